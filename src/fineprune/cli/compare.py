@@ -1,0 +1,58 @@
+"""``fineprune compare``."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fineprune.cli.exits import exits
+from fineprune.cli.options import AsJson, Changes, RecipeFile
+from fineprune.cli.progress import progress
+from fineprune.experiments import compare as comparing
+from fineprune.experiments.controls import ARMS
+from fineprune.experiments.statistics import table_rows
+from fineprune.report.html import write_report
+from fineprune.report.tables import rich_table, row_dicts
+from fineprune.training.recipe import read_recipe
+from fineprune.training.run_log import read_runs
+
+
+@exits
+def compare(
+    recipe: RecipeFile,
+    out: Annotated[Path | None, typer.Option(help="Folder [runs/<recipe>-compare].")] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each arm.")] = 1,
+    arms: Annotated[str, typer.Option(help="Arms, separated by commas.")] = ",".join(ARMS),
+    jobs: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
+    changes: Changes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a recipe beside its controls, print the paper's table and write a report.
+
+    Run again, it continues where it stopped.
+
+    Example: fineprune compare recipes/digits.toml --seeds 3
+    """
+    made = read_recipe(recipe, changes or ())
+    folder = out or Path("runs") / f"{recipe.stem}-compare"
+    with progress() as tell:
+        comparing.compare(
+            made,
+            folder,
+            title=recipe.stem,
+            seeds=seeds,
+            arms=[arm.strip() for arm in arms.split(",")],
+            jobs=jobs,
+            on_progress=tell,
+        )
+    runs = read_runs([folder])
+    rows = table_rows(runs)
+    page = folder / "report.html"
+    write_report(runs, page)
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder), "rows": row_dicts(rows)}))
+        return
+    Console().print(rich_table(rows))
+    typer.echo(f"report: {page}")

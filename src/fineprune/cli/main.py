@@ -1,0 +1,23 @@
+"""The ``fineprune`` command."""
+
+import typer
+
+from fineprune.cli.compare import compare
+from fineprune.cli.plan import plan
+from fineprune.cli.report import report
+from fineprune.cli.train import train
+
+app = typer.Typer(
+    name="fineprune",
+    help="Make the same training run cheaper: skip, for a while, the samples that do not help.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for verb in (train, compare, plan, report):
+    app.command()(verb)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,13 @@
+"""Options that several verbs share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RecipeFile = Annotated[Path, typer.Argument(help="Recipe, a TOML file.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting of the recipe."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]

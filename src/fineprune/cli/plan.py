@@ -1,0 +1,195 @@
+"""``fineprune plan``."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from fineprune.cli.exits import exits
+from fineprune.cli.options import AsJson, Changes
+from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.policies.scheduled import ScheduledPolicy
+from fineprune.pruning.savings import Savings, closed_form_pruned_epochs, predict_savings
+from fineprune.pruning.schedule import Schedule
+from fineprune.report.figures import schedule_svg
+from fineprune.training.recipe import Recipe, make_recipe, read_recipe
+
+_PER_ROW = 20
+
+# Sizes that need no data files to be known.
+_TRAINING_IMAGES = {"cifar10": 50_000, "cifar100": 50_000}
+
+
+@exits
+def plan(
+    recipe: Annotated[Path | None, typer.Argument(help="Recipe; or give plain options.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Length of the training.")] = None,
+    window: Annotated[int | None, typer.Option(help="Epochs in a window.")] = None,
+    milestones: Annotated[
+        str | None, typer.Option(help="Epochs after which the rate falls: 60,120,160.")
+    ] = None,
+    windows_per_interval: Annotated[
+        int | None, typer.Option(help="Windows between milestones, in place of --window.")
+    ] = None,
+    start: Annotated[
+        float | None, typer.Option(help="StartingPoint in epochs; a share with milestones.")
+    ] = None,
+    attenuation: Annotated[float | None, typer.Option(help="Divides the start.")] = None,
+    attenuate: Annotated[str | None, typer.Option(help="window (text) or epoch (listing).")] = None,
+    block: Annotated[int | None, typer.Option(help="PruningBlock, in epochs.")] = None,
+    count: Annotated[int | None, typer.Option(help="PruningCount, epochs in a block.")] = None,
+    prune: Annotated[
+        float | None, typer.Option(help="Share of the samples to skip [0.25].")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Training samples [50000].")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples in a batch [128].")] = None,
+    step_time: Annotated[float | None, typer.Option(help="Seconds of a step.")] = None,
+    overhead: Annotated[float, typer.Option(help="Seconds of bookkeeping a pruned epoch.")] = 0.0,
+    svg: Annotated[Path | None, typer.Option(help="Write the picture as SVG.")] = None,
+    changes: Changes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which epochs a schedule prunes, and predict what it saves, before training.
+
+    Example: fineprune plan --epochs 200 --window 60 --start 30 --attenuation 2 --block 3 --count 2
+    """
+    training = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "milestones": milestones and [int(part) for part in milestones.split(",")],
+    }
+    whole = start is not None and windows_per_interval is None and start.is_integer()
+    pruning = {
+        "window": window,
+        "windows_per_interval": windows_per_interval,
+        "start": int(start) if whole and start is not None else start,
+        "attenuation": attenuation,
+        "attenuate": attenuate,
+        "block": block,
+        "count": count,
+        "prune": prune,
+    }
+    made = _recipe(recipe, _given(training), _given(pruning), changes or [])
+    policy = made.policy()
+    if not isinstance(policy, ScheduledPolicy):
+        raise ValueError(
+            f"expected a policy with a schedule, got policy = {made.pruning.policy!r}: "
+            f'set pruning.policy = "fine-pruning"'
+        )
+    schedule = policy.schedule
+    number = samples or _training_samples(made, recipe is None)
+    savings = _predicted(policy, made, number, step_time, overhead)
+    if svg is not None:
+        svg.write_text(_svg(schedule), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(_as_json(schedule, savings, number)))
+        return
+    console = Console(highlight=False)
+    console.print(_picture(schedule))
+    for line in _lines(schedule, savings, number, made):
+        console.print(line)
+
+
+def _recipe(
+    file: Path | None, training: dict[str, Any], pruning: dict[str, Any], changes: list[str]
+) -> Recipe:
+    given = [f"training.{key}={json.dumps(value)}" for key, value in training.items()]
+    given += [f"pruning.{key}={json.dumps(value)}" for key, value in pruning.items()]
+    if file is not None:
+        return read_recipe(file, [*changes, *given])
+    if "epochs" not in training:
+        raise ValueError("expected a recipe, or --epochs with --window and --start, got neither")
+    base = {"pruning": {"policy": "fine-pruning", "prune": 0.25}}
+    return make_recipe(base, [*given, *changes])
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
+
+
+def _training_samples(recipe: Recipe, plain: bool) -> int:
+    if plain:
+        return 50_000
+    if recipe.data.name == "digits":
+        return recipe.data.train_size - recipe.data.validation
+    if recipe.data.name not in _TRAINING_IMAGES:
+        # Asking the data set would run the user's code, which planning does not.
+        raise ValueError(f"expected --samples for data of your own, {recipe.data.name}, got none")
+    return _TRAINING_IMAGES[recipe.data.name] - recipe.data.validation
+
+
+def _predicted(
+    policy: Policy, recipe: Recipe, samples: int, step_time: float | None, overhead: float
+) -> Savings:
+    return predict_savings(
+        policy,
+        samples,
+        recipe.training.batch_size,
+        step_time=step_time,
+        overhead=overhead,
+        drop_last=recipe.training.drop_last,
+        accumulation=recipe.training.accumulation,
+    )
+
+
+def _svg(schedule: Schedule) -> str:
+    prunes = [schedule.prunes(epoch) for epoch in range(schedule.epochs)]
+    return schedule_svg(prunes, schedule.boundaries)
+
+
+def _closed_form(schedule: Schedule) -> int | None:
+    return None if isinstance(schedule.window, tuple) else closed_form_pruned_epochs(schedule)
+
+
+def _as_json(schedule: Schedule, savings: Savings, samples: int) -> dict[str, Any]:
+    return {
+        "epochs": schedule.epochs,
+        "pruned_epochs": schedule.pruned_epochs(),
+        "closed_form_pruned_epochs": _closed_form(schedule),
+        "prunes": [schedule.prunes(epoch) for epoch in range(schedule.epochs)],
+        "clears_after": list(schedule.boundaries),
+        "num_samples": samples,
+        "skipped_share": savings.skipped_share,
+        "saving": savings.saving,
+        **dataclasses.asdict(savings),
+    }
+
+
+def _picture(schedule: Schedule) -> Text:
+    """Numbered cells, epochs from 1 as in the paper's Figure 3; pruned ones stand in brackets."""
+    picture = Text()
+    for epoch in range(schedule.epochs):
+        number = f"{epoch + 1}".rjust(3)
+        if schedule.prunes(epoch):
+            picture.append(f"[{number}]", style="black on orange1")
+        else:
+            picture.append(f" {number} ", style="black on grey74")
+        picture.append("|" if schedule.clears(epoch) else " ")
+        if (epoch + 1) % _PER_ROW == 0 or epoch == schedule.epochs - 1:
+            picture.append("\n")
+    return picture
+
+
+def _lines(schedule: Schedule, savings: Savings, samples: int, recipe: Recipe) -> list[str]:
+    closed = _closed_form(schedule)
+    lines = [
+        "in brackets: pruned; | counts are cleared after this epoch",
+        f"pruned epochs: {schedule.pruned_epochs()} of {schedule.epochs} by Algorithm 2"
+        + ("" if closed is None else f" (the paper's closed form, formula 3 or 4: {closed})"),
+        f"samples: {savings.samples:,} of {savings.samples_full:,} "
+        f"({savings.skipped_share:.2%} skipped, {samples:,} a full epoch)",
+        f"steps: {savings.steps:,} of {savings.steps_full:,} "
+        f"in batches of {recipe.training.batch_size}",
+    ]
+    if savings.time is None:
+        lines.append(f"predicted saving: {savings.saving:.2%} of the steps (--step-time for hours)")
+    else:
+        lines.append(
+            f"predicted time: {savings.time:,.1f} s of {savings.time_full:,.1f} s, "
+            f"{savings.saving:.2%} saved"
+        )
+    return lines

@@ -1,0 +1,57 @@
+"""``fineprune train``."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fineprune.cli.exits import exits
+from fineprune.cli.options import AsJson, Changes, RecipeFile
+from fineprune.cli.progress import progress
+from fineprune.training import loop
+from fineprune.training.recipe import read_recipe
+
+
+@exits
+def train(
+    recipe: RecipeFile,
+    out: Annotated[Path | None, typer.Option(help="Run folder [runs/<recipe>-<policy>].")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the folder's checkpoint.")
+    ] = False,
+    changes: Changes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a recipe and write its run folder.
+
+    Example: fineprune train recipes/digits.toml --set training.epochs=20 --out runs/first
+    """
+    made = read_recipe(recipe, changes or ())
+    folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy}"
+    epochs = made.training.epochs
+    with progress() as tell:
+
+        def on_epoch(metrics: dict[str, Any]) -> None:
+            tell(_line(metrics), metrics["epoch"] + 1, epochs)
+
+        summary = loop.train(made, folder, resume=resume, on_epoch=on_epoch)
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    typer.echo(
+        f"last-epoch accuracy {summary['accuracy_last']:.2%} on the {summary['evaluated_on']} set, "
+        f"{summary['skipped_share']:.2%} of the sample-steps skipped, "
+        f"{summary['seconds_train']:.1f} s of training; written to {folder}"
+    )
+
+
+def _line(metrics: dict[str, Any]) -> str:
+    accuracy = metrics["test_accuracy"]
+    if accuracy is None:
+        accuracy = metrics["validation_accuracy"]
+    shown = "" if accuracy is None else f", accuracy {accuracy:.2%}"
+    return (
+        f"epoch {metrics['epoch'] + 1}: loss {metrics['train_loss']:.4f}{shown}, "
+        f"{metrics['samples']} samples in {metrics['seconds']:.2f} s"
+    )

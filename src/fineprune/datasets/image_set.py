@@ -1,0 +1,109 @@
+"""ImageSet: labelled images of one size in memory, as they come from a data set's files."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# float64 copies of this many images at a time are enough to be fast and too few to matter.
+_CHUNK = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Labelled images of one size, whole in memory.
+
+    Attributes:
+        images: uint8, shape (N, channels, height, width), values 0..255.
+        labels: int64, shape (N,), values 0..len(classes) - 1.
+        classes: the name of each class.
+
+    Raises:
+        ValueError: a dtype, a shape or a label that does not fit this description.
+    """
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise ValueError(
+                "expected images as uint8 of shape (N, channels, height, width), got "
+                f"{_describe(self.images)}: convert them to values 0..255 first"
+            )
+        if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
+            raise ValueError(
+                f"expected labels as int64 of shape (N,), got {_describe(self.labels)}: "
+                "give one class number for each image"
+            )
+        if len(self.labels) != len(self.images):
+            raise ValueError(
+                f"expected as many labels as images, got {len(self.labels)} labels for "
+                f"{len(self.images)} images: give one class number for each image"
+            )
+        if len(self.labels) and not (
+            int(self.labels.min()) >= 0 and int(self.labels.max()) < len(self.classes)
+        ):
+            raise ValueError(
+                f"expected labels 0..{len(self.classes) - 1} for {len(self.classes)} classes, got "
+                f"{int(self.labels.min())}..{int(self.labels.max())}: name every class"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def subset(self, index: Tensor) -> "ImageSet":
+        """Return a copy of the images at ``index``, an int64 tensor of shape (M,), in its order.
+
+        Raises:
+            ValueError: an index outside 0..N - 1, or an index of another kind.
+        """
+        if index.dtype != torch.int64 or index.ndim != 1:
+            raise ValueError(
+                f"expected an index as int64 of shape (M,), got {_describe(index)}: "
+                "give the numbers of the images to take"
+            )
+        if len(index) and not (int(index.min()) >= 0 and int(index.max()) < len(self)):
+            raise ValueError(
+                f"expected indices 0..{len(self) - 1}, got {int(index.min())}..{int(index.max())}: "
+                "take images that the set has"
+            )
+        return ImageSet(self.images[index], self.labels[index], self.classes)
+
+
+def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel, over all images and pixels.
+
+    Args:
+        images: uint8, shape (N, channels, height, width).
+
+    Returns:
+        (mean, std), one float a channel, over values scaled to 0..1; the standard deviation is
+        that of the whole population (divided by the number of pixels).
+
+    Raises:
+        ValueError: images of another kind, or none.
+    """
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.numel() == 0:
+        raise ValueError(
+            "expected at least one image as uint8 of shape (N, channels, height, width), got "
+            f"{_describe(images)}: compute the statistics from the training images"
+        )
+    channels = images.shape[1]
+    total = torch.zeros(channels, dtype=torch.float64)
+    squares = torch.zeros(channels, dtype=torch.float64)
+    for first in range(0, len(images), _CHUNK):
+        # Sums of whole numbers below 2**53 are exact in float64, so chunks change no digit.
+        values = images[first : first + _CHUNK].cpu().to(torch.float64)
+        total += values.sum(dim=(0, 2, 3))
+        squares += values.square().sum(dim=(0, 2, 3))
+    pixels = images.numel() // channels
+    mean = total / pixels
+    variance = (squares / pixels - mean.square()).clamp_min(0.0)
+    std = variance.sqrt()
+    return tuple((mean / 255).tolist()), tuple((std / 255).tolist())
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -1,0 +1,1 @@
+"""Experiments: comparisons at equal cost, and their statistics."""

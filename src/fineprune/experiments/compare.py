@@ -1,0 +1,141 @@
+"""Compare: train every arm with every seed, side by side, into one folder."""
+
+import concurrent.futures
+import dataclasses
+import multiprocessing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fineprune.experiments.controls import ARMS, arm_recipe
+from fineprune.training.data import load_data
+from fineprune.training.hardware import available_cores, resolved
+from fineprune.training.loop import train
+from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.training.run_log import (
+    COMPARISON,
+    METRICS,
+    RECIPE,
+    SUMMARY,
+    read_metrics,
+    write_json_atomically,
+)
+
+# An epoch's order comes from seed + epoch, as in DistributedSampler: seeds nearer than the number
+# of epochs would share most of their orders.
+_SEED_STEP = 1_000_003
+
+_POLL_SECONDS = 0.5
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedRun:
+    """One run of a comparison: its arm, which of the seeds, its recipe and its folder."""
+
+    arm: str
+    number: int
+    recipe: Recipe
+    folder: Path
+
+
+def plan_runs(recipe: Recipe, folder: Path, seeds: int, arms: Sequence[str]) -> list[PlannedRun]:
+    """List a comparison's runs, seed after seed, so that a noisy hour hurts all arms alike.
+
+    Raises:
+        ValueError: an arm is not known, or the recipe has no schedule.
+    """
+    if seeds < 1:
+        raise ValueError(f"expected at least one seed, got {seeds}")
+    num_samples = load_data(resolved(recipe)).num_samples
+    runs = []
+    for number in range(seeds):
+        seeded = recipe.replaced("run", seed=recipe.run.seed + number * _SEED_STEP)
+        for arm in arms:
+            made = arm_recipe(seeded, arm, num_samples)
+            runs.append(PlannedRun(arm, number, made, folder / f"{arm}-{number}"))
+    return runs
+
+
+def compare(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    title: str,
+    seeds: int = 1,
+    arms: Sequence[str] = ARMS,
+    jobs: int = 1,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Train all arms; runs that the folder already holds are continued or left as they are.
+
+    Args:
+        recipe: with a pruning schedule.
+        folder: where the runs and ``compare.json`` are written.
+        title: what the report calls it.
+        seeds: runs of each arm.
+        arms: of ``ARMS``.
+        jobs: runs at the same time, each on its share of the cores.
+        on_progress: called with a line of text, epochs done and epochs in all.
+
+    Raises:
+        ValueError: a setting is wrong, or the folder holds runs of another recipe.
+    """
+    if jobs < 1:
+        raise ValueError(f"expected at least one job, got {jobs}")
+    if not recipe.run.threads:
+        recipe = recipe.replaced("run", threads=max(1, available_cores() // jobs))
+    recipe = resolved(recipe)
+    runs = plan_runs(recipe, folder, seeds, arms)
+    waiting = [run for run in runs if not _finished(run)]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json_atomically(
+        folder / COMPARISON,
+        {
+            "version": 1,
+            "title": title,
+            "arms": list(arms),
+            "seeds": sorted({run.recipe.run.seed for run in runs}),
+            "runs": [
+                {"arm": run.arm, "seed": run.recipe.run.seed, "path": run.folder.name}
+                for run in runs
+            ],
+        },
+    )
+    total = sum(run.recipe.training.epochs for run in runs)
+    tell = on_progress or (lambda line, done, total: None)
+    # Processes of their own, so that one run's memory and threads are not another's.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        pending = {pool.submit(_train_one, run): run for run in waiting}
+        try:
+            while pending:
+                done, _ = concurrent.futures.wait(pending, timeout=_POLL_SECONDS)
+                for future in done:
+                    future.result()
+                    run = pending.pop(future)
+                    tell(f"{run.arm}, seed {run.number + 1} of {seeds}", _epochs(runs), total)
+                tell("", _epochs(runs), total)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _train_one(run: PlannedRun) -> None:
+    train(run.recipe, run.folder, arm=run.arm, resume=True)
+
+
+def _finished(run: PlannedRun) -> bool:
+    if not (run.folder / SUMMARY).exists():
+        return False
+    made = read_recipe(run.folder / RECIPE)
+    if made != run.recipe:
+        raise ValueError(
+            f"expected {run.folder} to hold this recipe's run, but its recipe.toml differs: "
+            f"give another --out"
+        )
+    return True
+
+
+def _epochs(runs: Sequence[PlannedRun]) -> int:
+    return sum(len(read_metrics(run.folder / METRICS)) for run in runs)

@@ -1,0 +1,1 @@
+"""Networks by name. One family a file."""

@@ -1,0 +1,41 @@
+"""LeNet-5 (LeCun et al. 1998) for small colour images, with ReLU and max-pooling."""
+
+import torch
+from torch import nn
+
+
+class LeNet(nn.Module):
+    """Two 5x5 convolutions (6 and 16 channels) and linear layers of 120, 84 and the classes.
+
+    62,006 parameters with 3 channels and 10 classes. Takes float images of shape
+    (B, channels, 32, 32) and returns logits of shape (B, classes).
+
+    Args:
+        classes: number of classes.
+        channels: channels of the images.
+    """
+
+    def __init__(self, classes: int = 10, channels: int = 3) -> None:
+        super().__init__()
+        # ReLU after the pooling: max and ReLU commute, and there is a quarter as much to clip.
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, 6, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(6, 16, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+        )
+        self.classifier = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(16 * 5 * 5, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, classes),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch of images."""
+        logits: torch.Tensor = self.classifier(self.features(x))
+        return logits

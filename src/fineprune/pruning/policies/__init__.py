@@ -1,0 +1,1 @@
+"""Policies: what an epoch keeps. One policy a file."""

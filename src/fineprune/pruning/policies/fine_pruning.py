@@ -1,0 +1,92 @@
+"""FinePruning: skip the samples whose loss most often exceeded their batch's mean."""
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.pruning.dropping_count import (
+    Counts,
+    add_marks,
+    counts_dtype,
+    exceeds,
+    keep_least_counted,
+)
+from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.policies.policy import LossRecords
+from fineprune.pruning.policies.scheduled import ScheduledPolicy
+from fineprune.pruning.replicas import Replicas
+from fineprune.pruning.schedule import Schedule
+
+
+class FinePruning(ScheduledPolicy):
+    """Data fine-pruning ([P] sections 4.2 and 4.3, Algorithms 1 and 2).
+
+    Args:
+        schedule: when to prune, and when the counts are cleared.
+        prune: how many samples to skip: a share in [0, 1), or a whole number below N.
+        tolerance: a loss earns a mark above ``mean + tolerance * |mean|`` of its batch.
+
+    Raises:
+        ValueError: ``prune`` or ``tolerance`` is out of range.
+    """
+
+    name: ClassVar[str] = "fine-pruning"
+    needs_losses: ClassVar[bool] = True
+
+    def __init__(self, schedule: Schedule, prune: float, tolerance: float = 0.0) -> None:
+        super().__init__(schedule, prune)
+        if not math.isfinite(tolerance):
+            raise ValueError(f"expected tolerance to be a finite number, got {tolerance}")
+        self.tolerance = float(tolerance)
+        self._counts: Counts = np.zeros(0, dtype=np.uint8)
+        self._marks: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+
+    def bind(self, num_samples: int) -> None:
+        """Make room for N counts and N marks."""
+        super().bind(num_samples)
+        self._counts = np.zeros(num_samples, dtype=counts_dtype(self.schedule.longest_window))
+        self._marks = np.zeros(num_samples, dtype=np.bool_)
+
+    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Keep the ``num_kept`` samples with the smallest counts, ties at random."""
+        assert num_kept is not None
+        kept = keep_least_counted(self._counts, num_kept, rng)
+        return EpochPlan(epoch, torch.from_numpy(kept))
+
+    def observe(self, epoch: int, records: LossRecords) -> None:
+        """Mark the samples above their batch's mean; once an epoch, however often they came."""
+        marked = exceeds(records.losses, records.batch_means, self.tolerance)
+        self._marks[records.index[marked]] = True
+
+    def merge(self, replicas: Replicas) -> None:
+        """Take a sample as marked where any rank marked it."""
+        self._marks = replicas.maximum(self._marks.view(np.uint8)).view(np.bool_)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Clear the counts if the epoch is a boundary, then add its marks."""
+        add_marks(self._counts, self._marks, clear=self.schedule.clears(epoch))
+        self._marks[:] = False
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """DroppingCounts as of the last ended epoch: uint8 (or int16), shape (N,), a copy."""
+        return torch.from_numpy(self._counts.copy())
+
+    def settings(self) -> dict[str, Any]:
+        """Return the schedule, the share and the tolerance."""
+        return {**super().settings(), "tolerance": self.tolerance}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts, and the marks of an epoch in progress as packed bits."""
+        marks = torch.from_numpy(np.packbits(self._marks))
+        return {**super().state_dict(), "counts": self.counts, "marks": marks}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up counts and marks."""
+        super().load_state_dict(state)
+        self._counts = state["counts"].numpy().copy()
+        marks = np.unpackbits(state["marks"].numpy(), count=self._num_samples)
+        self._marks = marks.view(np.bool_)

@@ -1,0 +1,116 @@
+"""Formulas 2-7: what a schedule will save, before anything is trained ([P] section 4.4)."""
+
+import copy
+from dataclasses import dataclass
+
+from fineprune.pruning.policies.full import FullData
+from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.schedule import Schedule
+from fineprune.pruning.step_counts import (
+    BatchShape,
+    check_least,
+    check_rounding,
+    num_kept,
+    total_steps,
+)
+
+
+def closed_form_pruned_epochs(schedule: Schedule) -> int:
+    """Evaluate formula 3, or 4 where the window does not divide the epochs, as printed.
+
+    For comparison only: the formulas hold the start constant and count every remainder epoch as
+    pruned, and their last term may be negative. ``Schedule.pruned_epochs`` is exact.
+
+    Raises:
+        ValueError: the windows differ in length, for which the paper has no formula.
+    """
+    n, w, a = schedule.epochs, schedule.window, schedule.start
+    r, c = schedule.block, schedule.count
+    if isinstance(w, tuple) or isinstance(a, tuple):
+        raise ValueError(f"expected windows of one length, as formulas 3 and 4 have, got {w}")
+    pruned = ((w - a) // r * c + (w - a) % r) * (n // w)
+    if n % w:
+        pruned += (n % w - a) // r * c + (n % w - a) % r
+    return pruned
+
+
+@dataclass(frozen=True)
+class Savings:
+    """What a policy will cost beside training on all data.
+
+    Attributes:
+        pruned_epochs: epochs that skip samples.
+        samples, samples_full: samples trained, and those of all epochs in full.
+        steps, steps_full: optimizer steps likewise (formula 5, with the smaller batches).
+        time, time_full: seconds (formulas 6 and 2); None where no step time was given.
+    """
+
+    pruned_epochs: int
+    samples: int
+    samples_full: int
+    steps: int
+    steps_full: int
+    time: float | None
+    time_full: float | None
+
+    @property
+    def skipped_share(self) -> float:
+        """Share of all sample-steps that are skipped."""
+        return 1 - self.samples / self.samples_full
+
+    @property
+    def saving(self) -> float:
+        """Share of the time saved (formula 7 over formula 2); of the steps without a step time."""
+        if self.time is None or self.time_full is None:
+            return 1 - self.steps / self.steps_full
+        return 1 - self.time / self.time_full
+
+
+def predict_savings(
+    policy: Policy,
+    num_samples: int,
+    batch_size: int,
+    *,
+    step_time: float | None = None,
+    overhead: float = 0.0,
+    drop_last: bool = False,
+    accumulation: int = 1,
+    num_replicas: int = 1,
+) -> Savings:
+    """Predict what a policy will cost, by walking its epochs.
+
+    Args:
+        policy: the policy to cost.
+        num_samples: N.
+        batch_size: samples in a batch on each rank.
+        step_time: seconds of one optimizer step, the paper's T.
+        overhead: seconds of bookkeeping in each pruned epoch, the paper's t0.
+        drop_last, accumulation, num_replicas: as in ``Pruner``.
+
+    Raises:
+        ValueError: a value is out of range, or the policy's numbers depend on data.
+    """
+
+    for name, seconds in (("step_time", step_time or 0.0), ("overhead", overhead)):
+        if not seconds >= 0:
+            raise ValueError(f"expected {name} in seconds of at least 0, got {seconds}")
+    check_least("num_samples", num_samples, 1)
+    shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
+    policy = copy.deepcopy(policy)  # binding it to N is no business of the caller's
+    policy.bind(num_samples)
+    check_rounding(policy, num_samples, shape)
+    full = FullData(policy.epochs)
+    full.bind(num_samples)
+    steps = total_steps(policy, num_samples, shape)
+    steps_full = total_steps(full, num_samples, shape)
+    kept = [num_kept(policy, num_samples, epoch, shape) or 0 for epoch in range(policy.epochs)]
+    pruned_epochs = sum(number < num_samples for number in kept)
+    return Savings(
+        pruned_epochs=pruned_epochs,
+        samples=sum(kept),
+        samples_full=num_samples * policy.epochs,
+        steps=steps,
+        steps_full=steps_full,
+        time=None if step_time is None else steps * step_time + pruned_epochs * overhead,
+        time_full=None if step_time is None else steps_full * step_time,
+    )

@@ -1,0 +1,1 @@
+"""Training: a recipe, one readable loop, and the run folder it leaves."""

@@ -1,0 +1,187 @@
+"""From a recipe's data section to what the loop needs: a training loader and evaluation batches."""
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from fineprune.datasets.augment import Augment
+from fineprune.datasets.cifar import load_cifar10, load_cifar100
+from fineprune.datasets.device_loader import DeviceLoader, evaluation_batches
+from fineprune.datasets.digits import load_digits
+from fineprune.datasets.image_set import ImageSet, channel_statistics
+from fineprune.pruning.pruner import Pruner
+from fineprune.pruning.random_streams import stream
+from fineprune.training.recipe import Recipe
+
+# Larger batches than in training cost memory, not time: nothing is kept for a backward pass.
+_EVALUATION_BATCH = 512
+
+# The held-back part and the watched samples are the same for every seed, so that runs compare.
+_FIXED = 0
+
+Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run trains and evaluates on.
+
+    Attributes:
+        train: the training data set, or its number of samples where the loader needs no more.
+        make_loader: makes the loader of ``(index, (x, y))`` from a pruner.
+        evaluation: batches ``(x, y)`` to evaluate on, to be iterated again and again.
+        evaluated_on: ``test`` or ``validation``.
+        watched: indices of watched training samples, and batches of them, in their order.
+        num_samples: N, the number of training samples.
+        classes, channels: of the network to build.
+    """
+
+    train: Any
+    make_loader: Callable[[Pruner], Any]
+    evaluation: Batches
+    evaluated_on: str
+    watched: tuple[list[int], Batches]
+    num_samples: int
+    classes: int
+    channels: int
+
+
+def load_data(recipe: Recipe) -> Data:
+    """Load the data that a recipe names.
+
+    Raises:
+        ValueError, FileNotFoundError: the data are not there or not as they should be.
+    """
+    if ":" in recipe.data.name:
+        return _own_data(recipe)
+    settings = recipe.data
+    if settings.name == "digits":
+        train, test = load_digits(settings.train_size)
+        usual = Augment(padding=2, flip=False)  # a mirrored digit is another sign
+    else:
+        load = load_cifar10 if settings.name == "cifar10" else load_cifar100
+        train, test = load(Path(settings.dir), download=settings.download)
+        usual = Augment(padding=4, flip=True)
+    padding = usual.padding if settings.crop_padding is None else settings.crop_padding
+    flip = usual.flip if settings.flip is None else settings.flip
+    kept, held = _split(len(train), settings.validation)
+    evaluated = train.subset(torch.from_numpy(held)) if settings.validation else test
+    train = train.subset(torch.from_numpy(kept)) if settings.validation else train
+    return _device_data(recipe, train, evaluated, Augment(padding=padding, flip=flip))
+
+
+def _device_data(recipe: Recipe, train: ImageSet, evaluated: ImageSet, augment: Augment) -> Data:
+    mean, std = channel_statistics(train.images)
+    device = recipe.run.device
+    watched = _watched(recipe, len(train))
+
+    def make_loader(pruner: Pruner) -> DeviceLoader:
+        return DeviceLoader(
+            train,
+            recipe.training.batch_size,
+            sampler=pruner.sampler,
+            seed=recipe.run.seed,
+            device=device,
+            augment=augment,
+            mean=mean,
+            std=std,
+            drop_last=recipe.training.drop_last,
+        )
+
+    prepare = functools.partial(
+        evaluation_batches, batch_size=_EVALUATION_BATCH, device=device, mean=mean, std=std
+    )
+    samples = train.subset(torch.tensor(watched, dtype=torch.int64))
+    return Data(
+        train=len(train),
+        make_loader=make_loader,
+        evaluation=prepare(evaluated),
+        evaluated_on="validation" if recipe.data.validation else "test",
+        watched=(watched, prepare(samples) if watched else ()),
+        num_samples=len(train),
+        classes=recipe.network.classes or len(train.classes),
+        channels=train.images.shape[1],
+    )
+
+
+def _own_data(recipe: Recipe) -> Data:
+    """Data sets of the user's own, through a DataLoader."""
+    train, test = import_attribute(recipe.data.name)()
+    kept, held = _split(len(train), recipe.data.validation)
+    evaluated = Subset(train, held.tolist()) if recipe.data.validation else test
+    train = Subset(train, kept.tolist()) if recipe.data.validation else train
+    classes = recipe.network.classes or len(getattr(train, "classes", ()))
+    if not classes:
+        raise ValueError(
+            f"expected network.classes for {recipe.data.name}, whose training set has no "
+            f"attribute classes: add --set network.classes=..."
+        )
+    watched = _watched(recipe, len(train))
+    workers = recipe.data.workers
+
+    def make_loader(pruner: Pruner) -> Any:
+        return DataLoader(
+            pruner.dataset,  # type: ignore[arg-type]  # given below, so never None
+            batch_size=recipe.training.batch_size,
+            sampler=pruner.sampler,
+            drop_last=recipe.training.drop_last,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=recipe.run.device.startswith("cuda"),
+            # A generator of its own: by default each epoch would draw from torch's random state,
+            # differently after a resume.
+            generator=torch.Generator().manual_seed(recipe.run.seed),
+        )
+
+    def batches(dataset: Any) -> Batches:
+        return DataLoader(dataset, batch_size=_EVALUATION_BATCH, generator=torch.Generator())
+
+    return Data(
+        train=train,
+        make_loader=make_loader,
+        evaluation=batches(evaluated),
+        evaluated_on="validation" if recipe.data.validation else "test",
+        watched=(watched, batches(Subset(train, watched)) if watched else ()),
+        num_samples=len(train),
+        classes=classes,
+        channels=int(train[0][0].shape[0]),
+    )
+
+
+def import_attribute(name: str) -> Any:
+    """Import ``module:attribute``: this runs the module's code, so only training does it.
+
+    Raises:
+        ValueError: the module or the attribute is not there.
+    """
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # a module beside the recipe's caller, as `python -m` has
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"expected {name!r} to name module:attribute: {error}") from error
+
+
+def _split(number: int, validation: int) -> tuple[Any, Any]:
+    if validation >= number:
+        raise ValueError(
+            f"expected data.validation to leave training images of {number}, got {validation}"
+        )
+    order = stream(_FIXED, 0, "validation").permutation(number)
+    return np.sort(order[validation:]), np.sort(order[:validation])
+
+
+def _watched(recipe: Recipe, number: int) -> list[int]:
+    wanted = min(recipe.run.watch, number)
+    chosen = stream(_FIXED, 0, "watch").choice(number, size=wanted, replace=False)
+    return sorted(int(index) for index in chosen)

@@ -1,0 +1,80 @@
+"""What the machine is, and what "auto" means on it. Decided from the hardware, never by timing."""
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fineprune.training.recipe import Recipe
+
+
+def resolved(recipe: Recipe) -> Recipe:
+    """Return the recipe with every "auto" replaced, as it is frozen in the run's folder.
+
+    Raises:
+        ValueError: the device is not known or not there.
+    """
+    device = recipe.run.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    _check_device(device)
+    precision = recipe.run.precision
+    if precision == "auto":
+        precision = "bfloat16" if _fast_bfloat16(device) else "float32"
+    threads = recipe.run.threads or available_cores()
+    return recipe.replaced("run", device=device, precision=precision, threads=threads)
+
+
+def available_cores() -> int:
+    """Return the cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def describe(device: str, threads: int) -> dict[str, Any]:
+    """Describe the hardware for a run's summary."""
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
+    return {
+        "cpu": _cpu_name(),
+        "cores": available_cores(),
+        "threads": threads,
+        "device": device,
+        "gpu": gpu,
+    }
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"expected run.device to be auto, cpu or a device of this machine, got {name!r}: "
+            f"{reason}"
+        ) from error
+
+
+def _fast_bfloat16(device: str) -> bool:
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    # On a CPU bfloat16 pays where there are matrix units for it (AMX); without, it is slower.
+    return device == "cpu" and "amx_bf16" in _cpu_flags()
+
+
+def _cpu_flags() -> set[str]:
+    return set(_cpuinfo("flags").split())
+
+
+def _cpu_name() -> str:
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def _cpuinfo(key: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")

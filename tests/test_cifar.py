@@ -1,0 +1,389 @@
+import hashlib
+import io
+import tarfile
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fineprune.datasets import cifar, load_cifar10, load_cifar100
+from fineprune.datasets.cifar import CIFAR10, CIFAR100, CifarArchive, load_archive, save_download
+
+TEN = CifarArchive(
+    name="tiny ten",
+    url="https://example.org/tiny-ten.tar.gz",
+    md5="0" * 32,
+    folder="tiny-ten-bin",
+    train=(("batch_1.bin", 3), ("batch_2.bin", 4)),
+    test=(("test.bin", 2),),
+    labels=(10,),
+    names="names.txt",
+)
+HUNDRED = replace(
+    TEN,
+    name="tiny hundred",
+    train=(("train.bin", 5),),
+    labels=(20, 100),
+)
+
+
+def records_of(archive: CifarArchive, name: str, count: int) -> np.ndarray:
+    """Random records: the label bytes, then 3 x 32 x 32 pixels, all uint8."""
+    generator = np.random.default_rng(len(name) * 100 + count)
+    columns = [generator.integers(0, values, (count, 1), np.uint8) for values in archive.labels]
+    return np.hstack([*columns, generator.integers(0, 256, (count, 3072), np.uint8)])
+
+
+def write_folder(archive: CifarArchive, folder: Path, names: bool = True) -> dict[str, np.ndarray]:
+    folder.mkdir(parents=True)
+    written = {}
+    for name, count in archive.train + archive.test:
+        written[name] = records_of(archive, name, count)
+        (folder / name).write_bytes(written[name].tobytes())
+    if names:
+        lines = "".join(f"class_{number}\n" for number in range(archive.labels[-1]))
+        (folder / archive.names).write_text(lines + "\n")
+    return written
+
+
+def pack(archive: CifarArchive, directory: Path) -> tuple[CifarArchive, bytes]:
+    """Return the description with its true digest, and the bytes of such an archive."""
+    write_folder(archive, directory / "source" / archive.folder)
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        tar.add(directory / "source" / archive.folder, archive.folder)
+    return with_digest(archive, buffer.getvalue())
+
+
+def with_digest(archive: CifarArchive, content: bytes) -> tuple[CifarArchive, bytes]:
+    return replace(archive, md5=hashlib.md5(content).hexdigest()), content
+
+
+def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """An empty directory apart from where the tests make their archives."""
+    directory = tmp_path / "data"
+    directory.mkdir()
+    return directory
+
+
+@pytest.mark.parametrize("archive", [TEN, HUNDRED])
+@pytest.mark.parametrize("inside", [True, False])
+def test_images_and_labels_come_back_as_written(archive, inside, data):
+    folder = data / archive.folder
+    written = write_folder(archive, folder)
+    train, test = load_archive(archive, folder if inside else str(data))
+    for part, files in ((train, archive.train), (test, archive.test)):
+        records = np.concatenate([written[name] for name, _ in files])
+        start = len(archive.labels)
+        assert part.labels.tolist() == records[:, start - 1].tolist()
+        assert part.images.dtype == torch.uint8
+        assert part.images.shape == (len(records), 3, 32, 32)
+        # Red, green and blue planes follow one another, each row by row.
+        assert part.images[1, 2, 5, 7] == records[1, start + 2 * 1024 + 5 * 32 + 7]
+        assert part.images.flatten().tolist() == records[:, start:].flatten().tolist()
+        assert part.classes == tuple(f"class_{i}" for i in range(archive.labels[-1]))
+
+
+def test_classes_are_numbered_where_their_names_are_missing(data):
+    write_folder(TEN, data / TEN.folder, names=False)
+    train, _ = load_archive(TEN, data)
+    assert train.classes == tuple("0123456789")
+
+
+def test_a_wrong_number_of_names_is_refused(data):
+    write_folder(TEN, data / TEN.folder)
+    (data / TEN.folder / TEN.names).write_text("cat\ndog\n")
+    with pytest.raises(ValueError, match=r"expected 10 class names in .*got 2") as error:
+        load_archive(TEN, data)
+    one_line(error)
+
+
+@pytest.mark.parametrize("archive", [TEN, HUNDRED])
+def test_an_archive_is_checked_and_unpacked_once(archive, tmp_path, data):
+    archive, content = pack(archive, tmp_path)
+    (data / archive.file).write_bytes(content)
+    train, _ = load_archive(archive, data)
+    assert len(train) == sum(count for _, count in archive.train)
+    assert names_in(data) == [archive.folder, archive.file]
+    (data / archive.file).unlink()
+    again, _ = load_archive(archive, data)
+    assert torch.equal(train.images, again.images)
+
+
+def test_nothing_there_says_what_to_put_where(data):
+    with pytest.raises(FileNotFoundError) as error:
+        load_archive(TEN, data)
+    message = one_line(error)
+    for told in (TEN.folder, TEN.file, str(data), TEN.url, "download=True"):
+        assert told in message
+    with pytest.raises(FileNotFoundError, match=r"cifar-10-binary.tar.gz"):
+        load_cifar10(data)
+    with pytest.raises(FileNotFoundError, match=r"cifar-100-binary.tar.gz"):
+        load_cifar100(data / "missing")
+    assert names_in(data) == []
+
+
+def test_a_missing_file_is_named(data):
+    write_folder(TEN, data / TEN.folder)
+    (data / TEN.folder / "batch_2.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"file batch_2.bin in .*tiny-ten-bin") as error:
+        load_archive(TEN, data)
+    one_line(error)
+
+
+@pytest.mark.parametrize("change", [-1, 1, -3073])
+def test_a_wrong_size_is_told_in_bytes(change, data):
+    write_folder(TEN, data / TEN.folder)
+    path = data / TEN.folder / "batch_2.bin"
+    content = path.read_bytes()
+    path.write_bytes(content[:change] if change < 0 else content + b"x")
+    size = 4 * 3073
+    with pytest.raises(ValueError, match=r"batch_2.bin") as error:
+        load_archive(TEN, data)
+    assert f"expected {size} bytes" in one_line(error)
+    assert f"got {size + change}:" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("archive", "name", "column", "value", "told"),
+    [
+        (TEN, "batch_2.bin", 0, 10, "labels 0..9"),
+        (HUNDRED, "test.bin", 0, 20, "labels 0..19"),
+        (HUNDRED, "train.bin", 1, 255, "labels 0..99"),
+    ],
+)
+def test_a_label_out_of_range_is_told_with_file_and_record(
+    archive, name, column, value, told, data
+):
+    records = write_folder(archive, data / archive.folder)[name]
+    records[1, column] = value
+    (data / archive.folder / name).write_bytes(records.tobytes())
+    with pytest.raises(ValueError, match=name) as error:
+        load_archive(archive, data)
+    message = one_line(error)
+    assert told in message
+    assert f"got {value} in record 1 " in message
+    assert f"label byte {column}" in message
+
+
+def test_a_wrong_digest_is_refused_and_nothing_is_unpacked(tmp_path, data):
+    archive, content = pack(TEN, tmp_path)
+    (data / archive.file).write_bytes(content[:-1])
+    with pytest.raises(ValueError, match=f"expected MD5 {archive.md5}, got") as error:
+        load_archive(archive, data)
+    assert "delete it" in one_line(error)
+    assert names_in(data) == [archive.file]
+
+
+def test_an_archive_that_is_cut_short_leaves_nothing_behind(tmp_path, data):
+    _, content = pack(TEN, tmp_path)
+    archive, content = with_digest(TEN, content[: len(content) // 2])
+    (data / archive.file).write_bytes(content)
+    with pytest.raises(ValueError, match=r"expected a whole tar.gz archive") as error:
+        load_archive(archive, data)
+    one_line(error)
+    assert names_in(data) == [archive.file]
+
+
+def test_something_else_than_an_archive_is_refused(data):
+    archive, content = with_digest(TEN, b"<html>no such page</html>")
+    (data / archive.file).write_bytes(content)
+    with pytest.raises(ValueError, match=r"expected a whole tar.gz archive"):
+        load_archive(archive, data)
+    assert names_in(data) == [archive.file]
+
+
+def test_an_archive_without_the_folder_is_refused(tmp_path, data):
+    archive, content = pack(TEN, tmp_path)
+    archive = replace(archive, folder="another")
+    (data / archive.file).write_bytes(content)
+    with pytest.raises(ValueError, match="expected a folder another inside") as error:
+        load_archive(archive, data)
+    one_line(error)
+    assert names_in(data) == [archive.file]
+
+
+def test_an_archive_cannot_write_outside(tmp_path, data):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        member = tarfile.TarInfo("../../outside.txt")
+        member.size = 4
+        tar.addfile(member, io.BytesIO(b"evil"))
+    archive, content = with_digest(TEN, buffer.getvalue())
+    (data / archive.file).write_bytes(content)
+    with pytest.raises(ValueError, match="OutsideDestinationError") as error:
+        load_archive(archive, data)
+    one_line(error)
+    assert names_in(data) == [archive.file]
+    assert not list(tmp_path.rglob("outside.txt"))
+
+
+def test_an_interrupt_while_unpacking_leaves_nothing_behind(tmp_path, data, monkeypatch):
+    archive, content = pack(TEN, tmp_path)
+    (data / archive.file).write_bytes(content)
+    extract_all = tarfile.TarFile.extractall
+
+    def interrupted(tar, path, **options):
+        extract_all(tar, path, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load_archive(archive, data)
+    assert names_in(data) == [archive.file]
+
+
+def test_two_processes_may_unpack_at_once(tmp_path, data, monkeypatch):
+    archive, content = pack(TEN, tmp_path)
+    (data / archive.file).write_bytes(content)
+    extract_all = tarfile.TarFile.extractall
+
+    def overtaken(tar, path, **options):
+        extract_all(tar, path, **options)
+        write_folder(archive, data / archive.folder)
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", overtaken)
+    train, _ = load_archive(archive, data)
+    assert len(train) == 7
+    assert names_in(data) == [archive.folder, archive.file]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_download_is_written_whole(known, tmp_path, data, capsys):
+    archive, content = pack(TEN, tmp_path)
+    size = len(content) if known else None
+    written = save_download(archive, data, io.BytesIO(content), size)
+    assert written == data / archive.file
+    assert written.read_bytes() == content
+    assert names_in(data) == [archive.file]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"downloading {archive.url}\n"
+
+
+def test_a_download_that_ends_early_leaves_nothing(tmp_path, data):
+    archive, content = pack(TEN, tmp_path)
+    with pytest.raises(ValueError, match=f"expected {len(content)} bytes of .*, got 100") as error:
+        save_download(archive, data, io.BytesIO(content[:100]), len(content))
+    one_line(error)
+    assert names_in(data) == []
+
+
+def test_a_download_with_another_digest_leaves_nothing(tmp_path, data):
+    archive, content = pack(TEN, tmp_path)
+    changed = content[:-1] + bytes([content[-1] ^ 1])
+    with pytest.raises(ValueError, match=f"expected MD5 {archive.md5}") as error:
+        save_download(archive, data, io.BytesIO(changed), len(changed))
+    assert archive.url in one_line(error)
+    assert names_in(data) == []
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, ConnectionResetError])
+def test_a_broken_download_leaves_nothing(failure, data):
+    class Broken(io.RawIOBase):
+        reads = 0
+
+        def read(self, size=-1):
+            self.reads += 1
+            if self.reads > 2:
+                raise failure
+            return b"some bytes"
+
+    with pytest.raises(failure):
+        save_download(TEN, data, Broken(), 1000)
+    assert names_in(data) == []
+
+
+def test_an_older_archive_survives_a_failed_download(tmp_path, data):
+    archive, _ = pack(TEN, tmp_path)
+    (data / archive.file).write_bytes(b"mine")
+    with pytest.raises(ValueError, match="expected MD5"):
+        save_download(archive, data, io.BytesIO(b"other"), 5)
+    assert (data / archive.file).read_bytes() == b"mine"
+
+
+class Response(io.BytesIO):
+    def __init__(self, content, length):
+        super().__init__(content)
+        self.headers = {} if length is None else {"Content-Length": str(length)}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_is_missing_is_downloaded_and_unpacked(known, tmp_path, data, monkeypatch):
+    archive, content = pack(TEN, tmp_path)
+    asked = []
+
+    def opened(opener, url, timeout):
+        asked.append(url)
+        return Response(content, len(content) if known else None)
+
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", opened)
+    target = data / "new" / "folder"
+    train, test = load_archive(archive, target, download=True)
+    assert asked == [archive.url]
+    assert (len(train), len(test)) == (7, 2)
+    assert names_in(target) == [archive.folder, archive.file]
+    load_archive(archive, target, download=True)
+    assert len(asked) == 1
+
+
+def test_a_failed_connection_says_what_to_do(data, monkeypatch):
+    def refused(opener, url, timeout):
+        raise urllib.request.URLError("no route")
+
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", refused)
+    with pytest.raises(ConnectionError, match="no route") as error:
+        load_archive(TEN, data, download=True)
+    message = one_line(error)
+    assert TEN.url in message
+    assert f"put {TEN.file} there yourself" in message
+    assert names_in(data) == []
+
+
+@pytest.mark.parametrize("scheme", ["http", "file", "ftp"])
+def test_only_https_is_downloaded(scheme, tmp_path, data):
+    archive, content = pack(TEN, tmp_path)
+    served = tmp_path / archive.file
+    served.write_bytes(content)
+    archive = replace(archive, url=f"{scheme}://{served}")
+    with pytest.raises(ValueError, match="expected an https address") as error:
+        load_archive(archive, data, download=True)
+    one_line(error)
+    assert names_in(data) == []
+
+
+def test_a_redirect_away_from_https_is_refused():
+    request = urllib.request.Request(TEN.url)
+    handler = cifar._HttpsRedirects()
+    with pytest.raises(ValueError, match=r"expected an https address.*got http://"):
+        handler.redirect_request(request, None, 302, "", {}, "http://example.org/x.tar.gz")
+    elsewhere = "https://mirror.example.org/x.tar.gz"
+    followed = handler.redirect_request(request, None, 302, "", {}, elsewhere)
+    assert followed.full_url == elsewhere
+
+
+def test_the_published_archives_are_described_as_published():
+    assert CIFAR10.file == "cifar-10-binary.tar.gz"
+    assert CIFAR10.md5 == "c32a1d4ab5d03f1284b67883e8d87530"
+    assert CIFAR10.train[0] == ("data_batch_1.bin", 10_000)
+    assert CIFAR10.train[-1] == ("data_batch_5.bin", 10_000)
+    assert CIFAR100.file == "cifar-100-binary.tar.gz"
+    assert CIFAR100.md5 == "03b5dce01913d631647c71ecec9e9cb8"
+    for archive in (CIFAR10, CIFAR100):
+        assert sum(count for _, count in archive.train) == 50_000
+        assert sum(count for _, count in archive.test) == 10_000
+        assert archive.url.startswith("https://www.cs.toronto.edu/~kriz/")

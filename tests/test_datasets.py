@@ -1,0 +1,158 @@
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from fineprune.datasets import ImageSet, channel_statistics, load_digits
+
+
+def some_images(count: int, channels: int = 3, height: int = 5, width: int = 4) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(count)
+    shape = (count, channels, height, width)
+    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+
+
+def some_set(count: int) -> ImageSet:
+    return ImageSet(some_images(count), torch.arange(count) % 3, ("a", "b", "c"))
+
+
+def one_line(error: pytest.ExceptionInfo[Exception]) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_image_set_knows_its_length_and_takes_subsets_in_the_given_order():
+    data = some_set(7)
+    part = data.subset(torch.tensor([5, 0, 5]))
+    assert len(data) == 7
+    assert len(part) == 3
+    assert torch.equal(part.images, torch.stack([data.images[5], data.images[0], data.images[5]]))
+    assert part.labels.tolist() == [2, 0, 2]
+    assert part.classes == data.classes
+    part.images.zero_()
+    assert torch.equal(data.images, some_images(7))
+
+
+def test_image_set_has_an_empty_subset():
+    part = some_set(4).subset(torch.tensor([], dtype=torch.int64))
+    assert len(part) == 0
+    assert part.images.shape == (0, 3, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "classes", "told"),
+    [
+        (some_images(2).float(), torch.zeros(2, dtype=torch.int64), ("a",), "float32 of shape"),
+        (some_images(2)[0], torch.zeros(3, dtype=torch.int64), ("a",), r"(3, 5, 4)"),
+        (some_images(2), torch.zeros(2), ("a",), "float32 of shape (2,)"),
+        (some_images(2), torch.zeros(2, 1, dtype=torch.int64), ("a",), "(2, 1)"),
+        (some_images(2), torch.zeros(3, dtype=torch.int64), ("a",), "3 labels for 2 images"),
+        (some_images(2), torch.tensor([0, 2]), ("a", "b"), "labels 0..1 for 2 classes, got 0..2"),
+        (some_images(2), torch.tensor([-1, 1]), ("a", "b"), "got -1..1"),
+    ],
+)
+def test_image_set_refuses_what_does_not_fit(images, labels, classes, told):
+    with pytest.raises(ValueError, match="expected") as error:
+        ImageSet(images, labels, classes)
+    assert told in one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        (torch.tensor([0, 4]), "expected indices 0..3, got 0..4"),
+        (torch.tensor([-1, 2]), "got -1..2"),
+        (torch.tensor([True, False, True, True]), "got bool of shape (4,)"),
+        (torch.zeros((2, 2), dtype=torch.int64), "got int64 of shape (2, 2)"),
+    ],
+)
+def test_subset_refuses_a_wrong_index(index, told):
+    with pytest.raises(ValueError, match="expected") as error:
+        some_set(4).subset(index)
+    assert told in one_line(error)
+
+
+@pytest.mark.parametrize("count", [1, 3, 1024, 1025])
+def test_channel_statistics_equal_numpy_over_all_pixels(count):
+    images = some_images(count)
+    scaled = images.numpy().astype(np.float64) / 255
+    mean, std = channel_statistics(images)
+    assert mean == pytest.approx(scaled.mean(axis=(0, 2, 3)), abs=1e-12)
+    assert std == pytest.approx(scaled.std(axis=(0, 2, 3)), abs=1e-12)
+
+
+def test_channel_statistics_of_one_value_have_no_deviation():
+    mean, std = channel_statistics(torch.full((3, 2, 4, 4), 51, dtype=torch.uint8))
+    assert mean == pytest.approx((0.2, 0.2))
+    assert std == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("images", [some_images(2).float(), some_images(0), some_images(1)[0]])
+def test_channel_statistics_refuse_other_images(images):
+    with pytest.raises(ValueError, match="expected at least one image as uint8") as error:
+        channel_statistics(images)
+    one_line(error)
+
+
+def test_digits_have_the_shape_of_cifar():
+    train, test = load_digits()
+    assert train.images.shape == (1024, 3, 32, 32)
+    assert test.images.shape == (773, 3, 32, 32)
+    assert train.classes == test.classes == tuple("0123456789")
+    assert set(train.labels.tolist()) == set(test.labels.tolist()) == set(range(10))
+    assert int(train.images.min()) == 0
+    assert int(train.images.max()) == 255
+
+
+def test_digits_are_the_originals_pixel_for_pixel():
+    from sklearn import datasets
+
+    source = datasets.load_digits()
+    originals = {}
+    for image, label in zip(source.images, source.target, strict=True):
+        scaled = np.rint(image / 16 * 255).astype(np.uint8)
+        originals.setdefault(scaled.tobytes(), []).append(int(label))
+    found = []
+    for part in load_digits(train_size=1000):
+        for image, label in zip(part.images.numpy(), part.labels.tolist(), strict=True):
+            small = image[0, ::4, ::4]
+            assert (image == np.kron(small, np.ones((4, 4), dtype=np.uint8))).all()
+            key = np.ascontiguousarray(small).tobytes()
+            assert label in originals[key]
+            found.append(key)
+    # Together the parts are all the images, each as often as in the source: nothing is in both.
+    expected = [key for key, labels in originals.items() for _ in labels]
+    assert sorted(found) == sorted(expected)
+
+
+def test_digits_split_is_fixed_and_a_smaller_training_set_is_part_of_a_larger():
+    train, test = load_digits(train_size=1024)
+    smaller, rest = load_digits(train_size=100)
+    assert torch.equal(smaller.images, train.images[:100])
+    assert torch.equal(rest.labels[924:], test.labels)
+    digest = hashlib.sha256(train.labels.numpy().astype("<i8").tobytes()).hexdigest()
+    assert digest == "365934147ebed5373c554b6311fb0e61972d091c1cb317e51566d4004f200796"
+
+
+def test_digits_leave_the_global_random_state_alone():
+    before = np.random.get_state(legacy=False)["state"]["key"].copy()  # noqa: NPY002
+    torch_before = torch.get_rng_state()
+    load_digits()
+    after = np.random.get_state(legacy=False)["state"]["key"]  # noqa: NPY002
+    assert (before == after).all()
+    assert torch.equal(torch_before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("train_size", [1, 1796])
+def test_digits_take_the_extreme_sizes(train_size):
+    train, test = load_digits(train_size)
+    assert (len(train), len(test)) == (train_size, 1797 - train_size)
+
+
+@pytest.mark.parametrize("train_size", [-1, 0, 1797])
+def test_digits_refuse_a_split_with_an_empty_part(train_size):
+    with pytest.raises(ValueError, match=f"train_size in 1..1796, got {train_size}") as error:
+        load_digits(train_size)
+    one_line(error)

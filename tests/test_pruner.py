@@ -1,0 +1,534 @@
+"""The Pruner's contract in one process: when counts change, what record does, what state holds."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import fineprune as fp
+
+N = 128
+SCHEDULE = fp.Schedule(epochs=12, window=4, start=1, block=2, count=1)
+
+
+def made(policy=None, **options):
+    length = options.pop("length", N)
+    policy = policy or fp.FinePruning(SCHEDULE, prune=length // 4)
+    return fp.Pruner(length, policy, **{"seed": 3, **options})
+
+
+def losses_of(epoch, indices):
+    """A loss for each (epoch, sample): the higher the index, the more often above the mean."""
+    noise = np.random.default_rng(epoch).random(N, dtype=np.float32)
+    return torch.from_numpy(noise + np.arange(N, dtype=np.float32) / N)[indices]
+
+
+def train_epoch(pruner, epoch, batch=16, stop_after=None):
+    for number, indices in enumerate(pruner.sampler.order().split(batch)):
+        if number == stop_after:
+            return
+        pruner.record(indices, losses_of(epoch, indices))
+
+
+def test_a_mean_is_over_the_whole_batch_and_a_mark_needs_more():
+    pruner = made(length=4)
+    pruner.set_epoch(0)
+    pruner.record([0, 1], torch.tensor([1.0, 3.0]))
+    pruner.record([2, 3], torch.tensor([10.0, 10.0]))
+    pruner.end_epoch()
+    assert pruner.counts.tolist() == [0, 1, 0, 0]
+
+
+def test_a_tolerance_is_a_share_of_the_absolute_mean():
+    pruner = made(fp.FinePruning(SCHEDULE, prune=1, tolerance=0.5), length=4)
+    pruner.set_epoch(0)
+    pruner.record([0, 1, 2], torch.tensor([1.0, 2.0, 3.5]))  # mean 2.17, threshold 3.25
+    pruner.end_epoch()
+    pruner.set_epoch(1)
+    pruner.record([0, 1, 2], torch.tensor([-1.0, -2.0, -3.5]))  # mean -2.17, threshold -1.08
+    pruner.end_epoch()
+    assert pruner.counts.tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 2.302585, 1e-30, 3e30])
+def test_equal_losses_mark_nobody(value):
+    pruner = made()
+    pruner.set_epoch(0)
+    pruner.record(torch.arange(N), torch.full((N,), value))
+    pruner.end_epoch()
+    assert pruner.counts.sum() == 0
+
+
+def test_a_repeated_sample_counts_once():
+    pruner = made(length=3)
+    pruner.set_epoch(0)
+    pruner.record([0, 1, 1], torch.tensor([0.0, 5.0, 5.0]))
+    pruner.record([1, 2], torch.tensor([5.0, 0.0]))
+    pruner.end_epoch()
+    assert pruner.counts.tolist() == [0, 1, 0]
+
+
+def test_losses_that_are_not_finite_are_reported_and_left_out():
+    pruner = made(length=4)
+    pruner.set_epoch(0)
+    pruner.record([0, 1, 2, 3], torch.tensor([float("nan"), float("inf"), 1.0, 2.0]))
+    with pytest.warns(RuntimeWarning, match="2 losses of epoch 0 were NaN or infinite"):
+        pruner.end_epoch()
+    assert pruner.counts.tolist() == [0, 0, 0, 1]
+    assert pruner.nonfinite == 2
+
+
+def test_the_window_s_last_marks_open_the_next_one():
+    schedule = fp.Schedule(epochs=6, window=2, start=5)
+    pruner = made(fp.FinePruning(schedule, prune=1), length=2)
+    seen = []
+    for _ in pruner.epochs():
+        pruner.record([0, 1], torch.tensor([0.0, 1.0]))
+        pruner.end_epoch()
+        seen.append(pruner.counts[1].item())
+    assert seen == [1, 1, 2, 1, 2, 1]  # cleared at the end of e = 2, 4, 6, then marked
+
+
+def test_the_most_counted_are_skipped_for_that_epoch_only():
+    pruner = made(fp.FinePruning(fp.Schedule(epochs=4, window=8, start=2, block=2), prune=2))
+    sizes = []
+    for _ in pruner.epochs():
+        kept = pruner.plan.kept
+        sizes.append(len(kept))
+        if len(kept) < N:
+            assert not {7, 8} & set(kept.tolist())
+        losses = torch.zeros(N)
+        losses[[7, 8]] = 1.0
+        pruner.record(kept, losses[kept])
+    assert sizes == [N, N - 2, N, N - 2]
+
+
+def test_counts_do_not_change_inside_an_epoch():
+    pruner = made()
+    pruner.set_epoch(0)
+    train_epoch(pruner, 0)
+    assert pruner.counts.sum() == 0
+    pruner.end_epoch()
+    once = pruner.counts
+    pruner.end_epoch()
+    assert once.sum() > 0
+    assert torch.equal(once, pruner.counts)
+
+
+def test_record_leaves_the_given_tensors_alone_and_keeps_copies():
+    pruner = made(length=2)
+    pruner.set_epoch(0)
+    index, losses = torch.tensor([0, 1]), torch.tensor([1.0, 2.0], requires_grad=True)
+    loss = pruner.record(index, losses)
+    loss.backward()
+    assert torch.equal(losses.grad, torch.tensor([0.5, 0.5]))
+    with torch.no_grad():
+        losses.copy_(torch.tensor([2.0, 1.0]))
+    index.fill_(0)
+    pruner.end_epoch()
+    assert pruner.counts.tolist() == [0, 1]
+
+
+def test_half_precision_losses_keep_their_samples_apart():
+    pruner = made(length=600)
+    pruner.set_epoch(0)
+    losses = torch.zeros(600, dtype=torch.bfloat16)
+    losses[257] = 1.0
+    pruner.record(torch.arange(600), losses)
+    pruner.end_epoch()
+    assert pruner.counts.nonzero().flatten().tolist() == [257]
+
+
+def test_class_weights_backpropagate_a_scalar_of_their_own():
+    torch.manual_seed(0)
+    weight = torch.tensor([1.0, 5.0, 0.5])
+    logits = torch.randn(8, 3, requires_grad=True)
+    y = torch.tensor([0, 1, 2, 0, 1, 2, 1, 1])
+    pruner = made(length=8)
+    pruner.set_epoch(0)
+    pruner.record(torch.arange(8), F.cross_entropy(logits, y, weight=weight, reduction="none"))
+    F.cross_entropy(logits, y, weight=weight).backward()
+    expected = F.cross_entropy(logits.detach().requires_grad_(), y, weight=weight)
+    assert torch.isfinite(expected)
+    pruner.end_epoch()
+    assert pruner.counts.sum() > 0
+
+
+def test_ignore_index_samples_have_loss_zero_and_no_mark():
+    logits = torch.tensor([[3.0, 0.0], [0.0, 3.0], [0.0, 3.0]])
+    y = torch.tensor([-100, 0, 1])
+    pruner = made(length=3)
+    pruner.set_epoch(0)
+    pruner.record([0, 1, 2], F.cross_entropy(logits, y, ignore_index=-100, reduction="none"))
+    pruner.end_epoch()
+    assert pruner.counts.tolist() == [0, 1, 0]
+
+
+class HalfWeighted(fp.FullData):
+    """A policy that keeps all samples and weights them."""
+
+    name = "half-weighted"
+
+    def num_kept(self, epoch):
+        return self._num_samples - 1
+
+    def select(self, epoch, num_kept, rng):
+        weights = torch.full((self._num_samples,), 0.5)
+        return fp.EpochPlan(epoch, torch.arange(num_kept), weights)
+
+
+def test_a_plan_with_weights_scales_the_loss():
+    pruner = made(HalfWeighted(2), length=5)
+    losses = torch.tensor([1.0, 3.0], requires_grad=True)
+    loss = pruner.record([0, 1], losses)
+    loss.backward()
+    assert loss.item() == 1.0
+    assert torch.equal(losses.grad, torch.tensor([0.25, 0.25]))
+    pruner.end_epoch()
+
+
+def test_a_plan_with_weights_and_a_scalar_of_one_s_own_is_an_error():
+    pruner = made(HalfWeighted(2), length=5)
+    losses = torch.tensor([1.0, 3.0], requires_grad=True)
+    pruner.record([0, 1], losses)
+    losses.mean().backward()
+    with pytest.raises(RuntimeError, match="backpropagated"):
+        pruner.end_epoch()
+
+
+@pytest.mark.parametrize("calls", [[0, 2, 5, 1, 5], [5, 5, 4, 3, 2, 1, 0, 5], [11, 5]])
+def test_set_epoch_changes_no_count_and_no_plan(calls):
+    pruner = made()
+    for epoch in pruner.epochs():
+        if epoch == 5:
+            break
+        train_epoch(pruner, epoch)
+    before, plan = pruner.counts, pruner.plan.kept
+    for epoch in calls:
+        pruner.set_epoch(epoch)
+    assert torch.equal(before, pruner.counts)
+    assert torch.equal(plan, pruner.plan.kept)
+
+
+def test_set_epoch_ends_another_epoch_that_has_records():
+    one, other = made(), made()
+    for pruner in (one, other):
+        pruner.set_epoch(0)
+        train_epoch(pruner, 0)
+    one.end_epoch()
+    other.set_epoch(1)
+    assert torch.equal(one.counts, other.counts)
+
+
+def run(pruner, upto=None, seen=None):
+    """Train with the made-up losses; return every epoch's indices in order."""
+    seen = {} if seen is None else seen
+    for epoch in pruner.epochs():
+        if epoch == upto:
+            break
+        for indices in pruner.sampler.order().split(16):
+            pruner.record(indices, losses_of(epoch, indices))
+            seen.setdefault(epoch, []).extend(indices.tolist())
+    return seen
+
+
+@pytest.mark.parametrize("epoch", range(12))
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_resume_at_every_boundary_and_inside_every_epoch(epoch, after, tmp_path):
+    whole = made(batch_size=16)
+    expected = run(whole)
+
+    first = made(batch_size=16)
+    seen = run(first, upto=epoch)
+    train_epoch(first, epoch, stop_after=after)
+    done = first.sampler.order()[: 16 * after].tolist()
+    torch.save(first.state_dict(), tmp_path / "state.pt")
+
+    second = made(batch_size=16)
+    second.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    if done:
+        seen[epoch] = done
+    assert torch.equal(second.plan.kept, first.plan.kept)
+    run(second, seen=seen)
+    assert seen == expected
+    assert torch.equal(second.counts, whole.counts)
+
+
+def test_a_state_taken_in_mid_epoch_changes_nothing():
+    whole, asked = made(batch_size=16), made(batch_size=16)
+    expected = run(whole)
+    for epoch in asked.epochs():
+        for indices in asked.sampler.order().split(16):
+            asked.record(indices, losses_of(epoch, indices))
+            asked.state_dict()
+    assert expected
+    assert torch.equal(asked.counts, whole.counts)
+
+
+def test_a_trainer_that_spins_through_the_epochs_keeps_the_loaded_one():
+    first = made(batch_size=16)
+    run(first, upto=5)
+    train_epoch(first, 5, stop_after=2)
+    second = made(batch_size=16)
+    second.load_state_dict(first.state_dict())
+    for epoch in range(6):
+        second.set_epoch(epoch)
+    assert torch.equal(second.plan.kept, first.plan.kept)
+    first.end_epoch()
+    second.end_epoch()
+    assert torch.equal(second.counts, first.counts)
+
+
+def test_break_leaves_the_epoch_open_and_epochs_goes_on_with_it():
+    whole, broken = made(batch_size=16), made(batch_size=16)
+    expected = run(whole)
+    seen = {}
+    for epoch in broken.epochs():
+        for number, indices in enumerate(broken.sampler.order().split(16)):
+            if (epoch, number) == (6, 2):
+                break
+            broken.record(indices, losses_of(epoch, indices))
+            seen.setdefault(epoch, []).extend(indices.tolist())
+        if epoch == 6:
+            break
+    run(broken, seen=seen)
+    assert seen == expected
+    assert torch.equal(whole.counts, broken.counts)
+
+
+def test_a_window_opened_while_training_is_part_of_the_state():
+    schedule = fp.Schedule(epochs=20, window=50, start=2)
+    first = made(fp.FinePruning(schedule, prune=32))
+    for epoch in first.epochs():
+        train_epoch(first, epoch)
+        if epoch == 5:
+            first.open_window()
+        if epoch == 7:
+            break
+    second = made(fp.FinePruning(schedule, prune=32))
+    second.load_state_dict(first.state_dict())
+    for epoch in range(20):
+        assert first.policy.schedule.prunes(epoch) == second.policy.schedule.prunes(epoch)
+    assert first.policy.schedule.clears(5)
+    assert not schedule.clears(5)
+    first.end_epoch()
+    assert first.counts.max() <= 3  # the marks of epochs 5, 6 and 7
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"length": 127}, "num_samples=127"),
+        ({"seed": 4}, "seed=4"),
+        ({"policy": fp.FinePruning(SCHEDULE, prune=33)}, "settings="),
+        ({"policy": fp.RandomPruning(SCHEDULE, prune=32)}, "settings="),
+    ],
+)
+def test_a_state_of_another_run_is_refused(change, message):
+    state = made().state_dict()
+    with pytest.raises(ValueError, match=message):
+        made(**change).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("index", "losses", "message"),
+    [
+        ([0, 1], torch.tensor(1.0), "reduction"),
+        ([0, 1], torch.ones(3), "reduction"),
+        ([0.0, 1.0], torch.ones(2), "integer indices"),
+        ([0, 1], torch.ones(2, dtype=torch.int64), "floating-point"),
+        ([0, N], torch.ones(2), f"0..{N - 1}"),
+        ([-1, 0], torch.ones(2), f"0..{N - 1}"),
+    ],
+)
+def test_a_wrong_batch_fails_at_once(index, losses, message):
+    pruner = made()
+    pruner.set_epoch(0)
+    with pytest.raises(ValueError, match=message):
+        pruner.record(index, losses)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": 0}, "number of samples"),
+        ({"seed": -1}, "seed"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"accumulation": 2}, "batch_size beside"),
+        ({"num_replicas": 2, "rank": 2}, "rank in 0..1"),
+        ({"policy": fp.FinePruning(SCHEDULE, prune=N)}, "leave at least one"),
+        ({"batch_size": 128}, "larger prune or a smaller batch_size"),
+    ],
+)
+def test_wrong_settings_fail_at_the_start(options, message):
+    with pytest.raises(ValueError, match=message):
+        made(**options)
+
+
+@pytest.mark.parametrize("prune", [1.0, -0.1, -1, True, float("nan"), "0.3"])
+def test_a_wrong_prune_fails_at_the_start(prune):
+    with pytest.raises(ValueError, match="expected prune"):
+        fp.FinePruning(SCHEDULE, prune=prune)
+
+
+def test_rounding_that_costs_a_tenth_of_the_saving_warns():
+    with pytest.warns(UserWarning, match="32 of 128 .* leave 8 skipped"):
+        made(batch_size=30)
+
+
+def test_prune_of_nothing_trains_everything():
+    pruner = made(fp.FinePruning(SCHEDULE, prune=0), batch_size=16)
+    assert all(len(indices) == N for indices in run(pruner).values())
+
+
+def test_one_sample_and_a_batch_larger_than_the_set():
+    pruner = made(fp.FinePruning(SCHEDULE, prune=0), length=1)
+    for _ in pruner.epochs():
+        pruner.record(pruner.plan.kept, torch.tensor([1.0]))
+    assert pruner.counts.tolist() == [0]
+    with pytest.raises(ValueError, match="larger prune or a smaller batch_size"):
+        made(batch_size=256)
+
+
+def test_total_steps_counts_what_a_loader_yields():
+    for drop_last in (False, True):
+        data = TensorDataset(torch.arange(N + 5))
+        pruner = fp.Pruner(
+            data,
+            fp.FinePruning(SCHEDULE, prune=0.3),
+            batch_size=8,
+            accumulation=3,
+            drop_last=drop_last,
+        )
+        loader = DataLoader(
+            pruner.dataset, batch_size=8, sampler=pruner.sampler, drop_last=drop_last
+        )
+        steps = 0
+        for epoch in range(SCHEDULE.epochs):
+            pruner.set_epoch(epoch)
+            batches = sum(1 for _ in loader)
+            assert batches == len(loader)
+            steps += -(-batches // 3)
+        assert steps == pruner.total_steps()
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_full_data_is_a_distributed_sampler_index_for_index(drop_last, replicas):
+    for rank in range(replicas):
+        pruner = fp.Pruner(
+            range(50),
+            fp.FullData(5),
+            seed=11,
+            num_replicas=replicas,
+            rank=rank,
+            drop_last=drop_last,
+        )
+        plain = DistributedSampler(range(50), replicas, rank, seed=11, drop_last=drop_last)
+        for epoch in range(5):
+            pruner.set_epoch(epoch)
+            plain.set_epoch(epoch)
+            assert list(pruner.sampler) == list(plain)
+            assert len(pruner.sampler) == len(plain)
+
+
+def trained_weights(loss_of, loader_of):
+    generator = torch.Generator().manual_seed(0)
+    data = TensorDataset(
+        torch.randn(100, 8, generator=generator), torch.randint(0, 3, (100,), generator=generator)
+    )
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for batch in loader_of(data):
+        loss_of(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def test_full_data_trains_the_weights_of_a_plain_loop_bit_for_bit():
+    def plain_loader(data):
+        sampler = DistributedSampler(data, 1, 0, seed=5)
+        loader = DataLoader(data, batch_size=16, sampler=sampler)
+        for epoch in range(4):
+            sampler.set_epoch(epoch)
+            yield from loader
+
+    pruners = []
+
+    def pruned_loader(data):
+        pruner = fp.Pruner(data, fp.FinePruning(fp.Schedule(4, 2, 0), prune=0), seed=5)
+        pruners.append(pruner)
+        loader = DataLoader(pruner.dataset, batch_size=16, sampler=pruner.sampler)
+        for _ in pruner.epochs():
+            yield from loader
+
+    def plain_loss(model, batch):
+        x, y = batch
+        return F.cross_entropy(model(x), y)
+
+    def recorded_loss(model, batch):
+        index, (x, y) = batch
+        return pruners[0].record(index, F.cross_entropy(model(x), y, reduction="none"))
+
+    expected = trained_weights(plain_loss, plain_loader)
+    assert torch.equal(expected, trained_weights(recorded_loss, pruned_loader))
+
+
+def test_no_global_random_state_is_touched():
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    run(made(batch_size=16))
+    run(made(fp.RandomPruning(SCHEDULE, 32), batch_size=16))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_random_pruning_skips_as_many_in_the_same_epochs_whatever_the_losses():
+    fine, random, again = made(), made(fp.RandomPruning(SCHEDULE, 32)), None
+    seen_fine, seen_random = run(fine), run(random)
+    again = run(made(fp.RandomPruning(SCHEDULE, 32)))
+    assert [len(v) for v in seen_fine.values()] == [len(v) for v in seen_random.values()]
+    assert seen_random == again
+    assert random.counts is None
+    pruned = [epoch for epoch in range(12) if SCHEDULE.prunes(epoch)]
+    sets = {epoch: frozenset(seen_random[epoch]) for epoch in pruned}
+    assert len(set(sets.values())) == len(pruned)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own, in tracing
+def test_recording_inside_a_compiled_step_is_left_out_of_it():
+    pruner = made(length=8)
+    layer = torch.nn.Linear(2, 1)
+
+    @torch.compile(backend="eager")
+    def step(index, x):
+        return pruner.record(index, layer(x).square().flatten())
+
+    for epoch in range(2):
+        pruner.set_epoch(epoch)
+        for index in torch.arange(8).split(4):
+            step(index, torch.randn(4, 2)).backward()
+        pruner.end_epoch()
+    assert 0 < pruner.counts.sum() <= 16
+
+
+def test_a_small_flush_block_changes_nothing(monkeypatch):
+    expected = made(batch_size=16)
+    run(expected)
+    monkeypatch.setattr("fineprune.pruning.pruner._FLUSH_AT", 20)
+    flushed = made(batch_size=16)
+    run(flushed)
+    assert torch.equal(expected.counts, flushed.counts)
+
+
+def test_counts_need_two_bytes_only_beyond_255_epochs():
+    def dtype(window):
+        policy = fp.FinePruning(fp.Schedule(1000, window, 0), prune=1)
+        return fp.Pruner(4, policy).counts.dtype
+
+    assert dtype(255) == torch.uint8
+    assert dtype(256) == torch.int16

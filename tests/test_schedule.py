@@ -1,0 +1,264 @@
+"""Which epochs prune: the worked examples, the door, and the ways to make a schedule."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fineprune as fp
+
+PAPER = {
+    "epochs": 200,
+    "window": 60,
+    "start": 30,
+    "attenuation": 2,
+    "block": 3,
+    "count": 2,
+}
+
+
+def pruned(schedule):
+    return [epoch for epoch in range(schedule.epochs) if schedule.prunes(epoch)]
+
+
+def cleared(schedule):
+    return [epoch for epoch in range(schedule.epochs) if schedule.clears(epoch)]
+
+
+def one_line(error, *parts):
+    message = str(error.value)
+    assert message
+    assert "\n" not in message
+    for part in parts:
+        assert part in message, f"{part!r} is not named in {message!r}"
+
+
+# --- worked examples -------------------------------------------------------------------------
+
+
+def test_the_worked_example_prunes_97_epochs():
+    assert fp.Schedule(**PAPER).pruned_epochs() == 97
+
+
+def test_the_literal_reading_prunes_112_epochs():
+    assert fp.Schedule(**PAPER, attenuate="epoch").pruned_epochs() == 112
+
+
+def test_the_closed_form_as_printed_says_54():
+    number = fp.closed_form_pruned_epochs(fp.Schedule(**PAPER))
+    assert number == 54
+    assert isinstance(number, int)
+
+
+def test_the_closed_form_uses_formula_3_where_windows_fill_the_training():
+    # (floor(30 / 3) * 2 + 30 mod 3) * 3 windows
+    assert fp.closed_form_pruned_epochs(fp.Schedule(**{**PAPER, "epochs": 180})) == 60
+
+
+def test_pruned_epochs_counts_what_prunes_says():
+    schedule = fp.Schedule(**PAPER)
+    assert schedule.pruned_epochs() == len(pruned(schedule))
+
+
+def test_epochs_count_from_0_where_the_paper_counts_from_1():
+    # e = 1..9 stand at positions 1 2 3 0 1 2 3 0 1; those at 2 and 3 prune.
+    schedule = fp.Schedule(epochs=9, window=4, start=2)
+    assert [epoch + 1 for epoch in pruned(schedule)] == [2, 3, 6, 7]
+    assert [epoch + 1 for epoch in cleared(schedule)] == [4, 8]
+
+
+def test_block_and_count_go_by_the_epoch_of_the_whole_training():
+    # Position >= 1 leaves e = 1 2 3 . 5 6 7 . 9 10; e mod 3 < 2 takes 2 and 5 out.
+    schedule = fp.Schedule(epochs=10, window=4, start=1, block=3, count=2)
+    assert [epoch + 1 for epoch in pruned(schedule)] == [1, 3, 6, 7, 9, 10]
+
+
+def test_a_boundary_still_has_the_start_of_the_window_that_ends_there():
+    # The start is 1, then 0 from e = 5 on: e = 4 does not prune, e = 8 does, both at position 0.
+    schedule = fp.Schedule(epochs=9, window=4, start=1, attenuation=2)
+    assert [epoch + 1 for epoch in pruned(schedule)] == [1, 2, 3, 5, 6, 7, 8, 9]
+
+
+def test_the_start_is_cut_to_an_integer_at_every_attenuation():
+    # 5 -> int(3.33) = 3 -> int(2) = 2 -> int(1.33) = 1; 5 / 1.5**3 alone would give 1.48.
+    schedule = fp.Schedule(epochs=23, window=6, start=5, attenuation=1.5)
+    positions = [(epoch + 1) // 6 * 10 + (epoch + 1) % 6 for epoch in pruned(schedule)]
+    assert positions == [5, 13, 14, 15, 22, 23, 24, 25, 31, 32, 33, 34, 35]
+
+
+def test_a_window_longer_than_the_training_never_clears():
+    schedule = fp.Schedule(epochs=5, window=100, start=3)
+    assert cleared(schedule) == []
+    assert pruned(schedule) == [2, 3, 4]
+
+
+# --- the door --------------------------------------------------------------------------------
+
+GOOD = {"epochs": 20, "window": 5, "start": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epochs", 0),
+        ("epochs", -3),
+        ("epochs", 2.5),
+        ("window", 0),
+        ("window", -5),
+        ("window", 2.5),
+        ("start", -1),
+        ("start", 1.5),
+        ("attenuation", 0.5),
+        ("attenuation", 0),
+        ("attenuation", -2.0),
+        ("attenuation", float("nan")),
+        ("block", 0),
+        ("block", -1),
+        ("block", 1.5),
+        ("count", -1),
+        ("count", 0.5),
+        ("attenuate", "weekly"),
+    ],
+)
+def test_wrong_settings_are_named_with_what_was_given(name, value):
+    with pytest.raises(ValueError, match=name) as error:
+        fp.Schedule(**{**GOOD, name: value})
+    one_line(error, str(value))
+
+
+@pytest.mark.parametrize("ask", ["prunes", "clears", "open_window"])
+@pytest.mark.parametrize("epoch", [-1, 20, 1000])
+def test_an_epoch_out_of_range_is_an_error(ask, epoch):
+    schedule = fp.Schedule(**GOOD)
+    with pytest.raises(ValueError, match="epoch") as error:
+        getattr(schedule, ask)(epoch)
+    one_line(error, str(epoch))
+
+
+@pytest.mark.parametrize("milestones", [[10, 5], [5, 5], [0, 5], [-5, 5], [2.5]])
+def test_wrong_milestones_are_an_error(milestones):
+    with pytest.raises(ValueError, match="milestones") as error:
+        fp.Schedule.from_milestones(20, milestones, start=0.5)
+    one_line(error)
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5])
+def test_a_wrong_number_of_windows_is_an_error(number):
+    with pytest.raises(ValueError, match="windows_per_interval") as error:
+        fp.Schedule.from_milestones(20, [10], number, start=0.5)
+    one_line(error, str(number))
+
+
+def test_more_windows_than_epochs_in_an_interval_is_an_error():
+    with pytest.raises(ValueError, match="window") as error:
+        fp.Schedule.from_milestones(20, [3, 10], 5, start=0.5)
+    one_line(error, "5", "3")
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_a_start_that_is_no_share_is_an_error(share):
+    with pytest.raises(ValueError, match="start") as error:
+        fp.Schedule.from_milestones(20, [10], start=share)
+    one_line(error, str(share))
+
+
+# --- from_milestones -------------------------------------------------------------------------
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(
+    window=st.integers(1, 12),
+    epochs=st.integers(1, 50),
+    eighths=st.integers(0, 8),
+    attenuation=st.sampled_from([1.0, 1.5, 2.0]),
+    attenuate=st.sampled_from(["window", "epoch"]),
+)
+def test_even_milestones_equal_one_window(window, epochs, eighths, attenuation, attenuate):
+    milestones = list(range(window, epochs, window))
+    rest = {"attenuation": attenuation, "block": 3, "count": 2, "attenuate": attenuate}
+    plain = fp.Schedule(epochs, window, eighths * window // 8, **rest)
+    if not milestones:
+        return  # one interval only: nothing tells the spacing
+    made = fp.Schedule.from_milestones(epochs, milestones, start=eighths / 8, **rest)
+    assert made == plain
+    assert cleared(made) == cleared(plain)
+    assert pruned(made) == pruned(plain)
+
+
+def test_schedules_that_differ_are_not_equal():
+    assert fp.Schedule(**GOOD) == fp.Schedule(**GOOD)
+    assert fp.Schedule(**GOOD) != fp.Schedule(**{**GOOD, "start": 3})
+    assert fp.Schedule(**GOOD) != fp.Schedule(**{**GOOD, "window": 6})
+    assert fp.Schedule(**GOOD) != fp.Schedule(**{**GOOD, "block": 2})
+
+
+def test_the_rate_changes_of_the_paper_bound_the_windows():
+    # Intervals 60, 60, 40, 40: each ends with a clearing, that of the training too.
+    schedule = fp.Schedule.from_milestones(200, [60, 120, 160], start=0.5)
+    assert [epoch + 1 for epoch in cleared(schedule)] == [60, 120, 160, 200]
+    expected = [*range(30, 60), *range(90, 120), *range(140, 160), *range(180, 200)]
+    assert [epoch + 1 for epoch in pruned(schedule)] == expected
+
+
+def test_an_interval_is_cut_at_rounded_parts():
+    # 10 in 3: round(3.33), round(6.67), 10; 7 in 3: round(2.33), round(4.67), 7.
+    schedule = fp.Schedule.from_milestones(17, [10], 3, start=1.0)
+    assert [epoch + 1 for epoch in cleared(schedule)] == [3, 7, 10, 12, 15, 17]
+
+
+def test_an_even_spacing_goes_on_past_the_end_of_training():
+    # 25 is no boundary: the last window would be 21..30.
+    schedule = fp.Schedule.from_milestones(25, [10, 20], start=0.5)
+    assert [epoch + 1 for epoch in cleared(schedule)] == [10, 20]
+    assert [epoch + 1 for epoch in pruned(schedule)] == [*range(5, 10), *range(15, 20), 25]
+
+
+def test_the_start_is_a_share_of_each_window():
+    # Windows 6, 4 and 3 long start at 3, 2 and 1; the last ends with the training.
+    schedule = fp.Schedule.from_milestones(13, [6, 10], start=0.5)
+    assert [epoch + 1 for epoch in pruned(schedule)] == [3, 4, 5, 8, 9, 11, 12]
+    assert [epoch + 1 for epoch in cleared(schedule)] == [6, 10, 13]
+
+
+def test_a_boundary_has_the_start_of_the_window_that_ends_there_whatever_the_lengths():
+    # Starts 1 of 3, then int(3 / 4) = 0 of 7: e = 3 does not prune at position 0, e = 10 does.
+    schedule = fp.Schedule.from_milestones(20, [3, 10], start=0.5, attenuation=4)
+    assert [epoch + 1 for epoch in pruned(schedule)] == [1, 2, *range(4, 21)]
+
+
+def test_a_share_with_no_exact_binary_form_is_not_cut_short():
+    # 0.29 * 100 is 28.999999999999996 in binary.
+    schedule = fp.Schedule.from_milestones(200, [100], start=0.29)
+    assert pruned(schedule)[0] + 1 == 29
+
+
+# --- open_window -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epoch", [0, 3, 4, 7, 12, 18, 19])
+def test_open_window_makes_a_boundary_and_changes_nothing_before_it(epoch):
+    schedule = fp.Schedule(20, 5, 2, attenuation=1.5, block=3, count=2)
+    before = (pruned(schedule), cleared(schedule))
+    opened = schedule.open_window(epoch)
+    assert isinstance(opened, fp.Schedule)
+    assert (pruned(schedule), cleared(schedule)) == before
+    assert opened.epochs == schedule.epochs
+    assert opened.clears(epoch)
+    for earlier in range(epoch):
+        assert opened.clears(earlier) == schedule.clears(earlier)
+        assert opened.prunes(earlier) == schedule.prunes(earlier)
+
+
+@pytest.mark.parametrize("epoch", [0, 3, 7, 12, 18])
+def test_windows_of_the_given_length_follow_an_opened_one(epoch):
+    opened = fp.Schedule(20, 5, 2).open_window(epoch)
+    assert [e for e in cleared(opened) if e >= epoch] == list(range(epoch, 20, 5))
+    # No attenuation: past the boundary, positions 2, 3 and 4 prune.
+    after = [e for e in pruned(opened) if e > epoch]
+    assert after == [e for e in range(epoch + 1, 20) if (e - epoch) % 5 >= 2]
+
+
+def test_open_window_at_a_boundary_changes_no_decision():
+    schedule = fp.Schedule(20, 5, 2, attenuation=1.5)
+    opened = schedule.open_window(9)
+    assert pruned(opened) == pruned(schedule)
+    assert cleared(opened) == cleared(schedule)

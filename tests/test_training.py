@@ -1,0 +1,317 @@
+"""Recipes, learning rates, the loop, the run folder, and runs that were stopped or killed."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.learning_rate import rate_at
+from fineprune.training.loop import train
+from fineprune.training.recipe import Recipe, make_recipe, read_recipe
+from fineprune.training.run_log import read_metrics, read_run
+
+SMALL = {
+    "data": {"name": "digits", "train_size": 256},
+    "training": {
+        "epochs": 6,
+        "batch_size": 64,
+        "lr": 0.02,
+        "milestones": [3, 5],
+        "evaluate_every": 2,
+        "evaluate_last": 1,
+    },
+    "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
+    "run": {"threads": 1, "device": "cpu", "precision": "float32", "watch": 4},
+}
+
+TIMES = {"seconds", "bookkeeping_seconds", "evaluate_seconds"}
+
+
+def small(*changes):
+    return make_recipe(SMALL, changes)
+
+
+def outcome(folder):
+    """Everything about a finished run that must not depend on how it was interrupted."""
+    state = load_checkpoint(folder / "checkpoint.pt")
+    weights = torch.cat([value.flatten() for value in state["model"].values()])
+    metrics = [
+        {key: value for key, value in line.items() if key not in TIMES}
+        for line in read_metrics(folder / "metrics.jsonl")
+    ]
+    counts = {epoch: c.tolist() for epoch, c in read_run(folder).counts().items()}
+    return weights, metrics, counts, state["pruner"]["learned"]["counts"]
+
+
+def assert_same(one, other):
+    assert torch.equal(one[0], other[0])
+    assert one[1] == other[1]
+    assert one[2] == other[2]
+    assert torch.equal(one[3], other[3])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(small(), folder)
+    return folder
+
+
+def test_a_run_leaves_a_folder_that_says_everything(whole):
+    run = read_run(whole)
+    assert [line["epoch"] for line in run.metrics] == list(range(6))
+    # e = 1, 3, 5 stand at position 1, where the start of 1 lets them prune; the rest at 0.
+    assert [line["pruned"] for line in run.metrics] == [True, False] * 3
+    assert [line["samples"] for line in run.metrics] == [192, 256] * 3
+    assert [line["steps"] for line in run.metrics] == [3, 4] * 3
+    assert [line["test_accuracy"] is not None for line in run.metrics] == [False, True] * 3
+    assert all(len(line["watched"]) == 4 for line in run.metrics[1::2])
+    assert run.summary["samples_trained"] == 3 * (192 + 256)
+    assert run.summary["skipped_share"] == pytest.approx(64 / 512)
+    assert run.summary["parameters"] == 62_006
+    assert run.summary["accuracy_last"] == run.metrics[-1]["test_accuracy"]
+    assert run.summary["evaluated_on"] == "test"
+    assert run.summary["hardware"]["threads"] == 1
+    assert set(run.counts()) == {2, 4, 6}
+    assert all(counts.shape == (256,) for counts in run.counts().values())
+    assert read_recipe(whole / "recipe.toml") == small()
+
+
+def test_the_network_learns(tmp_path):
+    summary = train(small("training.epochs=30", "training.milestones=[20, 25]"), tmp_path / "run")
+    assert summary["accuracy_last"] > 0.8
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("policy", ["fine-pruning", "random"])
+def test_a_run_stopped_after_any_epoch_ends_as_if_it_never_was(policy, tmp_path):
+    recipe = small(f"pruning.policy={policy}")
+    train(recipe, tmp_path / "whole")
+    for last in range(6):
+
+        def stop(metrics, last=last):
+            if metrics["epoch"] == last:
+                raise Stop
+
+        folder = tmp_path / f"stopped{last}"
+        with pytest.raises(Stop):
+            train(recipe, folder, on_epoch=stop)
+        train(recipe, folder, resume=True)
+        one, other = (load_checkpoint(f / "checkpoint.pt") for f in (tmp_path / "whole", folder))
+        for name, value in one["model"].items():
+            assert torch.equal(value, other["model"][name])
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 6, 7, 9])
+def test_a_run_stopped_inside_an_epoch_ends_as_if_it_never_was(batch, whole, tmp_path, monkeypatch):
+    """Batches 1-3 are of a pruning epoch, 4-7 of one that clears, 8-10 of the next window."""
+    from fineprune.training import loop
+
+    saved = []
+
+    def stop_after(path, state):
+        save(path, state)
+        saved.append(path)
+        if len(saved) == batch + (batch > 3) + (batch > 7):  # the epochs' own checkpoints between
+            raise Stop
+
+    save = loop.save_checkpoint
+    recipe = small("run.checkpoint_steps=1")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", stop_after)
+        with pytest.raises(Stop):
+            train(recipe, tmp_path / "run")
+    train(recipe, tmp_path / "run", resume=True)
+    assert_same(outcome(whole), outcome(tmp_path / "run"))
+
+
+def test_a_run_killed_at_random_moments_ends_as_if_it_never_was(whole, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(small("run.checkpoint_steps=1").to_toml())
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "fineprune", "train", str(recipe), "--out", str(folder)]
+    moments = random.Random(5)
+    for _ in range(3):
+        process = subprocess.Popen([*command, "--resume"], stderr=subprocess.DEVNULL)
+        started = read_mtime(folder / "checkpoint.pt")
+        while process.poll() is None and read_mtime(folder / "checkpoint.pt") == started:
+            time.sleep(0.001)
+        time.sleep(moments.random() * 0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run([*command, "--resume"], check=True, stderr=subprocess.DEVNULL)
+    assert_same(outcome(whole), outcome(folder))
+
+
+def read_mtime(path):
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def test_accumulation_takes_the_mean_over_its_window(tmp_path):
+    """256 samples in one batch, or in four accumulated ones: the same full-batch steps."""
+    options = ["pruning.policy=full", "data.crop_padding=0", "training.epochs=3"]
+    options += ["training.milestones=[]"]
+    train(small(*options, "training.batch_size=256"), tmp_path / "one")
+    train(small(*options, "training.accumulation=4"), tmp_path / "four")
+    one, four = (
+        load_checkpoint(tmp_path / name / "checkpoint.pt")["model"] for name in ("one", "four")
+    )
+    for name, value in one.items():
+        assert torch.allclose(value, four[name], atol=1e-5), name
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(whole):
+    with pytest.raises(ValueError, match="expected a new folder"):
+        train(small(), whole)
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(whole):
+    with pytest.raises(ValueError, match="expected a checkpoint of this recipe"):
+        train(small("training.lr=0.5"), whole, resume=True)
+
+
+def test_a_damaged_checkpoint_says_so(tmp_path):
+    (tmp_path / "checkpoint.pt").write_bytes(b"not a checkpoint")
+    with pytest.raises(ValueError, match="cannot read it"):
+        load_checkpoint(tmp_path / "checkpoint.pt")
+
+
+def test_torchs_own_random_state_and_threads_come_back(tmp_path):
+    torch.manual_seed(7)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    train(small("training.epochs=1", "training.milestones=[]"), tmp_path / "run")
+    assert torch.equal(before, torch.get_rng_state())
+    assert threads == torch.get_num_threads()
+
+
+def own_data():
+    """A data set of one's own: labels follow from the pixels."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(160, 3, 32, 32, generator=generator)
+    y = (x.mean((1, 2, 3)) > x.mean()).long()
+    data = torch.utils.data.TensorDataset(x, y)
+    return torch.utils.data.Subset(data, range(128)), torch.utils.data.Subset(data, range(128, 160))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_of_one_s_own_trains_the_same_with_any_number_of_workers(workers, tmp_path):
+    recipe = small(
+        f"data.name={__name__}:own_data",
+        "network.classes=2",
+        "training.epochs=2",
+        "training.milestones=[]",
+        "pruning.prune=32",
+        "training.batch_size=32",
+        f"data.workers={workers}",
+    )
+    train(recipe, tmp_path / "run")
+    reference = tmp_path / "reference"
+    train(recipe.replaced("data", workers=0), reference)
+    assert_same(outcome(reference), outcome(tmp_path / "run"))
+
+
+def test_a_validation_part_is_held_back(tmp_path):
+    summary = train(
+        small("data.validation=56", "training.epochs=1", "training.milestones=[]", "pruning.prune=72"),
+        tmp_path / "run",
+    )
+    assert summary["train_samples"] == 200
+    assert summary["evaluated_on"] == "validation"
+    assert read_run(tmp_path / "run").metrics[0]["test_accuracy"] is None
+
+
+def test_milestones_fall_where_multisteplr_has_them():
+    settings = small().training
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=settings.lr)
+    torchs = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5], gamma=settings.gamma)
+    for epoch in range(6):
+        assert rate_at(settings, epoch + 0.5) == pytest.approx(torchs.get_last_lr()[0])
+        optimizer.step()
+        torchs.step()
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "one-cycle"])
+def test_rates_by_progress_end_where_they_should_however_short_the_epochs(schedule):
+    settings = small(f"training.schedule={schedule}", "training.epochs=10").training
+    rates = [rate_at(settings, progress) for progress in np.linspace(0, 10, 501)]
+    assert max(rates) == pytest.approx(settings.lr)
+    assert rates[-1] < 1e-4 * settings.lr
+    peak = int(np.argmax(rates))
+    assert all(a >= b for a, b in zip(rates[peak:], rates[peak + 1 :], strict=False))
+    assert all(a <= b for a, b in zip(rates[:peak], rates[1 : peak + 1], strict=False))
+
+
+def test_a_warmup_rises_to_the_base_rate():
+    settings = small("training.warmup=2", "training.schedule=constant").training
+    assert rate_at(settings, 0) < 1e-3 * settings.lr
+    assert rate_at(settings, 1) == pytest.approx(settings.lr / 2, rel=0.01)
+    assert rate_at(settings, 2) == settings.lr
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_every_optimizer_trains(optimizer, tmp_path):
+    changes = [f"training.optimizer={optimizer}", "training.epochs=1", "training.milestones=[]"]
+    changes += ["training.lr=0.001", f"training.nesterov={json.dumps(optimizer == 'sgd')}"]
+    train(small(*changes), tmp_path / "run")
+    assert read_run(tmp_path / "run").metrics[0]["train_loss"] < 2.4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("training.epoch=3", "did you mean 'epochs'"),
+        ("trainin.epochs=3", "did you mean 'training'"),
+        ("training.epochs=3.5", "expected training.epochs to be int, got 3.5"),
+        ("training.epochs=0", "at least 1"),
+        ("training.lr=-0.1", "above 0"),
+        ("training.lr=nan", "above 0"),
+        ("training.optimizer=sdg", "did you mean 'sgd'"),
+        ("training.milestones=[5, 3]", "that rise"),
+        ("data.name=cifar", "did you mean 'cifar10'"),
+        ("pruning.prune=1.5", "share in"),
+        ("pruning.windows_per_interval=1", "either pruning.window"),
+        ("pruning.start=0.5", "whole epochs"),
+        ("pruning.count=5", "at most block"),
+        ("run.precision=float16", "one of auto, float32, bfloat16"),
+        ("nonsense", "section.key=value"),
+    ],
+)
+def test_a_wrong_recipe_fails_at_the_start_in_one_line(change, message):
+    with pytest.raises(ValueError, match="expected") as raised:
+        small(change)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_device_that_is_not_there_fails_at_the_start(tmp_path):
+    with pytest.raises(ValueError, match=r"expected run\.device"):
+        train(small("run.device=cuda:99"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_survives_toml(tmp_path):
+    recipe = small('data.dir="a \\"quoted\\" \\\\ folder"', "pruning.prune=0.25")
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    assert read_recipe(tmp_path / "recipe.toml") == recipe
+    assert make_recipe({}) == Recipe()
+
+
+def test_windows_from_milestones_start_at_a_share():
+    recipe = make_recipe(
+        {
+            "training": {"epochs": 20, "milestones": [6, 12, 16]},
+            "pruning": {"windows_per_interval": 1, "start": 0.5, "prune": 0.25},
+        }
+    )
+    assert recipe.schedule().boundaries == (6, 12, 16, 20)
