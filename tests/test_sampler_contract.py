@@ -8,7 +8,7 @@ import reference as twin
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 import fineprune as fp
 
@@ -40,16 +40,11 @@ def make(n, policy, lost, **settings):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pruner = fp.Pruner(n, policy, **settings)
-    if lost and lost * 10 >= policy_prune(n, policy):
+    if lost and lost * 10 >= policy.prune:
         assert [w.category for w in caught] == [UserWarning]
     else:
         assert caught == []
     return pruner
-
-
-def policy_prune(n, policy):
-    kept = policy.num_kept(PRUNED[0])
-    return n - kept if isinstance(kept, int) else policy.prune
 
 
 def indices(sampler):
@@ -236,26 +231,57 @@ def test_the_length_is_exact_right_after_set_epoch(shape, drop_last, seed, epoch
 
 
 @quiet(40)
-@given(shape=shapes(), drop_last=st.booleans())
-def test_total_steps_counts_every_batch(shape, drop_last):
-    n, ranks, batch, _, _, _ = shape
-    kept = twin.round_up(max(1, n // 2), ranks * batch)
-    if kept >= n:
-        return
+@given(
+    batch=st.integers(1, 6),
+    ranks=st.integers(1, 4),
+    kept_batches=st.integers(1, 4),
+    skipped=st.integers(1, 40),
+    drop_last=st.booleans(),
+)
+def test_total_steps_counts_every_batch(batch, ranks, kept_batches, skipped, drop_last):
+    kept = kept_batches * ranks * batch
+    n = kept + skipped
     pruner = fp.Pruner(
         n,
-        fp.FinePruning(SCHEDULE, n - kept),
+        fp.FinePruning(SCHEDULE, skipped),
         batch_size=batch,
         drop_last=drop_last,
         num_replicas=ranks,
         rank=0,
     )
-    expected = 0
+    expected = walked = 0
     for epoch in range(12):
-        skipped = n - kept if epoch in PRUNED else 0
-        samples = twin.samples_per_rank(n, skipped, ranks, ranks * batch, drop_last)
+        left_out = skipped if epoch in PRUNED else 0
+        samples = twin.samples_per_rank(n, left_out, ranks, ranks * batch, drop_last)
         expected += twin.batches(samples, batch, drop_last)
-    assert pruner.total_steps() == expected
+        pruner.set_epoch(epoch)
+        walked += len(DataLoader(range(n), batch, sampler=pruner.sampler, drop_last=drop_last))
+    assert pruner.total_steps() == expected == walked
+
+
+@quiet(20)
+@given(
+    batch=st.integers(1, 4),
+    ranks=st.integers(1, 3),
+    accumulation=st.integers(1, 3),
+    kept_steps=st.integers(1, 4),
+    more_steps=st.integers(1, 4),
+)
+def test_total_steps_counts_accumulated_batches_once(
+    batch, ranks, accumulation, kept_steps, more_steps
+):
+    # Whole steps in full epochs too, so that nothing depends on what a loop does with the rest.
+    unit = batch * ranks * accumulation
+    pruner = fp.Pruner(
+        (kept_steps + more_steps) * unit,
+        fp.FinePruning(SCHEDULE, more_steps * unit),
+        batch_size=batch,
+        accumulation=accumulation,
+        num_replicas=ranks,
+        rank=0,
+    )
+    full = len(FULL) * (kept_steps + more_steps)
+    assert pruner.total_steps() == full + len(PRUNED) * kept_steps
 
 
 # --- calling order ---------------------------------------------------------------------------
@@ -416,7 +442,7 @@ def test_losing_a_tenth_of_the_saving_warns(prune, warned):
 
 
 def test_losing_exactly_a_tenth_warns():
-    with pytest.warns(UserWarning, match="round"):
+    with pytest.warns(UserWarning, match="tenth"):
         fp.Pruner(90, fp.FinePruning(SCHEDULE, 10), batch_size=9)
 
 

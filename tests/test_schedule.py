@@ -1,7 +1,7 @@
 """Which epochs prune: the worked examples, the door, and the ways to make a schedule."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import fineprune as fp
@@ -52,6 +52,13 @@ def test_the_closed_form_as_printed_says_54():
 def test_the_closed_form_uses_formula_3_where_windows_fill_the_training():
     # (floor(30 / 3) * 2 + 30 mod 3) * 3 windows
     assert fp.closed_form_pruned_epochs(fp.Schedule(**{**PAPER, "epochs": 180})) == 60
+
+
+def test_the_closed_form_needs_one_window():
+    schedule = fp.Schedule.from_milestones(200, [60, 120, 160], start=0.5)
+    with pytest.raises(ValueError, match="window") as error:
+        fp.closed_form_pruned_epochs(schedule)
+    one_line(error)
 
 
 def test_pruned_epochs_counts_what_prunes_says():
@@ -176,8 +183,7 @@ def test_even_milestones_equal_one_window(window, epochs, eighths, attenuation, 
     milestones = list(range(window, epochs, window))
     rest = {"attenuation": attenuation, "block": 3, "count": 2, "attenuate": attenuate}
     plain = fp.Schedule(epochs, window, eighths * window // 8, **rest)
-    if not milestones:
-        return  # one interval only: nothing tells the spacing
+    assume(milestones)  # with one interval only, nothing tells the spacing
     made = fp.Schedule.from_milestones(epochs, milestones, start=eighths / 8, **rest)
     assert made == plain
     assert cleared(made) == cleared(plain)
@@ -200,9 +206,9 @@ def test_the_rate_changes_of_the_paper_bound_the_windows():
 
 
 def test_an_interval_is_cut_at_rounded_parts():
-    # 10 in 3: round(3.33), round(6.67), 10; 7 in 3: round(2.33), round(4.67), 7.
-    schedule = fp.Schedule.from_milestones(17, [10], 3, start=1.0)
-    assert [epoch + 1 for epoch in cleared(schedule)] == [3, 7, 10, 12, 15, 17]
+    # 10 in 3: at 3, 7 and 10; 4 in 3: at 1, 3 and 4; 7 in 3: at 2, 5 and 7.
+    schedule = fp.Schedule.from_milestones(21, [10, 14], 3, start=1.0)
+    assert [epoch + 1 for epoch in cleared(schedule)] == [3, 7, 10, 11, 13, 14, 16, 19, 21]
 
 
 def test_an_even_spacing_goes_on_past_the_end_of_training():

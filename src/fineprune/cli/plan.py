@@ -18,7 +18,7 @@ from fineprune.pruning.schedule import Schedule
 from fineprune.report.figures import schedule_svg
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
 
-_PER_ROW = 20
+_PER_ROW = 10
 
 # Sizes that need no data files to be known.
 _TRAINING_IMAGES = {"cifar10": 50_000, "cifar100": 50_000}
@@ -89,9 +89,9 @@ def plan(
         typer.echo(json.dumps(_as_json(schedule, savings, number)))
         return
     console = Console(highlight=False)
-    console.print(_picture(schedule))
+    console.print(_picture(schedule), soft_wrap=True)
     for line in _lines(schedule, savings, number, made):
-        console.print(line)
+        console.print(line, soft_wrap=True)
 
 
 def _recipe(

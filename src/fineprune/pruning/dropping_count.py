@@ -11,6 +11,8 @@ import numpy.typing as npt
 # Samples handled at once: large enough to amortise NumPy's calls, small enough to stay in cache.
 _BLOCK = 1 << 18
 
+_LARGEST_KEY = np.iinfo(np.uint32).max
+
 Array = npt.NDArray[np.generic]
 Counts = npt.NDArray[np.integer]
 
@@ -106,13 +108,14 @@ def keep_least_counted(
     for begin in range(0, len(counts), _BLOCK):
         block = counts[begin : begin + _BLOCK]
         keep = block < threshold
-        ties = np.flatnonzero(block == threshold)
+        ties = block == threshold
+        number = int(np.count_nonzero(ties))
         # Sharing the wanted ties out over the blocks by a hypergeometric draw and choosing inside
         # each block gives every subset the same chance, without an array of all ties.
-        take = int(rng.hypergeometric(len(ties), tied - len(ties), wanted)) if wanted else 0
+        take = int(rng.hypergeometric(number, tied - number, wanted)) if wanted else 0
         if take:
-            keep[_choose(ties, take, rng)] = True
-        tied -= len(ties)
+            keep |= _choose(ties, take, rng)
+        tied -= number
         wanted -= take
         chosen = np.flatnonzero(keep)
         kept[filled : filled + len(chosen)] = chosen
@@ -122,12 +125,17 @@ def keep_least_counted(
 
 
 def _choose(
-    ties: npt.NDArray[np.int64], take: int, rng: np.random.Generator
-) -> npt.NDArray[np.int64]:
-    if take == len(ties):
-        return ties
-    keys = rng.random(len(ties), dtype=np.float32)
-    return ties[np.argpartition(keys, take - 1)[:take]]
+    ties: npt.NDArray[np.bool_], take: int, rng: np.random.Generator
+) -> npt.NDArray[np.bool_]:
+    """Choose ``take`` of the True entries, as a mask: those with the smallest random keys."""
+    keys = rng.integers(0, _LARGEST_KEY, size=len(ties), dtype=np.uint32)
+    keys[~ties] = _LARGEST_KEY
+    last = np.partition(keys, take - 1)[take - 1]
+    chosen: npt.NDArray[np.bool_] = keys <= last
+    surplus = int(np.count_nonzero(chosen)) - take
+    if surplus:  # equal keys, one in thousands of blocks
+        chosen[np.flatnonzero(keys == last)[-surplus:]] = False
+    return chosen
 
 
 def _histogram(counts: Counts) -> npt.NDArray[np.int64]:

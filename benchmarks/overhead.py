@@ -1,0 +1,162 @@
+"""What fine-pruning itself costs: recording, ending an epoch and selecting, beside LeNet's steps.
+
+    python benchmarks/overhead.py                 # 50,000 and 1.28 million samples
+    python benchmarks/overhead.py --large         # also a selection over 100 million
+
+Steps of LeNet with and without recording alternate in one run, so that a noisy machine hurts both
+alike; what is compared are medians. Bookkeeping is everything that a plain loop does not do: the
+copies in each step, the marks and counts at the end of an epoch, and the selection.
+"""
+
+import argparse
+import json
+import statistics
+import time
+import tracemalloc
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import fineprune as fp
+from fineprune.networks.lenet import LeNet
+from fineprune.pruning.dropping_count import keep_least_counted
+from fineprune.training.hardware import describe
+
+BATCH = 128
+SCHEDULE = fp.Schedule(200, window=60, start=30, attenuation=2.0, block=3, count=2)
+
+
+def clock(work):
+    started = time.perf_counter()
+    result = work()
+    return time.perf_counter() - started, result
+
+
+def step_times(pruner, repeats):
+    """Median seconds of a LeNet step and, in its place in the step, of recording its losses."""
+    model = LeNet().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    x = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    y = torch.randint(0, 10, (BATCH,))
+    steps, means, records = [], [], []
+    for repeat in range(repeats + 10):
+        index = torch.randint(0, 50_000, (BATCH,))
+        started = time.perf_counter()
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        before = time.perf_counter()
+        loss = losses.mean()
+        after = time.perf_counter()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append(time.perf_counter() - started)
+        # The same place in another step: the caches hold what a step leaves in them.
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        recording = time.perf_counter()
+        loss = pruner.record(index, losses)
+        records.append(time.perf_counter() - recording)
+        means.append(after - before)
+        if repeat < 10:
+            steps.clear(), means.clear(), records.clear()
+    return statistics.median(steps), statistics.median(records) - statistics.median(means)
+
+
+def epoch_times(samples, repeats=7):
+    """Median seconds of ending an epoch and of selecting, with an epoch's losses recorded."""
+    pruner = fp.Pruner(samples, fp.FinePruning(SCHEDULE, prune=0.25), batch_size=BATCH)
+    losses = np.random.default_rng(0).random(samples, dtype=np.float32)
+    ends, selections = [], []
+    for epoch in range(31, 31 + repeats):
+        seconds, _ = clock(lambda epoch=epoch: pruner.set_epoch(epoch))
+        if SCHEDULE.prunes(epoch):
+            selections.append(seconds)
+        for index in pruner.sampler.order().split(BATCH):
+            pruner.record(index, torch.from_numpy(losses[index.numpy()]))
+        ends.append(clock(pruner.end_epoch)[0])
+    return statistics.median(ends), statistics.median(selections)
+
+
+def small_sizes(repeats):
+    pruner = fp.Pruner(50_000, fp.FinePruning(SCHEDULE, prune=0.25), batch_size=BATCH)
+    step, record = step_times(pruner, repeats)
+    rows = []
+    for samples in (50_000, 1_280_000):
+        end, select = epoch_times(samples)
+        steps = -(-samples // BATCH)
+        bookkeeping = record * steps + end + select
+        rows.append(
+            {
+                "samples": samples,
+                "step_ms": step * 1e3,
+                "record_us": record * 1e6,
+                "end_epoch_ms": end * 1e3,
+                "select_ms": select * 1e3,
+                "bookkeeping_ms_an_epoch": bookkeeping * 1e3,
+                "share_of_a_lenet_epoch": bookkeeping / (step * steps),
+            }
+        )
+    return rows
+
+
+def large_selection(samples=100_000_000):
+    """Seconds and bytes beyond counts and kept indices of a selection, and of the shuffle."""
+    tied = np.zeros(samples, dtype=np.uint8)
+    spread = np.random.default_rng(0).integers(0, 60, samples, dtype=np.uint8)
+    keep = samples // 4 * 3
+    rows = []
+    for name, counts in (("all counts tied", tied), ("counts 0 to 59", spread)):
+        seconds = min(
+            clock(lambda c=counts: keep_least_counted(c, keep, np.random.default_rng(1)))[0]
+            for _ in range(3)
+        )
+        tracemalloc.start()
+        kept = keep_least_counted(counts, keep, np.random.default_rng(1))
+        peak = tracemalloc.get_traced_memory()[1] - kept.nbytes
+        tracemalloc.stop()
+        rows.append({"selection": name, "seconds": seconds, "megabytes_beyond": peak / 1e6})
+        del kept
+    seconds, order = clock(lambda: torch.randperm(samples))
+    rows.append(
+        {
+            "selection": "the shuffle, apart",
+            "seconds": seconds,
+            "megabytes_beyond": order.nbytes / 1e6,
+        }
+    )
+    return rows
+
+
+def show(rows):
+    keys = list(rows[0])
+    print("| " + " | ".join(key.replace("_", " ") for key in keys) + " |")
+    print("|" + "---|" * len(keys))
+    for row in rows:
+        cells = [
+            f"{v:,.4g}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v
+            for v in row.values()
+        ]
+        print("| " + " | ".join(cells) + " |")
+    print()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--large", action="store_true", help="also 100 million samples")
+    parser.add_argument("--repeats", type=int, default=300)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = small_sizes(options.repeats)
+    large = large_selection() if options.large else []
+    about = {**describe("cpu", torch.get_num_threads()), "torch": torch.__version__}
+    if options.json:
+        print(json.dumps({"about": about, "rows": rows, "large": large}))
+        return
+    print(about, f"n = {options.repeats} steps\n")
+    show(rows)
+    if large:
+        show(large)
+
+
+if __name__ == "__main__":
+    main()

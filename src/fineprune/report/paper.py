@@ -1,0 +1,83 @@
+"""The paper's own figures, to print beside ours.
+
+Tables 1 and 2 of "Data fine-pruning" (Li, He, Ren, Mao, NPC 2018): CIFAR-10, 200 epochs, one GTX
+1080 Ti. Its accuracies are means of the three best test accuracies. It prints neither the number of
+runs nor all hyper-parameters.
+"""
+
+from dataclasses import dataclass
+
+from fineprune.experiments.statistics import Difference, Row
+
+
+@dataclass(frozen=True)
+class PaperResult:
+    """What the paper prints of one network; shares, and seconds over 200 epochs."""
+
+    time_saved: float
+    overhead_seconds: float
+    accuracy_regular: float
+    accuracy_pruned: float
+
+
+RESULTS = {
+    "lenet": PaperResult(0.1180, 4.27, 0.7515, 0.7472),
+    "vgg13": PaperResult(0.0740, 4.33, 0.9392, 0.9356),
+    "vgg16": PaperResult(0.0756, 4.26, 0.9379, 0.9344),
+    "vgg19": PaperResult(0.0765, 4.30, 0.9335, 0.9330),
+    "resnet18": PaperResult(0.1276, 4.08, 0.9125, 0.9116),
+    "resnet34": PaperResult(0.1343, 4.21, 0.9286, 0.9285),
+    "resnet50": PaperResult(0.1392, 4.18, 0.9375, 0.9346),
+    "wrn10": PaperResult(0.1373, 4.12, 0.9213, 0.9178),
+    "wrn16": PaperResult(0.1381, 4.25, 0.9422, 0.9420),
+    "wrn22": PaperResult(0.1429, 4.32, 0.9508, 0.9471),
+}
+
+
+def paper_rows(row: Row) -> list[Row]:
+    """Return the paper's two lines for a row's network and data set; none where it has none."""
+    result = RESULTS.get(row.network) if row.dataset == "cifar10" else None
+    if result is None:
+        return []
+    loss = Difference(result.accuracy_pruned - result.accuracy_regular, None, 1)
+    return [
+        _row(row, "paper: full", accuracy=result.accuracy_regular),
+        _row(
+            row,
+            "paper: pruned",
+            accuracy=result.accuracy_pruned,
+            time_saved=result.time_saved,
+            overhead=result.overhead_seconds,
+            difference=loss,
+        ),
+    ]
+
+
+def _row(
+    row: Row,
+    name: str,
+    *,
+    accuracy: float,
+    time_saved: float | None = None,
+    overhead: float | None = None,
+    difference: Difference | None = None,
+) -> Row:
+    return Row(
+        group=row.group,
+        network=row.network,
+        dataset=row.dataset,
+        evaluated_on="test",
+        arm=name,
+        seeds=None,
+        seconds_train=None,
+        time_saved=time_saved,
+        saved_in_epochs=None,
+        seconds_bookkeeping=overhead,
+        samples_trained=None,
+        steps=None,
+        skipped=None,
+        accuracy_last=None,
+        last_difference=None,
+        accuracy_best3=accuracy,
+        best3_difference=difference,
+    )

@@ -1,0 +1,215 @@
+"""The table of a comparison: for the terminal, for Markdown and for machines."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fineprune.experiments.statistics import Difference, Row
+from fineprune.report.paper import paper_rows
+
+NOTHING = "-"
+
+_NOTES = (
+    "Accuracy on the {sets} set. Time saved: against full, matched by seed; in epochs: by the "
+    "medians of a run's own epochs. Points: paired by seed, ± half the 95 % interval. Best three: "
+    "the paper's mean of the best three, a best-of on the evaluated set."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """A column of the table.
+
+    Attributes:
+        header: its name, with the unit.
+        meaning: what it holds, as a phrase.
+        cell: the text that a row has in it.
+        short: its name in a terminal of 80 characters, in lines; None where it has no room there.
+    """
+
+    header: str
+    meaning: str
+    cell: Callable[[Row], str]
+    short: str | None = None
+
+
+def _count(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def _seconds(value: float | None) -> str:
+    # A tenth of a second is noise in a long run, and takes room.
+    return NOTHING if value is None else f"{value:,.{1 if value < 1000 else 0}f}"
+
+
+def _percent(value: float | None) -> str:
+    return NOTHING if value is None else f"{100 * value:.2f}"
+
+
+def points(difference: Difference | None) -> str:
+    """Write a difference of shares in percentage points, with half its 95 % interval if any."""
+    if difference is None:
+        return NOTHING
+    text = f"{100 * difference.mean:+.2f}"
+    if difference.half_width is None:
+        return text
+    return f"{text} ±{100 * difference.half_width:.2f}"
+
+
+COLUMNS = (
+    Column("arm", "how it was trained", lambda row: row.arm, "arm"),
+    Column(
+        "seeds",
+        "number of runs; the row is their mean",
+        lambda row: NOTHING if row.seeds is None else str(row.seeds),
+        "seeds",
+    ),
+    Column(
+        "train, s",
+        "wall-clock seconds of training, overhead inside, evaluation apart",
+        lambda row: _seconds(row.seconds_train),
+        "train\ns",
+    ),
+    Column(
+        "time saved, %",
+        "of the full run's seconds, matched by seed",
+        lambda row: _percent(row.time_saved),
+        "time\nsaved\n%",
+    ),
+    Column(
+        "saved in epochs, %",
+        "by the median times of a run's own full and pruned epochs, which a machine with other "
+        "work disturbs less",
+        lambda row: _percent(row.saved_in_epochs),
+        "saved\nin\nepochs\n%",
+    ),
+    Column(
+        "overhead, s",
+        "seconds a run of recording losses and choosing samples",
+        lambda row: (
+            NOTHING if row.seconds_bookkeeping is None else f"{row.seconds_bookkeeping:.2f}"
+        ),
+        "over-\nhead\ns",
+    ),
+    Column(
+        "samples trained",
+        "sample-steps: samples summed over the epochs",
+        lambda row: _count(row.samples_trained),
+    ),
+    Column("steps", "optimizer steps", lambda row: _count(row.steps)),
+    Column(
+        "skipped, %",
+        "sample-steps of the full run that are not trained",
+        lambda row: _percent(row.skipped),
+        "samples\nskipped\n%",
+    ),
+    Column(
+        "last epoch, %",
+        "accuracy after the last epoch, the headline",
+        lambda row: _percent(row.accuracy_last),
+        "last\nepoch\n%",
+    ),
+    Column(
+        "last vs full, points",
+        "its difference to the full run, paired by seed, ± half the 95 % interval",
+        lambda row: points(row.last_difference),
+        "last\nvs full\npoints",
+    ),
+    Column(
+        "best three, %",
+        "the paper's mean of the best three accuracies of a run: a best-of on the evaluated set, "
+        "so it flatters every arm",
+        lambda row: _percent(row.accuracy_best3),
+        "best\nthree\n%",
+    ),
+    Column(
+        "best three vs full, points",
+        "its difference to the full run",
+        lambda row: points(row.best3_difference),
+    ),
+)
+
+
+def rich_table(rows: Sequence[Row]) -> Table:
+    """Make the terminal's table; the paper's lines follow each group that it has results for."""
+    groups = _groups(rows)
+    sets = " or ".join(dict.fromkeys(str(row.evaluated_on) for row in rows))
+    table = Table(
+        title=Text(groups[0][0].group) if len(groups) == 1 else None,
+        caption=Text(_NOTES.format(sets=sets)),
+        box=box.SIMPLE_HEAD,
+        padding=0,  # the box leaves a space between columns; more does not fit 80 characters
+        pad_edge=False,
+        caption_justify="left",
+    )
+    columns = [column for column in COLUMNS if column.short is not None]
+    for column in columns:
+        header = Text(column.short or "")
+        if column is COLUMNS[0]:
+            table.add_column(header, min_width=13)
+        else:
+            table.add_column(header, justify="right", no_wrap=True)
+    for group in groups:
+        if len(groups) > 1:
+            table.add_section()
+            table.add_row(Text(group[0].group, style="bold"))
+        for row in [*group, *paper_rows(group[0])]:
+            style = "dim" if row.seeds is None else ""
+            table.add_row(*(Text(column.cell(row), style=style) for column in columns))
+    return table
+
+
+def markdown_table(rows: Sequence[Row]) -> str:
+    """Write the table in Markdown, a heading line before each group where there are several."""
+    groups = _groups(rows)
+    parts = []
+    for group in groups:
+        lines = [f"**{_escaped(_heading(group))}**", ""] if len(groups) > 1 else []
+        lines.append(_line(column.header for column in COLUMNS))
+        lines.append(_line("---" if column is COLUMNS[0] else "---:" for column in COLUMNS))
+        for row in [*group, *paper_rows(group[0])]:
+            lines.append(_line(_escaped(column.cell(row)) for column in COLUMNS))
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def row_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return rows as JSON can hold them: shares and seconds as in ``Row``, nothing rounded.
+
+    A difference is ``{"mean": ..., "low": ..., "high": ..., "pairs": ...}``, with ``low`` and
+    ``high`` null where there is one pair.
+    """
+    dicts = []
+    for row in rows:
+        values = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+        for name, value in values.items():
+            if isinstance(value, Difference):
+                values[name] = {
+                    "mean": value.mean,
+                    "low": value.low,
+                    "high": value.high,
+                    "pairs": value.pairs,
+                }
+        dicts.append(values)
+    return dicts
+
+
+def _groups(rows: Sequence[Row]) -> list[list[Row]]:
+    return [list(group) for _, group in itertools.groupby(rows, lambda row: row.group)]
+
+
+def _heading(rows: Sequence[Row]) -> str:
+    return f"{rows[0].group}, accuracy on the {rows[0].evaluated_on} set"
+
+
+def _line(cells: Any) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,94 @@
+"""The verdict: what a comparison says, in plain words and no stronger than its numbers."""
+
+from fineprune.experiments.statistics import BASELINE, Difference, Group, Row, paired_difference
+
+METHOD = "fine-pruning"
+
+# Differences of one run to another by chance alone: seeds differ by about as much on CIFAR-10.
+CHANCE_POINTS = 0.5
+
+
+def verdict(group: Group, rows: list[Row]) -> list[str]:
+    """Return sentences on the cost and accuracy of each arm against full training.
+
+    A difference counts as one only where its 95 % interval over the seeds leaves out zero.
+
+    Args:
+        group: the runs.
+        rows: their rows, as ``group_rows`` gives them.
+    """
+    by_arm = {row.arm: row for row in rows}
+    sentences = [_against_full(row) for row in rows if row.arm != BASELINE and row.last_difference][
+        :1
+    ]
+    method = by_arm.get(METHOD)
+    if method is None or method.last_difference is None:
+        return sentences or [_alone(row) for row in rows]
+    for arm in ("random", "fewer-epochs"):
+        difference = paired_difference(group, METHOD, arm, "accuracy_last")
+        if difference is not None:
+            sentences.append(_control(group, by_arm[arm], difference))
+    return sentences
+
+
+def _against_full(row: Row) -> str:
+    assert row.last_difference is not None
+    cost = f"skipped {_percent(row.skipped)} of the sample-steps"
+    if row.time_saved is not None:
+        saved = "saved" if row.time_saved >= 0 else "lost"
+        cost += f" and {saved} {_percent(abs(row.time_saved))} of the training time"
+    if row.saved_in_epochs is not None:
+        cost += f" ({_percent(row.saved_in_epochs)} by the median times of its own epochs)"
+    return (
+        f"{_name(row.arm)} {cost}. Its last-epoch accuracy, {_percent(row.accuracy_last, 2)}, is "
+        f"{_height(row.last_difference, 'full training')}: {_weight(row.last_difference)}."
+    )
+
+
+def _control(group: Group, row: Row, difference: Difference) -> str:
+    if row.arm == "random":
+        what = "Skipping as many samples at random, in the same epochs,"
+    else:
+        epochs = group.of(row.arm)[0].summary["epochs"]
+        what = f"Training all samples for {epochs} epochs instead, at about the same cost,"
+    return (
+        f"{what} reaches {_percent(row.accuracy_last, 2)}: fine-pruning is "
+        f"{_height(difference, 'it')}, {_weight(difference)}."
+    )
+
+
+def _alone(row: Row) -> str:
+    return (
+        f"{_name(row.arm)} reached {_percent(row.accuracy_last, 2)} in the last epoch. Without a "
+        f"full run of the same seed there is nothing here to compare it with."
+    )
+
+
+def _height(difference: Difference, other: str) -> str:
+    mean = 100 * difference.mean
+    if round(mean, 2) == 0:
+        text = f"the same as {other} to a hundredth of a point"
+    else:
+        text = f"{abs(mean):.2f} points {'above' if mean > 0 else 'below'} {other}"
+    if difference.low is None or difference.high is None:
+        return text
+    low, high = 100 * difference.low, 100 * difference.high
+    return f"{text} (95 % interval {low:+.2f} to {high:+.2f}, {difference.pairs} seeds)"
+
+
+def _weight(difference: Difference) -> str:
+    if difference.low is None or difference.high is None:
+        return f"one seed, so a difference below about {CHANCE_POINTS} points means nothing"
+    if difference.low > 0:
+        return "better, beyond what chance between seeds explains"
+    if difference.high < 0:
+        return "worse, beyond what chance between seeds explains"
+    return "not distinguishable with these seeds"
+
+
+def _name(arm: str) -> str:
+    return arm[:1].upper() + arm[1:]
+
+
+def _percent(share: float | None, digits: int = 1) -> str:
+    return "an unknown share" if share is None else f"{100 * share:.{digits}f} %"

@@ -1,0 +1,183 @@
+"""Made-up run folders, well-formed to the last file, so that reports can be tested untrained."""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fineprune.experiments.controls import ARMS, arm_recipe
+from fineprune.pruning.policies.scheduled import ScheduledPolicy
+from fineprune.training.recipe import Recipe, make_recipe
+from fineprune.training.run_log import append_metrics, write_atomically, write_json_atomically
+
+# Accuracy that an arm lies above or below the full one in the end.
+_SHIFTS = {"full": 0.0, "fine-pruning": -0.002, "random": -0.006, "fewer-epochs": -0.004}
+
+
+def made_recipe(
+    network: str = "lenet",
+    dataset: str = "digits",
+    epochs: int = 20,
+    train_size: int = 512,
+    **training: object,
+) -> Recipe:
+    """A recipe with the usual shape: milestones at 30, 60 and 80 per cent of the epochs."""
+    return make_recipe(
+        {
+            "data": {"name": dataset, "train_size": train_size},
+            "network": {"name": network},
+            "training": {
+                "epochs": epochs,
+                "batch_size": 128,
+                "milestones": [epochs * part // 10 for part in (3, 6, 8)],
+                "evaluate_every": 2,
+                **training,
+            },
+            "pruning": {
+                "policy": "fine-pruning",
+                "window": epochs * 3 // 10,
+                "start": epochs * 3 // 20,
+                "attenuation": 2.0,
+                "block": 3,
+                "count": 2,
+                "prune": 0.25,
+            },
+            "run": {"device": "cpu", "precision": "float32", "threads": 1, "watch": 6},
+        }
+    )
+
+
+def make_compare(
+    folder: Path,
+    *,
+    recipe: Recipe | None = None,
+    arms: Sequence[str] = ARMS,
+    seeds: Sequence[int] = (0, 1_000_003, 2_000_006),
+    title: str = "digits-lenet",
+    counts: bool = True,
+    watched: bool = True,
+) -> Path:
+    """Write a comparison's folder with invented numbers, the same ones every time."""
+    recipe = recipe or made_recipe()
+    folder.mkdir(parents=True)
+    runs = []
+    for number, seed in enumerate(seeds):
+        for arm in arms:
+            name = f"{arm}-{number}"
+            seeded = recipe.replaced("run", seed=seed)
+            made = arm_recipe(seeded, arm, recipe.data.train_size)
+            make_run(folder / name, made, arm, counts=counts, watched=watched)
+            runs.append({"arm": arm, "seed": seed, "path": name})
+    comparison = {"version": 1, "title": title, "arms": [*arms], "seeds": [*seeds], "runs": runs}
+    write_json_atomically(folder / "compare.json", comparison)
+    return folder
+
+
+def make_run(
+    folder: Path, recipe: Recipe, arm: str, *, counts: bool = True, watched: bool = True
+) -> None:
+    """Write one run's folder: noisy curves that fall, and rise, at the milestones."""
+    folder.mkdir()
+    training, number = recipe.training, recipe.data.train_size
+    policy = recipe.policy()
+    policy.bind(number)
+    noise = np.random.default_rng([recipe.run.seed, *arm.encode()])
+    write_atomically(folder / "recipe.toml", recipe.to_toml())
+    lines = []
+    for epoch in range(training.epochs):
+        kept = policy.num_kept(epoch)
+        passed = sum(milestone <= epoch for milestone in training.milestones)
+        done = 1 - 0.5 ** (1 + passed) * (0.4 + 0.6 * np.exp(-epoch / training.epochs * 8))
+        accuracy = 0.95 * done + _SHIFTS.get(arm, -0.01) * done + noise.normal(0, 0.002)
+        left = training.epochs - 1 - epoch
+        evaluated = (epoch + 1) % training.evaluate_every == 0 or left < training.evaluate_last
+        line = {
+            "epoch": epoch,
+            "lr": training.lr * training.gamma**passed,
+            "pruned": kept < number,
+            "samples": kept,
+            "skipped": number - kept,
+            "steps": -(-kept // training.batch_size),
+            "train_loss": 2.3 * (1 - done) + 0.02,
+            "nonfinite": 0,
+            "seconds": kept / number * (6 + noise.uniform(0, 0.3)),
+            "bookkeeping_seconds": 0.02,
+            "evaluate_seconds": 0.5 if evaluated else 0.0,
+            "test_loss": 2.5 * (1 - accuracy) + 0.05 if evaluated else None,
+            "test_accuracy": accuracy if evaluated else None,
+            "validation_loss": None,
+            "validation_accuracy": None,
+            "watched": None,
+        }
+        if watched and evaluated:
+            line["watched"] = _watched_losses(recipe, 1 - done, noise)
+        append_metrics(folder / "metrics.jsonl", line)
+        lines.append(line)
+    if counts and isinstance(policy, ScheduledPolicy) and arm == "fine-pruning":
+        _make_counts(folder / "counts", policy, number, noise)
+    write_json_atomically(folder / "summary.json", _summary(recipe, arm, lines))
+
+
+def _watched_losses(recipe: Recipe, height: float, noise: np.random.Generator) -> dict[str, float]:
+    hard = np.random.default_rng(recipe.run.seed).integers(recipe.run.watch)
+    levels = {
+        index: 6 * (1 - height) if index == hard else 2.5 * height
+        for index in range(recipe.run.watch)
+    }
+    return {
+        str(17 + 100 * index): float(max(0, level * noise.uniform(0.7, 1.3)))
+        for index, level in levels.items()
+    }
+
+
+def _make_counts(
+    folder: Path, policy: ScheduledPolicy, number: int, noise: np.random.Generator
+) -> None:
+    folder.mkdir()
+    schedule = policy.schedule
+    ends = sorted({*schedule.boundaries, schedule.epochs})
+    for start, end in zip([0, *ends], ends, strict=False):
+        counts = (end - start) * noise.beta(0.3, 1.2 + start / schedule.epochs * 5, number)
+        np.save(folder / f"epoch-{end:04d}.npy", counts.astype(np.uint8), allow_pickle=False)
+
+
+def _summary(recipe: Recipe, arm: str, lines: list[dict]) -> dict:
+    full = [line["seconds"] for line in lines if not line["pruned"]]
+    pruned = [line["seconds"] for line in lines if line["pruned"]]
+    accuracies = [line["test_accuracy"] for line in lines if line["test_accuracy"] is not None]
+    samples_full = recipe.data.train_size * recipe.training.epochs
+    return {
+        "version": 1,
+        "arm": arm,
+        "policy": recipe.pruning.policy,
+        "seed": recipe.run.seed,
+        "epochs": recipe.training.epochs,
+        "network": recipe.network.name,
+        "dataset": recipe.data.name,
+        "parameters": 62006,
+        "train_samples": recipe.data.train_size,
+        "samples_trained": sum(line["samples"] for line in lines),
+        "samples_full": samples_full,
+        "skipped_share": sum(line["skipped"] for line in lines) / samples_full,
+        "steps": sum(line["steps"] for line in lines),
+        "pruned_epochs": len(pruned),
+        "seconds_train": sum(line["seconds"] for line in lines),
+        "seconds_bookkeeping": sum(line["bookkeeping_seconds"] for line in lines),
+        "seconds_evaluate": sum(line["evaluate_seconds"] for line in lines),
+        "median_full_epoch_seconds": statistics.median(full) if full else None,
+        "median_pruned_epoch_seconds": statistics.median(pruned) if pruned else None,
+        "accuracy_last": accuracies[-1],
+        "accuracy_best3": statistics.fmean(sorted(accuracies)[-3:]),
+        "evaluated_on": "test",
+        "hardware": {"cpu": "Made CPU", "cores": 2, "threads": 1, "device": "cpu", "gpu": None},
+        "versions": {"fineprune": "0.1.0", "torch": "2.13.0", "numpy": "2.4.6", "python": "3.11"},
+        "precision": "float32",
+        "git": "abc1234",
+    }
+
+
+def with_summary(run, **values):
+    """Return a run read from a folder with some of its summary replaced."""
+    return dataclasses.replace(run, summary={**run.summary, **values})

@@ -1,0 +1,127 @@
+"""Indexed: any map-style data set, every item with its index, through every kind of loader."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import fineprune as fp
+
+
+class Dicts(Dataset):
+    """Items are dicts."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return {"x": torch.tensor([float(index)]), "name": f"sample {index}"}
+
+
+class Batched(Dicts):
+    """Fetches whole batches."""
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+class Strings(Dicts):
+    def __getitem__(self, index):
+        return "x" * index
+
+
+def lengths(items):
+    return [len(item) for item in items]
+
+
+def test_tuples_become_index_and_batch():
+    data = TensorDataset(torch.arange(6) * 10, torch.arange(6) * 100)
+    (index, (x, y)), *rest = DataLoader(fp.Indexed(data), batch_size=4)
+    assert index.tolist() == [0, 1, 2, 3]
+    assert index.dtype == torch.int64
+    assert x.tolist() == [0, 10, 20, 30]
+    assert y.tolist() == [0, 100, 200, 300]
+    assert len(rest) == 1
+
+
+@pytest.mark.parametrize("data", [Dicts(), Batched()])
+def test_dicts_stay_dicts(data):
+    index, item = next(iter(DataLoader(fp.Indexed(data), batch_size=3)))
+    assert index.tolist() == [0, 1, 2]
+    assert item["x"].flatten().tolist() == [0, 1, 2]
+    assert item["name"] == ["sample 0", "sample 1", "sample 2"]
+
+
+def test_single_tensors_pass():
+    index, item = next(iter(DataLoader(fp.Indexed(torch.arange(5) * 2), batch_size=5)))
+    assert torch.equal(item, index * 2)
+
+
+def test_a_subset_counts_from_its_own_start():
+    data = fp.Indexed(Subset(Dicts(), [7, 3]))
+    assert [(index, item["name"]) for index, item in (data[0], data[1], data[-1])] == [
+        (0, "sample 7"),
+        (1, "sample 3"),
+        (1, "sample 3"),
+    ]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_worker_processes_carry_the_indices(context):
+    loader = DataLoader(
+        fp.Indexed(Batched()), batch_size=5, num_workers=2, multiprocessing_context=context
+    )
+    index, x = zip(*((index, item["x"].flatten()) for index, item in loader), strict=True)
+    assert torch.equal(torch.cat(index), torch.arange(12))
+    assert torch.equal(torch.cat(x), torch.arange(12.0))
+
+
+def test_a_collate_function_of_one_s_own_goes_on_working():
+    loader = DataLoader(
+        fp.Indexed(Strings()), batch_size=4, collate_fn=fp.IndexedCollate(lengths), num_workers=1
+    )
+    batches = [(index.tolist(), item) for index, item in loader]
+    assert batches == [([i, i + 1, i + 2, i + 3], [i, i + 1, i + 2, i + 3]) for i in (0, 4, 8)]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+@pytest.mark.parametrize("data", [Stream(), object(), iter([1])])
+def test_a_stream_is_refused_at_the_start(data):
+    with pytest.raises(TypeError, match="expected a map-style data set"):
+        fp.Pruner(data, fp.FullData(1))
+
+
+def stateful(pruner, workers):
+    return StatefulDataLoader(
+        pruner.dataset, batch_size=8, sampler=pruner.sampler, num_workers=workers
+    )
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 on torch 2.13
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("set_first", [True, False])
+def test_a_stateful_loader_resumes_in_the_middle_of_a_pruning_epoch(workers, set_first):
+    policy = fp.RandomPruning(fp.Schedule(6, 3, 0), prune=32)
+    first = fp.Pruner(torch.arange(96), policy, batch_size=8, seed=2)
+    loader = stateful(first, workers)
+    first.sampler.set_epoch(4)
+    batches = iter(loader)
+    done = [next(batches)[0] for _ in range(3)]
+    state = loader.state_dict()
+    expected = [index.tolist() for index, _ in batches]
+    assert len(done) + len(expected) == 8
+
+    second = fp.Pruner(torch.arange(96), policy, batch_size=8, seed=2)
+    resumed = stateful(second, workers)
+    if set_first:
+        second.sampler.set_epoch(4)
+    resumed.load_state_dict(state)
+    assert [index.tolist() for index, _ in resumed] == expected
+    assert second.plan.epoch == 4
+    # The next epoch starts at its beginning.
+    second.sampler.set_epoch(5)
+    assert sum(len(index) for index, _ in resumed) == 64
