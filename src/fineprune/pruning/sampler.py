@@ -59,7 +59,10 @@ class PruningSampler(DistributedSampler[Any]):
         """Return this rank's indices still to come in the epoch: int64, on the CPU."""
         shuffle = torch.Generator()
         shuffle.manual_seed(self.seed + self.epoch)
-        order = self._plan.kept[torch.randperm(len(self._plan.kept), generator=shuffle)]
+        kept = self._plan.kept
+        order = torch.randperm(len(kept), generator=shuffle)
+        if len(kept) < len(self.dataset):  # type: ignore[arg-type]  # a full plan is 0..N-1 itself
+            order = kept[order]
         order = _fitted(order, self.total_size)[self._start :]
         # After a resume on another number of ranks the rest may not divide: repeat a few.
         rest = -(-len(order) // self.num_replicas) * self.num_replicas

@@ -48,7 +48,7 @@ _SAMPLE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 _SAMPLE_MARKERS = "os^D"
 
 _FULL_CELL, _PRUNED_CELL = "#e3e3e3", "#f0a45d"
-_SHADE = "#f7e3d2"
+_SHADE = "#fbefe4"
 _INK, _FAINT = "#333333", "#999999"
 
 _WIDTH = 7.2  # inches
@@ -131,22 +131,30 @@ def draw_curves(group: Group) -> Drawing | None:
         return None
     longest = max(group.runs, key=lambda run: len(run.metrics))
     milestones = _milestones(longest)
+    closing = _closing_phases(group)
     with _style():
-        figure = Figure((_WIDTH, 5.6), layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
-        for axes, curves in ((above, losses), (below, accuracies)):
-            _shade(axes, _prunes(group))
-            for milestone in milestones:
-                axes.axvline(milestone + 0.5, color=_FAINT, linewidth=0.7, linestyle=(0, (1, 2)))
+        figure = Figure((_WIDTH, 7.4 if closing else 5.4), layout="constrained")
+        panels = figure.subplots(
+            3 if closing else 2, 1, height_ratios=(2, 3, 3) if closing else (2, 3)
+        )
+        for axes, curves in zip(panels, (losses, accuracies, accuracies), strict=False):
             for arm, curve in curves.items():
                 _plot(axes, arm, curve.epochs, curve)
-        above.set_ylabel(f"{kind} loss, nats")
-        above.set_ylim(bottom=0, top=_top(losses))
-        below.set_ylabel(f"{kind} accuracy, %")
-        below.set_ylim(*_accuracy_limits(accuracies))
-        below.set_xlabel("epoch")
-        below.set_xlim(0.5, len(longest.metrics) + 0.5)
-        below.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=11))
+            axes.set_xlim(0.5, len(longest.metrics) + 0.5)
+            axes.xaxis.set_major_locator(_whole_ticks(11))
+            axes.set_ylabel(f"{kind} accuracy, %")
+        for axes in panels[:2]:
+            _shade(axes, _prunes(group))
+            for milestone in milestones:
+                axes.axvline(milestone + 0.5, color=_FAINT, linewidth=0.8, linestyle=(0, (1, 2)))
+        panels[0].set_ylabel(f"{kind} loss, nats")
+        panels[0].set_ylim(bottom=0, top=_top(losses))
+        panels[1].set_ylim(*_accuracy_limits(accuracies, _tenths(group)))
+        if closing:
+            panels[2].set_xlim(left=min(closing.values()))
+            panels[2].set_ylim(*_accuracy_limits(accuracies, closing))
+            panels[2].set_title("the same, after the last fall of the rate")
+        panels[-1].set_xlabel("epoch")
         _legend(figure, accuracies, shaded=any(_prunes(group)))
         svg = _svg(figure, f"Loss and accuracy of {group.label} by epoch")
     caption = f"Loss and accuracy on the {kind} set, in the epochs that were evaluated."
@@ -158,7 +166,7 @@ def draw_curves(group: Group) -> Drawing | None:
         caption += " (in proportion where an arm is shorter)." if _shorter(group) else "."
     if any(_prunes(group)):
         caption += " Shaded: epochs that skip samples."
-    caption += " The accuracy's axis starts where the first tenth of the training ends."
+    caption += " The accuracy's axis fits what follows the first tenth of the training."
     return Drawing("Loss and accuracy (the paper's Figure 1)", svg, caption)
 
 
@@ -185,7 +193,7 @@ def draw_time(group: Group) -> Drawing | None:
         axes.set_xlabel(f"training time, {unit}")
         axes.set_xlim(left=0)
         axes.set_ylabel(f"{kind} accuracy, %")
-        axes.set_ylim(*_accuracy_limits(curves))
+        axes.set_ylim(*_accuracy_limits(curves, _tenths(group)))
         _legend(figure, curves)
         svg = _svg(figure, f"Accuracy of {group.label} against training time")
     caption = (
@@ -220,15 +228,15 @@ def draw_watched(group: Group) -> Drawing | None:
                     color=colour,
                     marker=marker,
                     markersize=3.5,
-                    markevery=(0.0, 0.12),
+                    markevery=max(1, len(track[index][0]) // 8),
                     label=f"sample {index}",
                 )
-            axes.set_title(f"seed {run.summary['seed']}")
+            axes.set_title(f"run with seed {run.summary['seed']}")
             axes.set_xlabel("epoch")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            axes.xaxis.set_major_locator(_whole_ticks(6))
         panels[0].set_ylabel("loss of the sample, nats")
         panels[0].set_ylim(bottom=0)
-        panels[0].set_xlim(0, runs[0].summary["epochs"])
+        panels[0].set_xlim(0, 1.02 * runs[0].summary["epochs"])
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=_MOST_SAMPLES)
         svg = _svg(figure, f"Losses of the same samples in two runs of {group.label}")
@@ -289,7 +297,7 @@ def draw_counts(group: Group) -> Drawing | None:
             axes.set_ylim(bottom=0.5)
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
             axes.tick_params(which="minor", left=False)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+            axes.xaxis.set_major_locator(_whole_ticks(5))
             axes.set_title(f"epochs {starts[end] + 1} to {end}")
         figure.supxlabel("DroppingCount", fontsize=9)
         figure.supylabel("samples", fontsize=9)
@@ -322,7 +330,7 @@ def schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int] = ()) -> str:
         raise ValueError("expected a schedule of at least one epoch, got none")
     columns = min(_EPOCHS_A_ROW, len(prunes))
     rows = math.ceil(len(prunes) / columns)
-    gap, legend = 1.25, 1.3  # heights of a row and of the legend, in cells
+    gap, legend = 1.25, 0.9  # heights of a row and of the legend, in cells
     cell = _WIDTH / (_EPOCHS_A_ROW + 0.4)  # inches
     with _style():
         figure = Figure((_WIDTH, cell * (rows * gap + legend)))
@@ -444,6 +452,10 @@ def _shade(axes: Axes, prunes: Sequence[bool]) -> None:
     )
 
 
+def _whole_ticks(most: int) -> MaxNLocator:
+    return MaxNLocator(nbins=most, integer=True, steps=[1, 2, 5, 10])
+
+
 def _legend(figure: Figure, arms: Iterable[str], shaded: bool = False) -> None:
     handles: list[Any] = [
         Line2D([], [], color=_colour(arm), linestyle=_DASHES.get(arm, "-"), label=arm)
@@ -454,21 +466,33 @@ def _legend(figure: Figure, arms: Iterable[str], shaded: bool = False) -> None:
     figure.legend(handles=handles, loc="outside upper center", ncols=6)
 
 
-def _accuracy_limits(curves: dict[str, _Curve]) -> tuple[float, float]:
-    """Leave out the steep start: it would flatten the differences that are to be seen."""
+def _accuracy_limits(curves: dict[str, _Curve], since: dict[str, float]) -> tuple[float, float]:
+    """Fit the axis to the arms' accuracies from an epoch on: earlier ones would flatten them."""
     values = np.concatenate(
         [
-            bound[curve.epochs >= min(curve.epochs[-1] / 10, curve.epochs[-1])]
-            for curve in curves.values()
+            bound[curve.epochs >= min(since[arm], curve.epochs[-1])]
+            for arm, curve in curves.items()
             for bound in (curve.least, curve.most)
         ]
     )
     values = values[np.isfinite(values)]
     if not len(values):
         return 0, 100
-    low, high = values.min(), values.max()
-    margin = max(0.05 * (high - low), 0.2)
-    return max(0, low - margin), min(100.5, high + margin)
+    margin = max(0.06 * float(values.max() - values.min()), 0.1)
+    return max(0, float(values.min()) - margin), min(100.5, float(values.max()) + margin)
+
+
+def _tenths(group: Group) -> dict[str, float]:
+    """Return for each arm the epoch in which the first tenth of its training ends."""
+    return {arm: group.of(arm)[0].summary["epochs"] / 10 for arm in group.arms}
+
+
+def _closing_phases(group: Group) -> dict[str, float]:
+    """Return for each arm the first epoch after its rate's last fall; empty where one has none."""
+    falls = {arm: _milestones(group.of(arm)[0])[-1:] for arm in group.arms}
+    if not all(falls.values()):
+        return {}
+    return {arm: fall[0] + 1.0 for arm, fall in falls.items()}
 
 
 def _top(curves: dict[str, _Curve]) -> float | None:

@@ -114,7 +114,7 @@ def _facts(group: Group) -> list[tuple[str, str]]:
     epochs = {arm: group.of(arm)[0].summary["epochs"] for arm in group.arms}
     lengths = _distinct(epochs.values())
     facts = [
-        ("Comparison", ", ".join(_distinct(run.title for run in group.runs))),
+        ("Runs", f"{len(group.runs)}: {', '.join(_distinct(run.title for run in group.runs))}"),
         ("Network", f"{first['network']}, {first['parameters']:,} parameters"),
         ("Data", f"{first['dataset']}, {first['train_samples']:,} training samples"),
         ("Evaluated on", f"{first['evaluated_on']} set"),

@@ -18,12 +18,13 @@ def verdict(group: Group, rows: list[Row]) -> list[str]:
         rows: their rows, as ``group_rows`` gives them.
     """
     by_arm = {row.arm: row for row in rows}
-    sentences = [_against_full(row) for row in rows if row.arm != BASELINE and row.last_difference][
-        :1
-    ]
+    compared = [row for row in rows if row.last_difference is not None]
+    if not compared:
+        return [_alone(row) for row in rows]
+    sentences = [_against_full(compared[0])]
     method = by_arm.get(METHOD)
     if method is None or method.last_difference is None:
-        return sentences or [_alone(row) for row in rows]
+        return [_against_full(row) for row in compared]
     for arm in ("random", "fewer-epochs"):
         difference = paired_difference(group, METHOD, arm, "accuracy_last")
         if difference is not None:
@@ -35,10 +36,11 @@ def _against_full(row: Row) -> str:
     assert row.last_difference is not None
     cost = f"skipped {_percent(row.skipped)} of the sample-steps"
     if row.time_saved is not None:
-        saved = "saved" if row.time_saved >= 0 else "lost"
-        cost += f" and {saved} {_percent(abs(row.time_saved))} of the training time"
+        share = _percent(abs(row.time_saved))
+        saved = f"saved {share} of the" if row.time_saved >= 0 else f"took {share} more"
+        cost += f" and {saved} training time"
     if row.saved_in_epochs is not None:
-        cost += f" ({_percent(row.saved_in_epochs)} by the median times of its own epochs)"
+        cost += f" ({_percent(row.saved_in_epochs)} saved by the median times of its own epochs)"
     return (
         f"{_name(row.arm)} {cost}. Its last-epoch accuracy, {_percent(row.accuracy_last, 2)}, is "
         f"{_height(row.last_difference, 'full training')}: {_weight(row.last_difference)}."

@@ -84,11 +84,13 @@ def train(
     recipe = resolved(recipe)
     arm = arm or recipe.pruning.policy
     log = RunFolder(folder, recipe)
-    checkpoint = log.begin(resume)
+    checkpoint = log.checkpoint_to_resume(resume)
     with seeded(recipe.run.seed, recipe.run.device), _threads(recipe.run.threads):
         job = _build(recipe)
         so_far = None
-        if checkpoint is not None:
+        if checkpoint is None:
+            log.begin()
+        else:
             so_far = _restore(job, load_checkpoint(checkpoint))
             log.forget_from(job.pruner.plan.epoch + (0 if so_far else 1))
         _train_epochs(job, log, so_far, on_epoch or (lambda metrics: None))

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from fineprune.networks.registry import NETWORKS
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import Policy
@@ -69,6 +70,7 @@ class NetworkSettings:
     classes: int | None = None
 
     def __post_init__(self) -> None:
+        _one_of("network.name", self.name, tuple(NETWORKS))
         if self.classes is not None:
             _at_least("network.classes", self.classes, 1)
 

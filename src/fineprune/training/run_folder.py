@@ -44,8 +44,8 @@ class RunFolder:
         self._metrics = folder / METRICS
         self._summary = folder / SUMMARY
 
-    def begin(self, resume: bool) -> Path | None:
-        """Make the folder; return the checkpoint to go on from, if there is one.
+    def checkpoint_to_resume(self, resume: bool) -> Path | None:
+        """Return the checkpoint to go on from, if there is one. Writes nothing.
 
         Raises:
             ValueError: the folder holds a run already and ``resume`` is not asked for.
@@ -55,12 +55,13 @@ class RunFolder:
                 f"expected a new folder for the run, but {self.folder} holds one: give another "
                 f"--out, or --resume to continue it"
             )
+        return self.checkpoint if resume and self.checkpoint.exists() else None
+
+    def begin(self) -> None:
+        """Make the folder and write the recipe; what a run left before its first checkpoint goes."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if resume and self.checkpoint.exists():
-            return self.checkpoint
-        self._metrics.unlink(missing_ok=True)  # epochs of a run killed before its first checkpoint
+        self._metrics.unlink(missing_ok=True)
         write_atomically(self.folder / RECIPE, self.recipe.to_toml())
-        return None
 
     def forget_from(self, epoch: int) -> None:
         """Drop the metrics of ``epoch`` and later ones: a resumed run trains them again."""

@@ -1,0 +1,159 @@
+"""The command line: every verb, every command that the README shows, and what wrong input says."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+
+ROOT = Path(__file__).parent.parent
+
+# The README's commands train for minutes; the same commands on less data take seconds.
+LESS = [
+    "data.train_size=128",
+    "training.batch_size=32",
+    "training.epochs=4",
+    "training.milestones=[2]",
+    "pruning.window=2",
+    "pruning.start=1",
+    "run.threads=1",
+]
+LESS = [part for change in LESS for part in ("--set", change)]
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def readme_commands():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return re.findall(r"^fineprune (.*?)(?:\s+#.*)?$", text, re.MULTILINE)
+
+
+def test_the_readme_shows_every_verb():
+    assert {command.split()[0] for command in readme_commands()} == {
+        "plan",
+        "train",
+        "compare",
+        "report",
+    }
+
+
+def test_the_commands_of_the_readme_work_one_after_another(folder):
+    for command in readme_commands():
+        verb, *rest = shlex.split(command)
+        result = run(verb, *rest, *([] if verb == "report" else LESS))
+        assert result.exit_code == 0, result.output
+    assert (folder / "runs/first/summary.json").exists()
+    assert "<svg" in (folder / "report.html").read_text(encoding="utf-8")
+    listed = json.loads((folder / "runs/digits-compare/compare.json").read_text())
+    assert len(listed["runs"]) == 12
+    assert len(set(listed["seeds"])) == 3
+
+
+def test_the_command_of_the_method_page_works():
+    text = (ROOT / "docs/method.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^fineprune (plan .*)$", text, re.MULTILINE)
+    result = run(*shlex.split(command))
+    assert result.exit_code == 0
+    assert "97 of 200" in result.output
+    assert "formula 3 or 4: 54" in result.output
+
+
+@pytest.mark.parametrize(("attenuate", "pruned"), [("window", 97), ("epoch", 112)])
+def test_plan_counts_both_readings(attenuate, pruned, tmp_path):
+    options = "plan --epochs 200 --window 60 --start 30 --attenuation 2 --block 3 --count 2 --json"
+    options += " --step-time 0.02 --overhead 0.02"
+    result = run(*options.split(), "--attenuate", attenuate, "--svg", tmp_path / "plan.svg")
+    answer = json.loads(result.stdout)
+    assert answer["pruned_epochs"] == sum(answer["prunes"]) == pruned
+    assert answer["closed_form_pruned_epochs"] == 54
+    assert answer["clears_after"] == [60, 120, 180]
+    assert answer["time"] == pytest.approx(answer["steps"] * 0.02 + pruned * 0.02)
+    assert answer["saving"] == pytest.approx(1 - answer["time"] / (200 * 391 * 0.02))
+    assert "<svg" in (tmp_path / "plan.svg").read_text(encoding="utf-8")
+
+
+def test_plan_takes_windows_from_milestones():
+    options = "plan --epochs 200 --milestones 60,120,160 --windows-per-interval 2 --start 0.5 --json"
+    answer = json.loads(run(*options.split()).stdout)
+    assert answer["clears_after"] == [30, 60, 90, 120, 140, 160, 180, 200]
+    assert answer["closed_form_pruned_epochs"] is None
+
+
+def test_compare_continues_where_it_stopped(folder):
+    first = run("compare", "recipes/digits.toml", *LESS, "--arms", "full", "--json")
+    assert first.exit_code == 0, first.output
+    done = folder / "runs/digits-compare/full-0/metrics.jsonl"
+    before = done.stat().st_mtime_ns
+    second = run("compare", "recipes/digits.toml", *LESS, "--json")
+    assert second.exit_code == 0, second.output
+    assert done.stat().st_mtime_ns == before
+    rows = {row["arm"]: row for row in json.loads(second.stdout)["rows"]}
+    assert list(rows) == ["full", "fine-pruning", "random", "fewer-epochs"]
+    other = run("compare", "recipes/digits.toml", *LESS, "--set", "training.lr=0.5")
+    assert other.exit_code == 2
+    assert "recipe.toml differs" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "missing.toml"], "cannot read missing.toml"),
+        (["train", "recipes/digits.toml", "--set", "training.epoch=3"], "did you mean 'epochs'"),
+        (["train", "recipes/digits.toml", "--set", "data.train_size=5000"], "train_size"),
+        (["train", "recipes/paper/lenet.toml", "--set", "data.dir=nowhere"], "nowhere"),
+        (["train", "recipes/digits.toml", "--set", "network.name=lenett"], "lenet"),
+        (["compare", "recipes/digits.toml", "--arms", "full,half"], "half"),
+        (["compare", "recipes/digits.toml", "--set", "pruning.policy=full"], "schedule"),
+        (["compare", "recipes/digits.toml", "--seeds", "0"], "at least one seed"),
+        (["plan"], "expected a recipe"),
+        (["plan", "--epochs", "10"], "pruning.window"),
+        (["plan", "--epochs", "10", "--window", "0"], "at least 1"),
+        (["plan", "recipes/digits.toml", "--prune", "1.5"], "share in"),
+        (["report", "nowhere"], "expected a finished run"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_status_2(arguments, said, folder):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not (folder / "runs").exists()
+
+
+def test_a_failure_while_running_is_exit_status_1(folder):
+    (folder / "broken.py").write_text("def data():\n    raise OSError('disk on fire')\n")
+    command = [sys.executable, "-m", "fineprune", "train", "recipes/digits.toml", *LESS]
+    command += ["--set", "data.name=broken:data"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "disk on fire" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("verb", ["train", "compare", "plan", "report"])
+def test_every_verb_has_help_with_an_example(verb):
+    result = run(verb, "--help")
+    assert result.exit_code == 0
+    assert f"Example: fineprune {verb}" in result.output
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_the_examples_run(example):
+    result = subprocess.run([sys.executable, str(example)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert float(re.findall(r"accuracy ([\d.]+)%", result.stdout)[-1]) > 85
