@@ -51,6 +51,29 @@ def test_a_tolerance_is_a_share_of_the_absolute_mean():
     assert pruner.counts.tolist() == [1, 0, 1, 0]
 
 
+def test_a_loader_that_yields_the_skipped_samples_too_is_found_out():
+    pruner = made(fp.FinePruning(fp.Schedule(6, 6, 1), prune=32))
+    for epoch in range(2):
+        pruner.set_epoch(epoch)
+        pruner.record(torch.arange(N), losses_of(epoch, torch.arange(N)))
+        pruner.end_epoch()
+    pruner.set_epoch(2)
+    pruner.record(torch.arange(N), losses_of(2, torch.arange(N)))
+    with pytest.warns(RuntimeWarning, match="sampler=pruner.sampler"):
+        pruner.end_epoch()
+
+
+def test_an_epoch_that_has_ended_takes_no_more_losses():
+    pruner = made(length=2)
+    pruner.set_epoch(0)
+    pruner.record([0, 1], torch.tensor([0.0, 1.0]))
+    pruner.end_epoch()
+    with pytest.raises(ValueError, match=r"loop over pruner\.epochs\(\)"):
+        pruner.record([0, 1], torch.tensor([0.0, 1.0]))
+    pruner.set_epoch(1)
+    pruner.record([0, 1], torch.tensor([0.0, 1.0]))
+
+
 @pytest.mark.parametrize("value", [0.1, 1 / 3, 2.302585, 1e-30, 3e30])
 def test_equal_losses_mark_nobody(value):
     pruner = made()

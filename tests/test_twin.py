@@ -387,6 +387,28 @@ def test_a_batch_with_no_finite_loss_marks_nothing():
     assert pruner.counts.tolist() == [0, 0, 0, 1]
 
 
+def test_a_large_set():
+    # Large enough for whatever is done in blocks to be done in several.
+    n, skipped = 300_000, 100_001
+    chance = torch.Generator().manual_seed(1)
+    pruner = fp.Pruner(n, fp.FinePruning(fp.Schedule(3, 3, 2), skipped))
+    pruner.set_epoch(0)
+    index = torch.randperm(n, generator=chance)
+    losses = torch.randint(0, 2, (n,), generator=chance).float()
+    pruner.record(index, losses)
+    pruner.end_epoch()
+    batch = list(zip(index.tolist(), losses.tolist(), strict=True))
+    counts = twin.counts_after_epoch([0] * n, twin.marks_of_batch(batch), False)
+    pruner.set_epoch(1)
+    assert pruner.counts.tolist() == counts
+    check_plan(pruner.plan, 1, counts, skipped)
+    # The ties, about half of the set, are broken alike in every part of it.
+    kept = torch.zeros(n)
+    kept[pruner.plan.kept] = 1
+    shares = torch.stack([part.mean() for part in kept.split(30_000)])
+    assert (shares - shares.mean()).abs().max() < 0.02
+
+
 # --- a control -------------------------------------------------------------------------------
 
 

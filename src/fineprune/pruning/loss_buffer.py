@@ -84,6 +84,8 @@ def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
             f"expected one loss for each index, both of shape (B,), got losses of shape "
             f'{tuple(losses.shape)} and indices of shape {tuple(index.shape)}: use reduction="none"'
         )
+    if not len(losses):
+        raise ValueError("expected at least one loss in a batch, got none")
     if not losses.is_floating_point():
         raise ValueError(f"expected floating-point losses, got {losses.dtype}")
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:

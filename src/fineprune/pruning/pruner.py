@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fineprune.pruning.dropping_count import batch_means, batch_sums
@@ -31,6 +32,9 @@ STATE_VERSION = 1
 # A single process turns losses into marks in blocks of this many, so that the buffer stays small
 # (48 MB) however large the epoch is, and waits for the device once in a block.
 _FLUSH_AT = 1 << 22
+
+# Pruning epochs in a row that trained what they should skip, before a warning says so.
+_UNDONE_EPOCHS = 3
 
 
 @dataclass
@@ -122,6 +126,9 @@ class Pruner:
         self.nonfinite = 0
         self._nonfinite_so_far = 0
         self._progress: _Progress | None = None
+        self._ended: int | None = None
+        self._unplanned = 0
+        self._undone_in_a_row = 0
         self._open = True
         self._buffer = self._make_buffer()
         # A compiled training step must not trace into the buffer's bookkeeping.
@@ -206,7 +213,7 @@ class Pruner:
             The mean of the losses, shape (); with a plan that has weights, of loss times weight.
 
         Raises:
-            ValueError: shapes, types or indices are wrong.
+            ValueError: shapes, types or indices are wrong, or the epoch has ended.
             RuntimeError: the plan has weights, and the scalars returned were not backpropagated.
         """
         index = torch.as_tensor(index)
@@ -316,6 +323,7 @@ class Pruner:
             kept = torch.from_numpy(np.flatnonzero(mask))
             plan = EpochPlan(state["epoch"], kept, saved["weights"])
             self._progress = _Progress(plan, saved["batches"], saved["samples"])
+        self._ended = None if state["open"] else state["epoch"]
         self._show(state["epoch"])
         self._open = state["open"]
 
@@ -359,6 +367,11 @@ class Pruner:
         if progress is None or progress.plan.epoch != self._plan.epoch:
             if progress is not None:  # a loaded epoch was left for an earlier one
                 self._policy_ends(progress.plan.epoch)
+            if self._plan.epoch == self._ended:
+                raise ValueError(
+                    f"expected losses of another epoch, since epoch {self._ended} has ended: "
+                    f"loop over pruner.epochs(), or call set_epoch({self._ended + 1})"
+                )
             # Wrong indices fail with the first batch; later ones, when they are used, at the end of
             # the epoch: looking takes longer than copying, and on a GPU it would wait.
             if index.device.type == "cpu" and index.numel():
@@ -392,9 +405,16 @@ class Pruner:
             padding = np.zeros((batches - len(sizes), 2))
             sums = self._replicas.sum(np.concatenate([sums, padding]))[: len(sizes)]
             means = np.repeat(batch_means(sums), sizes)
-            epoch = self._plan.epoch if self._progress is None else self._progress.plan.epoch
-            self._policy.observe(epoch, LossRecords(indices, losses, means))
+            plan = self._plan if self._progress is None else self._progress.plan
+            self._count_unplanned(plan, indices)
+            self._policy.observe(plan.epoch, LossRecords(indices, losses, means))
             self._policy.merge(self._replicas)
+
+    def _count_unplanned(self, plan: EpochPlan, indices: npt.NDArray[np.int64]) -> None:
+        if len(plan.kept) < self._num_samples:
+            skipped = np.ones(self._num_samples, dtype=np.bool_)
+            skipped[plan.kept.numpy()] = False
+            self._unplanned += int(np.count_nonzero(skipped[indices]))
 
     def _commit(self) -> None:
         if self._rescaling is not None:
@@ -407,13 +427,27 @@ class Pruner:
         self._policy.end_epoch(epoch)
         self._progress = None
         self._open = False
+        self._ended = epoch
         self.nonfinite, self._nonfinite_so_far = self._nonfinite_so_far, 0
         if self.nonfinite:
-            warnings.warn(
-                f"{self.nonfinite} losses of epoch {epoch} were NaN or infinite; "
-                f"they earned no mark and have no part in their batch's mean",
-                RuntimeWarning,
-                stacklevel=4,
+            _warn(
+                f"{self.nonfinite} losses of epoch {epoch} were NaN or infinite; they earned no "
+                f"mark and have no part in their batch's mean"
+            )
+        self._warn_if_undone(epoch)
+
+    def _warn_if_undone(self, epoch: int) -> None:
+        """Say so where a loader yields all samples, whatever the plan: nothing is then saved."""
+        unplanned, self._unplanned = self._unplanned, 0
+        skipped = self._num_samples - len(self._plan.kept)
+        if self._plan.epoch != epoch or not skipped:
+            return
+        own = samples_per_rank(skipped, self._shape.num_replicas, drop_last=True)
+        self._undone_in_a_row = self._undone_in_a_row + 1 if unplanned >= max(own, 1) else 0
+        if self._undone_in_a_row == _UNDONE_EPOCHS:
+            _warn(
+                f"in {_UNDONE_EPOCHS} pruning epochs up to epoch {epoch} the samples to skip were "
+                f"trained all the same: give the loader sampler=pruner.sampler"
             )
 
     def _make_buffer(self) -> LossBuffer:
@@ -426,3 +460,7 @@ class Pruner:
                 f"expected an epoch in 0..{self._policy.epochs - 1}, got {epoch}: "
                 f"make the schedule as long as the training"
             )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=5)

@@ -35,6 +35,8 @@ class Schedule:
         count: the paper's PruningCount, the epochs in each block that prune; 0 prunes never.
         attenuate: ``"window"`` attenuates once for each window after the first (the paper's
             text), ``"epoch"`` once for each epoch after the first window (its listing, literally).
+        opened: epochs ``e`` (from 1) whose end was made a boundary while they trained; see
+            ``open_window``.
 
     Raises:
         ValueError: a value is out of range.
@@ -47,6 +49,7 @@ class Schedule:
     block: int = 1
     count: int = 1
     attenuate: Attenuate = "window"
+    opened: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_integer("epochs", self.epochs, least=1)
@@ -105,32 +108,27 @@ class Schedule:
         Args:
             epochs: length of the training, in epochs.
             milestones: epochs from 1, rising, after which the rate falls, as ``MultiStepLR`` has
-                them.
+                them; those at the training's end or beyond never come.
             windows_per_interval: m, the number of windows between two milestones.
             start: the start as a share of each window, from 0 to 1.
             attenuation, block, count, attenuate: as in ``Schedule``.
 
         Raises:
-            ValueError: milestones that do not rise or lie outside 1..epochs, or more windows than
-                epochs in an interval.
+            ValueError: milestones that do not rise, or more windows than epochs in an interval.
         """
         _check_integer("epochs", epochs, least=1)
         _check_integer("windows_per_interval", windows_per_interval, least=1)
         milestones = list(milestones)
         for milestone in milestones:
             _check_integer("milestones", milestone, least=1)
-        if any(a >= b for a, b in itertools.pairwise(milestones)) or max(milestones, default=1) > (
-            epochs
-        ):
-            raise ValueError(
-                f"expected milestones that rise and lie within 1..{epochs}, got {milestones}"
-            )
+        if any(a >= b for a, b in itertools.pairwise(milestones)):
+            raise ValueError(f"expected milestones that rise, got {milestones}")
         if not 0 <= start <= 1:
             raise ValueError(f"expected start as a share of each window in [0, 1], got {start}")
         ends = [0, *milestones]
-        lengths = [b - a for a, b in itertools.pairwise(ends)]
+        lengths = [b - a for a, b in itertools.pairwise(ends) if a < epochs]
         rest = epochs - ends[-1]
-        if rest:
+        if rest > 0:
             evenly = len(set(lengths)) == 1 and rest < lengths[0]
             lengths.append(lengths[0] if evenly else rest)
         if windows_per_interval > min(lengths):
@@ -173,7 +171,9 @@ class Schedule:
             ValueError: the epoch is outside the schedule.
         """
         e = self._number(epoch)
-        return self._position(e) >= self._start(e) and e % self.block < self.count
+        # An epoch that became a boundary while it trained had been decided on before.
+        position = self._position(e - 1) + 1 if e in self.opened else self._position(e)
+        return position >= self._start(e) and e % self.block < self.count
 
     def clears(self, epoch: int) -> bool:
         """Say whether the counts are cleared at the end of ``epoch`` (from 0).
@@ -191,8 +191,8 @@ class Schedule:
         """Return this schedule with a boundary at the end of ``epoch`` (from 0).
 
         For rates that fall while training (a plateau scheduler): the paper lets the window change
-        during the training. Nothing before the epoch's end changes; the window that the new
-        boundary cuts gives its length and start to those that follow.
+        during the training. Neither the epoch itself nor one before it is decided anew; the window
+        that the new boundary cuts gives its length and start to those that follow.
 
         Raises:
             ValueError: the epoch is outside the schedule.
@@ -206,7 +206,8 @@ class Schedule:
         tail = range(len(lengths) - 1, max(len(lengths), self._listed_windows()))
         lengths += [self._window_value(self.window, i) for i in tail]
         starts += [self._window_value(self.start, i) for i in tail]
-        return replace(self, window=tuple(lengths), start=tuple(starts))
+        opened = (*self.opened, e)
+        return replace(self, window=tuple(lengths), start=tuple(starts), opened=opened)
 
     def _number(self, epoch: int) -> int:
         if not 0 <= epoch < self.epochs:

@@ -241,7 +241,7 @@ def draw_watched(group: Group) -> Drawing | None:
         figure.legend(handles, labels, loc="outside upper center", ncols=_MOST_SAMPLES)
         svg = _svg(figure, f"Losses of the same samples in two runs of {group.label}")
     caption = (
-        f"Cross-entropy of the same training samples in two {runs[0].summary['arm']} runs that "
+        f"Cross-entropy of the same training samples in two runs of {runs[0].summary['arm']} that "
         f"differ in their seed only, without augmentation. They were not drawn at random: of the "
         f"{len(last)} watched samples, these {len(chosen)} have the last losses that differ the "
         f"most between the two runs."
@@ -255,7 +255,7 @@ def draw_schedule(group: Group) -> Drawing | None:
     if run is None:
         return None
     prunes = [bool(line["pruned"]) for line in run.metrics]
-    svg = schedule_svg(prunes, _boundaries(run))
+    svg = _schedule_svg(prunes, _boundaries(run), f"Schedule of {group.label}")
     caption = (
         f"Each cell is an epoch. {sum(prunes)} of {len(prunes)} skip samples, the others train on "
         f"all. Behind a thick line the counts start again from zero."
@@ -271,7 +271,7 @@ def draw_counts(group: Group) -> Drawing | None:
     if run is None:
         return None
     ends = sorted(counts)
-    starts = dict(zip(ends, [0, *ends], strict=False))
+    counted = _counted_epochs(run, ends)
     shown = ends
     if len(ends) > _MOST_WINDOWS:
         places = np.linspace(0, len(ends) - 1, _MOST_WINDOWS).round().astype(int)
@@ -298,14 +298,15 @@ def draw_counts(group: Group) -> Drawing | None:
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
             axes.tick_params(which="minor", left=False)
             axes.xaxis.set_major_locator(_whole_ticks(5))
-            axes.set_title(f"epochs {starts[end] + 1} to {end}")
+            axes.set_title(counted[end])
         figure.supxlabel("DroppingCount", fontsize=9)
         figure.supylabel("samples", fontsize=9)
         svg = _svg(figure, f"Histograms of DroppingCount, {group.label}")
     caption = (
         f"How many training samples have each DroppingCount at the end of a window: the number of "
-        f"its epochs in which the sample's loss lay above its batch's mean. The highest are "
-        f"skipped first. Run: {run.summary['arm']}, seed {run.summary['seed']}; the number of "
+        f"its epochs in which the sample was trained and its loss lay above its batch's mean (and "
+        f"the tolerance). The highest are skipped first. An epoch that ends a window counts in the "
+        f"next one. Run: {run.summary['arm']}, seed {run.summary['seed']}; the number of "
         f"samples is on a logarithmic axis."
     )
     if len(shown) < len(ends):
@@ -328,6 +329,10 @@ def schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int] = ()) -> str:
     """
     if not prunes:
         raise ValueError("expected a schedule of at least one epoch, got none")
+    return _schedule_svg(prunes, boundaries, "Schedule")
+
+
+def _schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int], label: str) -> str:
     columns = min(_EPOCHS_A_ROW, len(prunes))
     rows = math.ceil(len(prunes) / columns)
     gap, legend = 1.25, 0.9  # heights of a row and of the legend, in cells
@@ -370,7 +375,7 @@ def schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int] = ()) -> str:
             borderaxespad=0.2,
             borderpad=0,
         )
-        return _svg(figure, f"Schedule: {sum(map(bool, prunes))} of {len(prunes)} epochs pruned")
+        return _svg(figure, f"{label}: {sum(map(bool, prunes))} of {len(prunes)} epochs pruned")
 
 
 @contextlib.contextmanager
@@ -534,7 +539,22 @@ def _prunes(group: Group) -> list[bool]:
     return [] if run is None else [bool(line["pruned"]) for line in run.metrics]
 
 
+def _counted_epochs(run: Run, ends: Sequence[int]) -> dict[int, str]:
+    """Name the epochs whose marks the counts of each window hold.
+
+    A boundary's epoch clears the counts before it adds its own marks, so it opens the next window.
+    """
+    boundaries = _boundaries(run)
+    named = {}
+    for first, end in itertools.pairwise([1, *ends]):
+        last = end - 1 if end in boundaries else end
+        named[end] = f"epochs {first} to {max(first, last)}"
+    return named
+
+
 def _boundaries(run: Run) -> tuple[int, ...]:
+    if not {"window", "windows_per_interval"} & run.recipe.get("pruning", {}).keys():
+        return ()  # skips samples, but by no schedule
     return make_recipe(run.recipe).schedule().boundaries
 
 

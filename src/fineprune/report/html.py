@@ -69,7 +69,11 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     )
     environment.filters["inline"] = Markup  # our own figures only; all else is escaped
     page = environment.get_template("report.html.j2").render(
-        title=_title(runs), sections=sections, columns=COLUMNS, overview=_overview(sections)
+        title=_title(runs),
+        sections=sections,
+        columns=COLUMNS,
+        overview=_overview(sections),
+        overview_columns=[column for column in COLUMNS if column.short is not None],
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page)
@@ -97,15 +101,14 @@ def _title(runs: Sequence[Run]) -> str:
 
 
 def _overview(sections: Sequence[Section]) -> list[tuple[Section, Row]]:
-    """Where there are several groups: the method's row of each."""
+    """Where there are several groups: the method's row of each, or all rows of one without it."""
     if len(sections) == 1:
         return []
-    return [
-        (section, row)
-        for section in sections
-        for row in section.rows
-        if row.arm == (METHOD if METHOD in [row.arm for row in section.rows] else row.arm)
-    ]
+    return [(section, row) for section in sections for row in _of_method(section.rows)]
+
+
+def _of_method(rows: Sequence[Row]) -> Sequence[Row]:
+    return [row for row in rows if row.arm == METHOD] or rows
 
 
 def _facts(group: Group) -> list[tuple[str, str]]:
@@ -113,7 +116,7 @@ def _facts(group: Group) -> list[tuple[str, str]]:
     first = summaries[0]
     epochs = {arm: group.of(arm)[0].summary["epochs"] for arm in group.arms}
     lengths = _distinct(epochs.values())
-    facts = [
+    return [
         ("Runs", f"{len(group.runs)}: {', '.join(_distinct(run.title for run in group.runs))}"),
         ("Network", f"{first['network']}, {first['parameters']:,} parameters"),
         ("Data", f"{first['dataset']}, {first['train_samples']:,} training samples"),
@@ -129,7 +132,6 @@ def _facts(group: Group) -> list[tuple[str, str]]:
         ("Versions", "; ".join(_distinct(_versions(summary) for summary in summaries))),
         ("Git revision", ", ".join(_distinct(summary["git"] or "none" for summary in summaries))),
     ]
-    return facts
 
 
 def _hardware(summary: dict[str, Any]) -> str:

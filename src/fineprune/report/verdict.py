@@ -7,6 +7,9 @@ METHOD = "fine-pruning"
 # Differences of one run to another by chance alone: seeds differ by about as much on CIFAR-10.
 CHANCE_POINTS = 0.5
 
+# Accuracies on few samples come in coarse steps, and their differences may be equal by accident.
+_NO_WIDTH = 1e-9
+
 
 def verdict(group: Group, rows: list[Row]) -> list[str]:
     """Return sentences on the cost and accuracy of each arm against full training.
@@ -21,10 +24,10 @@ def verdict(group: Group, rows: list[Row]) -> list[str]:
     compared = [row for row in rows if row.last_difference is not None]
     if not compared:
         return [_alone(row) for row in rows]
-    sentences = [_against_full(compared[0])]
     method = by_arm.get(METHOD)
     if method is None or method.last_difference is None:
         return [_against_full(row) for row in compared]
+    sentences = [_against_full(method)]
     for arm in ("random", "fewer-epochs"):
         difference = paired_difference(group, METHOD, arm, "accuracy_last")
         if difference is not None:
@@ -60,10 +63,9 @@ def _control(group: Group, row: Row, difference: Difference) -> str:
 
 
 def _alone(row: Row) -> str:
-    return (
-        f"{_name(row.arm)} reached {_percent(row.accuracy_last, 2)} in the last epoch. Without a "
-        f"full run of the same seed there is nothing here to compare it with."
-    )
+    reached = f"{_name(row.arm)} reached {_percent(row.accuracy_last, 2)} in the last epoch."
+    missing = "another arm" if row.arm == BASELINE else "a full run"
+    return f"{reached} Without {missing} of the same seed there is nothing to compare it with."
 
 
 def _height(difference: Difference, other: str) -> str:
@@ -81,6 +83,8 @@ def _height(difference: Difference, other: str) -> str:
 def _weight(difference: Difference) -> str:
     if difference.low is None or difference.high is None:
         return f"one seed, so a difference below about {CHANCE_POINTS} points means nothing"
+    if difference.high - difference.low < _NO_WIDTH:
+        return "the same in every seed, so these seeds do not show how far chance reaches"
     if difference.low > 0:
         return "better, beyond what chance between seeds explains"
     if difference.high < 0:

@@ -58,7 +58,7 @@ class RunFolder:
         return self.checkpoint if resume and self.checkpoint.exists() else None
 
     def begin(self) -> None:
-        """Make the folder and write the recipe; what a run left before its first checkpoint goes."""
+        """Make the folder and write the recipe; epochs before a first checkpoint go."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._metrics.unlink(missing_ok=True)
         write_atomically(self.folder / RECIPE, self.recipe.to_toml())

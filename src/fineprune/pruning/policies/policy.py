@@ -6,6 +6,7 @@ The contract for every method of skipping. A policy of your own is a subclass wi
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import numpy as np
@@ -123,10 +124,16 @@ def prune_count(prune: float, num_samples: int) -> int:
     return number
 
 
-def check_prune(prune: float) -> None:
-    """Raise ValueError unless ``prune`` is a share in [0, 1) or a whole number from 0 on."""
-    whole = isinstance(prune, int) and not isinstance(prune, bool)
-    if not (whole and prune >= 0) and not (isinstance(prune, float) and 0 <= prune < 1):
-        raise ValueError(
-            f"expected prune as a share in [0, 1) or a whole number of samples, got {prune!r}"
-        )
+def checked_prune(prune: float) -> float:
+    """Return ``prune`` as Python's own number.
+
+    Raises:
+        ValueError: it is neither a share in [0, 1) nor a whole number from 0 on.
+    """
+    if isinstance(prune, Integral) and not isinstance(prune, bool) and prune >= 0:
+        return int(prune)
+    if isinstance(prune, Real) and not isinstance(prune, Integral) and 0 <= prune < 1:
+        return float(prune)
+    raise ValueError(
+        f"expected prune as a share in [0, 1) or a whole number of samples, got {prune!r}"
+    )

@@ -3,7 +3,7 @@
 from dataclasses import asdict, replace
 from typing import Any
 
-from fineprune.pruning.policies.policy import Policy, check_prune, prune_count
+from fineprune.pruning.policies.policy import Policy, checked_prune, prune_count
 from fineprune.pruning.schedule import Schedule
 
 
@@ -21,10 +21,9 @@ class ScheduledPolicy(Policy):
     def __init__(self, schedule: Schedule, prune: float) -> None:
         if not isinstance(schedule, Schedule):
             raise ValueError(f"expected a Schedule, got {type(schedule).__name__}")
-        check_prune(prune)
         self.schedule = schedule
         self.given_schedule = schedule  # as it was before any window was opened
-        self.prune = prune
+        self.prune = checked_prune(prune)
         self._num_samples = 0
 
     @property
@@ -54,15 +53,16 @@ class ScheduledPolicy(Policy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the windows, which may have been opened while training."""
-        return {"window": _listed(self.schedule.window), "start": _listed(self.schedule.start)}
+        windows = {key: getattr(self.schedule, key) for key in ("window", "start", "opened")}
+        return {key: _listed(value) for key, value in windows.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up the windows."""
-        window, start = (
+        window, start, opened = (
             tuple(value) if isinstance(value, list) else value
-            for value in (state["window"], state["start"])
+            for value in (state["window"], state["start"], state["opened"])
         )
-        self.schedule = replace(self.schedule, window=window, start=start)
+        self.schedule = replace(self.schedule, window=window, start=start, opened=opened)
 
 
 def _listed(value: Any) -> Any:

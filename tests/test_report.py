@@ -1,0 +1,420 @@
+"""Tables, figures and the page, from made-up runs."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import matplotlib
+import pytest
+from made_runs import made_recipe, make_compare, with_summary
+from rich.console import Console
+
+from fineprune.experiments.statistics import grouped, table_rows
+from fineprune.report.figures import (
+    draw_all,
+    draw_counts,
+    draw_curves,
+    draw_schedule,
+    draw_watched,
+    schedule_svg,
+)
+from fineprune.report.html import write_report
+from fineprune.report.paper import RESULTS, paper_rows
+from fineprune.report.tables import COLUMNS, markdown_table, rich_table, row_dicts
+from fineprune.report.verdict import verdict
+from fineprune.training.run_log import read_run, read_runs
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    return make_compare(tmp_path_factory.mktemp("runs") / "compared")
+
+
+@pytest.fixture(scope="module")
+def runs(compared):
+    return read_runs([compared])
+
+
+@pytest.fixture(scope="module")
+def drawings(runs):
+    return draw_all(one_group(runs))
+
+
+@pytest.fixture
+def page(tmp_path):
+    def write(runs):
+        write_report(runs, tmp_path / "new" / "report.html")
+        return (tmp_path / "new" / "report.html").read_text(encoding="utf-8")
+
+    return write
+
+
+def one_group(runs):
+    (group,) = grouped(runs)
+    return group
+
+
+def terminal(rows):
+    console = Console(width=80, no_color=True)
+    with console.capture() as captured:
+        console.print(rich_table(rows))
+    return captured.get()
+
+
+def cells(markdown):
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+# Tables
+
+
+def test_the_terminals_table_fits_80_characters_and_cuts_nothing(runs):
+    text = terminal(table_rows(runs))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    for arm in ("full", "fine-pruning", "random", "fewer-epochs"):
+        assert re.search(rf"^ *{arm} +3 ", text, re.MULTILINE)
+    assert "best-of on the evaluated set" in " ".join(text.split())
+
+
+def test_the_markdown_table_shows_per_cent_and_points_with_two_decimals(runs):
+    rows = table_rows(runs)
+    header, _, *lines = cells(markdown_table(rows))
+    assert header == [column.header for column in COLUMNS]
+    shown = dict(zip(header, lines[1], strict=True))
+    assert shown["arm"] == "fine-pruning"
+    assert shown["last epoch, %"] == f"{100 * rows[1].accuracy_last:.2f}"
+    difference = rows[1].last_difference
+    points = f"{100 * difference.mean:+.2f} ±{100 * difference.half_width:.2f}"
+    assert shown["last vs full, points"] == points
+    assert lines[0][header.index("time saved, %")] == "-"
+
+
+def test_with_one_seed_no_interval_is_printed(runs):
+    rows = table_rows([run for run in runs if run.summary["seed"] == 0])
+    assert "±" not in markdown_table(rows)
+    assert re.search(r"[+-]\d\.\d\d ", markdown_table(rows))
+
+
+def test_rows_become_plain_json(runs):
+    rows = table_rows(runs)
+    full, pruned = json.loads(json.dumps(row_dicts(rows)))[:2]
+    assert full["last_difference"] is None
+    assert pruned["accuracy_last"] == rows[1].accuracy_last
+    assert pruned["last_difference"] == {
+        "mean": rows[1].last_difference.mean,
+        "low": rows[1].last_difference.low,
+        "high": rows[1].last_difference.high,
+        "pairs": 3,
+    }
+
+
+def test_the_papers_lines_stand_beside_its_networks_on_cifar10_only(tmp_path, runs):
+    folder = make_compare(tmp_path / "c", recipe=made_recipe(dataset="cifar10"), seeds=[0])
+    rows = table_rows(read_runs([folder]))
+    lines = cells(markdown_table(rows))
+    shown = dict(zip(lines[0], lines[-1], strict=True))
+    assert (shown["arm"], shown["time saved, %"]) == ("paper: pruned", "11.80")
+    assert (shown["overhead, s"], shown["best three, %"]) == ("4.27", "74.72")
+    assert shown["best three vs full, points"] == "-0.43"
+    assert "paper: full" in terminal(rows)
+    assert paper_rows(table_rows(runs)[0]) == []
+    assert len(RESULTS) == 10
+
+
+def test_several_groups_share_one_table(runs):
+    others = [with_summary(run, network="vgg13") for run in runs]
+    rows = table_rows([*runs, *others])
+    assert "vgg13 on" in terminal(rows)
+    assert "**vgg13 on digits, accuracy on the test set**" in markdown_table(rows)
+    assert terminal(rows).count("fine-pruning") == 2
+
+
+def test_of_no_rows_the_tables_are_empty():
+    assert markdown_table([]) == ""
+    assert rich_table([]).row_count == 0
+
+
+# Figures
+
+
+def test_every_figure_is_xml_with_labelled_axes(drawings):
+    assert len(drawings) == 5
+    for drawing in drawings:
+        root = ElementTree.fromstring(drawing.svg)
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert root.get("role") == "img"
+        assert drawing.caption.endswith(".")
+    texts = texts_of(drawings[0].svg)
+    assert {"epoch", "test loss, nats", "test accuracy, %", "fine-pruning"} <= texts
+    assert {"training time, seconds", "test accuracy, %"} <= texts_of(drawings[1].svg)
+
+
+def test_an_arm_has_one_colour_and_ids_are_not_shared_between_figures(drawings):
+    curves, times = drawings[:2]
+    for colour in ("#333333", "#d55e00", "#0072b2", "#009e73"):
+        assert colour in curves.svg
+        assert colour in times.svg
+    ids = [set(re.findall(r' id="([^"]+)"', drawing.svg)) for drawing in (curves, times)]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+    for drawing in (curves, times):
+        used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', drawing.svg))
+        assert used == set(re.findall(r' id="([^"]+)"', drawing.svg))
+
+
+def test_drawing_leaves_matplotlibs_settings_and_ignores_the_users(runs):
+    group = one_group(runs)
+    usual = draw_curves(group).svg
+    with matplotlib.rc_context({"font.size": 31, "lines.linewidth": 9}):
+        before = dict(matplotlib.rcParams)
+        assert draw_curves(group).svg == usual
+        assert dict(matplotlib.rcParams) == before
+
+
+def test_watched_samples_are_those_whose_last_losses_differ_most(runs):
+    def last(run):
+        return next(line["watched"] for line in reversed(run.metrics) if line["watched"])
+
+    drawing = draw_watched(one_group(runs))
+    first, second = [last(run) for run in runs if run.summary["arm"] == "full"][:2]
+    apart = sorted(first, key=lambda index: -abs(first[index] - second[index]))
+    shown = {text for text in texts_of(drawing.svg) if text.startswith("sample ")}
+    assert shown == {f"sample {index}" for index in apart[:4]}
+    assert "of the 6 watched samples, these 4" in drawing.caption
+
+
+def test_two_samples_watched_are_two_lines(compared):
+    few = [keep_watched(run, {"17", "117"}) for run in read_runs([compared])]
+    drawing = draw_watched(one_group(few))
+    assert {t for t in texts_of(drawing.svg) if "sample " in t} == {"sample 17", "sample 117"}
+
+
+def test_figures_without_their_data_are_left_out(tmp_path):
+    folder = make_compare(tmp_path / "c", seeds=[0], counts=False, watched=False)
+    group = one_group(read_runs([folder]))
+    assert draw_counts(group) is None
+    assert draw_watched(group) is None
+    assert len(draw_all(group)) == 3
+    full = one_group([read_run(folder / "full-0")])
+    assert draw_schedule(full) is None
+    assert len(draw_all(full)) == 2
+
+
+def test_counts_have_a_panel_for_each_window_without_the_epoch_that_ends_it(runs):
+    drawing = draw_counts(one_group(runs))
+    titles = {text for text in texts_of(drawing.svg) if text.startswith("epochs ")}
+    assert titles == {"epochs 1 to 5", "epochs 6 to 11", "epochs 12 to 17", "epochs 18 to 20"}
+
+
+def test_many_windows_are_thinned_out_and_the_caption_says_so(tmp_path):
+    recipe = made_recipe(epochs=40).replaced("pruning", window=2, start=1)
+    folder = make_compare(tmp_path / "c", recipe=recipe, arms=["fine-pruning"], seeds=[0])
+    drawing = draw_counts(one_group(read_runs([folder])))
+    assert "12 of 20 windows are shown" in drawing.caption
+    assert len([text for text in texts_of(drawing.svg) if text.startswith("epochs ")]) == 12
+
+
+@pytest.mark.parametrize("epochs", [1, 7, 20, 200, 400])
+def test_a_schedules_cells_are_numbered_and_inside_the_picture(epochs):
+    prunes = [epoch % 3 == 1 for epoch in range(epochs)]
+    svg = schedule_svg(prunes, [epoch for epoch in (10, 20) if epoch <= epochs])
+    texts = texts_of(svg)
+    assert {str(number) for number in range(1, epochs + 1)} <= texts
+    assert ("window ends, counts are cleared" in texts) == (epochs >= 10)
+    root = ElementTree.fromstring(svg)
+    width, height = (float(number) for number in root.get("viewBox").split()[2:])
+    for x, y in re.findall(r"translate\(([-\d.]+) ([-\d.]+)\)", svg):
+        assert 0 <= float(x) <= width
+        assert 0 <= float(y) <= height
+
+
+def test_a_schedule_of_no_epochs_is_refused():
+    with pytest.raises(ValueError, match="at least one epoch"):
+        schedule_svg([])
+
+
+# The verdict
+
+
+def said(runs):
+    group = one_group(runs)
+    return verdict(group, table_rows(runs))
+
+
+def with_accuracies(runs, **by_arm):
+    return [
+        with_summary(run, accuracy_last=by_arm[run.summary["arm"].replace("-", "_")](number))
+        for run, number in zip(runs, [0] * 4 + [1] * 4 + [2] * 4, strict=True)
+    ]
+
+
+def test_a_difference_is_claimed_only_beyond_its_interval(runs):
+    made = with_accuracies(
+        runs,
+        full=lambda n: 0.95 + n / 1000,
+        fine_pruning=lambda n: 0.94 + n / 1000 + n % 2 / 10000,
+        random=lambda n: 0.94 + n / 100,
+        fewer_epochs=lambda n: 0.92 + n / 1000 + n % 2 / 1000,
+    )
+    full, random, fewer = said(made)
+    assert "below full training" in full
+    assert "worse, beyond what chance between seeds explains" in full
+    assert "not distinguishable" in random
+    assert "above it" in fewer
+    assert "better, beyond what chance" in fewer
+    assert "18 epochs instead" in fewer
+
+
+def test_one_seed_claims_nothing(runs):
+    sentences = said([run for run in runs if run.summary["seed"] == 0])
+    assert len(sentences) == 3
+    for sentence in sentences:
+        assert "below about 0.5 points means nothing" in sentence
+        assert "interval" not in sentence
+
+
+def test_a_run_that_took_longer_is_said_to(runs):
+    slow = [
+        with_summary(run, seconds_train=150.0 if run.summary["arm"] == "fine-pruning" else 100.0)
+        for run in runs
+    ]
+    assert "took 50.0 % more training time" in said(slow)[0]
+
+
+def test_an_arm_alone_is_compared_with_nothing(runs):
+    (sentence,) = said([run for run in runs if run.summary["arm"] == "fine-pruning"])
+    assert "Without a full run of the same seed" in sentence
+    (sentence,) = said(runs[:1])
+    assert sentence.startswith("Full reached")
+    assert "Without another arm of the same seed" in sentence
+
+
+def test_equal_differences_are_no_proof(runs):
+    made = with_accuracies(
+        runs,
+        full=lambda n: 0.75,
+        fine_pruning=lambda n: 0.5,
+        random=lambda n: 0.5,
+        fewer_epochs=lambda n: 0.5,
+    )
+    for sentence in said(made):
+        assert "the same in every seed, so these seeds do not show" in sentence
+
+
+# The page
+
+
+def test_the_page_holds_everything_in_order_and_fetches_nothing(runs, page):
+    text = page(runs)
+    order = ["<h1>digits-lenet</h1>", "Made CPU", 'class="verdict"', "<table>", "<svg", "What to"]
+    places = [text.index(part) for part in [*order, "[pruning]"]]
+    assert places == sorted(places)
+    assert text.count("<svg ") == 5
+    assert "<script" not in text
+    without_names = re.sub(r'xmlns(:\w+)?="[^"]+"', "", text)
+    assert not re.search(r"https?:|url\((?!#)|@import|<link|<img", without_names)
+    parse_strictly(text)
+
+
+def test_the_page_is_the_same_each_time(runs, page):
+    assert page(runs) == page(runs)
+
+
+def test_hostile_names_are_escaped(tmp_path, page):
+    evil = "<script>alert(1)</script>&\"'"
+    folder = make_compare(tmp_path / "c", seeds=[0], title=evil)
+    hostile = [
+        with_summary(run, network=evil, git=evil, hardware={**run.summary["hardware"], "cpu": evil})
+        for run in read_runs([folder])
+    ]
+    hostile += [with_summary(run, arm=evil, seed=9) for run in hostile[:1]]
+    text = page(hostile)
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    for svg in re.findall(r"<svg .*?</svg>", text, re.DOTALL):
+        ElementTree.fromstring(svg)
+
+
+def test_each_group_gets_a_section_and_the_overview_names_all(runs, page):
+    text = page([*runs, *(with_summary(run, network="vgg13") for run in runs)])
+    assert text.count("<section ") == 2
+    assert "<h2>lenet on digits</h2>" in text
+    assert '<a href="#group-2">vgg13 on digits</a>' in text
+    assert "<h3>Overview</h3>" in text
+    parse_strictly(text)
+
+
+def test_a_single_train_run_is_a_report_too(compared, page):
+    text = page([read_run(compared / "full-0")])
+    assert "fineprune train recipe.toml" in text
+    assert "There is no full run" not in text
+    assert "Overview" not in text
+    assert text.count("<svg ") == 2
+
+
+def test_missing_evaluations_counts_and_watched_are_no_error(tmp_path, page):
+    folder = make_compare(tmp_path / "c", counts=False, watched=False, arms=["fine-pruning"])
+    shutil.rmtree(folder / "fine-pruning-2")
+    blank = {"test_loss": None, "test_accuracy": None, "watched": None}
+    run = read_run(folder / "fine-pruning-0")
+    run.metrics[:] = [{**line, **blank} for line in run.metrics]
+    text = page([run])
+    assert text.count("<svg ") == 1
+    assert "There is no full run among these" in text
+
+
+def test_caveats_say_what_the_numbers_are_of(runs, page):
+    text = page([with_summary(run, evaluated_on="validation") for run in runs])
+    assert "Accuracies are of the validation set" in text
+    assert "held back from the training set" in text
+    assert "With one seed" not in text
+    assert "With one seed" in page([run for run in runs if run.summary["seed"] == 0])
+
+
+def test_losses_that_were_not_finite_are_reported(compared, page):
+    run = read_run(compared / "full-0")
+    run.metrics[3]["nonfinite"] = 1234
+    assert "1,234 losses were not finite" in page([run])
+
+
+def test_no_runs_no_report(tmp_path):
+    with pytest.raises(ValueError, match="at least one finished run"):
+        write_report([], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def texts_of(svg):
+    texts = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    return {"".join(text.itertext()).strip() for text in texts}
+
+
+def keep_watched(run, indices):
+    for line in run.metrics:
+        if line["watched"]:
+            line["watched"] = {i: line["watched"][i] for i in indices}
+    return run
+
+
+def parse_strictly(text):
+    """Check that tags are closed in order and that no id stands twice."""
+    open_tags, ids = [], []
+
+    class Checker(HTMLParser):
+        def handle_starttag(self, tag, attributes):
+            ids.extend(value for name, value in attributes if name == "id")
+            if tag not in ("meta", "br"):
+                open_tags.append(tag)
+
+        def handle_startendtag(self, tag, attributes):
+            ids.extend(value for name, value in attributes if name == "id")
+
+        def handle_endtag(self, tag):
+            assert open_tags.pop() == tag
+
+    Checker().feed(text)
+    assert not open_tags
+    assert len(ids) == len(set(ids))

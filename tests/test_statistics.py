@@ -1,0 +1,174 @@
+"""Statistics of comparisons, against numbers worked out by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from fineprune.experiments.statistics import (
+    Difference,
+    grouped,
+    paired_difference,
+    saved_in_epochs,
+    table_rows,
+)
+from fineprune.training.run_log import Run
+
+# Student's quantiles at 0.975, from any printed table.
+STUDENT_1, STUDENT_2 = 12.706204736, 4.302652730
+
+
+def made(arm, seed, accuracy, *, seconds=100.0, samples=1000, title="made", lr=0.1, **summary):
+    values = {
+        "arm": arm,
+        "seed": seed,
+        "network": "lenet",
+        "dataset": "digits",
+        "evaluated_on": "test",
+        "epochs": 10,
+        "train_samples": 100,
+        "samples_trained": samples,
+        "skipped_share": 1 - samples / 1000,
+        "steps": samples // 10,
+        "pruned_epochs": 0,
+        "seconds_train": seconds,
+        "seconds_bookkeeping": 2.0,
+        "median_full_epoch_seconds": 10.0,
+        "median_pruned_epoch_seconds": None,
+        "accuracy_last": accuracy,
+        "accuracy_best3": accuracy + 0.01,
+        **summary,
+    }
+    recipe = {"training": {"lr": lr}, "pruning": {"policy": arm}, "run": {"seed": seed}}
+    return Run(Path(f"{arm}-{seed}"), values, [], recipe, title)
+
+
+def pruned(seed, accuracy, **values):
+    medians = {"pruned_epochs": 4, "median_pruned_epoch_seconds": 7.0}
+    return made("fine-pruning", seed, accuracy, samples=880, **medians, **values)
+
+
+def small_comparison():
+    return [
+        pruned(0, 0.895, seconds=90.0),
+        pruned(7, 0.90, seconds=170.0),
+        pruned(3, 0.92, seconds=380.0),
+        made("full", 0, 0.90, seconds=100.0),
+        made("full", 3, 0.92, seconds=400.0),
+        made("full", 7, 0.91, seconds=200.0),
+    ]
+
+
+def test_a_row_holds_the_numbers_worked_out_by_hand():
+    full, row = table_rows(small_comparison())
+    assert (full.arm, row.arm) == ("full", "fine-pruning")
+    assert row.group == "lenet on digits"
+    assert row.seeds == 3
+    assert row.seconds_train == pytest.approx(640 / 3)
+    # 10 %, 15 % and 5 %, matched by seed; the total seconds would say 8.6 %.
+    assert row.time_saved == pytest.approx(0.10)
+    # 6 full epochs of 10 s and 4 pruned ones of 7 s: 88 s in place of 100 s.
+    assert row.saved_in_epochs == pytest.approx(0.12)
+    assert row.seconds_bookkeeping == 2.0
+    assert (row.samples_trained, row.steps) == (880, 88)
+    assert row.skipped == pytest.approx(0.12)
+    assert row.accuracy_last == pytest.approx(0.905)
+    assert row.accuracy_best3 == pytest.approx(0.915)
+
+
+def test_the_full_row_is_not_compared_with_itself():
+    full = table_rows(small_comparison())[0]
+    assert full.skipped == 0
+    assert full.time_saved is full.saved_in_epochs is None
+    assert full.last_difference is full.best3_difference is None
+
+
+def test_the_interval_is_students_over_paired_differences():
+    row = table_rows(small_comparison())[1]
+    # Differences -0.005, -0.010 and 0: mean -0.005, standard deviation 0.005.
+    half = STUDENT_2 * 0.005 / 3**0.5
+    for difference in (row.last_difference, row.best3_difference):
+        assert difference.mean == pytest.approx(-0.005)
+        assert difference.half_width == pytest.approx(half)
+        assert difference.low == pytest.approx(-0.005 - half)
+        assert difference.high == pytest.approx(-0.005 + half)
+        assert difference.pairs == 3
+
+
+def test_only_seeds_of_both_arms_are_paired():
+    row = table_rows([*small_comparison()[:3], made("full", 0, 0.80), made("full", 7, 0.80)])[1]
+    assert row.seeds == 3
+    assert row.last_difference.pairs == 2
+    assert row.last_difference.mean == pytest.approx(0.0975)
+    # 0.095 and 0.100: standard deviation 0.005 / sqrt(2), of which the error is 0.0025.
+    assert row.last_difference.half_width == pytest.approx(STUDENT_1 * 0.0025)
+
+
+def test_one_seed_gives_a_difference_without_an_interval():
+    row = table_rows([made("full", 0, 0.90), pruned(0, 0.89)])[1]
+    assert row.last_difference == Difference(pytest.approx(-0.01), None, 1)
+    assert row.last_difference.low is row.last_difference.high is None
+
+
+def test_without_full_there_is_no_comparison():
+    (row,) = table_rows([pruned(0, 0.89)])
+    assert row.time_saved is row.last_difference is row.best3_difference is None
+    assert row.skipped == pytest.approx(0.12)  # of its own epochs, as its summary says
+    assert row.saved_in_epochs == pytest.approx(0.12)
+
+
+def test_with_full_runs_of_other_seeds_nothing_is_matched():
+    row = table_rows([made("full", 1, 0.90), pruned(0, 0.89)])[1]
+    assert row.time_saved is row.skipped is row.last_difference is None
+
+
+def test_fewer_epochs_skips_what_full_trains_beyond_it():
+    runs = [made("full", 0, 0.90), made("fewer-epochs", 0, 0.89, samples=900, skipped_share=0.0)]
+    row = table_rows(runs)[1]
+    assert row.skipped == pytest.approx(0.1)
+    assert row.saved_in_epochs is None
+
+
+def test_arms_stand_in_the_order_of_the_table_and_others_last():
+    arms = ["other", "fewer-epochs", "another", "random", "fine-pruning", "full"]
+    rows = table_rows([made(arm, 0, 0.9) for arm in arms])
+    expected = ["full", "fine-pruning", "random", "fewer-epochs", "another", "other"]
+    assert [row.arm for row in rows] == expected
+
+
+def test_no_saving_in_epochs_where_every_epoch_is_pruned():
+    summary = {"median_full_epoch_seconds": None, "median_pruned_epoch_seconds": 7.0}
+    assert saved_in_epochs({**summary, "epochs": 4, "pruned_epochs": 4}) is None
+
+
+def test_any_two_arms_can_be_compared():
+    (group,) = grouped([made("random", 0, 0.88), pruned(0, 0.89)])
+    difference = paired_difference(group, "fine-pruning", "random", "accuracy_last")
+    assert difference.mean == pytest.approx(0.01)
+    assert paired_difference(group, "fine-pruning", "full", "accuracy_last") is None
+
+
+def test_networks_and_data_sets_are_groups_of_their_own():
+    runs = [made("full", 0, 0.9), made("full", 0, 0.8, network="vgg13"), made("random", 0, 0.9)]
+    groups = grouped(runs)
+    assert [group.label for group in groups] == ["lenet on digits", "vgg13 on digits"]
+    assert [group.arms for group in groups] == [["full", "random"], ["full"]]
+
+
+def test_two_comparisons_of_one_network_are_told_apart_by_title():
+    runs = [made("full", 0, 0.9, title="a"), made("full", 0, 0.8, title="b", lr=0.2)]
+    assert [group.label for group in grouped(runs)] == ["lenet on digits, a", "lenet on digits, b"]
+
+
+def test_runs_that_cannot_be_told_apart_are_refused():
+    with pytest.raises(ValueError, match="2 runs of arm full with seed 0"):
+        table_rows([made("full", 0, 0.9), made("full", 0, 0.8)])
+    with pytest.raises(ValueError, match="unlike settings in full-0 and full-1"):
+        table_rows([made("full", 0, 0.9), made("full", 1, 0.8, lr=0.2)])
+    with pytest.raises(ValueError, match="unlike settings in full-0 and fine-pruning-0"):
+        table_rows([made("full", 0, 0.9), pruned(0, 0.8, lr=0.2)])
+
+
+def test_an_interval_over_equal_differences_has_no_width():
+    runs = [made("full", seed, 0.75) for seed in (0, 1)]
+    runs += [pruned(seed, 0.5) for seed in (0, 1)]
+    assert table_rows(runs)[1].last_difference == Difference(-0.25, 0.0, 2)
