@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fineprune.pruning.dropping_count import batch_means, batch_sums
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loss_buffer import LossBuffer, check_batch, check_range
 from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_watch import UNDONE_EPOCHS, PlanWatch
 from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.random_streams import stream
 from fineprune.pruning.replicas import Replicas
@@ -32,9 +32,6 @@ STATE_VERSION = 1
 # A single process turns losses into marks in blocks of this many, so that the buffer stays small
 # (48 MB) however large the epoch is, and waits for the device once in a block.
 _FLUSH_AT = 1 << 22
-
-# Pruning epochs in a row that trained what they should skip, before a warning says so.
-_UNDONE_EPOCHS = 3
 
 
 @dataclass
@@ -127,8 +124,7 @@ class Pruner:
         self._nonfinite_so_far = 0
         self._progress: _Progress | None = None
         self._ended: int | None = None
-        self._unplanned = 0
-        self._undone_in_a_row = 0
+        self._watch = PlanWatch(self._num_samples, num_replicas)
         self._open = True
         self._buffer = self._make_buffer()
         # A compiled training step must not trace into the buffer's bookkeeping.
@@ -366,7 +362,7 @@ class Pruner:
         progress = self._progress
         if progress is None or progress.plan.epoch != self._plan.epoch:
             if progress is not None:  # a loaded epoch was left for an earlier one
-                self._policy_ends(progress.plan.epoch)
+                self._policy_ends(progress.plan)
             if self._plan.epoch == self._ended:
                 raise ValueError(
                     f"expected losses of another epoch, since epoch {self._ended} has ended: "
@@ -406,24 +402,19 @@ class Pruner:
             sums = self._replicas.sum(np.concatenate([sums, padding]))[: len(sizes)]
             means = np.repeat(batch_means(sums), sizes)
             plan = self._plan if self._progress is None else self._progress.plan
-            self._count_unplanned(plan, indices)
+            self._watch.see(plan, indices)
             self._policy.observe(plan.epoch, LossRecords(indices, losses, means))
             self._policy.merge(self._replicas)
-
-    def _count_unplanned(self, plan: EpochPlan, indices: npt.NDArray[np.int64]) -> None:
-        if len(plan.kept) < self._num_samples:
-            skipped = np.ones(self._num_samples, dtype=np.bool_)
-            skipped[plan.kept.numpy()] = False
-            self._unplanned += int(np.count_nonzero(skipped[indices]))
 
     def _commit(self) -> None:
         if self._rescaling is not None:
             self._rescaling.check_used()
         progress = self._progress
         self._flush()
-        self._policy_ends(self._plan.epoch if progress is None else progress.plan.epoch)
+        self._policy_ends(self._plan if progress is None else progress.plan)
 
-    def _policy_ends(self, epoch: int) -> None:
+    def _policy_ends(self, plan: EpochPlan) -> None:
+        epoch = plan.epoch
         self._policy.end_epoch(epoch)
         self._progress = None
         self._open = False
@@ -434,19 +425,9 @@ class Pruner:
                 f"{self.nonfinite} losses of epoch {epoch} were NaN or infinite; they earned no "
                 f"mark and have no part in their batch's mean"
             )
-        self._warn_if_undone(epoch)
-
-    def _warn_if_undone(self, epoch: int) -> None:
-        """Say so where a loader yields all samples, whatever the plan: nothing is then saved."""
-        unplanned, self._unplanned = self._unplanned, 0
-        skipped = self._num_samples - len(self._plan.kept)
-        if self._plan.epoch != epoch or not skipped:
-            return
-        own = samples_per_rank(skipped, self._shape.num_replicas, drop_last=True)
-        self._undone_in_a_row = self._undone_in_a_row + 1 if unplanned >= max(own, 1) else 0
-        if self._undone_in_a_row == _UNDONE_EPOCHS:
+        if self._watch.undone(plan):
             _warn(
-                f"in {_UNDONE_EPOCHS} pruning epochs up to epoch {epoch} the samples to skip were "
+                f"in {UNDONE_EPOCHS} pruning epochs up to epoch {epoch} the samples to skip were "
                 f"trained all the same: give the loader sampler=pruner.sampler"
             )
 
