@@ -148,7 +148,7 @@ def _folder(archive: CifarArchive, directory: Path, download: bool) -> Path:
     else:
         raise FileNotFoundError(
             f"expected {archive.name} as {archive.folder} or {archive.file} in {directory}, found "
-            f"neither: put {archive.url} there or allow the download (download=True)"
+            f"neither: put {archive.url} there or set data.download = true (download=True in Python)"
         )
     _unpack(archive, packed)
     return folder
