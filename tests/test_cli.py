@@ -89,7 +89,9 @@ def test_plan_counts_both_readings(attenuate, pruned, tmp_path):
 
 
 def test_plan_takes_windows_from_milestones():
-    options = "plan --epochs 200 --milestones 60,120,160 --windows-per-interval 2 --start 0.5 --json"
+    options = (
+        "plan --epochs 200 --milestones 60,120,160 --windows-per-interval 2 --start 0.5 --json"
+    )
     answer = json.loads(run(*options.split()).stdout)
     assert answer["clears_after"] == [30, 60, 90, 120, 140, 160, 180, 200]
     assert answer["closed_form_pruned_epochs"] is None

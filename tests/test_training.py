@@ -1,5 +1,6 @@
 """Recipes, learning rates, the loop, the run folder, and runs that were stopped or killed."""
 
+import itertools
 import json
 import random
 import signal
@@ -222,7 +223,9 @@ def test_data_of_one_s_own_trains_the_same_with_any_number_of_workers(workers, t
 
 def test_a_validation_part_is_held_back(tmp_path):
     summary = train(
-        small("data.validation=56", "training.epochs=1", "training.milestones=[]", "pruning.prune=72"),
+        small(
+            "data.validation=56", "training.epochs=1", "training.milestones=[]", "pruning.prune=72"
+        ),
         tmp_path / "run",
     )
     assert summary["train_samples"] == 200
@@ -249,7 +252,7 @@ def test_rates_by_progress_end_where_they_should_however_short_the_epochs(schedu
     assert rates[-1] < 1e-4 * settings.lr
     peak = int(np.argmax(rates))
     assert all(a >= b for a, b in zip(rates[peak:], rates[peak + 1 :], strict=False))
-    assert all(a <= b for a, b in zip(rates[:peak], rates[1 : peak + 1], strict=False))
+    assert all(a <= b for a, b in itertools.pairwise(rates))
 
 
 def test_a_warmup_rises_to_the_base_rate():

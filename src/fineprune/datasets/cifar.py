@@ -148,7 +148,8 @@ def _folder(archive: CifarArchive, directory: Path, download: bool) -> Path:
     else:
         raise FileNotFoundError(
             f"expected {archive.name} as {archive.folder} or {archive.file} in {directory}, found "
-            f"neither: put {archive.url} there or set data.download = true (download=True in Python)"
+            f"neither: put {archive.url} there, or set data.download = true (in Python: "
+            f"download=True)"
         )
     _unpack(archive, packed)
     return folder

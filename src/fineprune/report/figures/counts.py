@@ -1,0 +1,82 @@
+"""What was counted: a histogram of DroppingCount for each window."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from fineprune.experiments.statistics import Group
+from fineprune.report.figures.drawing import Drawing, svg_text
+from fineprune.report.figures.schedule import boundaries_of
+from fineprune.report.figures.style import WIDTH, colour_of, our_style, whole_ticks
+from fineprune.training.run_log import Run
+
+_MOST_WINDOWS = 12
+
+
+def draw_counts(group: Group) -> Drawing | None:
+    """Draw a histogram of DroppingCount for each window; None where no run kept counts."""
+    run, counts = next(
+        ((run, counts) for run in group.runs if (counts := run.counts())), (None, {})
+    )
+    if run is None:
+        return None
+    ends = sorted(counts)
+    counted = _counted_epochs(run, ends)
+    shown = ends
+    if len(ends) > _MOST_WINDOWS:
+        places = np.linspace(0, len(ends) - 1, _MOST_WINDOWS).round().astype(int)
+        shown = [ends[place] for place in places]
+    top = max(int(counts[end].max(initial=0)) for end in shown)
+    columns = min(4, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    with our_style():
+        figure = Figure((WIDTH, 0.7 + 1.55 * rows), layout="constrained")
+        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        for axes in panels.flat[len(shown) :]:
+            axes.set_visible(False)
+        tallest = max(int(np.bincount(counts[end]).max()) for end in shown)
+        for axes, end in zip(panels.flat, shown, strict=False):
+            numbers = np.bincount(counts[end], minlength=top + 1)
+            axes.stairs(
+                np.where(numbers > 0, numbers, np.nan),
+                np.arange(top + 2) - 0.5,
+                baseline=0.5,
+                fill=True,
+                color=colour_of(run.summary["arm"]),
+            )
+            axes.set_yscale("log")
+            axes.set_ylim(0.5, 1.5 * tallest)  # one range for all: they share the axis
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+            axes.tick_params(which="minor", left=False)
+            axes.xaxis.set_major_locator(whole_ticks(5))
+            axes.set_title(counted[end])
+        figure.supxlabel("DroppingCount", fontsize=9)
+        figure.supylabel("samples", fontsize=9)
+        svg = svg_text(figure, f"Histograms of DroppingCount, {group.label}")
+    caption = (
+        f"How many training samples have each DroppingCount at the end of a window: the number of "
+        f"its epochs in which the sample was trained and its loss lay above its batch's mean (and "
+        f"the tolerance). The highest are skipped first. An epoch that ends a window counts in the "
+        f"next one. Run: {run.summary['arm']}, seed {run.summary['seed']}; the number of "
+        f"samples is on a logarithmic axis."
+    )
+    if len(shown) < len(ends):
+        caption += f" {len(shown)} of {len(ends)} windows are shown, evenly spread."
+    return Drawing("What was counted, window by window", svg, caption)
+
+
+def _counted_epochs(run: Run, ends: Sequence[int]) -> dict[int, str]:
+    """Name the epochs whose marks the counts of each window hold.
+
+    A boundary's epoch clears the counts before it adds its own marks, so it opens the next window.
+    """
+    boundaries = boundaries_of(run)
+    named = {}
+    for first, end in itertools.pairwise([1, *ends]):
+        last = end - 1 if end in boundaries else end
+        named[end] = f"epochs {first} to {max(first, last)}"
+    return named

@@ -1,0 +1,89 @@
+"""The evaluations of each arm, averaged over its seeds, and their curve in a figure."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+
+from fineprune.experiments.statistics import Group
+from fineprune.report.figures.style import colour_of, dash_of
+from fineprune.training.run_log import Run
+
+
+@dataclass(frozen=True)
+class Curve:
+    """An arm's evaluations: mean, least and most over its seeds, and the mean seconds so far."""
+
+    epochs: npt.NDArray[np.int64]
+    seconds: npt.NDArray[np.float64]
+    mean: npt.NDArray[np.float64]
+    least: npt.NDArray[np.float64]
+    most: npt.NDArray[np.float64]
+
+
+def evaluated_on(group: Group) -> str:
+    """Return the set that the group's runs were evaluated on, by its name in the metrics."""
+    return str(group.runs[0].summary["evaluated_on"])
+
+
+def average_curves(group: Group, key: str, scale: float) -> dict[str, Curve]:
+    """Average the evaluations of each arm over its seeds, where all of them were evaluated."""
+    curves = {}
+    for arm in group.arms:
+        tracks = [_track(run, key) for run in group.of(arm)]
+        epochs = sorted(set.intersection(*(set(track) for track in tracks)))
+        if not epochs:
+            continue
+        values = scale * np.array([[track[epoch][0] for epoch in epochs] for track in tracks])
+        seconds = np.array([[track[epoch][1] for epoch in epochs] for track in tracks])
+        curves[arm] = Curve(
+            np.array(epochs),
+            seconds.mean(0),
+            values.mean(0),
+            values.min(0),
+            values.max(0),
+        )
+    return curves
+
+
+def _track(run: Run, key: str) -> dict[int, tuple[float, float]]:
+    """Map each evaluated epoch, from 1, to the value and the training seconds so far."""
+    seconds = itertools.accumulate(line["seconds"] for line in run.metrics)
+    return {
+        line["epoch"] + 1: (line[key], so_far)
+        for line, so_far in zip(run.metrics, seconds, strict=True)
+        if line.get(key) is not None
+    }
+
+
+def plot_curve(axes: Axes, arm: str, x: npt.NDArray[Any], curve: Curve) -> None:
+    """Draw an arm's mean and, where its seeds differ, a band from least to most."""
+    colour = colour_of(arm)
+    if (curve.most > curve.least).any():
+        axes.fill_between(x, curve.least, curve.most, color=colour, alpha=0.15, linewidth=0)
+    alone: dict[str, Any] = {"marker": "o", "markersize": 4} if len(x) == 1 else {}
+    axes.plot(x, curve.mean, color=colour, linestyle=dash_of(arm), zorder=3, **alone)
+
+
+def accuracy_limits(curves: dict[str, Curve], since: dict[str, float]) -> tuple[float, float]:
+    """Fit the axis to the arms' accuracies from an epoch on: earlier ones would flatten them."""
+    values = np.concatenate(
+        [
+            bound[curve.epochs >= min(since[arm], curve.epochs[-1])]
+            for arm, curve in curves.items()
+            for bound in (curve.least, curve.most)
+        ]
+    )
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return 0, 100
+    margin = max(0.06 * float(values.max() - values.min()), 0.1)
+    return max(0, float(values.min()) - margin), min(100.5, float(values.max()) + margin)
+
+
+def first_tenths(group: Group) -> dict[str, float]:
+    """Return for each arm the epoch in which the first tenth of its training ends."""
+    return {arm: group.of(arm)[0].summary["epochs"] / 10 for arm in group.arms}

@@ -1,0 +1,114 @@
+"""The schedule, an epoch a cell: the paper's Figure 3 of our runs, or of a plan."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.collections import PatchCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from fineprune.experiments.statistics import Group
+from fineprune.report.figures.drawing import Drawing, svg_text
+from fineprune.report.figures.style import INK, WIDTH, our_style
+from fineprune.training.recipe import make_recipe
+from fineprune.training.run_log import Run
+
+_EPOCHS_A_ROW = 20
+_FULL_CELL, _PRUNED_CELL = "#e3e3e3", "#f0a45d"
+
+
+def draw_schedule(group: Group) -> Drawing | None:
+    """Draw the schedule of the group's first run that prunes; None where none does."""
+    run = _first_pruned(group)
+    if run is None:
+        return None
+    prunes = [bool(line["pruned"]) for line in run.metrics]
+    svg = _schedule_svg(prunes, boundaries_of(run), f"Schedule of {group.label}")
+    caption = (
+        f"Each cell is an epoch. {sum(prunes)} of {len(prunes)} skip samples, the others train on "
+        f"all. Behind a thick line the counts start again from zero."
+    )
+    return Drawing("The schedule (the paper's Figure 3)", svg, caption)
+
+
+def schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int] = ()) -> str:
+    """Draw a schedule as rows of numbered epochs, as in the paper's Figure 3.
+
+    Args:
+        prunes: for each epoch, whether it skips samples.
+        boundaries: epochs, from 1, at whose end the counts are cleared.
+
+    Returns:
+        One ``<svg>`` element.
+
+    Raises:
+        ValueError: there is no epoch.
+    """
+    if not prunes:
+        raise ValueError("expected a schedule of at least one epoch, got none")
+    return _schedule_svg(prunes, boundaries, "Schedule")
+
+
+def prunes_by_epoch(group: Group) -> list[bool]:
+    """Tell for each epoch whether the group's first run that prunes skips samples; or empty."""
+    run = _first_pruned(group)
+    return [] if run is None else [bool(line["pruned"]) for line in run.metrics]
+
+
+def boundaries_of(run: Run) -> tuple[int, ...]:
+    """Return the epochs, from 1, at whose end the run's schedule clears the counts."""
+    if not {"window", "windows_per_interval"} & run.recipe.get("pruning", {}).keys():
+        return ()  # skips samples, but by no schedule
+    return make_recipe(run.recipe).schedule().boundaries
+
+
+def _schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int], label: str) -> str:
+    columns = min(_EPOCHS_A_ROW, len(prunes))
+    rows = math.ceil(len(prunes) / columns)
+    gap, legend = 1.25, 0.9  # heights of a row and of the legend, in cells
+    cell = WIDTH / (_EPOCHS_A_ROW + 0.4)  # inches
+    with our_style():
+        figure = Figure((WIDTH, cell * (rows * gap + legend)))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_xlim(-0.2, _EPOCHS_A_ROW + 0.2)
+        axes.set_ylim(rows * gap, -legend)
+        axes.set_axis_off()
+        places = [
+            (epoch % columns, epoch // columns * gap, bool(prunes[epoch]))
+            for epoch in range(len(prunes))
+        ]
+        for pruned, colour in ((False, _FULL_CELL), (True, _PRUNED_CELL)):
+            cells = [
+                Rectangle((x + 0.03, y), 0.94, 1)
+                for x, y, is_pruned in places
+                if is_pruned is pruned
+            ]
+            axes.add_collection(PatchCollection(cells, facecolor=colour, edgecolor="none"))
+        for number, (x, y, _) in enumerate(places, start=1):
+            axes.text(x + 0.5, y + 0.52, str(number), ha="center", va="center", fontsize=8)
+        for boundary in boundaries:
+            x, y, _ = places[boundary - 1]
+            axes.plot([x + 1, x + 1], [y - 0.1, y + 1.1], color=INK, linewidth=2.2)
+        key: list[Any] = [
+            Patch(facecolor=_FULL_CELL, label="trains on all samples"),
+            Patch(facecolor=_PRUNED_CELL, label="skips samples"),
+        ]
+        if boundaries:
+            key.append(
+                Line2D([], [], color=INK, linewidth=2.2, label="window ends, counts are cleared")
+            )
+        axes.legend(
+            handles=key,
+            loc="upper left",
+            bbox_to_anchor=(0, 1),
+            ncols=3,
+            borderaxespad=0.2,
+            borderpad=0,
+        )
+        return svg_text(figure, f"{label}: {sum(map(bool, prunes))} of {len(prunes)} epochs pruned")
+
+
+def _first_pruned(group: Group) -> Run | None:
+    return next((run for run in group.runs if any(line["pruned"] for line in run.metrics)), None)
