@@ -23,6 +23,7 @@ LESS = [
     "training.milestones=[2]",
     "pruning.window=2",
     "pruning.start=1",
+    "pruning.prune=0.5",
     "run.threads=1",
 ]
 LESS = [part for change in LESS for part in ("--set", change)]

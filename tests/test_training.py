@@ -251,8 +251,8 @@ def test_rates_by_progress_end_where_they_should_however_short_the_epochs(schedu
     assert max(rates) == pytest.approx(settings.lr)
     assert rates[-1] < 1e-4 * settings.lr
     peak = int(np.argmax(rates))
-    assert all(a >= b for a, b in zip(rates[peak:], rates[peak + 1 :], strict=False))
-    assert all(a <= b for a, b in itertools.pairwise(rates))
+    assert all(a <= b for a, b in itertools.pairwise(rates[: peak + 1]))
+    assert all(a >= b for a, b in itertools.pairwise(rates[peak:]))
 
 
 def test_a_warmup_rises_to_the_base_rate():
