@@ -1,5 +1,8 @@
 """The ``fineprune`` command."""
 
+import warnings
+from typing import Any
+
 import typer
 
 from fineprune.cli.compare import compare
@@ -20,4 +23,10 @@ for verb in (train, compare, plan, report):
 
 def main() -> None:
     """Run the command line."""
+    warnings.formatwarning = _one_line
     app()
+
+
+def _one_line(message: Warning | str, *where: Any, **source: Any) -> str:
+    """A user of the command has no use for the line of code that warned."""
+    return f"fineprune: warning: {message}\n"
