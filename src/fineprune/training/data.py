@@ -1,9 +1,6 @@
 """From a recipe's data section to what the loop needs: a training loader and evaluation batches."""
 
 import functools
-import importlib
-import os
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,7 @@ from fineprune.datasets.cifar import load_cifar10, load_cifar100
 from fineprune.datasets.device_loader import DeviceLoader, evaluation_batches
 from fineprune.datasets.digits import load_digits
 from fineprune.datasets.image_set import ImageSet, channel_statistics
+from fineprune.importing import import_attribute
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.random_streams import stream
 from fineprune.training.recipe import Recipe
@@ -155,21 +153,6 @@ def _own_data(recipe: Recipe) -> Data:
         classes=classes,
         channels=int(train[0][0].shape[0]),
     )
-
-
-def import_attribute(name: str) -> Any:
-    """Import ``module:attribute``: this runs the module's code, so only training does it.
-
-    Raises:
-        ValueError: the module or the attribute is not there.
-    """
-    module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # a module beside the recipe's caller, as `python -m` has
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"expected {name!r} to name module:attribute: {error}") from error
 
 
 def _split(number: int, validation: int) -> tuple[Any, Any]:

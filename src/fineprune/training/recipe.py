@@ -62,7 +62,9 @@ class NetworkSettings:
     """Which network.
 
     Attributes:
-        name: a name from ``fineprune.networks``.
+        name: a name from ``fineprune.networks``; ``timm:NAME`` or ``torchvision:NAME``; or
+            ``module:attribute``, a class or function of your own that is called with the keywords
+            ``classes`` and ``channels``.
         classes: number of classes; None asks the data set.
     """
 
@@ -70,7 +72,8 @@ class NetworkSettings:
     classes: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("network.name", self.name, tuple(NETWORKS))
+        if ":" not in self.name:
+            _one_of("network.name", self.name, tuple(NETWORKS))
         if self.classes is not None:
             _at_least("network.classes", self.classes, 1)
 

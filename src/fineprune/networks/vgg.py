@@ -1,0 +1,67 @@
+"""VGG networks (Simonyan & Zisserman 2015) for small images, with batch normalisation.
+
+Configurations B, D and E of the paper's Table 1, and one linear layer of 512 to the classes after
+the last pooling. Initialised as the paper's footnote has it, by Glorot & Bengio (2010); biases
+start at zero. A convolution before a batch normalisation has no bias: it would be removed again.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# Convolutions in each of the five stages, all 3x3; a stage ends in 2x2 max-pooling.
+_STAGES = {13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+_WIDTHS = (64, 128, 256, 512, 512)
+
+
+class VGG(nn.Module):
+    """Five stages of 3x3 convolutions, and one linear layer.
+
+    Takes float images of shape (B, channels, H, W), H and W at least 32 (larger ones are averaged
+    after the last pooling), and returns logits of shape (B, classes).
+
+    Args:
+        depth: 13, 16 or 19.
+        classes: number of classes.
+        channels: channels of the images.
+    """
+
+    def __init__(self, depth: int, classes: int = 10, channels: int = 3) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        entering = channels
+        for width, number in zip(_WIDTHS, _STAGES[depth], strict=True):
+            for _ in range(number):
+                layers += [
+                    nn.Conv2d(entering, width, 3, padding=1, bias=False),
+                    nn.BatchNorm2d(width),
+                    nn.ReLU(inplace=True),
+                ]
+                entering = width
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.linear = nn.Linear(entering, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.xavier_normal_(module.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch of images."""
+        logits: torch.Tensor = self.linear(F.adaptive_avg_pool2d(self.features(x), 1).flatten(1))
+        return logits
+
+
+def vgg13(classes: int = 10, channels: int = 3) -> VGG:
+    """Build VGG-13 (configuration B)."""
+    return VGG(13, classes, channels)
+
+
+def vgg16(classes: int = 10, channels: int = 3) -> VGG:
+    """Build VGG-16 (configuration D)."""
+    return VGG(16, classes, channels)
+
+
+def vgg19(classes: int = 10, channels: int = 3) -> VGG:
+    """Build VGG-19 (configuration E)."""
+    return VGG(19, classes, channels)

@@ -1,0 +1,87 @@
+"""Wide residual networks (Zagoruyko & Komodakis 2016): pre-activation, widen factor 10.
+
+Initialised as in the paper, after He et al. 2015: normal with variance 2 / fan-out.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+_WIDEN = 10
+_DROPOUT = 0.3
+_WIDTHS = (16 * _WIDEN, 32 * _WIDEN, 64 * _WIDEN)
+
+
+class WideBlock(nn.Module):
+    """Normalisation and ReLU before each of two 3x3 convolutions, dropout between them."""
+
+    def __init__(self, entering: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(entering)
+        self.conv1 = nn.Conv2d(entering, width, 3, stride, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.dropout = nn.Dropout(_DROPOUT)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        same = entering == width and stride == 1
+        self.shortcut = None if same else nn.Conv2d(entering, width, 1, stride, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return features of shape (B, width, height / stride, width / stride)."""
+        y = F.relu(self.norm1(x), inplace=True)
+        # A projection takes the activated input, as the paper's own code has it.
+        shortcut = x if self.shortcut is None else self.shortcut(y)
+        y = self.conv1(y)
+        y = self.conv2(self.dropout(F.relu(self.norm2(y), inplace=True)))
+        return y + shortcut
+
+
+class WideResNet(nn.Module):
+    """WRN-depth-10: a stem of 16, three stages of (depth - 4) / 6 blocks, one linear layer.
+
+    Takes float images of shape (B, channels, H, W), H and W at least 4, and returns logits of
+    shape (B, classes).
+
+    Args:
+        depth: 6 n + 4.
+        classes: number of classes.
+        channels: channels of the images.
+    """
+
+    def __init__(self, depth: int, classes: int = 10, channels: int = 3) -> None:
+        super().__init__()
+        blocks = (depth - 4) // 6
+        self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
+        stages: list[nn.Module] = []
+        entering = 16
+        for stage, width in enumerate(_WIDTHS):
+            for place in range(blocks):
+                stages.append(WideBlock(entering, width, 2 if stage and not place else 1))
+                entering = width
+        self.stages = nn.Sequential(*stages)
+        self.norm = nn.BatchNorm2d(entering)
+        self.linear = nn.Linear(entering, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch of images."""
+        x = F.relu(self.norm(self.stages(self.conv(x))), inplace=True)
+        logits: torch.Tensor = self.linear(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        return logits
+
+
+def wrn10(classes: int = 10, channels: int = 3) -> WideResNet:
+    """Build WRN-10-10."""
+    return WideResNet(10, classes, channels)
+
+
+def wrn16(classes: int = 10, channels: int = 3) -> WideResNet:
+    """Build WRN-16-10."""
+    return WideResNet(16, classes, channels)
+
+
+def wrn22(classes: int = 10, channels: int = 3) -> WideResNet:
+    """Build WRN-22-10."""
+    return WideResNet(22, classes, channels)
