@@ -5,6 +5,7 @@ from fineprune.datasets.cifar import load_cifar10, load_cifar100
 from fineprune.datasets.device_loader import DeviceLoader, evaluation_batches
 from fineprune.datasets.digits import load_digits
 from fineprune.datasets.image_set import ImageSet, channel_statistics
+from fineprune.datasets.synthetic import make_synthetic
 
 __all__ = [
     "Augment",
@@ -15,4 +16,5 @@ __all__ = [
     "load_cifar10",
     "load_cifar100",
     "load_digits",
+    "make_synthetic",
 ]

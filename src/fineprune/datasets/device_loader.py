@@ -99,8 +99,9 @@ class DeviceLoader:
             epoch=self.sampler.epoch,
             samples=self._samples,
         )
-        starts = self._canvas.starts(order, draws).to(self.device)
-        order = order.to(self.device)
+        # Nor does the copy wait: the driver takes pageable memory over before it returns.
+        starts = self._canvas.starts(order, draws).to(self.device, non_blocking=True)
+        order = order.to(self.device, non_blocking=True)
         labels = self._labels.index_select(0, order)
         last = len(order) - len(order) % self.batch_size if self.drop_last else len(order)
         for first in range(0, last, self.batch_size):

@@ -32,7 +32,8 @@ class WideBlock(nn.Module):
         shortcut = x if self.shortcut is None else self.shortcut(y)
         y = self.conv1(y)
         y = self.conv2(self.dropout(F.relu(self.norm2(y), inplace=True)))
-        return y + shortcut
+        total: torch.Tensor = y + shortcut
+        return total
 
 
 class WideResNet(nn.Module):

@@ -1,5 +1,6 @@
 """What the machine is, and what "auto" means on it. Decided from the hardware, never by timing."""
 
+import importlib.util
 import os
 import platform
 from pathlib import Path
@@ -23,8 +24,13 @@ def resolved(recipe: Recipe) -> Recipe:
     precision = recipe.run.precision
     if precision == "auto":
         precision = "bfloat16" if _fast_bfloat16(device) else "float32"
+    compiling = recipe.run.compile
+    if compiling == "auto":
+        compiling = "on" if _compiling_pays(device) else "off"
     threads = recipe.run.threads or available_cores()
-    return recipe.replaced("run", device=device, precision=precision, threads=threads)
+    return recipe.replaced(
+        "run", device=device, precision=precision, compile=compiling, threads=threads
+    )
 
 
 def available_cores() -> int:
@@ -62,6 +68,12 @@ def _fast_bfloat16(device: str) -> bool:
         return torch.cuda.get_device_capability(device)[0] >= 8
     # On a CPU bfloat16 pays where there are matrix units for it (AMX); without, it is slower.
     return device == "cpu" and "amx_bf16" in _cpu_flags()
+
+
+def _compiling_pays(device: str) -> bool:
+    # On a GPU small networks are bound by kernel launches, which CUDA graphs replay as one; Triton
+    # makes the kernels. On CPUs the gain was within noise and the compiler takes half a minute.
+    return device.startswith("cuda") and importlib.util.find_spec("triton") is not None
 
 
 def _cpu_flags() -> set[str]:

@@ -18,9 +18,9 @@ from fineprune.training.data import Data, load_data
 from fineprune.training.evaluate import evaluate, sample_losses
 from fineprune.training.hardware import resolved
 from fineprune.training.learning_rate import rate_at
-from fineprune.training.optimizer import build_optimizer
+from fineprune.training.optimizer import build_optimizer, load_optimizer, set_rate
 from fineprune.training.random_state import random_state, seeded, set_random_state
-from fineprune.training.recipe import Recipe
+from fineprune.training.recipe import Recipe, RunSettings
 from fineprune.training.run_folder import RunFolder
 
 OnEpoch = Callable[[dict[str, Any]], None]
@@ -33,6 +33,7 @@ class _Job:
     recipe: Recipe
     data: Data
     model: nn.Module
+    forward: Callable[[torch.Tensor], torch.Tensor]  # the model as trained, compiled or not
     optimizer: torch.optim.Optimizer
     pruner: Pruner
     loader: Any
@@ -121,7 +122,18 @@ def _build(recipe: Recipe) -> _Job:
     )
     optimizer = build_optimizer(model, recipe.training)
     loader = data.make_loader(pruner)
-    return _Job(recipe, data, model, optimizer, pruner, loader, autocast)
+    forward = _compiled(model, recipe.run) if recipe.run.compile == "on" else model
+    return _Job(recipe, data, model, forward, optimizer, pruner, loader, autocast)
+
+
+def _compiled(model: nn.Module, run: RunSettings) -> Callable[[torch.Tensor], torch.Tensor]:
+    # On a GPU with CUDA graphs: a small network waits for launches, not for arithmetic. Shapes are
+    # compiled as they come, since there are two at most: whole batches, and a full epoch's last.
+    mode = "reduce-overhead" if run.device.startswith("cuda") else "default"
+    compiled: Callable[[torch.Tensor], torch.Tensor] = torch.compile(
+        model, dynamic=False, mode=mode
+    )
+    return compiled
 
 
 def _train_epochs(job: _Job, log: RunFolder, so_far: _EpochSoFar | None, on_epoch: OnEpoch) -> None:
@@ -156,15 +168,19 @@ def _train_epochs(job: _Job, log: RunFolder, so_far: _EpochSoFar | None, on_epoc
 def _train_epoch(job: _Job, log: RunFolder, epoch: int, so_far: _EpochSoFar) -> None:
     """Train the epoch's batches, or the rest of them after a resume."""
     training, run = job.recipe.training, job.recipe.run
-    model, optimizer, pruner = job.model, job.optimizer, job.pruner
+    optimizer, pruner = job.optimizer, job.pruner
     batches = len(job.loader)
-    model.train()
+    rate = -1.0
+    job.model.train()
     for index, (x, y) in job.loader:
         x = _to_device(x, run.device)
         y = y.to(run.device, non_blocking=True)
-        _set_rate(optimizer, rate_at(training, epoch + so_far.batches / batches))
+        wanted = rate_at(training, epoch + so_far.batches / batches)
+        if wanted != rate:
+            rate = wanted
+            set_rate(optimizer, rate)
         with job.autocast:
-            logits = model(x)
+            logits = job.forward(x)
         losses = F.cross_entropy(
             logits.float(), y, reduction="none", label_smoothing=training.label_smoothing
         )
@@ -201,7 +217,7 @@ def _epoch_metrics(job: _Job, epoch: int, so_far: _EpochSoFar) -> dict[str, Any]
     kept = job.pruner.plan.kept
     metrics: dict[str, Any] = {
         "epoch": epoch,
-        "lr": job.optimizer.param_groups[0]["lr"],
+        "lr": float(job.optimizer.param_groups[0]["lr"]),
         "pruned": len(kept) < job.data.num_samples,
         "samples": so_far.samples,
         "skipped": job.data.num_samples - len(kept),
@@ -226,11 +242,6 @@ def _epoch_metrics(job: _Job, epoch: int, so_far: _EpochSoFar) -> dict[str, Any]
         metrics["watched"] = {str(i): loss for i, loss in zip(indices, losses, strict=True)}
         metrics["evaluate_seconds"] = time.perf_counter() - started
     return metrics
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
 
 
 def _fresh(job: _Job) -> _EpochSoFar:
@@ -263,7 +274,7 @@ def _restore(job: _Job, state: dict[str, Any]) -> _EpochSoFar | None:
             "in the folder's recipe.toml, or train into a new folder"
         )
     job.model.load_state_dict(state["model"])
-    job.optimizer.load_state_dict(state["optimizer"])
+    load_optimizer(job.optimizer, state["optimizer"])
     job.pruner.load_state_dict(state["pruner"])
     set_random_state(state["random"], job.recipe.run.device)
     saved = state["epoch_so_far"]

@@ -1,4 +1,4 @@
-"""Optimizers by name."""
+"""Optimizers by name, and their learning rate."""
 
 from typing import Any
 
@@ -11,14 +11,18 @@ from fineprune.training.recipe import TrainingSettings
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
     """Build the optimizer that a recipe names, in torch's fused form: one kernel for all tensors.
 
+    On a GPU the learning rate is a tensor there (float32, no dimension), so that ``set_rate``
+    changes it in place, in the order of the stream.
+
     Args:
-        model: its parameters are optimized.
+        model: its parameters are optimized; all on one device.
         settings: the training section of the recipe.
     """
+    device = next(model.parameters()).device
     shared: dict[str, Any] = {
-        "lr": settings.lr,
+        "lr": torch.tensor(settings.lr, device=device) if device.type == "cuda" else settings.lr,
         "weight_decay": settings.weight_decay,
-        "fused": all(p.device.type in ("cpu", "cuda") for p in model.parameters()),
+        "fused": device.type in ("cpu", "cuda"),
     }
     parameters = model.parameters()
     if settings.optimizer == "adam":
@@ -28,3 +32,20 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
     return torch.optim.SGD(
         parameters, momentum=settings.momentum, nesterov=settings.nesterov, **shared
     )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all parameters, without waiting for the device."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load an optimizer's state; its learning rate stays, to be set at the next step."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate  # the state's would lie on the CPU

@@ -26,11 +26,13 @@ class DataSettings:
     """Which images, and how they are varied while training.
 
     Attributes:
-        name: ``digits`` (embedded), ``cifar10``, ``cifar100``, or ``module:attribute``, a function
-            of your own that returns a training and a test data set (map-style, items (x, y)).
+        name: ``digits`` (embedded), ``cifar10``, ``cifar100``, ``synthetic`` (images made up, for
+            measuring), or ``module:attribute``, a function of your own that returns a training and
+            a test data set (map-style, items (x, y)).
         dir: folder of the CIFAR files.
         download: fetch the CIFAR archive if it is not there.
-        train_size: images of digits to train on; the rest are for testing.
+        train_size: images of digits to train on, the rest are for testing; of synthetic, to make.
+        image_size: height and width of synthetic images.
         validation: images held back from the training set; evaluation then uses these and leaves
             the test set alone.
         crop_padding: pixels of padding for the random crop; None takes the data set's usual one.
@@ -42,6 +44,7 @@ class DataSettings:
     dir: str = "data"
     download: bool = False
     train_size: int = 1024
+    image_size: int = 32
     validation: int = 0
     crop_padding: int | None = None
     flip: bool | None = None
@@ -49,8 +52,9 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         if ":" not in self.name:
-            _one_of("data.name", self.name, ("digits", "cifar10", "cifar100"))
+            _one_of("data.name", self.name, ("digits", "cifar10", "cifar100", "synthetic"))
         _at_least("data.train_size", self.train_size, 1)
+        _at_least("data.image_size", self.image_size, 1)
         _at_least("data.validation", self.validation, 0)
         _at_least("data.workers", self.workers, 0)
         if self.crop_padding is not None:
@@ -187,6 +191,8 @@ class RunSettings:
         seed: of weights, order, ties and augmentation.
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         precision: ``auto``, ``float32`` or ``bfloat16`` (autocast).
+        compile: ``auto``, ``on`` or ``off``: train the network through ``torch.compile``, on a GPU
+            with CUDA graphs.
         threads: CPU threads of torch; 0 takes the machine's cores.
         checkpoint_every: epochs between checkpoints.
         checkpoint_steps: also after each so many batches inside an epoch; 0 for never.
@@ -196,6 +202,7 @@ class RunSettings:
     seed: int = 0
     device: str = "auto"
     precision: str = "auto"
+    compile: str = "auto"
     threads: int = 0
     checkpoint_every: int = 1
     checkpoint_steps: int = 0
@@ -203,6 +210,7 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         _one_of("run.precision", self.precision, ("auto", "float32", "bfloat16"))
+        _one_of("run.compile", self.compile, ("auto", "on", "off"))
         _at_least("run.checkpoint_every", self.checkpoint_every, 1)
         for name in ("seed", "threads", "checkpoint_steps", "watch"):
             _at_least(f"run.{name}", getattr(self, name), 0)

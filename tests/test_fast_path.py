@@ -1,0 +1,111 @@
+"""What makes training fast must not change what is trained; on a GPU, no step may wait."""
+
+import shutil
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+
+from fineprune.training import loop
+from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.hardware import resolved
+from fineprune.training.loop import train
+from fineprune.training.optimizer import build_optimizer, load_optimizer, set_rate
+from fineprune.training.recipe import TrainingSettings, make_recipe
+from fineprune.training.run_log import read_metrics
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def recipe(*changes):
+    return make_recipe(
+        {
+            "data": {"name": "synthetic", "train_size": 320},
+            "training": {"epochs": 3, "batch_size": 64, "lr": 0.02, "milestones": [1, 2]},
+            "pruning": {"policy": "fine-pruning", "window": 3, "start": 1, "prune": 64},
+            "run": {"device": "cpu", "threads": 1, "precision": "float32", "watch": 2},
+        },
+        changes,
+    )
+
+
+def test_on_a_cpu_auto_compiles_nothing():
+    assert resolved(recipe()).run.compile == "off"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler needs g++")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_network_trains_as_the_plain_one_does(tmp_path):
+    """It sums in another order, so the weights are close and not equal."""
+    train(recipe(), tmp_path / "plain")
+    try:
+        train(recipe("run.compile=on"), tmp_path / "compiled")
+    finally:
+        torch._dynamo.reset()
+    names = ("plain", "compiled")
+    plain, compiled = (load_checkpoint(tmp_path / n / "checkpoint.pt")["model"] for n in names)
+    assert plain.keys() == compiled.keys()
+    for name, value in plain.items():
+        torch.testing.assert_close(compiled[name], value, rtol=1e-3, atol=1e-4)
+    lines = [read_metrics(tmp_path / name / "metrics.jsonl") for name in names]
+    assert [line["steps"] for line in lines[0]] == [line["steps"] for line in lines[1]]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_a_rate_in_a_tensor_steps_as_a_number_does_and_survives_loading(name):
+    def run(as_tensor):
+        model = nn.Linear(3, 2, dtype=torch.float64)
+        nn.init.constant_(model.weight, 0.5)
+        nn.init.zeros_(model.bias)
+        optimizer = build_optimizer(model, TrainingSettings(optimizer=name, lr=0.5))
+        if as_tensor:
+            optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
+        for rate in (0.5, 0.25, 0.125):
+            set_rate(optimizer, rate)
+            model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, optimizer
+
+    (number, _), (tensor, optimizer) = run(False), run(True)
+    torch.testing.assert_close(number.weight, tensor.weight)
+    rate = optimizer.param_groups[0]["lr"]
+    assert rate.item() == 0.125
+    load_optimizer(optimizer, optimizer.state_dict())
+    assert optimizer.param_groups[0]["lr"] is rate
+
+
+@needs_gpu
+@pytest.mark.parametrize("compiling", ["off", "on"])
+def test_no_step_waits_for_the_gpu(compiling, tmp_path, monkeypatch):
+    plain = loop._train_epoch
+
+    def watched(job, log, epoch, so_far):
+        # The first epoch makes buffers and compiles, which may wait.
+        torch.cuda.set_sync_debug_mode("error" if epoch else "default")
+        try:
+            plain(job, log, epoch, so_far)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(loop, "_train_epoch", watched)
+    made = recipe("run.device=cuda", "run.precision=auto", f"run.compile={compiling}")
+    assert train(made, tmp_path / "run")["pruned_epochs"] > 0
+
+
+@needs_gpu
+def test_on_a_gpu_a_resumed_run_goes_on(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(metrics):
+        if metrics["epoch"] == 1:
+            raise Stop
+
+    made = recipe("run.device=cuda")
+    with pytest.raises(Stop):
+        train(made, tmp_path / "run", on_epoch=stop)
+    summary = train(made, tmp_path / "run", resume=True)
+    assert summary["epochs"] == 3
+    assert [line["epoch"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 2]
