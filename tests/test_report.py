@@ -22,6 +22,7 @@ from fineprune.report.figures import (
 )
 from fineprune.report.html import write_report
 from fineprune.report.paper import RESULTS, paper_rows
+from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
 from fineprune.report.tables import COLUMNS, markdown_table, rich_table, row_dicts
 from fineprune.report.verdict import verdict
 from fineprune.training.run_log import read_run, read_runs
@@ -123,6 +124,26 @@ def test_the_papers_lines_stand_beside_its_networks_on_cifar10_only(tmp_path, ru
     assert "paper: full" in terminal(rows)
     assert paper_rows(table_rows(runs)[0]) == []
     assert len(RESULTS) == 10
+
+
+def test_the_papers_tables_stand_beside_ours_for_each_network_that_was_run(tmp_path, runs, page):
+    folder = make_compare(tmp_path / "c", recipe=made_recipe(dataset="cifar10"), seeds=[0])
+    lenet = read_runs([folder])
+    vgg = [with_summary(run, network="vgg13") for run in lenet]
+    groups = grouped([*runs, *lenet, *vgg])
+    lines = [dict(zip(range(len(HEADERS)), line, strict=True)) for line in paper_lines(groups)]
+    assert [line[0] for line in lines] == ["lenet", "vgg13"]
+    assert [line[4] for line in lines] == ["11.80", "7.40"]
+    pruned = next(run.summary for run in lenet if run.summary["arm"] == "fine-pruning")
+    assert lines[0][11] == f"{100 * pruned['accuracy_best3']:.2f}"
+    assert f"Lines of {pruned['epochs']} epochs" in paper_notes(groups)[0]
+    text = page([*runs, *lenet])
+    assert "ours beside them" in text
+    assert "reduced schedule" in text
+    parse_strictly(text)
+    assert "ours beside them" not in page(runs)
+    only_full = [run for run in lenet if run.summary["arm"] == "full"]
+    assert paper_lines(grouped(only_full)) == []
 
 
 def test_several_groups_share_one_table(runs):

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from fineprune.experiments.statistics import BASELINE, Group, Row, group_rows, grouped
 from fineprune.report.figures import Drawing, draw_all
 from fineprune.report.paper import paper_rows
+from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
 from fineprune.report.tables import COLUMNS
 from fineprune.report.verdict import CHANCE_POINTS, METHOD, verdict
 from fineprune.training.run_log import Run, write_atomically
@@ -57,9 +58,8 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     """
     if not runs:
         raise ValueError("expected at least one finished run to report, got none")
-    sections = [
-        _section(group, f"group-{number}") for number, group in enumerate(grouped(runs), start=1)
-    ]
+    groups = grouped(runs)
+    sections = [_section(group, f"group-{number}") for number, group in enumerate(groups, start=1)]
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fineprune.report", "templates"),
         autoescape=True,
@@ -73,6 +73,9 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
         sections=sections,
         columns=COLUMNS,
         overview=_overview(sections),
+        paper_headers=HEADERS,
+        paper_lines=paper_lines(groups),
+        paper_notes=paper_notes(groups),
         overview_columns=[column for column in COLUMNS if column.short is not None],
     )
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,8 @@ class PaperResult:
     accuracy_pruned: float
 
 
+EPOCHS = 200
+
 RESULTS = {
     "lenet": PaperResult(0.1180, 4.27, 0.7515, 0.7472),
     "vgg13": PaperResult(0.0740, 4.33, 0.9392, 0.9356),
