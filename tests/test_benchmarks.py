@@ -1,0 +1,59 @@
+"""The benchmarks run, on little data; what they measure is not tested."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+from fineprune.training.run_log import read_run
+
+
+def run(script, *arguments):
+    return subprocess.run(
+        [sys.executable, "-W", "error", Path("benchmarks") / script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_throughput_compares_three_loops():
+    done = run("throughput.py", "--samples", 512, "--rounds", 2, "--device", "cpu", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [set(line) for line in result["rounds"]] == 2 * [{"ours", "plain", "limit"}]
+    assert result["summary"]["ours_to_plain"] > 0
+
+
+def test_the_queue_stops_when_time_is_up_and_goes_on_when_called_again(
+    tmp_path, monkeypatch, capsys
+):
+    """On digits, in place of CIFAR-10, and with no time at all: one epoch a call."""
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    text = Path("recipes/digits.toml").read_text()
+    (recipes / "small.toml").write_text(text.replace("epochs = 200", "epochs = 2"))
+    changes = [
+        "data.train_size=256",
+        "training.milestones=[1]",
+        "pruning.window=2",
+        "pruning.start=0",
+        "run.threads=1",
+        "run.checkpoint_every=1",
+        "training.batch_size=64",
+        "pruning.prune=64",
+    ]
+    arguments = ["--recipes", recipes, "--networks", "small", "--out", tmp_path / "out"]
+    arguments += ["--minutes", 0, *(part for change in changes for part in ("--set", change))]
+    monkeypatch.setattr(sys, "argv", ["paper_queue.py", *map(str, arguments)])
+    main = runpy.run_path("benchmarks/paper_queue.py")["main"]
+    statuses, printed = [], []
+    while 0 not in statuses and len(statuses) < 10:
+        statuses.append(main())
+        printed.append(capsys.readouterr().out)
+    assert "1 of 2 epochs" in printed[0]
+    assert len(statuses) > 4
+    assert set(statuses) == {75, 0}
+    assert printed[-1].count("2 of 2 epochs") == 2
+    for arm in ("full", "fine-pruning"):
+        assert len(read_run(tmp_path / "out" / f"small-{arm}").metrics) == 2
