@@ -51,6 +51,7 @@ def test_the_readme_shows_every_verb():
         "train",
         "compare",
         "report",
+        "slurm",
     }
 
 

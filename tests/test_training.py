@@ -29,7 +29,13 @@ SMALL = {
         "evaluate_last": 1,
     },
     "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
-    "run": {"threads": 1, "device": "cpu", "precision": "float32", "watch": 4},
+    "run": {
+        "threads": 1,
+        "device": "cpu",
+        "precision": "float32",
+        "compile": "off",
+        "watch": 4,
+    },
 }
 
 TIMES = {"seconds", "bookkeeping_seconds", "evaluate_seconds"}

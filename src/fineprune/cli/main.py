@@ -8,6 +8,7 @@ import typer
 from fineprune.cli.compare import compare
 from fineprune.cli.plan import plan
 from fineprune.cli.report import report
+from fineprune.cli.slurm import slurm
 from fineprune.cli.train import train
 
 app = typer.Typer(
@@ -17,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (train, compare, plan, report):
+for verb in (train, compare, plan, report, slurm):
     app.command()(verb)
 
 

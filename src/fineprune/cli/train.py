@@ -9,6 +9,7 @@ import typer
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes, RecipeFile
 from fineprune.cli.progress import progress
+from fineprune.distributed.all_reduce import is_main
 from fineprune.training import loop
 from fineprune.training.recipe import read_recipe
 
@@ -23,7 +24,7 @@ def train(
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe and write its run folder.
+    """Train a recipe and write its run folder. Under torchrun the processes train together.
 
     Example: fineprune train recipes/digits.toml --set training.epochs=20 --out runs/first
     """
@@ -36,6 +37,8 @@ def train(
             tell(_line(metrics), metrics["epoch"] + 1, epochs)
 
         summary = loop.train(made, folder, resume=resume, on_epoch=on_epoch)
+    if not is_main():
+        return
     if as_json:
         typer.echo(json.dumps(summary))
         return

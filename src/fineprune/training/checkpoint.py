@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:

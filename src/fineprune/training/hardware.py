@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fineprune.distributed.all_reduce import local_size
 from fineprune.training.recipe import Recipe
 
 
@@ -27,7 +28,7 @@ def resolved(recipe: Recipe) -> Recipe:
     compiling = recipe.run.compile
     if compiling == "auto":
         compiling = "on" if _compiling_pays(device) else "off"
-    threads = recipe.run.threads or available_cores()
+    threads = recipe.run.threads or max(1, available_cores() // local_size())
     return recipe.replaced(
         "run", device=device, precision=precision, compile=compiling, threads=threads
     )

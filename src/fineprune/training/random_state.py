@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from fineprune.pruning.random_streams import stream
+
 
 @contextlib.contextmanager
 def seeded(seed: int, device: str) -> Iterator[None]:
@@ -16,6 +18,14 @@ def seeded(seed: int, device: str) -> Iterator[None]:
         if devices:
             torch.cuda.manual_seed(seed)
         yield
+
+
+def reseed(seed: int, rank: int, device: str) -> None:
+    """Give another rank's generators a stream of their own, inside ``seeded``."""
+    own = int(stream(seed, rank, "torch").integers(2**62))
+    torch.default_generator.manual_seed(own)
+    if device.startswith("cuda"):
+        torch.cuda.manual_seed(own)
 
 
 def random_state(device: str) -> dict[str, Any]:

@@ -82,7 +82,13 @@ class RunFolder:
         temporary.replace(folder / f"epoch-{epoch + 1:04d}.npy")
 
     def finish(
-        self, *, arm: str, parameters: int, num_samples: int, evaluated_on: str
+        self,
+        *,
+        arm: str,
+        parameters: int,
+        num_samples: int,
+        evaluated_on: str,
+        ranks: int = 1,
     ) -> dict[str, Any]:
         """Write ``summary.json`` from the metrics and return it."""
         recipe = self.recipe
@@ -128,6 +134,7 @@ class RunFolder:
                 "python": platform.python_version(),
             },
             "precision": recipe.run.precision,
+            "ranks": ranks,
             "git": _git_revision(),
         }
         write_json_atomically(self._summary, summary)

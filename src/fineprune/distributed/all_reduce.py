@@ -1,0 +1,131 @@
+"""Synchronous data parallelism by all-reduce: ``torch.distributed`` under ``torchrun``, with DDP.
+
+Each process trains its own part of every batch on a whole replica; DDP averages the gradients
+while they are computed. What is exchanged beyond them (losses, marks, states) is exchanged once an
+epoch. Normalisation statistics stay each replica's own, and rank 0's are the ones that are kept.
+"""
+
+import contextlib
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+_Result = TypeVar("_Result")
+
+# torch 2.13 renamed the argument.
+_SYNC_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    else "broadcast_buffers"
+)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that train one model together; one alone where no launcher started more.
+
+    Attributes:
+        rank: this process, from 0.
+        size: how many there are.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes files and evaluates."""
+        return self.rank == 0
+
+    def replicate(self, model: nn.Module, forward: nn.Module) -> nn.Module:
+        """Wrap ``forward`` (the model, or the model compiled) so that gradients are averaged."""
+        if self.size == 1:
+            return forward
+        device = next(model.parameters()).device
+        options: dict[str, Any] = {
+            "device_ids": [device.index] if device.type == "cuda" else None,
+            # Not sent in every step: each rank normalises by its own batches anyway.
+            _SYNC_BUFFERS: False,
+        }
+        return DistributedDataParallel(forward, **options)
+
+    def sum(self, value: torch.Tensor) -> torch.Tensor:
+        """Add a tensor over the ranks; the given one is not changed."""
+        if self.size == 1:
+            return value
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
+
+    def gather(self, value: Any) -> list[Any]:
+        """Collect a picklable value of each rank, in their order."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def from_main(self, ask: Callable[[], _Result]) -> _Result:
+        """Let rank 0 look, at files for instance, and tell the others; its ValueError is all's."""
+        if self.size == 1:
+            return ask()
+        told: list[Any] = [None, None]
+        if self.main:
+            try:
+                told = [ask(), None]
+            except ValueError as error:
+                told = [None, str(error)]
+        dist.broadcast_object_list(told, src=0)
+        if told[1] is not None:
+            raise ValueError(told[1])
+        result: _Result = told[0]
+        return result
+
+
+def is_main() -> bool:
+    """Say whether this process is the launcher's first, or was started by no launcher."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def local_size() -> int:
+    """Return how many of the launcher's processes share this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+@contextlib.contextmanager
+def joined(device: str) -> Iterator[Ranks]:
+    """Join the processes that ``torchrun`` (or a caller's own group) started, and leave again.
+
+    Args:
+        device: ``cuda`` takes the GPU of this process's local rank and NCCL; ``cpu`` takes Gloo.
+
+    Raises:
+        ValueError: there are more processes on this machine than GPUs.
+    """
+    if dist.is_initialized():
+        yield Ranks(dist.get_rank(), dist.get_world_size())
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Ranks()
+        return
+    on_gpu = device.startswith("cuda")
+    if on_gpu:
+        local = int(os.environ["LOCAL_RANK"])
+        if local >= torch.cuda.device_count():
+            raise ValueError(
+                f"expected at most {torch.cuda.device_count()} processes on this machine, one a "
+                f"GPU, got local rank {local}: start torchrun with a smaller --nproc-per-node"
+            )
+        torch.cuda.set_device(local)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()

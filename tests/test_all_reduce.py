@@ -1,0 +1,169 @@
+"""Data parallelism by all-reduce: two ranks are one process with the doubled batch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import fineprune as fp
+from fineprune.distributed.all_reduce import Ranks, joined
+from fineprune.training import loop
+from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
+from fineprune.training.run_log import read_metrics
+
+N, EPOCHS = 96, 6
+POLICY = fp.FinePruning(fp.Schedule(EPOCHS, window=3, start=1), prune=32)
+
+
+def samples():
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(N, 5, dtype=torch.float64, generator=generator)
+    return x, torch.randint(0, 3, (N,), generator=generator)
+
+
+def new_model():
+    generator = torch.Generator().manual_seed(4)
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, dtype=torch.float64, generator=generator) / 2)
+    return model
+
+
+def users_loop(model, batch_size):
+    """The three lines, as a user has them; returns how far each loss was from its batch's mean."""
+    x, y = samples()
+    pruner = fp.Pruner(N, POLICY, batch_size=batch_size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in pruner.epochs():
+        for index in pruner.sampler.order().split(batch_size):
+            losses = F.cross_entropy(model(x[index]), y[index], reduction="none")
+            pruner.record(index, losses).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return pruner.counts
+
+
+def ranks_main(rank, folder):
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    try:
+        model = new_model()
+        counts = users_loop(DistributedDataParallel(model), 8)
+        torch.save({"model": model.state_dict(), "counts": counts}, f"{folder}/rank{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_ranks_train_as_one_process_with_the_doubled_batch(tmp_path):
+    mp.spawn(ranks_main, args=(str(tmp_path),), nprocs=2)
+    model = new_model()
+    counts = users_loop(model, 16)
+    for rank in range(2):
+        saved = torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(saved["model"][name], value, rtol=1e-9, atol=1e-12)
+        assert torch.equal(saved["counts"], counts)
+    assert counts.any()
+
+
+RECIPE = {
+    "data": {"name": "digits", "train_size": 256},
+    "training": {"epochs": 4, "batch_size": 32, "lr": 0.02, "milestones": [3]},
+    "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
+    "run": {"threads": 1, "device": "cpu", "precision": "float32", "watch": 2},
+}
+
+
+def torchrun(folder, ranks, *changes, resume=False):
+    text = make_recipe(RECIPE, changes).to_toml()
+    recipe = folder.parent / f"{folder.name}.toml"
+    recipe.write_text(text)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    # A store of this run alone, on a port that is free.
+    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    command += ["-m", "fineprune", "train", str(recipe), "--out", str(folder), "--json"]
+    command += ["--resume"] if resume else []
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "two"
+    return folder, torchrun(folder, 2)
+
+
+def test_torchrun_trains_a_recipe_together(two_ranks, tmp_path):
+    folder, done = two_ranks
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)  # rank 0 speaks, alone
+    assert summary["ranks"] == 2
+    alone = train(make_recipe(RECIPE, ["training.batch_size=64"]), tmp_path / "one")
+    assert summary["samples_trained"] == alone["samples_trained"]
+    assert summary["steps"] == alone["steps"]
+    one, two = (read_metrics(f / "metrics.jsonl") for f in (tmp_path / "one", folder))
+    for mine, theirs in zip(one, two, strict=True):
+        assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
+    one, two = (load_checkpoint(f / "checkpoint.pt") for f in (tmp_path / "one", folder))
+    for name, value in one["model"].items():
+        torch.testing.assert_close(two["model"][name], value, rtol=1e-2, atol=1e-3)
+    assert len(two["random"]) == 2
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("batches", "steps"),
+    [
+        (14, [6, 4, 3, 4]),  # after epoch 1's last batch, its end still to come
+        (18, [6, 8, 2 + 1, 4]),  # after 4 of epoch 2's 6 batches: two of today's, and one to come
+    ],
+)
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(batches, steps, tmp_path, monkeypatch):
+    """Taken by one process, continued by two: half as many steps of the same batch each."""
+    folder = tmp_path / "run"
+    saves = []
+
+    def stop_after(path, state):
+        save_checkpoint(path, state)
+        saves.append(state["epoch_so_far"] is not None)
+        if sum(saves) == batches:
+            raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", stop_after)
+        with pytest.raises(Stop):
+            train(make_recipe(RECIPE, ["run.checkpoint_steps=1"]), folder)
+    before = load_checkpoint(folder / "checkpoint.pt")["pruner"]
+    assert before["epoch"] == (1 if batches == 14 else 2)
+    done = torchrun(folder, 2, resume=True)
+    assert done.returncode == 0, done.stderr
+    metrics = read_metrics(folder / "metrics.jsonl")
+    assert [line["epoch"] for line in metrics] == [0, 1, 2, 3]
+    assert [line["steps"] for line in metrics] == steps
+    assert [line["samples"] for line in metrics] == [192, 256, 192, 256]
+
+
+def test_an_error_on_rank_0_is_one_line_on_all(two_ranks):
+    folder, _ = two_ranks
+    done = torchrun(folder, 2)
+    assert done.returncode != 0
+    assert done.stderr.count("expected a new folder for the run") == 2
+
+
+def test_one_process_joins_nobody():
+    with joined("cpu") as ranks:
+        assert ranks == Ranks(0, 1)
+        assert not dist.is_initialized()
+        assert ranks.from_main(lambda: 3) == 3

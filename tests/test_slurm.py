@@ -1,0 +1,402 @@
+"""Batch scripts: their words, their errors, and a job on a real Slurm where one can be started."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.distributed.slurm import STRATEGIES, batch_script, train_command
+
+ROOT = Path(__file__).parent.parent
+DIGITS = ROOT / "recipes/digits.toml"
+BASH = shutil.which("bash")
+needs_bash = pytest.mark.skipif(BASH is None, reason="no bash")
+
+HOSTILE = 'it\'s "a" $HOME `x` \\ *; #\n&'
+
+
+def script(**settings):
+    return batch_script(["train.py"], Path("runs/a"), **{"nodes": 2, **settings})
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["slurm", *(str(argument) for argument in arguments)])
+
+
+# The script's text
+
+
+@needs_bash
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ["runs/a", HOSTILE])
+def test_the_script_is_bash(strategy, name):
+    command = train_command(Path(name), Path(name), [f"data.dir={name}"], strategy=strategy)
+    text = batch_script(
+        command,
+        Path(name),
+        nodes=8,
+        strategy=strategy,
+        gpus_per_node=4,
+        time="1-12",
+        partition="gpu",
+        account="lab",
+        setup=["module load cuda", "source venv/bin/activate"],
+    )
+    subprocess.run([BASH, "-n"], input=text.encode(), check=True)
+    options = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --requeue" in options
+    assert "#SBATCH --nodes=8" in options
+    assert text.index("set -euo pipefail") > text.index(options[-1])
+    assert ("#SBATCH --exclusive" in options) == (strategy != "all-reduce")
+
+
+# Programs of these names stand in for Slurm and the launchers, and write down what they are given.
+STAND_INS = {
+    "scontrol": '[ "$2" = hostnames ] && printf "n1\\nn2\\n" || echo " NodeAddr=10.0.0.1 X=1"',
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; SLURM_NODEID=0 exec "$@"',
+    "torchrun": 'printf "%s\\0" "$@" >words',
+    "ray": 'printf "%s\\0" "$@" >words; while [ "$1" != -- ]; do shift; done; shift; exec "$@"',
+    "python": 'printf "%s\\0" "$@" >python-words',
+}
+
+
+def run_with_stand_ins(text, folder, **changed):
+    (folder / "bin").mkdir()
+    for name, body in (STAND_INS | changed).items():
+        program = folder / "bin" / name
+        program.write_text(f"#!{BASH}\n{body}\n", encoding="utf-8")
+        program.chmod(0o755)
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    job = {"PATH": path, "SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "n[1-2]"}
+    return subprocess.run([BASH], input=text.encode(), cwd=folder, env=job).returncode
+
+
+def words(file):
+    return file.read_bytes().decode().split("\0")[:-1]
+
+
+@needs_bash
+def test_hostile_names_reach_torchrun_unchanged(tmp_path):
+    command = train_command(Path(HOSTILE), Path(HOSTILE), [f"data.dir={HOSTILE}"])
+    text = batch_script(command, Path(HOSTILE), nodes=2, setup=["echo $NOT_SET"])
+    assert run_with_stand_ins(text, tmp_path) == 0
+    given = words(tmp_path / "words")
+    assert given[-len(command) :] == command
+    assert "is_host=1" in given
+    assert "--rdzv-endpoint=10.0.0.1:23456" in given
+    assert (tmp_path / HOSTILE / "slurm-123456.log").exists()
+
+
+@needs_bash
+def test_hostile_names_reach_the_command_in_ray_unchanged(tmp_path):
+    command = train_command(Path(HOSTILE), Path(HOSTILE), [f"data.dir={HOSTILE}"], strategy="async")
+    assert command[-2:] == ["--set", "distributed.strategy=async"]
+    text = batch_script(command, Path(HOSTILE), nodes=2, strategy="async")
+    assert run_with_stand_ins(text, tmp_path) == 0
+    assert words(tmp_path / "python-words") == command
+    meeting = ["symmetric-run", "--address", "10.0.0.1:23456", "--min-nodes", "2"]
+    assert words(tmp_path / "words")[:5] == meeting
+    assert [file.name for file in (tmp_path / HOSTILE).iterdir()] == ["slurm-123456.log"]
+
+
+@needs_bash
+@pytest.mark.parametrize(
+    "broken", [{"ray": "exit 0"}, {"python": "exit 7"}, {"scontrol": "exit 1"}], ids=str
+)
+def test_a_job_that_did_not_train_fails(broken, tmp_path):
+    """``ray symmetric-run`` exits with 0 also where Ray could not start."""
+    text = script(strategy="sync")
+    assert run_with_stand_ins(text, tmp_path, **broken) != 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"nodes": 0}, "expected nodes to be at least 1, got 0"),
+        ({"gpus_per_node": -1}, "expected gpus_per_node to be at least 0"),
+        ({"processes_per_node": 0}, "expected processes_per_node to be at least 1"),
+        ({"cpus_per_task": 0}, "expected cpus_per_task to be at least 1"),
+        ({"gpus_per_node": 2, "processes_per_node": 3}, "expected a GPU for each process"),
+        ({"strategy": "sync", "processes_per_node": 2}, "with all-reduce only"),
+        ({"strategy": "asink"}, "expected strategy to be one of all-reduce, sync, async, mixed"),
+        ({"job_name": "a b"}, "expected job_name of letters, digits"),
+        ({"job_name": "a\n#SBATCH --mem=0"}, "expected job_name of letters, digits"),
+        ({"partition": "$x"}, "expected partition of letters"),
+        ({"account": ""}, "expected account of letters"),
+    ],
+)
+def test_wrong_settings_say_so_in_one_line(settings, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        script(**settings)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("limit", ["90", "90:30", "24:00:00", "2-12", "2-12:30", "2-12:30:00"])
+def test_times_in_slurms_forms_pass(limit):
+    assert f"#SBATCH --time={limit}\n" in script(time=limit)
+
+
+@pytest.mark.parametrize(
+    "limit", ["", "1h", "1:2:3:4", "2-", "-1", "24:00:00\n", "2 days", "\u0661"]
+)
+def test_other_times_fail(limit):
+    with pytest.raises(ValueError, match="expected time in a form of Slurm's"):
+        script(time=limit)
+
+
+def test_defaults_follow_the_gpus():
+    text = script(gpus_per_node=4)
+    assert "--nproc-per-node=4" in text
+    assert "#SBATCH --cpus-per-task=4\n" in text
+    assert "--nproc-per-node=1" in script()
+    assert "gpus" not in script()
+    assert "#SBATCH --cpus-per-task=5\n" in script(gpus_per_node=4, strategy="mixed")
+
+
+# The verb
+
+
+def test_the_verb_writes_the_script(tmp_path):
+    result = run(DIGITS, "--nodes", 8)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("#!/bin/bash\n#SBATCH --job-name=fineprune-digits\n")
+    command = f"-m fineprune train {shlex.quote(str(DIGITS))} --out runs/digits-fine-pruning"
+    assert f"  {command} --resume\n" in result.output
+    file = tmp_path / "jobs/job.sh"
+    written = run(DIGITS, "--nodes", 8, "--out", file)
+    assert "sbatch" in written.output
+    assert file.read_text(encoding="utf-8") == result.output
+    answer = json.loads(run(DIGITS, "--nodes", 8, "--json").output)
+    assert answer == {"out": None, "run": "runs/digits-fine-pruning", "script": result.output}
+
+
+def test_the_verb_makes_a_name_of_any_files_name(tmp_path):
+    recipe = tmp_path / "my net's $x.toml"
+    shutil.copy(DIGITS, recipe)
+    result = run(recipe, "--nodes", 2)
+    assert "#SBATCH --job-name=fineprune-my-net-s--x\n" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nodes", "0"], "expected nodes to be at least 1"),
+        (["--nodes", "2", "--time", "soon"], "expected time in a form"),
+        (["--nodes", "2", "--strategy", "x"], "expected strategy to be one of"),
+        (["--nodes", "2", "--set", "training.epoch=3"], "did you mean 'epochs'"),
+    ],
+)
+def test_the_verb_refuses_wrong_input(options, message, tmp_path):
+    file = tmp_path / "job.sh"
+    result = run(DIGITS, *options, "--out", file)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not file.exists()
+
+
+def test_the_page_shows_what_the_verb_writes(tmp_path, monkeypatch):
+    (tmp_path / "recipes").mkdir()
+    shutil.copy(DIGITS, tmp_path / "recipes/digits.toml")
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/slurm.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```.*?\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    joined = page.replace("\\\n    ", "")
+    commands = re.findall(r"^(?:\$ )?fineprune slurm (.*)$", joined, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        result = run(*shlex.split(command), "--out", "shown.sh")
+        assert result.exit_code == 0, result.output
+        shown = (tmp_path / "shown.sh").read_text(encoding="utf-8")
+        if command is commands[0]:
+            assert shown in blocks
+        if "--strategy async" in command:
+            assert any(shown.endswith("\n\n" + block) for block in blocks)
+
+
+# A real Slurm, of two nodes on this machine
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "srun")
+UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+ReturnToService=2
+SlurmdParameters=config_overrides
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1 State=UNKNOWN
+PartitionName=all Nodes=n1,n2 Default=YES MaxTime=10 State=UP
+"""
+
+
+@pytest.fixture
+def slurm():
+    """The environment of a running Slurm; its daemons and its folder go at the end."""
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"no Slurm here: {', '.join(missing)} not found")
+    if os.geteuid() != 0:
+        pytest.skip("starting a Slurm needs root")
+    # Not pytest's folder: munged refuses a socket that others cannot reach, and a long path.
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    folder.chmod(0o755)
+    daemons = []
+    try:
+        environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+        key = folder / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(128))
+        (folder / "state").mkdir()
+        host = socket.gethostname().partition(".")[0]
+        text = CONFIGURATION.format(folder=folder, host=host, ports=free_ports(3))
+        (folder / "slurm.conf").write_text(text, encoding="utf-8")
+        files = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "log", "pid", "seed")]
+        commands = [
+            ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *files],
+            ["slurmctld", "-D"],
+            ["slurmd", "-D", "-N", "n1"],
+            ["slurmd", "-D", "-N", "n2"],
+        ]
+        for command in commands:
+            if command[0] == "slurmctld":
+                wait_for((folder / "munge.socket").exists, 20, "munged", lambda: logs(folder))
+            with (folder / "daemons.log").open("ab") as log:
+                daemons.append(
+                    subprocess.Popen(
+                        command,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
+                )
+
+        def idle():
+            asked = ["sinfo", "--noheader", "--Node", "--format=%t"]
+            return output(asked, environment, check=False).split() == ["idle", "idle"]
+
+        wait_for(idle, 60, "two idle nodes", lambda: logs(folder))
+        yield environment
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            try:
+                daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(daemon.pid, signal.SIGKILL)
+                daemon.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_ports(number):
+    sockets = [socket.socket() for _ in range(number)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def output(command, environment, check=True):
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=check
+    )
+    return done.stdout
+
+
+def logs(folder):
+    return "\n".join(file.read_text(errors="replace") for file in sorted(folder.glob("*.log")))
+
+
+def wait_for(condition, seconds, what, explain=lambda: ""):
+    limit = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > limit:
+            pytest.fail(f"waited {seconds} s for {what}\n{explain()}")
+        time.sleep(0.2)
+
+
+SUM_OF_RANKS = """
+import json, os, pathlib, signal, sys
+import torch
+import torch.distributed as dist
+
+rank, out = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
+dist.init_process_group("gloo")
+total = torch.tensor([rank + 1.0])
+dist.all_reduce(total)
+if rank == 1 and not (out / "killed").exists():
+    (out / "killed").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+said = {"sum": total.item(), "world": dist.get_world_size(), "node": os.environ["SLURMD_NODENAME"]}
+(out / f"rank-{rank}.json").write_text(json.dumps(said))
+dist.destroy_process_group()
+"""
+
+
+@needs_bash
+def test_a_job_on_a_real_slurm_meets_and_restarts(slurm, tmp_path):
+    """Two nodes, a process each, add up their ranks, after one of them was killed."""
+    program = tmp_path / "sum of ranks.py"
+    program.write_text(SUM_OF_RANKS, encoding="utf-8")
+    out = tmp_path / "it's $out"
+    setup = [f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"]
+    text = batch_script([str(program), str(out)], out, nodes=2, time="5", setup=setup)
+    (tmp_path / "job.sh").write_text(text, encoding="utf-8")
+    early = tmp_path / "early.out"
+    job = ["sbatch", "--parsable", f"--chdir={tmp_path}", f"--output={early}"]
+    number = output([*job, str(tmp_path / "job.sh")], slurm).strip()
+    log = out / f"slurm-{number}.log"
+
+    def state():
+        return output(["scontrol", "show", "job", number], slurm)
+
+    def over():
+        said = state()
+        return not any(f"JobState={word}" in said for word in UNFINISHED)
+
+    def explain():
+        files = [file for file in (early, log) if file.exists()]
+        return "\n".join([state(), *(file.read_text() for file in files)])
+
+    try:
+        wait_for(over, 300, "the job", explain)
+        assert "JobState=COMPLETED" in state(), explain()
+    finally:
+        output(["scancel", number], slurm, check=False)
+        wait_for(over, 90, "the end of the job", explain)
+    assert (out / "killed").exists()
+    said = [json.loads((out / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    assert [(one["sum"], one["world"]) for one in said] == [(3, 2), (3, 2)]
+    assert {one["node"] for one in said} == {"n1", "n2"}
+    assert early.read_text() == f"the log is {log}\n"
