@@ -193,7 +193,7 @@ def _caveats(group: Group, rows: Sequence[Row]) -> list[str]:
             "The paper's lines are of a GTX 1080 Ti and of hyper-parameters that it does not print "
             "in full, and its accuracies are means of the best three."
         )
-    return caveats
+    return caveats + paper_notes([group])
 
 
 def _recipe_run(group: Group) -> Run:

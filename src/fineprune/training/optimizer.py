@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from fineprune.training.recipe import TrainingSettings
+from fineprune.training.rmsprop_tf import RMSPropTF
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
-    """Build the optimizer that a recipe names, in torch's fused form: one kernel for all tensors.
+    """Build the optimizer that a recipe names, in torch's fused form where it has one.
 
     On a GPU the learning rate is a tensor there (float32, no dimension), so that ``set_rate``
     changes it in place, in the order of the stream.
@@ -22,9 +23,19 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
     shared: dict[str, Any] = {
         "lr": torch.tensor(settings.lr, device=device) if device.type == "cuda" else settings.lr,
         "weight_decay": settings.weight_decay,
-        "fused": device.type in ("cpu", "cuda"),
     }
     parameters = model.parameters()
+    if settings.optimizer == "rmsprop-tf":
+        epsilon = 1.0 if settings.epsilon is None else settings.epsilon
+        return RMSPropTF(
+            parameters, decay=settings.decay, epsilon=epsilon, momentum=settings.momentum, **shared
+        )
+    if settings.optimizer == "rmsprop":
+        epsilon = 1e-8 if settings.epsilon is None else settings.epsilon
+        return torch.optim.RMSprop(
+            parameters, alpha=settings.decay, eps=epsilon, momentum=settings.momentum, **shared
+        )
+    shared["fused"] = device.type in ("cpu", "cuda")
     if settings.optimizer == "adam":
         return torch.optim.Adam(parameters, **shared)
     if settings.optimizer == "adamw":

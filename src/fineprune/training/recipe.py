@@ -20,6 +20,8 @@ from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.schedule import Schedule
 
+_OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "rmsprop-tf")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSettings:
@@ -91,14 +93,17 @@ class TrainingSettings:
         batch_size: samples in a batch.
         accumulation: batches in an optimizer step.
         drop_last: leave out an incomplete last batch.
-        optimizer: ``sgd``, ``adam`` or ``adamw``.
+        optimizer: ``sgd``, ``adam``, ``adamw``, ``rmsprop`` or ``rmsprop-tf``.
         lr: the base learning rate.
         schedule: ``milestones``, ``cosine``, ``one-cycle`` or ``constant``.
         milestones: epochs, from 1, after which the rate is multiplied by gamma.
         gamma: that factor.
         warmup: epochs over which the rate rises from 0; for one-cycle, of its rise.
-        momentum, nesterov: of SGD.
-        weight_decay: L2 for SGD and Adam, decoupled for AdamW.
+        momentum: of SGD and RMSProp.
+        nesterov: of SGD.
+        decay: of RMSProp's mean square.
+        epsilon: of RMSProp; None takes 1e-8 for torch's form and 1 for TensorFlow's.
+        weight_decay: L2, decoupled for AdamW.
         label_smoothing: of the cross-entropy.
         evaluate_every: evaluate after each so many epochs ...
         evaluate_last: ... and after each of the last so many.
@@ -116,6 +121,8 @@ class TrainingSettings:
     warmup: int = 0
     momentum: float = 0.9
     nesterov: bool = False
+    decay: float = 0.9
+    epsilon: float | None = None
     weight_decay: float = 5e-4
     label_smoothing: float = 0.0
     evaluate_every: int = 1
@@ -124,13 +131,16 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulation", "evaluate_every", "evaluate_last"):
             _at_least(f"training.{name}", getattr(self, name), 1)
-        _one_of("training.optimizer", self.optimizer, ("sgd", "adam", "adamw"))
+        _one_of("training.optimizer", self.optimizer, _OPTIMIZERS)
         _one_of(
             "training.schedule", self.schedule, ("milestones", "cosine", "one-cycle", "constant")
         )
         _above("training.lr", self.lr, 0)
         _above("training.gamma", self.gamma, 0)
         _between("training.momentum", self.momentum, 0, 1)
+        _between("training.decay", self.decay, 0, 1)
+        if self.epsilon is not None:
+            _above("training.epsilon", self.epsilon, 0)
         _between("training.label_smoothing", self.label_smoothing, 0, 1)
         _at_least("training.weight_decay", self.weight_decay, 0)
         _between("training.warmup", self.warmup, 0, self.epochs)
