@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fineprune.distributed.all_reduce import Ranks
+from fineprune.distributed.simulation import SimulatedWorkers
 from fineprune.networks.registry import build_network
 from fineprune.pruning.pruner import Pruner
 from fineprune.training.data import Data, load_data
@@ -28,6 +29,7 @@ class Job:
         forward: the network as it is trained: compiled, replicated, or just itself.
         optimizer, pruner, loader: as their names say.
         autocast: the run's precision.
+        workers: simulated ones; None where the run has none.
     """
 
     recipe: Recipe
@@ -39,6 +41,7 @@ class Job:
     pruner: Pruner
     loader: Any
     autocast: torch.autocast
+    workers: SimulatedWorkers | None
 
 
 @dataclass
@@ -60,7 +63,17 @@ class EpochSoFar:
 
 
 def build_job(recipe: Recipe, ranks: Ranks) -> Job:
-    """Load the data and build network, optimizer and pruner, from torch's current random state."""
+    """Load the data and build network, optimizer and pruner, from torch's current random state.
+
+    Raises:
+        ValueError: simulated workers are asked for on several ranks.
+    """
+    simulate = recipe.distributed.simulate
+    if simulate and ranks.size > 1:
+        raise ValueError(
+            f"expected distributed.simulate in one process, got {simulate} on {ranks.size} ranks: "
+            f"start it without torchrun"
+        )
     data = load_data(recipe)
     model = build_network(recipe.network.name, data.classes, data.channels)
     model = model.to(recipe.run.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -91,6 +104,7 @@ def build_job(recipe: Recipe, ranks: Ranks) -> Job:
         pruner=pruner,
         loader=data.make_loader(pruner),
         autocast=autocast,
+        workers=SimulatedWorkers(model, simulate) if simulate else None,
     )
 
 
@@ -124,6 +138,7 @@ def job_state(job: Job, so_far: EpochSoFar | None) -> dict[str, Any]:
         "pruner": job.pruner.state_dict(),
         "random": job.ranks.gather(random_state(job.recipe.run.device)),
         "epoch_so_far": epoch,
+        "workers": job.workers.state_dict() if job.workers and so_far else None,
     }
 
 
@@ -146,6 +161,8 @@ def restore_job(job: Job, state: dict[str, Any]) -> EpochSoFar | None:
     saved = state["epoch_so_far"]
     if saved is None:
         return None
+    if job.workers:
+        job.workers.load_state_dict(state["workers"])
     ranks = len(state["random"])
     saved["loss_sum"] = saved["loss_sum"].to(job.recipe.run.device)
     so_far = EpochSoFar(**saved)

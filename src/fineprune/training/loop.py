@@ -120,6 +120,8 @@ def _train_epoch(job: Job, log: RunFolder, epoch: int, so_far: EpochSoFar) -> No
     batches = len(job.loader)
     rate = -1.0
     job.model.train()
+    if job.workers and not so_far.batches:
+        job.workers.begin_epoch()
     for index, (x, y) in job.loader:
         x = _to_device(x, run.device)
         y = y.to(run.device, non_blocking=True)
@@ -144,12 +146,17 @@ def _train_epoch(job: Job, log: RunFolder, epoch: int, so_far: EpochSoFar) -> No
         window = min(training.accumulation, batches - _window_start(so_far.batches, training))
         (loss / window if window > 1 else loss).backward()  # type: ignore[no-untyped-call]
         if steps:
-            optimizer.step()
+            if job.workers:
+                job.workers.step(optimizer)
+            else:
+                optimizer.step()
             optimizer.zero_grad()
             if run.checkpoint_steps and so_far.batches % run.checkpoint_steps == 0:
                 so_far.stop()
                 _save(job, log, so_far)
                 so_far.started = time.perf_counter()
+    if job.workers:
+        job.workers.end_epoch()
 
 
 def _averaging(job: Job, steps: bool) -> contextlib.AbstractContextManager[None]:

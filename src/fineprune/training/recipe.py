@@ -194,6 +194,20 @@ class PruningSettings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class DistributedSettings:
+    """How the training is spread. Under ``torchrun`` it is by all-reduce, with nothing to set.
+
+    Attributes:
+        simulate: asynchronous workers to simulate in one process; 0 for none.
+    """
+
+    simulate: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least("distributed.simulate", self.simulate, 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """Where and how the run is carried out; none of it changes the method.
 
@@ -228,7 +242,7 @@ class RunSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A whole run: data, network, training, pruning, and how to run it."""
+    """A whole run: data, network, training, pruning, how it is spread and how it is run."""
 
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     network: NetworkSettings = dataclasses.field(default_factory=NetworkSettings)
@@ -236,6 +250,7 @@ class Recipe:
     pruning: PruningSettings = dataclasses.field(
         default_factory=lambda: PruningSettings(policy="full")
     )
+    distributed: DistributedSettings = dataclasses.field(default_factory=DistributedSettings)
     run: RunSettings = dataclasses.field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:

@@ -1,0 +1,92 @@
+"""Asynchronous workers simulated in one process: what stale gradients do, without a cluster.
+
+N workers take turns, as N equal workers do: each computes its gradient at the weights that it read
+after its own last update, so N - 1 updates of the others lie between reading and pushing. The
+update rule is the parameter server's. Everything is deterministic, and speed is not simulated.
+
+Epochs drain, as on the real server: at the start of each all workers read the same weights, so an
+epoch's first gradients have a staleness of 0, 1, 2 up to N - 1.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class SimulatedWorkers:
+    """The weights that each of N workers has read, and those on the server.
+
+    While an epoch is trained the model holds the weights of the worker whose turn it is.
+
+    Args:
+        model: its parameters are the workers'; buffers (normalisation statistics) are shared.
+        workers: N, at least 1.
+
+    Attributes:
+        staleness: of the gradient that is computed next: updates since its worker's read.
+    """
+
+    def __init__(self, model: nn.Module, workers: int) -> None:
+        if workers < 1:
+            raise ValueError(f"expected at least one simulated worker, got {workers}")
+        self._model = [p.data for p in model.parameters()]
+        self._server = [torch.empty_like(p) for p in self._model]
+        self._read = [[torch.empty_like(p) for p in self._model] for _ in range(workers)]
+        self._read_at = [0] * workers
+        self._updates = 0
+
+    @property
+    def staleness(self) -> int:
+        """Updates since the worker whose turn it is has read."""
+        return self._updates - self._read_at[self._turn]
+
+    @property
+    def _turn(self) -> int:
+        return self._updates % len(self._read)
+
+    def begin_epoch(self) -> None:
+        """Let all workers read the model's weights; the first worker's turn comes."""
+        for copy in (self._server, *self._read):
+            torch._foreach_copy_(copy, self._model)
+        self._read_at = [0] * len(self._read)
+        self._updates = 0
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Apply the gradient to the server's weights, let its worker read, and turn to the next."""
+        torch._foreach_copy_(self._model, self._server)
+        optimizer.step()
+        torch._foreach_copy_(self._server, self._model)
+        torch._foreach_copy_(self._read[self._turn], self._model)
+        turn = self._turn
+        self._updates += 1
+        self._read_at[turn] = self._updates
+        torch._foreach_copy_(self._model, self._read[self._turn])
+
+    def end_epoch(self) -> None:
+        """Put the server's weights into the model."""
+        torch._foreach_copy_(self._model, self._server)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state in the middle of an epoch: tensors and whole numbers."""
+        return {
+            "server": self._server,
+            "read": self._read,
+            "read_at": self._read_at,
+            "updates": self._updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a state of as many workers, the model's weights among it."""
+        _copy(self._server, state["server"])
+        for own, saved in zip(self._read, state["read"], strict=True):
+            _copy(own, saved)
+        self._read_at = list(state["read_at"])
+        self._updates = state["updates"]
+        torch._foreach_copy_(self._model, self._read[self._turn])
+
+
+def _copy(own: Iterable[Tensor], saved: Iterable[Tensor]) -> None:
+    for one, other in zip(own, saved, strict=True):
+        one.copy_(other)
