@@ -11,7 +11,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from fineprune.datasets.augment import Augment, Canvas, Normalise, draw
+from fineprune.datasets.augment import Augment, Canvas, Draws, Normalise, draw
 from fineprune.datasets.image_set import ImageSet
 
 
@@ -27,6 +27,62 @@ class EpochSampler(Protocol):
     def __iter__(self) -> Iterator[int]: ...
 
     def __len__(self) -> int: ...
+
+
+class DeviceImages:
+    """A whole image set on the device, and any batch of it, augmented and normalised.
+
+    Args and errors: as those of ``DeviceLoader``, which makes one.
+    """
+
+    def __init__(
+        self,
+        data: ImageSet,
+        *,
+        seed: int,
+        device: str | torch.device,
+        augment: Augment,
+        mean: Sequence[float],
+        std: Sequence[float],
+        channels_last: bool = True,
+    ) -> None:
+        _check(data, 1, mean)
+        self.device = torch.device(device)
+        self._seed = seed
+        self._samples = len(data)
+        self._channels_last = channels_last
+        self._canvas = Canvas(data.images, augment, self.device)
+        self._normalise = Normalise(mean, std, data.images.shape[3], self.device)
+        self._labels = data.labels.to(self.device)
+        self._drawn: tuple[int, Draws] | None = None
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def upload(self, index: Tensor, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return index, windows and labels of samples on the device, int64 of shape (n,) each.
+
+        Args:
+            index: which samples, int64, shape (n,), on the CPU.
+            epoch: whose crops and flips they get.
+        """
+        if self._drawn is None or self._drawn[0] != epoch:
+            augment = self._canvas.augment
+            drawn = draw(augment, seed=self._seed, epoch=epoch, samples=self._samples)
+            self._drawn = (epoch, drawn)
+        # No copy waits: the driver takes pageable memory over before it returns.
+        starts = self._canvas.starts(index, self._drawn[1]).to(self.device, non_blocking=True)
+        index = index.to(self.device, non_blocking=True)
+        return index, starts, self._labels.index_select(0, index)
+
+    def images(self, starts: Tensor) -> Tensor:
+        """Return the windows as float32 of shape (n, channels, height, width), normalised."""
+        return _to_nchw(self._normalise(self._canvas.cut(starts)), self._channels_last)
+
+    def fetch(self, index: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        """Return one batch ``(x, y)`` of these samples, as ``epoch`` augments them."""
+        _, starts, labels = self.upload(index, epoch)
+        return self.images(starts), labels
 
 
 class DeviceLoader:
@@ -77,14 +133,16 @@ class DeviceLoader:
             )
         self.batch_size = batch_size
         self.sampler = sampler
-        self.seed = seed
-        self.device = torch.device(device)
         self.drop_last = drop_last
-        self.channels_last = channels_last
-        self._samples = len(data)
-        self._canvas = Canvas(data.images, augment, self.device)
-        self._normalise = Normalise(mean, std, data.images.shape[3], self.device)
-        self._labels = data.labels.to(self.device)
+        self._images = DeviceImages(
+            data,
+            seed=seed,
+            device=device,
+            augment=augment,
+            mean=mean,
+            std=std,
+            channels_last=channels_last,
+        )
 
     def __len__(self) -> int:
         """Return the number of batches in the sampler's epoch."""
@@ -93,23 +151,12 @@ class DeviceLoader:
 
     def __iter__(self) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
         order = self._order()
-        draws = draw(
-            self._canvas.augment,
-            seed=self.seed,
-            epoch=self.sampler.epoch,
-            samples=self._samples,
-        )
-        # Nor does the copy wait: the driver takes pageable memory over before it returns.
-        starts = self._canvas.starts(order, draws).to(self.device, non_blocking=True)
-        order = order.to(self.device, non_blocking=True)
-        labels = self._labels.index_select(0, order)
+        order, starts, labels = self._images.upload(order, self.sampler.epoch)
         last = len(order) - len(order) % self.batch_size if self.drop_last else len(order)
         for first in range(0, last, self.batch_size):
             # Slices are views of the epoch's tensors: no batch copies its index or its labels.
             batch = slice(first, first + self.batch_size)
-            pixels = self._canvas.cut(starts[batch])
-            x = _to_nchw(self._normalise(pixels), self.channels_last)
-            yield order[batch], (x, labels[batch])
+            yield order[batch], (self._images.images(starts[batch]), labels[batch])
 
     def _order(self) -> Tensor:
         order_of = getattr(self.sampler, "order", None)
@@ -117,9 +164,9 @@ class DeviceLoader:
             order = torch.tensor(list(self.sampler), dtype=torch.int64)
         else:
             order = cast(Tensor, order_of())
-        if len(order) and not (int(order.min()) >= 0 and int(order.max()) < self._samples):
+        if len(order) and not (int(order.min()) >= 0 and int(order.max()) < len(self._images)):
             raise ValueError(
-                f"expected indices 0..{self._samples - 1} from the sampler, got "
+                f"expected indices 0..{len(self._images) - 1} from the sampler, got "
                 f"{int(order.min())}..{int(order.max())}: make the sampler for this data set"
             )
         return order

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, default_collate
 
 from fineprune.datasets.augment import Augment
 from fineprune.datasets.cifar import load_cifar10, load_cifar100
-from fineprune.datasets.device_loader import DeviceLoader, evaluation_batches
+from fineprune.datasets.device_loader import DeviceImages, DeviceLoader, evaluation_batches
 from fineprune.datasets.digits import load_digits
 from fineprune.datasets.image_set import ImageSet, channel_statistics
 from fineprune.datasets.synthetic import make_synthetic
@@ -29,6 +29,7 @@ _EVALUATION_BATCH = {"cpu": 500, "cuda": 2000}
 _FIXED = 0
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
+Fetch = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Data:
     Attributes:
         train: the training data set, or its number of samples where the loader needs no more.
         make_loader: makes the loader of ``(index, (x, y))`` from a pruner.
+        make_fetch: makes a function that returns one batch ``(x, y)`` of given indices (int64,
+            shape (B,)) in an epoch: for workers that are told their batches one by one.
         evaluation: batches ``(x, y)`` to evaluate on, to be iterated again and again.
         evaluated_on: ``test`` or ``validation``.
         watched: indices of watched training samples, and batches of them, in their order.
@@ -47,6 +50,7 @@ class Data:
 
     train: Any
     make_loader: Callable[[Pruner], Any]
+    make_fetch: Callable[[], Fetch]
     evaluation: Batches
     evaluated_on: str
     watched: tuple[list[int], Batches]
@@ -102,6 +106,11 @@ def _device_data(recipe: Recipe, train: ImageSet, evaluated: ImageSet, augment: 
             drop_last=recipe.training.drop_last,
         )
 
+    def make_fetch() -> Fetch:
+        seed = recipe.run.seed
+        images = DeviceImages(train, seed=seed, device=device, augment=augment, mean=mean, std=std)
+        return images.fetch
+
     prepare = functools.partial(
         evaluation_batches,
         batch_size=_evaluation_batch(device),
@@ -113,6 +122,7 @@ def _device_data(recipe: Recipe, train: ImageSet, evaluated: ImageSet, augment: 
     return Data(
         train=len(train),
         make_loader=make_loader,
+        make_fetch=make_fetch,
         evaluation=prepare(evaluated),
         evaluated_on="validation" if recipe.data.validation else "test",
         watched=(watched, prepare(samples) if watched else ()),
@@ -151,6 +161,10 @@ def _own_data(recipe: Recipe) -> Data:
             generator=torch.Generator().manual_seed(recipe.run.seed),
         )
 
+    def fetch(index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = default_collate([train[int(i)] for i in index])
+        return x.to(recipe.run.device), y.to(recipe.run.device)
+
     def batches(dataset: Any) -> Batches:
         size = _evaluation_batch(recipe.run.device)
         return DataLoader(dataset, batch_size=size, generator=torch.Generator())
@@ -158,6 +172,7 @@ def _own_data(recipe: Recipe) -> Data:
     return Data(
         train=train,
         make_loader=make_loader,
+        make_fetch=lambda: fetch,
         evaluation=batches(evaluated),
         evaluated_on="validation" if recipe.data.validation else "test",
         watched=(watched, batches(Subset(train, watched)) if watched else ()),
