@@ -1,0 +1,321 @@
+"""How fast links move gradients up and parameters down, as a share of what the network can do.
+
+    python benchmarks/transport.py                        # needs root, for network namespaces
+    python benchmarks/transport.py --without-namespaces   # loopback only
+
+One worker and one or two servers, each a process with one thread; two servers hold half of the
+parameters each. Over loopback, and between two network namespaces that are joined by a veth pair
+shaped by `tc ... tbf` to 1 and 10 Gbit/s in both directions.
+
+The limit is what a plain TCP socket streams over the same network: as many bytes, the same
+direction, from memory to memory until the receiver says that it has them all. Limit, push, pull and
+Gloo's all-reduce over two ranks take turns in one run, so that a noisy machine hurts all alike;
+what is compared are medians. An all-reduce over two ranks moves as many bytes each way as a push,
+both ways at once, and adds them up.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from fineprune.distributed.links import Layout, Link, join_store, open_store
+from fineprune.training.hardware import describe
+
+SERVERS = (1, 2)
+# A bucket of 256 KB holds 2 ms at 1 Gbit/s, and of 2 MB the same at 10.
+SHAPES = {"veth, 1 Gbit/s": (1, "256k"), "veth, 10 Gbit/s": (10, "2m")}
+TIMEOUT = 300.0
+
+
+# --- The processes that are measured ------------------------------------------------------------
+
+
+def work(options):
+    """The worker: it sets the pace, and measures. Prints the port of its store, then the times."""
+    store = open_store(options.host, timeout_seconds=TIMEOUT)
+    listening = socket.create_server((options.host, 0))
+    store.set("control", str(listening.getsockname()[1]))
+    print(store.port, flush=True)
+    controls = {}
+    for _ in range(max(SERVERS)):
+        connection = listening.accept()[0]
+        controls[connection.recv(1)[0]] = tuned(connection)
+
+    elements = options.bytes // 4
+    gradients, parameters = torch.ones(elements), torch.zeros(elements)
+    buffer = bytearray(options.bytes)
+    links = {s: [make_link(store, options, 0, s, i) for i in range(s)] for s in SERVERS}
+    rounding = make_link(store, options, 0, 1, 0, torch.bfloat16)
+    group(store, options, 0)
+
+    def begin(servers):
+        for server in range(servers):
+            controls[server].sendall(b"!")
+        for server in range(servers):
+            controls[server].recv(1)
+
+    def stream_up():
+        controls[0].sendall(buffer)
+        controls[0].recv(1)
+
+    def push(links):
+        parts = zip(links, gradients.chunk(len(links)), strict=True)
+        for transfer in [link.send_later(part) for link, part in parts]:
+            transfer.wait()
+
+    def pull(links):
+        parts = zip(links, parameters.chunk(len(links)), strict=True)
+        for transfer in [link.receive_later(part) for link, part in parts]:
+            transfer.wait()
+
+    turns = {
+        ("plain socket, up", 1): stream_up,
+        ("plain socket, down", 1): lambda: fill(controls[0], buffer),
+        **{("push", s): lambda s=s: push(links[s]) for s in SERVERS},
+        **{("pull", s): lambda s=s: pull(links[s]) for s in SERVERS},
+        ("push as bfloat16", 1): lambda: push([rounding]),
+        ("all-reduce", 1): lambda: dist.all_reduce(gradients),
+    }
+    seconds = {turn: [] for turn in turns}
+    for repeat in range(options.repeats + 1):
+        for (what, servers), turn in turns.items():
+            gradients.fill_(repeat)
+            begin(servers)
+            started = time.perf_counter()
+            turn()
+            # The first round makes the memory and the connections warm.
+            if repeat:
+                seconds[what, servers].append(time.perf_counter() - started)
+            if what == "pull" and not torch.equal(parameters, torch.full_like(parameters, repeat)):
+                sys.exit("what was pulled is not what was sent")
+    print(json.dumps([[*turn, times] for turn, times in seconds.items()]), flush=True)
+    dist.destroy_process_group()
+
+
+def serve(options):
+    """A server: it does as the worker's schedule says."""
+    store = join_store(options.peer, int(sys.stdin.readline()), timeout_seconds=TIMEOUT)
+    me = options.server
+    control = tuned(socket.create_connection((options.peer, int(store.get("control")))))
+    control.sendall(bytes([me]))
+    elements = options.bytes // 4
+    memory = torch.zeros(elements)
+    buffer = bytearray(options.bytes)
+    links = {s: make_link(store, options, 1, s, me) for s in SERVERS if me < s}
+    if me == 0:
+        rounding = make_link(store, options, 1, 1, 0, torch.bfloat16)
+        group(store, options, 1)
+
+    def part(servers):
+        return memory.chunk(servers)[me]
+
+    turns = {
+        ("plain socket, up", 1): lambda: (fill(control, buffer), control.sendall(b"!")),
+        ("plain socket, down", 1): lambda: control.sendall(buffer),
+        **{("push", s): lambda s=s: links[s].receive(part(s)) for s in SERVERS},
+        **{("pull", s): lambda s=s: links[s].send(part(s)) for s in SERVERS},
+        ("push as bfloat16", 1): lambda: rounding.receive(memory),
+        ("all-reduce", 1): lambda: dist.all_reduce(memory),
+    }
+    for _ in range(options.repeats + 1):
+        for (_, servers), turn in turns.items():
+            if me < servers:
+                control.recv(1)
+                control.sendall(b"!")
+                turn()
+    # A store lives as long as the worker, and a link's end as long as its process.
+    control.recv(1)
+    if me == 0:
+        dist.destroy_process_group()
+
+
+def make_link(store, options, side, servers, server, wire_dtype=None):
+    elements = -(-(options.bytes // 4) // servers)
+    return Link(
+        store,
+        f"{server} of {servers}, {wire_dtype}",
+        side,
+        Layout(elements, wire_dtype=wire_dtype),
+        Layout(elements),
+        host=options.host,
+        timeout_seconds=TIMEOUT,
+    )
+
+
+def group(store, options, rank):
+    """A plain Gloo group of the worker and the first server, bound by the interface's name."""
+    os.environ["GLOO_SOCKET_IFNAME"] = options.interface
+    store = dist.PrefixStore("all-reduce", store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+
+
+def tuned(connection):
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def fill(connection, buffer):
+    rest = memoryview(buffer)
+    while rest:
+        rest = rest[connection.recv_into(rest) :]
+
+
+# --- The driver ---------------------------------------------------------------------------------
+
+
+def measure(options, ends):
+    """Run worker and servers at the two ends of a network: (host, interface, command before)."""
+    (worker_host, worker_interface, inside), (server_host, server_interface, beyond) = ends
+
+    def start(role, command, host, interface, *more):
+        given = {"role": role, "host": host, "interface": interface, "peer": worker_host}
+        given |= {"megabytes": options.megabytes, "repeats": options.repeats}
+        arguments = [part for key, value in given.items() for part in (f"--{key}", str(value))]
+        return subprocess.Popen(
+            [*command, sys.executable, __file__, *arguments, *more],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    processes = [start("worker", inside, worker_host, worker_interface)]
+    try:
+        for server in range(max(SERVERS)):
+            more = ("--server", str(server))
+            processes.append(start("server", beyond, server_host, server_interface, *more))
+        port = processes[0].stdout.readline()
+        for process in processes[1:]:
+            process.stdin.write(port)
+            process.stdin.flush()
+        result = processes[0].stdout.readline()
+        if not result:
+            sys.exit("the worker ended before it had measured: see above")
+        return {(what, servers): times for what, servers, times in json.loads(result)}
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def namespaces(gigabits, burst):
+    """Two namespaces joined by a shaped veth pair; they are gone afterwards in any case."""
+    names = [f"fineprune-{os.getpid()}-{side}" for side in "ab"]
+    hosts = ["10.213.0.1", "10.213.0.2"]
+    made = []
+    try:
+        for name in names:
+            call("ip", "netns", "add", name)
+            made.append(name)
+        pair = ["type", "veth", "peer", "name", "veth", "netns", names[1]]
+        call("ip", "link", "add", "netns", names[0], "name", "veth", *pair)
+        for name, host in zip(names, hosts, strict=True):
+            call("ip", "-n", name, "address", "add", f"{host}/30", "dev", "veth")
+            call("ip", "-n", name, "link", "set", "veth", "up")
+            call("ip", "-n", name, "link", "set", "lo", "up")
+            shape = ["tbf", "rate", f"{gigabits}gbit", "burst", burst, "latency", "50ms"]
+            call("tc", "-n", name, "qdisc", "add", "dev", "veth", "root", *shape)
+        ends = zip(hosts, names, strict=True)
+        yield [(host, "veth", ["ip", "netns", "exec", name]) for host, name in ends]
+    finally:
+        for name in made:
+            call("ip", "netns", "delete", name)
+
+
+def call(*command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: {' '.join(done.stderr.split())}")
+
+
+def what_is_missing():
+    if os.geteuid() != 0:
+        return "namespaces need root"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    return f"namespaces need {' and '.join(missing)} (iproute2)" if missing else None
+
+
+def rows_of(network, nominal, size, measured):
+    limits = {
+        way: size / statistics.median(measured[f"plain socket, {way}", 1]) for way in ("up", "down")
+    }
+    rows = []
+    for (what, servers), times in measured.items():
+        median = statistics.median(times)
+        on_wire = size / (2 if "bfloat16" in what else 1)
+        limit = limits["down" if what in ("pull", "plain socket, down") else "up"]
+        rows.append(
+            {
+                "network": network,
+                "what": what,
+                "servers": servers,
+                "ms": median * 1e3,
+                "ms_least": min(times) * 1e3,
+                "ms_most": max(times) * 1e3,
+                "gigabits_a_second": on_wire / median * 8e-9,
+                "share_of_limit": on_wire / median / limit,
+                "share_of_nominal": on_wire / median * 8e-9 / nominal if nominal else None,
+            }
+        )
+    return rows
+
+
+def show(rows):
+    keys = list(rows[0])
+    print("| " + " | ".join(key.replace("_", " ") for key in keys) + " |")
+    print("|" + "---|" * len(keys))
+    for row in rows:
+        cells = [
+            "" if v is None else f"{v:,.3g}" if isinstance(v, float) else str(v)
+            for v in row.values()
+        ]
+        print("| " + " | ".join(cells) + " |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=float, default=100, help="of float32 parameters")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--without-namespaces", action="store_true", help="over loopback only")
+    parser.add_argument("--json", action="store_true")
+    for hidden in ("--role", "--host", "--interface", "--peer"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    parser.add_argument("--server", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    # A whole number of parameters, and of them for each server.
+    options.bytes = int(options.megabytes * 1e6) // 8 * 8
+    torch.set_num_threads(1)
+    if options.role:
+        return {"worker": work, "server": serve}[options.role](options)
+    missing = None if options.without_namespaces else what_is_missing()
+    if missing:
+        parser.error(f"{missing}; --without-namespaces measures over loopback only")
+
+    loopback = ("127.0.0.1", "lo", [])
+    rows = rows_of("loopback", None, options.bytes, measure(options, [loopback, loopback]))
+    if not options.without_namespaces:
+        for network, (gigabits, burst) in SHAPES.items():
+            with namespaces(gigabits, burst) as ends:
+                rows += rows_of(network, gigabits, options.bytes, measure(options, ends))
+    about = {**describe("cpu", 1), "torch": torch.__version__, "linux": os.uname().release}
+    about |= {"megabytes": options.bytes / 1e6, "repeats": options.repeats}
+    if options.json:
+        print(json.dumps({"about": about, "rows": rows}))
+        return None
+    print(about, "\n")
+    show(rows)
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""All parameters of a model as one flat tensor, and how servers share it."""
+
+import hashlib
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """Where each parameter lies in the flat tensor, and which part each server holds.
+
+    Parameters follow one another in the order of `model.parameters()`; each keeps its memory format
+    (channels last or contiguous). Server s holds the elements from `s * elements // servers` on, so
+    that all hold equally many bytes, give or take one element; a parameter may be cut.
+
+    Attributes:
+        names, shapes, strides: of each parameter.
+        dtype: of all of them, float32 or float64.
+        servers: how many share them.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    strides: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+    servers: int
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """First element of each parameter, and the number of all elements at the end."""
+        offsets = [0]
+        for shape in self.shapes:
+            offsets.append(offsets[-1] + torch.Size(shape).numel())
+        return tuple(offsets)
+
+    @property
+    def elements(self) -> int:
+        """Number of all elements."""
+        return self.offsets[-1]
+
+    @property
+    def contents(self) -> str:
+        """SHA-256 of everything above, in hexadecimal digits: equal where two layouts are."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()
+
+    def part(self, server: int) -> slice:
+        """Return the elements that a server holds."""
+        if not 0 <= server < self.servers:
+            raise ValueError(f"expected a server in 0..{self.servers - 1}, got {server}")
+        return slice(
+            server * self.elements // self.servers, (server + 1) * self.elements // self.servers
+        )
+
+    def pieces(self, server: int) -> list[int]:
+        """Return the sizes of a server's part cut at the parameters' borders; none is 0.
+
+        Optimizers get one tensor for each piece: their kernels treat a tensor's last few elements
+        apart, and may round those otherwise, so that one tensor for all would not train bit for
+        bit as the model's own parameters do.
+        """
+        part = self.part(server)
+        inside = {offset for offset in self.offsets if part.start < offset < part.stop}
+        cuts = sorted(inside | {part.start, part.stop})
+        return [stop - start for start, stop in itertools.pairwise(cuts)]
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Return the parameters as views into a flat tensor of all elements."""
+        return [
+            torch.as_strided(flat, shape, stride, offset)
+            for shape, stride, offset in zip(
+                self.shapes, self.strides, self.offsets[:-1], strict=True
+            )
+        ]
+
+    def flat(self, model: nn.Module) -> Tensor:
+        """Return a flat copy of a model's parameters, shape (elements,), on their device."""
+        parameters = list(model.parameters())
+        flat = torch.empty(self.elements, dtype=self.dtype, device=parameters[0].device)
+        for view, parameter in zip(self.views(flat), parameters, strict=True):
+            view.copy_(parameter.detach())
+        return flat
+
+    def load(self, model: nn.Module, flat: Tensor) -> None:
+        """Copy a flat tensor of all elements into a model's parameters."""
+        for view, parameter in zip(self.views(flat), model.parameters(), strict=True):
+            parameter.data.copy_(view)
+
+    def bind(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Move a model's parameters and gradients into two flat tensors, shape (elements,) each.
+
+        Returns:
+            The parameters, with their values, and the gradients, zero. The model's own tensors are
+            views into them from now on; clear gradients by `gradients.zero_()`.
+        """
+        values = self.flat(model)
+        gradients = torch.zeros_like(values)
+        views = zip(model.parameters(), self.views(values), self.views(gradients), strict=True)
+        for parameter, value, gradient in views:
+            parameter.data = value
+            parameter.grad = gradient
+        return values, gradients
+
+
+def layout_of(model: nn.Module, servers: int = 1) -> ModelLayout:
+    """Lay out a model's parameters over servers.
+
+    Raises:
+        ValueError: a model without parameters, parameters of several types or of one that is not
+            float32 or float64, some that are frozen, or more servers than elements.
+    """
+    named = list(model.named_parameters())
+    if not named:
+        raise ValueError("expected a model with parameters, got one without")
+    types = {p.dtype for _, p in named}
+    if len(types) > 1 or not types <= {torch.float32, torch.float64}:
+        given = ", ".join(sorted(str(t).removeprefix("torch.") for t in types))
+        raise ValueError(
+            f"expected parameters of one type, float32 or float64, got {given}: convert the model"
+        )
+    frozen = [name for name, p in named if not p.requires_grad]
+    if frozen:
+        raise ValueError(
+            f"expected parameters that are all trained, got {frozen[0]!r} with "
+            f"requires_grad=False: make it a buffer"
+        )
+    elements = sum(p.numel() for _, p in named)
+    if not 1 <= servers <= elements:
+        raise ValueError(f"expected 1 to {elements} servers for as many parameters, got {servers}")
+    return ModelLayout(
+        names=tuple(name for name, _ in named),
+        shapes=tuple(tuple(p.shape) for _, p in named),
+        strides=tuple(_stride(p) for _, p in named),
+        dtype=named[0][1].dtype,
+        servers=servers,
+    )
+
+
+def _stride(parameter: Any) -> tuple[int, ...]:
+    channels_last = parameter.ndim == 4 and parameter.is_contiguous(
+        memory_format=torch.channels_last
+    )
+    if channels_last or parameter.is_contiguous():
+        return tuple(parameter.stride())
+    return tuple(torch.empty(parameter.shape, device="meta").stride())

@@ -1,0 +1,121 @@
+"""An epoch's batches: who has them, and that each ends applied once or named as lost."""
+
+import heapq
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    """What a gradient is known by, whoever computes it: the epoch and the batch, both from 0."""
+
+    epoch: int
+    batch: int
+
+
+class Ledger:
+    """The batches of one epoch.
+
+    A batch is queued, then leased to a worker, then staged on all servers, then applied or lost.
+    Rejected and orphaned ones are queued again; the lowest queued batch is leased first.
+
+    Args:
+        epoch: from 0.
+        batches: how many there are.
+
+    Attributes:
+        applied: in the order in which they were.
+        lost: sorted.
+    """
+
+    def __init__(self, epoch: int, batches: int) -> None:
+        self.epoch = epoch
+        self.batches = batches
+        self.applied: list[Key] = []
+        self._lost: set[Key] = set()
+        self._queue = [Key(epoch, batch) for batch in range(batches)]
+        self._holder: dict[Key, int] = {}
+        self._staged: dict[Key, None] = {}
+
+    @property
+    def lost(self) -> list[Key]:
+        """Batches given up: their gradients are in no parameters."""
+        return sorted(self._lost)
+
+    @property
+    def queued(self) -> int:
+        """How many wait for a worker."""
+        return len(self._queue)
+
+    @property
+    def staged(self) -> list[Key]:
+        """Batches whose gradients lie on all servers, in the order in which they came there."""
+        return list(self._staged)
+
+    @property
+    def remaining(self) -> int:
+        """How many are neither applied nor lost."""
+        return self.batches - len(self.applied) - len(self._lost)
+
+    def lease(self, worker: int) -> Key | None:
+        """Give the lowest queued batch to a worker; None if there is none."""
+        if not self._queue:
+            return None
+        key = heapq.heappop(self._queue)
+        self._holder[key] = worker
+        return key
+
+    def stage(self, key: Key) -> None:
+        """Note that a leased batch's gradient lies on all servers."""
+        self._expect(key in self._holder and key not in self._staged, key, "leased")
+        self._staged[key] = None
+
+    def apply(self, keys: Iterable[Key]) -> None:
+        """Note that staged gradients are in the parameters."""
+        for key in keys:
+            self._expect(key in self._staged, key, "staged")
+            self._release(key)
+            self.applied.append(key)
+
+    def reject(self, key: Key) -> None:
+        """Queue a leased or staged batch again."""
+        self._expect(key in self._holder, key, "leased or staged")
+        self._release(key)
+        heapq.heappush(self._queue, key)
+
+    def orphan(self, worker: int) -> list[Key]:
+        """Queue again what a dead worker held; returns it."""
+        keys = sorted(key for key, holder in self._holder.items() if holder == worker)
+        for key in keys:
+            self.reject(key)
+        return keys
+
+    def undo(self, keys: Iterable[Key], *, lose: bool) -> None:
+        """Note that applied batches are in the parameters no more: queue them again, or lose them.
+
+        Takes time in proportion to the epoch's length.
+        """
+        undone = set(keys)
+        for key in undone - set(self.applied):
+            self._expect(False, key, "applied")
+        self.applied = [key for key in self.applied if key not in undone]
+        if lose:
+            self._lost |= undone
+        else:
+            for key in undone:
+                heapq.heappush(self._queue, key)
+
+    def _release(self, key: Key) -> None:
+        del self._holder[key]
+        self._staged.pop(key, None)
+
+    def _expect(self, holds: bool, key: Key, state: str) -> None:
+        if not holds:
+            raise ValueError(f"expected batch {key.batch} of epoch {key.epoch} to be {state}")
+
+
+def updates_of(batches: int, quorum: int) -> int:
+    """Return how many updates an epoch takes where each averages `quorum` batches, the last fewer.
+
+    This is ceil(batches / quorum), backup workers or not: what they did in vain is queued again.
+    """
+    return -(-batches // quorum)

@@ -1,0 +1,435 @@
+"""Links: flat tensors between exactly two processes, a worker's leader and a parameter server.
+
+A link is a Gloo process group of its own with two ranks. So one death or timeout, which closes
+every connection of a group, ends this link and no other. torch documents neither the constructor
+nor the options used for it; they are used here and nowhere else.
+
+Nothing here is authenticated or encrypted: a trusted network only.
+
+Seen with torch 2.13 on Linux, and held by the tests:
+
+- What listens. `TCPStore` listens on all interfaces, whatever host it is given, unless it is handed
+  a socket that listens already (`master_listen_fd`); `open_store` does that. A Gloo device listens
+  on the address of the `hostname` that it is made with, and so do the links made from it.
+- What is noticed. Gloo reports a death to operations that have not begun, at once, but never to the
+  one in mid-transfer, which blocks until its timeout. So a message is followed by a number, which
+  the receiver waits for first, and answered by a receipt, which the sender waits for first: neither
+  has begun while the tensor travels. A process that dies is noticed at once; one that hangs, or a
+  network that is cut, after the timeout.
+- A message longer than the receiver's buffer aborts the receiver's process. So both ends compare
+  their layouts before anything else, and every message has the length that was agreed on.
+- The timeout of a group also bounds its waiting at the store. The store is needed only while a link
+  is made. `ProcessGroupGloo.shutdown` under a waiting thread ends the process, and `abort` does not
+  wake it; neither is used.
+"""
+
+import contextlib
+import hashlib
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
+from torch.distributed import DistNetworkError, ProcessGroup, ProcessGroupGloo
+
+_GREETING_BYTES = 160
+# Values. At 10 Gbit/s, rounding in pieces brought a push as bfloat16 from 74 to 95 % of the limit;
+# float32 gains nothing from pieces.
+_PIECE = 2_000_000
+
+
+class LinkBroken(ConnectionError):
+    """The other end died, closed the link or did not answer in time. The link stays broken."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What one direction of a link carries: flat tensors of `elements` values of `dtype`.
+
+    With `wire_dtype=torch.bfloat16` float32 values are rounded to bfloat16 for the journey, and are
+    float32 again at the other end: half the bytes, 8 bits of precision, the same range.
+
+    Raises:
+        ValueError: not one element, or types that a link does not carry.
+    """
+
+    elements: int
+    dtype: torch.dtype = torch.float32
+    wire_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        if self.elements < 1:
+            raise ValueError(f"a link carries tensors of at least 1 element, not {self.elements}")
+        if self.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"a link carries float32 or float64, not {_plain(self.dtype)}")
+        if self.wire_dtype is not None and (self.dtype, self.wire_dtype) != (
+            torch.float32,
+            torch.bfloat16,
+        ):
+            raise ValueError(
+                f"only float32 can travel in another type, and only as bfloat16, not "
+                f"{_plain(self.dtype)} as {_plain(self.wire_dtype)}"
+            )
+
+    def __str__(self) -> str:
+        wire = "" if self.wire_dtype is None else f" as {_plain(self.wire_dtype)}"
+        return f"{self.elements:,} {_plain(self.dtype)}{wire}"
+
+
+class Link:
+    """One end of a link. Both ends are made at the same time; each waits for the other.
+
+    Side 0 sends what `up` describes and receives what `down` describes, side 1 the other way round.
+    Both directions can be under way at once, with one message each. Buffers are allocated here, and
+    none per message. Tensors are contiguous, flat and on the CPU. Waiting lets other threads run,
+    but cannot be interrupted. One thread at a time uses one direction of a link.
+
+    Args:
+        store: where the two ends find each other. While one end waits in a connection to a store,
+            other threads that use the same connection wait too: give each thread its own.
+        name: the same at both ends, and used once in the life of a store; a link made anew takes
+            a new name, such as one with the number of the attempt.
+        side: 0 or 1.
+        up: what travels from side 0 to side 1.
+        down: what travels from side 1 to side 0.
+        contents: anything else that both ends have to agree on, such as the names and shapes of
+            the parameters.
+        host: the address or name of this machine to bind to, and that the other end connects to.
+        timeout_seconds: how long each message, and the making of the link, may take.
+
+    Raises:
+        ValueError: wrong settings, or the two ends differ in layout or contents (at both ends).
+        LinkBroken: the other end did not come, or died before the link was made.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        side: int,
+        up: Layout,
+        down: Layout,
+        *,
+        contents: str = "",
+        host: str = "127.0.0.1",
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        if side not in (0, 1):
+            raise ValueError(f"a link has the sides 0 and 1, not {side!r}")
+        if timeout_seconds < 0.001:
+            raise ValueError(f"timeout_seconds is at least 0.001, not {timeout_seconds}")
+        self.name = name
+        self.side = side
+        self.timeout_seconds = timeout_seconds
+        self._broken: str | None = None
+        self._outgoing = _Direction(up if side == 0 else down, tag=3 * side)
+        self._incoming = _Direction(down if side == 0 else up, tag=3 * (1 - side))
+        device = _device(host)
+        try:
+            if store.add(f"{name}/side{side}", 1) > 1:
+                raise ValueError(
+                    f"link {name!r} was made before with this store: give every link, and every "
+                    f"new attempt at one, a name of its own"
+                )
+            self._group: ProcessGroup | None = _two_ranks(
+                PrefixStore(name, store), side, device, timeout_seconds
+            )
+        except RuntimeError as error:
+            raise self._break("the other end to come", error) from None
+        self._agree(up, down, contents)
+
+    def send(self, tensor: Tensor, number: int = 0) -> None:
+        """Send a tensor; return when the other end has all of it.
+
+        Args:
+            tensor: as the layout of this direction says.
+            number: travels with it, such as a version; `receive` returns it. 64 bits, signed.
+
+        Raises:
+            ValueError: another tensor than the layout says.
+            LinkBroken: the other end died or did not take it in time. It may have taken it.
+        """
+        self.send_later(tensor, number).wait()
+
+    def receive(self, into: Tensor) -> int:
+        """Receive a tensor into this one; return the number that came with it.
+
+        Raises:
+            ValueError: another tensor than the layout says.
+            LinkBroken: the other end died or did not send in time. `into` may be half written.
+        """
+        return self.receive_later(into).wait()
+
+    def send_later(self, tensor: Tensor, number: int = 0) -> "Transfer":
+        """Begin to send: `wait()` ends it. Leave the tensor as it is until then.
+
+        Raises:
+            As `send`, and RuntimeError: the last message of this direction was not waited for.
+        """
+        way = self._outgoing
+        what = f"{way.layout} to be taken"
+        group = self._ready(way, tensor)
+        way.number.fill_(number)
+        other = 1 - self.side
+        try:
+            # First, so that the other end can answer as soon as it has the tensor.
+            works = [group.recv([way.receipt], other, way.tag + 2)]
+            works += [group.send([piece], other, way.tag) for piece in way.leaving(tensor)]
+            works.append(group.send([way.number], other, way.tag + 1))
+        except RuntimeError as error:
+            raise self._break(what, error) from None
+        way.under_way = Transfer(self, way, tensor, works, what)
+        return way.under_way
+
+    def receive_later(self, into: Tensor) -> "Transfer":
+        """Begin to receive: `wait()` ends it. Leave the tensor alone until then.
+
+        Raises:
+            As `receive`, and RuntimeError: the last message of this direction was not waited for.
+        """
+        way = self._incoming
+        what = f"{way.layout} to come"
+        group = self._ready(way, into)
+        other = 1 - self.side
+        try:
+            body = [group.recv([piece], other, way.tag) for piece in way.pieces or (into,)]
+            works = [group.recv([way.number], other, way.tag + 1), *body]
+        except RuntimeError as error:
+            raise self._break(what, error) from None
+        way.under_way = Transfer(self, way, into, works, what)
+        return way.under_way
+
+    def close(self) -> None:
+        """Close the connection; what is under way is lost, and the other end finds a broken link.
+
+        It does not wake a thread that waits for a message of this link.
+        """
+        self._broken = self._broken or f"link {self.name!r} was closed at this end"
+        self._group = None
+        for way in (self._outgoing, self._incoming):
+            # The connection stays open as long as any work of it is referred to.
+            if way.under_way is not None:
+                way.under_way.works = []
+            way.under_way = None
+
+    def __enter__(self) -> "Link":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ready(self, way: "_Direction", tensor: Tensor) -> ProcessGroup:
+        if self._broken is not None or self._group is None:
+            raise LinkBroken(self._broken)
+        if way.under_way is not None:
+            raise RuntimeError(
+                f"link {self.name!r} carries one message at a time in each direction: wait for the "
+                f"last one first"
+            )
+        fits = tensor.dtype == way.layout.dtype and tensor.shape == (way.layout.elements,)
+        if not (fits and tensor.is_contiguous() and tensor.device.type == "cpu"):
+            raise ValueError(
+                f"link {self.name!r} carries flat contiguous tensors on the CPU of {way.layout}, "
+                f"not {tuple(tensor.shape)} {_plain(tensor.dtype)} on {tensor.device}"
+            )
+        return self._group
+
+    def _finish(self, transfer: "Transfer", way: "_Direction") -> int:
+        group = self._group
+        if self._broken is not None or group is None:
+            raise LinkBroken(self._broken)
+        try:
+            for work in transfer.works:
+                work.wait()
+        except RuntimeError as error:
+            raise self._break(transfer.what, error) from None
+        if way is self._incoming:
+            # The tensor is here in any case: a death from now on is the next message's affair.
+            with contextlib.suppress(RuntimeError):
+                group.send([way.receipt], 1 - self.side, way.tag + 2).wait()
+            if way.staging is not None:
+                transfer.tensor.copy_(way.staging)
+        transfer.works = []
+        way.under_way = None
+        return int(way.number)
+
+    def _agree(self, up: Layout, down: Layout, contents: str) -> None:
+        """Compare both ends' layouts; a difference is a ValueError at both."""
+        described = f"{up} up, {down} down"
+        group = self._group
+        assert group is not None
+        mine, theirs = (
+            _greeting(described, contents),
+            torch.empty(_GREETING_BYTES, dtype=torch.uint8),
+        )
+        other = 1 - self.side
+        try:
+            works = (
+                group.recv([theirs], other, 6 + other),
+                group.send([mine], other, 6 + self.side),
+            )
+            for work in works:
+                work.wait()
+        except RuntimeError as error:
+            raise self._break("a greeting to come", error) from None
+        if not torch.equal(mine, theirs):
+            self.close()
+            given = bytes(theirs[32:].tolist()).rstrip(b"\0").decode(errors="replace")
+            difference = "other contents" if given == described else f"{given!r}"
+            raise ValueError(
+                f"link {self.name!r} needs the same layout at both ends, but this one has "
+                f"{described!r} and the other {difference}: build both from the same model and "
+                f"settings"
+            )
+
+    def _break(self, expected: str, error: RuntimeError) -> LinkBroken:
+        reason = _reason(error, self.timeout_seconds)
+        message = f"link {self.name!r} is broken: expected {expected}, but {reason}"
+        self._broken = self._broken or message
+        return LinkBroken(self._broken)
+
+
+class Transfer:
+    """A message under way. It keeps its tensor alive."""
+
+    def __init__(
+        self,
+        link: Link,
+        way: "_Direction",
+        tensor: Tensor,
+        works: list[Work],
+        what: str,
+    ) -> None:
+        self.tensor = tensor
+        self.works = works
+        self.what = what
+        self._link = link
+        self._way = way
+        self._result: int | None = None
+
+    def wait(self) -> int:
+        """Wait until the message has arrived; return the number that travels with it.
+
+        Raises:
+            LinkBroken: the other end died or did not answer in time.
+        """
+        if self._result is None:
+            self._result = self._link._finish(self, self._way)
+        return self._result
+
+
+def open_store(
+    host: str = "127.0.0.1", port: int = 0, *, timeout_seconds: float = 60.0
+) -> TCPStore:
+    """Open a store in which links find each other; it lives as long as this object.
+
+    It listens on the address of `host` only, and on a free port if `port` is 0: see its `.host` and
+    `.port`. Links that are made live on without it.
+
+    Raises:
+        ValueError: the address cannot be listened on.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server(address[:2], family=family)
+    except OSError as error:
+        reason = str(error.strerror).split(" (", 1)[0]
+        raise ValueError(
+            f"cannot listen on {host}, port {port}: {reason}; give an address of this "
+            f"machine and a free port, or 0 for any"
+        ) from None
+    port = listening.getsockname()[1]
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_seconds),
+        # The store owns and closes the socket from here on.
+        master_listen_fd=listening.detach(),
+    )
+
+
+def join_store(host: str, port: int, *, timeout_seconds: float = 60.0) -> TCPStore:
+    """Connect to a store that another process opened.
+
+    Raises:
+        LinkBroken: nothing answers there in time.
+    """
+    try:
+        return TCPStore(host, port, timeout=timedelta(seconds=timeout_seconds))
+    except RuntimeError as error:
+        raise LinkBroken(
+            f"cannot join the store at {host}, port {port}: {_reason(error, timeout_seconds)}"
+        ) from None
+
+
+class _Direction:
+    """One direction of one end: its layout, its buffers and the message under way in it."""
+
+    def __init__(self, layout: Layout, tag: int) -> None:
+        self.layout = layout
+        self.tag = tag
+        self.number = torch.zeros(1, dtype=torch.int64)
+        self.receipt = torch.zeros(1, dtype=torch.int64)
+        self.staging: Tensor | None = None
+        self.pieces: tuple[Tensor, ...] = ()
+        if layout.wire_dtype is not None:
+            self.staging = torch.empty(layout.elements, dtype=layout.wire_dtype)
+            self.pieces = torch.split(self.staging, _PIECE)
+        self.under_way: Transfer | None = None
+
+    def leaving(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Yield what travels; one piece is rounded while the one before it is under way."""
+        if self.staging is None:
+            yield tensor
+        for piece, values in zip(self.pieces, torch.split(tensor, _PIECE), strict=False):
+            yield piece.copy_(values)
+
+
+def _device(host: str) -> ProcessGroupGloo.Device:
+    try:
+        return ProcessGroupGloo.create_device(hostname=host)
+    except RuntimeError as error:
+        raise ValueError(
+            f"cannot listen on {host!r}: {_reason(error)}; give an address of this machine"
+        ) from None
+
+
+def _two_ranks(
+    store: Store, rank: int, device: ProcessGroupGloo.Device, timeout_seconds: float
+) -> ProcessGroup:
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [device]
+    # Threads are for collectives; sends and receives run on the device's own.
+    options._threads = 1
+    options._timeout = timedelta(seconds=timeout_seconds)
+    # A back end sends and receives as a group does.
+    return cast(ProcessGroup, ProcessGroupGloo(store, rank, 2, options))
+
+
+def _greeting(described: str, contents: str) -> Tensor:
+    """Return a uint8 tensor of fixed size: a SHA-256, and the description for people."""
+    digest = hashlib.sha256(f"{described}\n{contents}".encode()).digest()
+    text = (digest + described.encode())[:_GREETING_BYTES].ljust(_GREETING_BYTES, b"\0")
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _reason(error: RuntimeError, timeout_seconds: float = 0.0) -> str:
+    text = str(error).splitlines()[0] if str(error) else "it failed for no stated reason"
+    if "closed by peer" in text or "reset by peer" in text:
+        return "the other end died or closed the link"
+    if "timed out" in text.lower() or "timeout" in text:
+        return f"nothing happened for {timeout_seconds:g} s"
+    if isinstance(error, DistNetworkError):
+        return "the store was lost"
+    # Gloo puts its source file first, and its advice last.
+    return text.split("] ", 1)[-1].split(". This is", 1)[0]
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

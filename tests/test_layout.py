@@ -1,0 +1,103 @@
+"""The flat tensor of all parameters, and how servers share it."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fineprune.distributed.layout import layout_of
+
+
+def make_model():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 5))
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8), servers=st.integers(1, 12))
+def test_servers_hold_every_element_once_and_equally_many(sizes, servers):
+    model = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
+    if servers > sum(sizes):
+        with pytest.raises(ValueError, match="servers"):
+            layout_of(model, servers)
+        return
+    layout = layout_of(model, servers)
+    held = [range(layout.elements)[layout.part(server)] for server in range(servers)]
+    assert [element for part in held for element in part] == list(range(sum(sizes)))
+    assert max(map(len, held)) - min(map(len, held)) <= 1
+    for server, part in enumerate(held):
+        pieces = layout.pieces(server)
+        assert sum(pieces) == len(part)
+        assert min(pieces) > 0
+        # No piece holds elements of two parameters.
+        ends = {part.start + sum(pieces[: i + 1]) for i in range(len(pieces))}
+        assert {offset for offset in layout.offsets if part.start < offset < part.stop} <= ends
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_bound_model_lives_in_the_flat_tensors(memory_format):
+    model = make_model().to(memory_format=memory_format)
+    twin = make_model()
+    twin.load_state_dict(model.state_dict())
+    layout = layout_of(model)
+    values, gradients = layout.bind(model)
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    model(x).square().sum().backward()
+    twin(x).square().sum().backward()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one.grad, other.grad)
+        assert one.ndim < 4 or one.is_contiguous(memory_format=memory_format)
+    assert gradients.abs().sum() > 0
+    values.fill_(0.5)
+    gradients.zero_()
+    for parameter in model.parameters():
+        assert parameter.eq(0.5).all()
+        assert parameter.grad.eq(0).all()
+
+
+def test_a_flat_copy_loads_into_a_model_of_the_same_layout():
+    model, other = make_model(), make_model()
+    layout = layout_of(model, 3)
+    assert layout.contents == layout_of(other, 3).contents
+    layout.load(other, layout.flat(model))
+    for one, another in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, another)
+
+
+def test_other_shapes_types_and_numbers_of_servers_are_other_layouts():
+    model = make_model()
+    layouts = [
+        layout_of(model),
+        layout_of(model, 2),
+        layout_of(make_model().to(memory_format=torch.channels_last)),
+        layout_of(make_model().double()),
+        layout_of(nn.Linear(2, 2)),
+    ]
+    assert len({layout.contents for layout in layouts}) == len(layouts)
+
+
+def frozen():
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    return model
+
+
+def mixed():
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+
+
+@pytest.mark.parametrize(
+    ("model", "servers", "what"),
+    [
+        (nn.Linear(2, 2), 7, "1 to 6 servers"),
+        (nn.Linear(2, 2), 0, "1 to 6 servers"),
+        (nn.Flatten(), 1, "with parameters"),
+        (nn.Linear(2, 2).half(), 1, "float16"),
+        (mixed(), 1, "float32, float64"),
+        (frozen(), 1, "'bias'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(model, servers, what):
+    with pytest.raises(ValueError, match=what) as raised:
+        layout_of(model, servers)
+    assert "\n" not in str(raised.value)

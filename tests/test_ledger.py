@@ -1,0 +1,81 @@
+"""The batches of an epoch: each ends applied once, or named as lost."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fineprune.distributed.ledger import Key, Ledger, updates_of
+
+
+@given(batches=st.integers(0, 12), data=st.data())
+def test_whatever_happens_each_batch_ends_applied_once_or_lost(batches, data):
+    ledger = Ledger(2, batches)
+    leased: list[Key] = []
+    for _ in range(40):
+        event = data.draw(st.sampled_from(["lease", "stage", "apply", "reject", "die", "undo"]))
+        worker = data.draw(st.integers(0, 3))
+        waiting = [key for key in leased if key not in ledger.staged]
+        if event == "lease" and (key := ledger.lease(worker)) is not None:
+            leased.append(key)
+        elif event == "stage" and waiting:
+            ledger.stage(waiting[0])
+        elif event == "apply":
+            taken = ledger.staged[:2]
+            ledger.apply(taken)
+            leased = [key for key in leased if key not in taken]
+        elif event == "reject" and leased:
+            ledger.reject(leased.pop())
+        elif event == "die":
+            gone = ledger.orphan(worker)
+            leased = [key for key in leased if key not in gone]
+        elif event == "undo":
+            ledger.undo(ledger.applied[-2:], lose=data.draw(st.booleans()))
+        assert len(ledger.applied) + len(ledger.lost) + ledger.queued + len(leased) == batches
+        assert ledger.remaining == ledger.queued + len(leased)
+    for key in leased:
+        if key not in ledger.staged:
+            ledger.stage(key)
+    ledger.apply(ledger.staged)
+    while (key := ledger.lease(0)) is not None:
+        ledger.stage(key)
+        ledger.apply([key])
+    assert ledger.remaining == 0
+    assert sorted(ledger.applied + ledger.lost) == [Key(2, batch) for batch in range(batches)]
+
+
+def test_the_lowest_queued_batch_is_leased_first():
+    ledger = Ledger(0, 3)
+    first, second = ledger.lease(0), ledger.lease(1)
+    assert (first, second) == (Key(0, 0), Key(0, 1))
+    assert ledger.orphan(0) == [first]
+    assert [ledger.lease(1), ledger.lease(1), ledger.lease(1)] == [first, Key(0, 2), None]
+
+
+def test_staged_batches_keep_the_order_of_their_arrival():
+    ledger = Ledger(0, 2)
+    keys = [ledger.lease(0), ledger.lease(1)]
+    for key in reversed(keys):
+        ledger.stage(key)
+    assert ledger.staged == keys[::-1]
+
+
+def test_what_is_out_of_order_is_refused():
+    ledger = Ledger(0, 2)
+    key = Key(0, 0)
+    for wrong in (ledger.stage, ledger.reject, lambda key: ledger.apply([key])):
+        with pytest.raises(ValueError, match="batch 0 of epoch 0"):
+            wrong(key)
+    ledger.lease(0)
+    ledger.stage(key)
+    with pytest.raises(ValueError, match="leased"):
+        ledger.stage(key)
+    with pytest.raises(ValueError, match="applied"):
+        ledger.undo([key], lose=True)
+    ledger.apply([key])
+    with pytest.raises(ValueError, match="staged"):
+        ledger.apply([key])
+
+
+@pytest.mark.parametrize(("batches", "quorum", "updates"), [(391, 3, 131), (6, 3, 2), (0, 3, 0)])
+def test_updates_of_an_epoch(batches, quorum, updates):
+    assert updates_of(batches, quorum) == updates

@@ -1,0 +1,339 @@
+"""Links between real processes: what arrives, what breaks, and what listens."""
+
+import multiprocessing as mp
+import os
+import signal
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from fineprune.distributed import links
+from fineprune.distributed.links import Layout, Link, LinkBroken, join_store, open_store
+
+PATIENCE = 60.0  # seconds: never reached when all is well
+BIG = Layout(16_000_000)  # 64 MB: more than a connection's buffers hold
+SMALL = Layout(5)
+ROUNDED = Layout(links._PIECE + 3, wire_dtype=torch.bfloat16)
+LISTENING = "0A"  # a socket's state in /proc/net/tcp
+
+
+# --- What the other process does ---------------------------------------------------------------
+
+
+def peer(connection, port):
+    """Join the store; then do what the test asks for, and answer with what came of it."""
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    store = join_store("127.0.0.1", port, timeout_seconds=PATIENCE)
+    connection.send("ready")
+    while True:
+        act, *arguments = connection.recv()
+        connection.send(act(store, connection, *arguments))
+
+
+def echo(store, connection, name, up, down, port=None):
+    """Send back what comes, until nothing does."""
+    if port is not None:
+        store = join_store("127.0.0.1", port, timeout_seconds=PATIENCE)
+    link = make(store, name, 1, up, down)
+    values = torch.zeros(up.elements, dtype=up.dtype)
+    connection.send("linked")
+    try:
+        while True:
+            number = link.receive(values)
+            link.send(values.to(down.dtype), number + 1)
+    except LinkBroken as error:
+        return str(error)
+
+
+def refused(store, connection, name, up, down, contents=""):
+    try:
+        make(store, name, 1, up, down, contents=contents)
+    except ValueError as error:
+        return str(error)
+
+
+def send_for_ever(store, connection, name):
+    link = make(store, name, 1, SMALL, BIG)
+    values = torch.ones(BIG.elements)
+    connection.send("linked")
+    while True:
+        link.send(values)
+
+
+def receive_once(store, connection, name, timeout):
+    link = make(store, name, 1, BIG, BIG, timeout_seconds=timeout)
+    transfer = link.receive_later(torch.zeros(BIG.elements))
+    connection.send("receiving")
+    transfer.wait()
+
+
+def addresses(store, connection, name):
+    """With a store and a link of its own open, what this process listens on."""
+    own = open_store(timeout_seconds=PATIENCE)
+    link = make(store, name, 1, SMALL, SMALL)
+    found = listening()
+    link.close()
+    return found, own.port
+
+
+# --- What the tests share ----------------------------------------------------------------------
+
+
+class Peer:
+    def __init__(self, port):
+        self.connection, theirs = mp.Pipe()
+        context = mp.get_context("spawn")
+        self.process = context.Process(target=peer, args=(theirs, port), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def ask(self, act, *arguments):
+        self.connection.send((act, *arguments))
+
+    def answer(self):
+        assert self.connection.poll(2 * PATIENCE), "the peer does not answer"
+        return self.connection.recv()
+
+    def signal(self, number):
+        os.kill(self.process.pid, number)
+
+    def stop(self):
+        self.signal(signal.SIGSTOP)
+        assert os.WIFSTOPPED(os.waitpid(self.process.pid, os.WUNTRACED)[1])
+
+    def kill(self):
+        self.process.kill()
+        self.process.join()
+
+
+def make(store, name, side, up, down, **settings):
+    return Link(store, name, side, up, down, **{"timeout_seconds": PATIENCE, **settings})
+
+
+@pytest.fixture(scope="module")
+def store():
+    return open_store(timeout_seconds=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def peers(store):
+    """One that lives through all tests, and three to lose; they start together, to save time."""
+    started = [Peer(store.port) for _ in range(4)]
+    for one in started:
+        assert one.answer() == "ready"
+    yield started
+    for one in started:
+        one.kill()
+
+
+@pytest.fixture
+def living(peers):
+    return peers[0]
+
+
+def connected(store, other, name, up, down, *more):
+    other.ask(echo, name, up, down, *more)
+    link = make(store, name, 0, up, down)
+    assert other.answer() == "linked"
+    return link
+
+
+def there_and_back(link, values, back, number=0):
+    sending = link.send_later(values, number)
+    assert link.receive(back) == number + 1
+    sending.wait()
+    return back
+
+
+def listening():
+    """The addresses that this process listens on, as the kernel writes them: hexadecimal."""
+    mine = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        try:
+            mine.add(os.readlink(descriptor))
+        except OSError:
+            continue
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == LISTENING and f"socket:[{rest[5]}]" in mine:
+                found.append(local)
+    return found
+
+
+# --- What arrives ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_arrive_bit_for_bit(store, living, dtype):
+    layout = Layout(10_007, dtype)
+    random = torch.Generator().manual_seed(1)
+    values = torch.randn(layout.elements, dtype=dtype, generator=random)
+    values[:6] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 5e-324], dtype=dtype)
+    whole = torch.int32 if dtype == torch.float32 else torch.int64
+    with connected(store, living, f"exact {dtype}", layout, layout) as link:
+        for number in (7, -(2**62)):
+            back = there_and_back(link, values, torch.zeros_like(values), number)
+            assert torch.equal(back.view(whole), values.view(whole))
+    assert "died or closed the link" in living.answer()
+
+
+def test_bfloat16_arrives_rounded_and_as_float32(store, living):
+    random = torch.Generator().manual_seed(2)
+    values = torch.randn(ROUNDED.elements, generator=random) * 1e-3
+    before = values.clone()
+    with connected(store, living, "rounded", ROUNDED, Layout(ROUNDED.elements)) as link:
+        for _ in range(2):
+            back = there_and_back(link, values, torch.zeros_like(values))
+            assert torch.equal(back, before.bfloat16().float())
+    assert torch.equal(values, before)
+    living.answer()
+
+
+def test_a_link_lives_on_without_its_store(living):
+    own = open_store(timeout_seconds=PATIENCE)
+    client = join_store("127.0.0.1", own.port, timeout_seconds=PATIENCE)
+    with connected(client, living, "on its own", SMALL, SMALL, own.port) as link:
+        del own, client
+        assert torch.equal(there_and_back(link, torch.ones(5), torch.zeros(5)), torch.ones(5))
+    living.answer()
+
+
+# --- What is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "contents"),
+    [
+        ((Layout(6), SMALL), ""),
+        ((SMALL, Layout(5, torch.float64)), ""),
+        ((Layout(5, wire_dtype=torch.bfloat16), SMALL), ""),
+        ((SMALL, SMALL), "weight (5,)"),
+    ],
+)
+def test_layouts_that_differ_fail_at_both_ends(store, living, theirs, contents):
+    name = f"differs {theirs} {contents}"
+    living.ask(refused, name, *theirs, contents)
+    with pytest.raises(ValueError, match="same layout at both ends") as caught:
+        make(store, name, 0, SMALL, SMALL, contents="bias (5,)" if contents else "")
+    for message in (str(caught.value), living.answer()):
+        assert "'5 float32 up, 5 float32 down'" in message
+        assert len(message.splitlines()) == 1
+
+
+def test_wrong_settings_and_wrong_tensors_are_one_line(store, living):
+    for wrong in (
+        lambda: Layout(0),
+        lambda: Layout(5, torch.int64),
+        lambda: Layout(5, torch.float64, torch.bfloat16),
+        lambda: make(store, "wrong", 2, SMALL, SMALL),
+        lambda: make(store, "wrong", 0, SMALL, SMALL, timeout_seconds=0),
+        lambda: make(store, "wrong", 0, SMALL, SMALL, host="192.0.2.1"),
+        lambda: open_store("192.0.2.1"),
+    ):
+        with pytest.raises(ValueError, match=r"\A[^\n]+\Z"):
+            wrong()
+    with connected(store, living, "tensors", SMALL, SMALL) as link:
+        for tensor in (
+            torch.ones(4),
+            torch.ones(5, dtype=torch.float64),
+            torch.ones(10)[::2],
+            torch.ones(5, 1),
+        ):
+            for way in (link.send, link.receive):
+                with pytest.raises(ValueError, match=r"\A.*carries flat contiguous.*\Z"):
+                    way(tensor)
+        transfer = link.receive_later(torch.zeros(5))
+        with pytest.raises(RuntimeError, match="wait for the last one first"):
+            link.receive_later(torch.zeros(5))
+        link.send(torch.ones(5), 1)
+        assert transfer.wait() == transfer.wait() == 2
+        with pytest.raises(ValueError, match="was made before"):
+            make(store, "tensors", 0, SMALL, SMALL)
+    living.answer()
+    with pytest.raises(LinkBroken, match="closed at this end"):
+        link.send(torch.ones(5))
+
+
+# --- What breaks -------------------------------------------------------------------------------
+
+
+def test_nobody_comes(store):
+    with pytest.raises(LinkBroken, match=r"\Alink 'alone' .* other end to come, but nothing.*\Z"):
+        make(store, "alone", 0, SMALL, SMALL, timeout_seconds=0.3)
+
+
+def test_a_peer_killed_while_it_sends_breaks_its_link_and_no_other(store, peers):
+    living, doomed = peers[:2]
+    with connected(store, living, "bystander", SMALL, SMALL) as bystander:
+        doomed.ask(send_for_ever, "doomed")
+        link = make(store, "doomed", 0, SMALL, BIG)
+        assert doomed.answer() == "linked"
+        into = torch.zeros(BIG.elements)
+        for _ in range(100):
+            into.zero_()
+            transfer = link.receive_later(into)
+            while into[0] == 0:
+                pass
+            doomed.stop()
+            time.sleep(0.1)  # for what is in the connection's buffers to arrive
+            if into[-1] == 0:
+                break
+            doomed.signal(signal.SIGCONT)
+            transfer.wait()
+        assert (into[0], into[-1]) == (1, 0), "never caught in mid-transfer"
+        under_way = bystander.send_later(torch.ones(5))
+        doomed.kill()
+        with pytest.raises(LinkBroken, match=r"\Alink 'doomed' .* to come, but the other end died"):
+            transfer.wait()
+        with pytest.raises(LinkBroken, match="link 'doomed'"):
+            link.send(torch.ones(5))
+        link.close()
+        assert bystander.receive(torch.zeros(5)) == 1
+        under_way.wait()
+        assert torch.equal(there_and_back(bystander, into[:5], torch.zeros(5)), torch.ones(5))
+    living.answer()
+
+
+def test_a_peer_killed_while_it_receives_breaks_the_link(store, peers):
+    doomed = peers[2]
+    doomed.ask(receive_once, "taken", PATIENCE)
+    link = make(store, "taken", 0, BIG, BIG)
+    assert doomed.answer() == "receiving"
+    doomed.stop()
+    transfer = link.send_later(torch.ones(BIG.elements))
+    doomed.kill()
+    with pytest.raises(LinkBroken, match=r"\Alink 'taken' .* to be taken, but the other end died"):
+        transfer.wait()
+
+
+def test_a_peer_that_hangs_breaks_the_link_after_the_timeout(store, peers):
+    hanging = peers[3]
+    hanging.ask(receive_once, "hanging", 3.0)
+    link = make(store, "hanging", 0, BIG, BIG, timeout_seconds=3.0)
+    assert hanging.answer() == "receiving"
+    hanging.stop()
+    transfer = link.send_later(torch.ones(BIG.elements))
+    with pytest.raises(LinkBroken, match=r"\Alink 'hanging' .* nothing happened for 3 s\Z"):
+        transfer.wait()
+
+
+# --- What listens ------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs Linux's /proc")
+def test_nothing_listens_beyond_loopback(store, living):
+    living.ask(addresses, "listens")
+    link = make(store, "listens", 0, SMALL, SMALL)
+    theirs, their_store = living.answer()
+    ours = listening()
+    link.close()
+    for found, port in ((theirs, their_store), (ours, store.port)):
+        assert f"0100007F:{port:04X}" in found
+        assert len(found) >= 2  # the store and the link
+        assert all(address.startswith("0100007F:") for address in found)

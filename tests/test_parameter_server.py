@@ -1,0 +1,228 @@
+"""Training with parameter servers, in real processes: as one process would, nothing unnamed."""
+
+import itertools
+import os
+import signal
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from fineprune.distributed.ledger import Key
+
+ray = pytest.importorskip("ray")
+
+from fineprune.distributed.cluster import Places, cluster, start_ray  # noqa: E402
+from fineprune.distributed.parameter_server import ParameterServer, Strategy  # noqa: E402
+
+SAMPLES, BATCH = 64, 4
+
+
+def make_model():
+    generator = torch.Generator().manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    for parameter in model.parameters():
+        values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data.copy_(values / 2)
+    return model
+
+
+def make_data():
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(SAMPLES, 6, generator=generator, dtype=torch.float64)
+    return x, torch.randint(3, (SAMPLES,), generator=generator)
+
+
+class Trainee:
+    """A small network; it may kill its own process once, in the step of one batch."""
+
+    def __init__(self, kill_at=None, marker=None):
+        self.model = make_model()
+        self.data = make_data()
+        self.kill_at = kill_at
+        self.marker = marker
+
+    def load(self, key, indices):
+        return key, self.data[0][indices], self.data[1][indices]
+
+    def step(self, batch):
+        key, x, y = batch
+        if key == self.kill_at and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        losses = nn.functional.cross_entropy(self.model(x), y, reduction="none")
+        losses.mean().backward()
+        return losses.detach()
+
+
+class MakeTrainee:
+    def __init__(self, kill_at=None, marker=None):
+        self.settings = (kill_at, marker)
+
+    def __call__(self, rank):
+        return Trainee(*self.settings)
+
+
+class KillsItself(torch.optim.SGD):
+    """Kills its server once, in its nth step."""
+
+    def __init__(self, params, marker, step):
+        super().__init__(params, lr=1.0, momentum=0.9)
+        self.marker, self.countdown = marker, step
+
+    def step(self, closure=None):
+        self.countdown -= 1
+        if not self.countdown and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(closure)
+
+
+class MakeOptimizer:
+    def __init__(self, marker=None, step=0):
+        self.settings = (marker, step)
+
+    def __call__(self, parameters):
+        marker, step = self.settings
+        if marker is not None and len(parameters) == 1:  # the first of two servers
+            return KillsItself(parameters, marker, step)
+        return torch.optim.SGD(parameters, lr=1.0, momentum=0.9, weight_decay=1e-3, fused=True)
+
+
+def rate(applied):
+    return 0.1 / (1 + applied)
+
+
+def batches_of(epoch, size=BATCH, samples=SAMPLES):
+    generator = torch.Generator().manual_seed(epoch)
+    return list(torch.randperm(samples, generator=generator).split(size))
+
+
+def trained_alone(epochs, size, rates):
+    """Train in this process; returns the flat parameters and each batch's losses."""
+    model = make_model()
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-3, fused=True
+    )
+    x, y = make_data()
+    recorded = []
+    for epoch in range(epochs):
+        for number, batch in enumerate(batches_of(epoch, size)):
+            optimizer.zero_grad()
+            losses = nn.functional.cross_entropy(model(x[batch]), y[batch], reduction="none")
+            losses.mean().backward()
+            optimizer.param_groups[0]["lr"] = rates(number)
+            optimizer.step()
+            recorded.append((batch, losses.detach().float()))
+    return flat(model), recorded
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def places_of(strategy):
+    return Places(strategy.groups, strategy.group, strategy.servers)
+
+
+def trained(strategy, folder, epochs=2, size=BATCH, build=None, optimizer=None, **options):
+    """Train with servers; returns the flat parameters and the epochs' results."""
+    with cluster(places_of(strategy)) as processes:
+        server = ParameterServer(
+            processes,
+            strategy,
+            make_model(),
+            build or MakeTrainee(),
+            optimizer or MakeOptimizer(),
+            folder / "snapshots",
+            **options,
+        )
+        results = [server.run_epoch(e, batches_of(e, size), rate) for e in range(epochs)]
+        model = make_model()
+        server.load_into(model)
+        server.close()
+    return flat(model), results
+
+
+def check_each_once(results, batches=SAMPLES // BATCH):
+    """Every batch is in one update or lost; samples and losses fit the batches."""
+    for epoch, result in enumerate(results):
+        applied = [key for update in result.updates for key in update.keys]
+        expected = [Key(epoch, batch) for batch in range(batches)]
+        assert sorted(applied + result.lost) == expected
+        for update in result.updates:
+            given = batches_of(epoch)
+            assert update.indices.equal(torch.cat([given[key.batch] for key in update.keys]))
+            assert update.losses.dtype == torch.float32
+            assert update.losses.shape == update.indices.shape
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running_ray():
+    # Workers do not import tests.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    start_ray(8)
+    yield
+    ray.shutdown()
+
+
+def test_one_asynchronous_worker_is_plain_training_bit_for_bit(tmp_path):
+    alone, recorded = trained_alone(2, BATCH, rate)
+    served, results = trained(Strategy("async", workers=1), tmp_path)
+    assert torch.equal(served, alone)
+    updates = list(itertools.chain(*(result.updates for result in results)))
+    assert len(updates) == len(recorded)
+    for update, (indices, losses) in zip(updates, recorded, strict=True):
+        assert torch.equal(update.indices, indices)
+        assert torch.equal(update.losses, losses)
+    assert all(result.staleness == [0] * (SAMPLES // BATCH) for result in results)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_synchronous_workers_are_one_process_with_a_larger_batch(tmp_path, servers):
+    alone, recorded = trained_alone(2, 2 * BATCH, lambda number: rate(2 * number))
+    served, results = trained(Strategy("sync", workers=2, servers=servers), tmp_path)
+    torch.testing.assert_close(served, alone, rtol=1e-12, atol=1e-12)
+    check_each_once(results)
+    updates = list(itertools.chain(*(result.updates for result in results)))
+    for update, (indices, losses) in zip(updates, recorded, strict=True):
+        assert torch.equal(update.indices, indices)
+        torch.testing.assert_close(update.losses, losses)
+
+
+def test_a_group_of_two_is_one_process_with_a_larger_batch(tmp_path):
+    alone, _ = trained_alone(2, 2 * BATCH, rate)
+    served, _ = trained(Strategy("mixed", workers=2, group=2), tmp_path, size=2 * BATCH)
+    torch.testing.assert_close(served, alone, rtol=1e-12, atol=1e-12)
+
+
+def test_with_a_backup_worker_every_batch_is_applied_once(tmp_path):
+    _, results = trained(Strategy("sync", workers=3, backup=1), tmp_path)
+    check_each_once(results)
+    for result in results:
+        assert [len(update.keys) for update in result.updates] == [2] * (SAMPLES // BATCH // 2)
+        assert result.lost == []
+
+
+def test_a_killed_synchronous_worker_changes_nothing(tmp_path):
+    alone, _ = trained_alone(2, 2 * BATCH, lambda number: rate(2 * number))
+    build = MakeTrainee(Key(0, 5), tmp_path / "killed")
+    served, results = trained(Strategy("sync", workers=2, servers=2), tmp_path, build=build)
+    check_each_once(results)
+    assert (tmp_path / "killed").exists()
+    assert results[0].worker_deaths == 1
+    torch.testing.assert_close(served, alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_after_a_killed_server_every_batch_is_applied_once_or_named(tmp_path, mode):
+    optimizer = MakeOptimizer(tmp_path / "killed", 7)
+    _, results = trained(
+        Strategy(mode, workers=2, servers=2), tmp_path, optimizer=optimizer, snapshot_every=4
+    )
+    check_each_once(results)
+    assert (tmp_path / "killed").exists()
+    assert results[0].server_deaths == 1
+    assert results[0].undone > 0
+    assert bool(results[0].lost) == (mode == "async")
