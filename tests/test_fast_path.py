@@ -58,7 +58,7 @@ def test_a_rate_in_a_tensor_steps_as_a_number_does_and_survives_loading(name):
         model = nn.Linear(3, 2, dtype=torch.float64)
         nn.init.constant_(model.weight, 0.5)
         nn.init.zeros_(model.bias)
-        optimizer = build_optimizer(model, TrainingSettings(optimizer=name, lr=0.5))
+        optimizer = build_optimizer(model.parameters(), TrainingSettings(optimizer=name, lr=0.5))
         if as_tensor:
             optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
         for rate in (0.5, 0.25, 0.125):

@@ -70,7 +70,7 @@ def test_settings_out_of_range_are_refused(wrong):
 def test_every_optimizer_of_a_recipe_goes_downhill(name):
     model = torch.nn.Linear(4, 1)
     torch.nn.init.ones_(model.weight)
-    optimizer = build_optimizer(model, TrainingSettings(optimizer=name, lr=0.01))
+    optimizer = build_optimizer(model.parameters(), TrainingSettings(optimizer=name, lr=0.01))
     x = torch.eye(4)
     before = model(x).square().mean().item()
     for _ in range(20):

@@ -222,24 +222,38 @@ class ParameterServer:
         self._batches: list[np.ndarray[Any, Any]] = []
         self._first_version = 0
         self._initial = self._layout.flat(model).cpu()
-        self._buffers: dict[str, np.ndarray[Any, Any]] | None = None
+        self._buffers: dict[str, np.ndarray[Any, Any]] | None = (
+            None if state is None else state["buffers"]
+        )
         self._servers = [self._new_server(index) for index in range(strategy.servers)]
-        if state is not None:
+        self._groups = [_Group(index) for index in range(strategy.groups)]
+        for group in self._groups:  # their processes start while the servers' do
+            self._start(group)
+        if state is None:
+            for server in self._servers:
+                self._ask(server, "ping")
+        else:
             versions = {
                 self._ask(server, "restore", 0, part)
                 for server, part in zip(self._servers, state["servers"], strict=True)
             }
             self._version = versions.pop()
-            self._buffers = state["buffers"]
-        else:
-            for server in self._servers:
-                self._ask(server, "ping")
-        self._groups = [_Group(index) for index in range(strategy.groups)]
-        for group in self._groups:
-            self._start(group)
         self._snapshot(wait=True)
 
     # -- for the caller -----------------------------------------------------------------------
+
+    def wait_for_workers(self) -> None:
+        """Wait until all workers have joined, so that an epoch's time is that of training alone.
+
+        Raises:
+            RuntimeError: a group died again and again.
+        """
+        while calls := [call for group in self._groups for call in group.calls]:
+            try:
+                for call in self._cluster.wait(calls):
+                    self._handle(call)
+            except _ServerDied:
+                self._recover()
 
     def run_epoch(
         self,

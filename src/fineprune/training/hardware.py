@@ -25,10 +25,12 @@ def resolved(recipe: Recipe) -> Recipe:
     precision = recipe.run.precision
     if precision == "auto":
         precision = "bfloat16" if _fast_bfloat16(device) else "float32"
+    served = recipe.distributed.served
     compiling = recipe.run.compile
     if compiling == "auto":
-        compiling = "on" if _compiling_pays(device) else "off"
-    threads = recipe.run.threads or max(1, available_cores() // local_size())
+        compiling = "on" if _compiling_pays(device) and not served else "off"
+    sharing = recipe.distributed.workers if served else local_size()
+    threads = recipe.run.threads or max(1, available_cores() // sharing)
     return recipe.replaced(
         "run", device=device, precision=precision, compile=compiling, threads=threads
     )

@@ -27,7 +27,8 @@ class Job:
         data: training loader and evaluation batches.
         model: the bare network, whose state is saved.
         forward: the network as it is trained: compiled, replicated, or just itself.
-        optimizer, pruner, loader: as their names say.
+        optimizer, pruner, loader: as their names say; no loader with parameter servers, whose
+            workers have their own.
         autocast: the run's precision.
         workers: simulated ones; None where the run has none.
     """
@@ -81,7 +82,7 @@ def build_job(recipe: Recipe, ranks: Ranks) -> Job:
         data.train,
         recipe.policy(),
         seed=recipe.run.seed,
-        batch_size=recipe.training.batch_size,
+        batch_size=recipe.training.batch_size * recipe.distributed.batches_an_update,
         accumulation=recipe.training.accumulation,
         drop_last=recipe.training.drop_last,
     )
@@ -100,9 +101,9 @@ def build_job(recipe: Recipe, ranks: Ranks) -> Job:
         data=data,
         model=model,
         forward=ranks.replicate(model, forward),
-        optimizer=build_optimizer(model, recipe.training),
+        optimizer=build_optimizer(model.parameters(), recipe.training),
         pruner=pruner,
-        loader=data.make_loader(pruner),
+        loader=None if recipe.distributed.served else data.make_loader(pruner),
         autocast=autocast,
         workers=SimulatedWorkers(model, simulate) if simulate else None,
     )
@@ -132,7 +133,7 @@ def job_state(job: Job, so_far: EpochSoFar | None) -> dict[str, Any]:
             "bookkeeping_seconds": so_far.bookkeeping_seconds,
         }
     return {
-        "recipe": _method(job.recipe),
+        "recipe": method(job.recipe),
         "model": job.model.state_dict(),
         "optimizer": job.optimizer.state_dict(),
         "pruner": job.pruner.state_dict(),
@@ -148,11 +149,7 @@ def restore_job(job: Job, state: dict[str, Any]) -> EpochSoFar | None:
     Raises:
         ValueError: the checkpoint is of another recipe.
     """
-    if state["recipe"] != _method(job.recipe):
-        raise ValueError(
-            "expected a checkpoint of this recipe, got one of another: resume with the settings "
-            "in the folder's recipe.toml, or train into a new folder"
-        )
+    check_method(job, state)
     job.model.load_state_dict(state["model"])
     load_optimizer(job.optimizer, state["optimizer"])
     job.pruner.load_state_dict(state["pruner"])
@@ -181,7 +178,16 @@ def _compiled(model: nn.Module, run: RunSettings) -> nn.Module:
     return cast(nn.Module, torch.compile(model, dynamic=False, mode=mode))
 
 
-def _method(recipe: Recipe) -> dict[str, Any]:
+def check_method(job: Job, state: dict[str, Any]) -> None:
+    """Raise ValueError where a checkpoint is of another recipe."""
+    if state["recipe"] != method(job.recipe):
+        raise ValueError(
+            "expected a checkpoint of this recipe, got one of another: resume with the settings "
+            "in the folder's recipe.toml, or train into a new folder"
+        )
+
+
+def method(recipe: Recipe) -> dict[str, Any]:
     """What a checkpoint must agree with: all but where and how the run is carried out."""
     sections = recipe.as_dict()
     sections["data"] = {k: v for k, v in sections["data"].items() if k not in ("dir", "workers")}

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fineprune.distributed.all_reduce import joined
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
-from fineprune.training.evaluate import evaluate, sample_losses
+from fineprune.training.epoch_metrics import add_evaluation, epoch_metrics
 from fineprune.training.hardware import resolved
 from fineprune.training.job import EpochSoFar, Job, build_job, job_state, new_epoch, restore_job
 from fineprune.training.learning_rate import rate_at
@@ -19,6 +19,7 @@ from fineprune.training.optimizer import set_rate
 from fineprune.training.random_state import seeded
 from fineprune.training.recipe import Recipe
 from fineprune.training.run_folder import RunFolder
+from fineprune.training.serve import serve
 
 OnEpoch = Callable[[dict[str, Any]], None]
 
@@ -52,6 +53,9 @@ def train(
     """
     recipe = resolved(recipe)
     log = RunFolder(folder, recipe)
+    on_epoch = on_epoch or (lambda metrics: None)
+    if recipe.distributed.served:
+        return serve(recipe, log, resume=resume, arm=arm, on_epoch=on_epoch)
     with (
         joined(recipe.run.device) as ranks,
         seeded(recipe.run.seed, recipe.run.device),
@@ -66,7 +70,7 @@ def train(
             log.begin()
         elif ranks.main:
             log.forget_from(job.pruner.plan.epoch + (0 if so_far else 1))
-        _train_epochs(job, log, so_far, on_epoch or (lambda metrics: None))
+        _train_epochs(job, log, so_far, on_epoch)
 
         def finish() -> dict[str, Any]:
             return log.finish(
@@ -96,9 +100,9 @@ def _train_epochs(job: Job, log: RunFolder, so_far: EpochSoFar | None, on_epoch:
         job.pruner.end_epoch()
         so_far.bookkeeping_seconds += time.perf_counter() - ending - waited
         so_far.stop()
-        metrics = _epoch_metrics(job, epoch, so_far)
+        metrics = epoch_metrics(job, epoch, so_far)
         if job.ranks.main:
-            _evaluate(job, epoch, metrics)
+            add_evaluation(job, epoch, metrics)
         last = epoch == recipe.training.epochs - 1
         if last and not closes:
             counts = job.pruner.counts
@@ -180,44 +184,6 @@ def _to_device(x: torch.Tensor, device: str) -> torch.Tensor:
 def _window_start(batches: int, training: Any) -> int:
     start: int = (batches - 1) // training.accumulation * training.accumulation
     return start
-
-
-def _epoch_metrics(job: Job, epoch: int, so_far: EpochSoFar) -> dict[str, Any]:
-    training = job.recipe.training
-    kept = job.pruner.plan.kept
-    samples = so_far.samples * job.ranks.size  # every rank has equally many
-    metrics: dict[str, Any] = {
-        "epoch": epoch,
-        "lr": float(job.optimizer.param_groups[0]["lr"]),
-        "pruned": len(kept) < job.data.num_samples,
-        "samples": samples,
-        "skipped": job.data.num_samples - len(kept),
-        "steps": -(-so_far.batches // training.accumulation),
-        "train_loss": job.ranks.sum(so_far.loss_sum).item() / samples,
-        "nonfinite": sum(job.ranks.gather(job.pruner.nonfinite)),
-        "seconds": so_far.seconds,
-        "bookkeeping_seconds": so_far.bookkeeping_seconds,
-        "evaluate_seconds": 0.0,
-    }
-    names = [f"{kind}_{what}" for kind in ("test", "validation") for what in ("loss", "accuracy")]
-    metrics |= dict.fromkeys([*names, "watched"])
-    return metrics
-
-
-def _evaluate(job: Job, epoch: int, metrics: dict[str, Any]) -> None:
-    """Add an evaluation to the metrics of an epoch that is evaluated."""
-    training = job.recipe.training
-    left = training.epochs - 1 - epoch
-    if (epoch + 1) % training.evaluate_every == 0 or left < training.evaluate_last:
-        started = time.perf_counter()
-        device = job.recipe.run.device
-        loss, accuracy = evaluate(job.model, job.data.evaluation, device, job.autocast)
-        metrics[f"{job.data.evaluated_on}_loss"] = loss
-        metrics[f"{job.data.evaluated_on}_accuracy"] = accuracy
-        indices, batches = job.data.watched
-        losses = sample_losses(job.model, batches, device, job.autocast)
-        metrics["watched"] = {str(i): loss for i, loss in zip(indices, losses, strict=True)}
-        metrics["evaluate_seconds"] = time.perf_counter() - started
 
 
 def _wait_for(device: str) -> None:

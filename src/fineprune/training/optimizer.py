@@ -1,30 +1,32 @@
 """Optimizers by name, and their learning rate."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
 
 from fineprune.training.recipe import TrainingSettings
 from fineprune.training.rmsprop_tf import RMSPropTF
 
 
-def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.Optimizer:
+def build_optimizer(
+    parameters: Iterable[torch.Tensor], settings: TrainingSettings
+) -> torch.optim.Optimizer:
     """Build the optimizer that a recipe names, in torch's fused form where it has one.
 
     On a GPU the learning rate is a tensor there (float32, no dimension), so that ``set_rate``
     changes it in place, in the order of the stream.
 
     Args:
-        model: its parameters are optimized; all on one device.
+        parameters: of a model, or of a parameter server; all on one device.
         settings: the training section of the recipe.
     """
-    device = next(model.parameters()).device
+    parameters = list(parameters)
+    device = parameters[0].device
     shared: dict[str, Any] = {
         "lr": torch.tensor(settings.lr, device=device) if device.type == "cuda" else settings.lr,
         "weight_decay": settings.weight_decay,
     }
-    parameters = model.parameters()
     if settings.optimizer == "rmsprop-tf":
         epsilon = 1.0 if settings.epsilon is None else settings.epsilon
         return RMSPropTF(

@@ -197,14 +197,77 @@ class PruningSettings:
 class DistributedSettings:
     """How the training is spread. Under ``torchrun`` it is by all-reduce, with nothing to set.
 
+    With parameter servers ``training.batch_size`` is each worker's.
+
     Attributes:
+        strategy: ``none``, or with parameter servers ``sync``, ``async`` or ``mixed``.
+        workers: replicas of the model.
+        group: replicas that average their gradients before one of them pushes; ``mixed`` only.
+        backup: of the workers, how many a synchronous update does not wait for.
+        servers: parameter servers, each with an equal part of the parameters.
+        placement: ``shared``, servers on the workers' nodes, or ``dedicated``.
+        staleness_bound: updates that an asynchronous gradient may be behind; None for any.
+        rate_by_staleness: divide the rate of an asynchronous update by its staleness.
+        gradients: ``float32`` or ``bfloat16``, as they travel.
         simulate: asynchronous workers to simulate in one process; 0 for none.
     """
 
+    strategy: str = "none"
+    workers: int = 2
+    group: int = 1
+    backup: int = 0
+    servers: int = 1
+    placement: str = "shared"
+    staleness_bound: int | None = None
+    rate_by_staleness: bool = False
+    gradients: str = "float32"
     simulate: int = 0
 
     def __post_init__(self) -> None:
-        _at_least("distributed.simulate", self.simulate, 0)
+        _one_of("distributed.strategy", self.strategy, ("none", "sync", "async", "mixed"))
+        _one_of("distributed.placement", self.placement, ("shared", "dedicated"))
+        _one_of("distributed.gradients", self.gradients, ("float32", "bfloat16"))
+        for name in ("workers", "group", "servers"):
+            _at_least(f"distributed.{name}", getattr(self, name), 1)
+        for name in ("backup", "simulate"):
+            _at_least(f"distributed.{name}", getattr(self, name), 0)
+        if self.staleness_bound is not None:
+            _at_least("distributed.staleness_bound", self.staleness_bound, 0)
+        if self.backup >= self.workers:
+            raise ValueError(
+                f"expected distributed.backup below distributed.workers, got {self.backup} of "
+                f"{self.workers}"
+            )
+        if self.workers % self.group:
+            raise ValueError(
+                f"expected distributed.workers to be a multiple of distributed.group, got "
+                f"{self.workers} and {self.group}"
+            )
+        only = {
+            "group": (self.group > 1, ("mixed",)),
+            "backup": (self.backup > 0, ("sync",)),
+            "staleness_bound": (self.staleness_bound is not None, ("async", "mixed")),
+            "rate_by_staleness": (self.rate_by_staleness, ("async", "mixed")),
+            "simulate": (self.simulate > 0, ("none",)),
+        }
+        for name, (given, strategies) in only.items():
+            if given and self.strategy not in strategies:
+                raise ValueError(
+                    f"expected distributed.{name} with strategy {' or '.join(strategies)} only, "
+                    f"got it with {self.strategy!r}"
+                )
+
+    @property
+    def served(self) -> bool:
+        """Whether the training is spread over parameter servers."""
+        return self.strategy != "none"
+
+    @property
+    def batches_an_update(self) -> int:
+        """Workers' batches whose mean gradient makes one update of the parameter servers."""
+        if self.strategy == "sync":
+            return self.workers - self.backup
+        return self.group
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

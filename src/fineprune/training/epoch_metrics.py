@@ -1,0 +1,46 @@
+"""A line of ``metrics.jsonl``: what an epoch did, and how the network did after it."""
+
+import time
+from typing import Any
+
+from fineprune.training.evaluate import evaluate, sample_losses
+from fineprune.training.job import EpochSoFar, Job
+
+
+def epoch_metrics(job: Job, epoch: int, so_far: EpochSoFar) -> dict[str, Any]:
+    """Return an epoch's metrics, not evaluated yet. With several ranks all must call it."""
+    training = job.recipe.training
+    kept = job.pruner.plan.kept
+    samples = so_far.samples * job.ranks.size  # every rank has equally many
+    metrics: dict[str, Any] = {
+        "epoch": epoch,
+        "lr": float(job.optimizer.param_groups[0]["lr"]),
+        "pruned": len(kept) < job.data.num_samples,
+        "samples": samples,
+        "skipped": job.data.num_samples - len(kept),
+        "steps": -(-so_far.batches // training.accumulation),
+        "train_loss": job.ranks.sum(so_far.loss_sum).item() / samples,
+        "nonfinite": sum(job.ranks.gather(job.pruner.nonfinite)),
+        "seconds": so_far.seconds,
+        "bookkeeping_seconds": so_far.bookkeeping_seconds,
+        "evaluate_seconds": 0.0,
+    }
+    names = [f"{kind}_{what}" for kind in ("test", "validation") for what in ("loss", "accuracy")]
+    metrics |= dict.fromkeys([*names, "watched"])
+    return metrics
+
+
+def add_evaluation(job: Job, epoch: int, metrics: dict[str, Any]) -> None:
+    """Add an evaluation to the metrics of an epoch that is evaluated."""
+    training = job.recipe.training
+    left = training.epochs - 1 - epoch
+    if (epoch + 1) % training.evaluate_every == 0 or left < training.evaluate_last:
+        started = time.perf_counter()
+        device = job.recipe.run.device
+        loss, accuracy = evaluate(job.model, job.data.evaluation, device, job.autocast)
+        metrics[f"{job.data.evaluated_on}_loss"] = loss
+        metrics[f"{job.data.evaluated_on}_accuracy"] = accuracy
+        indices, batches = job.data.watched
+        losses = sample_losses(job.model, batches, device, job.autocast)
+        metrics["watched"] = {str(i): loss for i, loss in zip(indices, losses, strict=True)}
+        metrics["evaluate_seconds"] = time.perf_counter() - started

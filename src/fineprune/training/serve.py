@@ -1,0 +1,219 @@
+"""Training with parameter servers: the driver's side, one recipe in, one run folder out.
+
+The driver owns the pruner: it plans each epoch, has its batches trained by the workers, and records
+the losses that come back, an update at a time. So every sample is trained by one worker an epoch,
+and all workers train by one plan, whatever the strategy.
+"""
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fineprune.distributed.all_reduce import Ranks
+from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
+from fineprune.training.epoch_metrics import add_evaluation, epoch_metrics
+from fineprune.training.job import Job, build_job, check_method, method, new_epoch
+from fineprune.training.learning_rate import rate_at
+from fineprune.training.optimizer import build_optimizer
+from fineprune.training.random_state import seeded
+from fineprune.training.recipe import DistributedSettings, Recipe
+from fineprune.training.run_folder import RunFolder
+from fineprune.training.trainee import RecipeTrainee
+
+# Updates between two snapshots of the servers: what a server's death can cost.
+_SNAPSHOT_EVERY = 50
+
+
+def serve(
+    recipe: Recipe,
+    log: RunFolder,
+    *,
+    resume: bool,
+    arm: str | None,
+    on_epoch: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Train a recipe with parameter servers and write its run folder; see ``loop.train``.
+
+    Raises:
+        ValueError: Ray is not installed, a launcher started several processes, or the recipe asks
+            for what parameter servers do not do.
+    """
+    _check(recipe)
+    from fineprune.distributed.cluster import Places, cluster
+    from fineprune.distributed.parameter_server import ParameterServer
+
+    settings = recipe.distributed
+    checkpoint = log.checkpoint_to_resume(resume)
+    state = None if checkpoint is None else load_checkpoint(checkpoint)
+    with seeded(recipe.run.seed, recipe.run.device):
+        job = build_job(recipe, Ranks())
+        if state is None:
+            log.begin()
+        else:
+            check_method(job, state)
+            job.pruner.load_state_dict(state["pruner"])
+            log.forget_from(job.pruner.plan.epoch + 1)
+        places = Places(
+            groups=settings.workers // settings.group,
+            members=settings.group,
+            servers=settings.servers,
+            dedicated=settings.placement == "dedicated",
+            threads=recipe.run.threads,
+            gpus=1.0 if recipe.run.device.startswith("cuda") else 0.0,
+        )
+        with cluster(places) as place:
+            server = ParameterServer(
+                place,
+                _strategy(settings),
+                job.model,
+                functools.partial(RecipeTrainee, recipe),
+                functools.partial(build_optimizer, settings=recipe.training),
+                log.folder / "servers",
+                snapshot_every=_SNAPSHOT_EVERY,
+                state=None if state is None else _unpacked(state["server"]),
+            )
+            try:
+                server.wait_for_workers()
+                _train_epochs(job, server, log, on_epoch)
+            finally:
+                server.close()
+    return log.finish(
+        arm=arm or recipe.pruning.policy,
+        parameters=sum(p.numel() for p in job.model.parameters()),
+        num_samples=job.data.num_samples,
+        evaluated_on=job.data.evaluated_on,
+        ranks=settings.workers,
+    )
+
+
+def _train_epochs(
+    job: Job, server: Any, log: RunFolder, on_epoch: Callable[[dict[str, Any]], None]
+) -> None:
+    recipe = job.recipe
+    training = recipe.training
+    schedule = None if job.pruner.counts is None else recipe.schedule()
+    for epoch in job.pruner.epochs():
+        so_far = new_epoch(job)
+        closes = schedule is not None and schedule.clears(epoch)
+        counts = job.pruner.counts if closes else None
+        order = job.pruner.sampler.order()
+        batches = torch.split(order, training.batch_size * recipe.distributed.group)
+
+        def rate(done: int, epoch: int = epoch, batches: int = len(batches)) -> float:
+            return rate_at(training, epoch + done / batches)
+
+        result = server.run_epoch(epoch, batches, rate)
+        recording = time.perf_counter()
+        for update in result.updates:
+            job.pruner.record(update.indices, update.losses)
+            so_far.loss_sum += update.losses.sum()
+            so_far.samples += len(update.losses)
+            so_far.batches += 1
+        job.pruner.end_epoch()
+        so_far.bookkeeping_seconds += time.perf_counter() - recording
+        so_far.stop()
+        server.load_into(job.model)
+        metrics = epoch_metrics(job, epoch, so_far)
+        metrics |= {"lr": rate(len(batches) - 1), "steps": len(result.updates)}
+        metrics["distributed"] = _told(result)
+        add_evaluation(job, epoch, metrics)
+        last = epoch == training.epochs - 1
+        if last and not closes:
+            counts = job.pruner.counts
+        if counts is not None:
+            log.write_counts(epoch, counts)
+        log.append(metrics)
+        if last or (epoch + 1) % recipe.run.checkpoint_every == 0:
+            save_checkpoint(
+                log.checkpoint,
+                {
+                    "recipe": method(recipe),
+                    "model": job.model.state_dict(),
+                    "pruner": job.pruner.state_dict(),
+                    "server": _packed(server.state()),
+                },
+            )
+        on_epoch(metrics)
+
+
+def _told(result: Any) -> dict[str, Any]:
+    """What an epoch's metrics say of its strategy; seconds are sums over all processes."""
+    staleness = np.array(result.staleness or [0])
+    return {
+        "staleness": np.bincount(staleness).tolist(),
+        "staleness_mean": float(staleness.mean()),
+        "staleness_p95": float(np.percentile(staleness, 95)),
+        "staleness_max": int(staleness.max()),
+        "dropped": result.dropped,
+        "lost": [key.batch for key in result.lost],
+        "undone": result.undone,
+        "worker_deaths": result.worker_deaths,
+        "server_deaths": result.server_deaths,
+        "seconds": dict(result.seconds),
+    }
+
+
+def _strategy(settings: DistributedSettings) -> Any:
+    from fineprune.distributed.parameter_server import Strategy
+
+    return Strategy(
+        mode=settings.strategy,
+        workers=settings.workers,
+        servers=settings.servers,
+        backup=settings.backup,
+        group=settings.group,
+        bound=settings.staleness_bound,
+        divide_rate=settings.rate_by_staleness,
+        bfloat16=settings.gradients == "bfloat16",
+    )
+
+
+def _check(recipe: Recipe) -> None:
+    strategy = recipe.distributed.strategy
+    try:
+        import ray  # noqa: F401
+    except ImportError as error:
+        raise ValueError(
+            f"expected Ray for distributed.strategy {strategy!r}: pip install 'fineprune[cluster]'"
+        ) from error
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError(
+            f"expected distributed.strategy {strategy!r} without torchrun: its workers are started "
+            f"by the run itself"
+        )
+    for section, name, usual, instead in (
+        ("training", "accumulation", 1, "set training.batch_size and distributed.workers"),
+        ("training", "drop_last", False, "the last update averages what is left"),
+        ("run", "checkpoint_steps", 0, "checkpoints are made between epochs"),
+        ("run", "compile", "off", "workers train the network as it is"),
+    ):
+        given = getattr(getattr(recipe, section), name)
+        if given != usual:
+            raise ValueError(
+                f"expected {section}.{name} = {usual!r} with parameter servers, got {given!r}: "
+                f"{instead}"
+            )
+
+
+def _packed(state: dict[str, Any]) -> dict[str, Any]:
+    """Make of a server's state what loads with ``weights_only=True``: tensors and strings."""
+    return {
+        "layout": state["layout"],
+        "servers": [
+            torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in state["servers"]
+        ],
+        "buffers": {name: torch.from_numpy(np.array(b)) for name, b in state["buffers"].items()},
+    }
+
+
+def _unpacked(state: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "layout": state["layout"],
+        "servers": [part.numpy().tobytes() for part in state["servers"]],
+        "buffers": {name: buffer.numpy() for name, buffer in state["buffers"].items()},
+    }

@@ -1,0 +1,185 @@
+"""Recipes trained with parameter servers: as one process would, and resumed exactly."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fineprune.training.loop import train
+from fineprune.training.recipe import Recipe
+
+ray = pytest.importorskip("ray")
+
+from fineprune.distributed.cluster import start_ray  # noqa: E402
+
+
+def recipe(epochs=4, batch_size=64, run=None, **distributed):
+    """Digits, with an epoch of each window's four pruned."""
+    settings = {
+        "data": {"name": "digits", "train_size": 512},
+        "training": {
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "lr": 0.02,
+            "milestones": [],
+            "evaluate_every": 1,
+        },
+        "pruning": {"policy": "fine-pruning", "window": 4, "start": 2, "prune": 128, "block": 1},
+        "run": {"threads": 1, "device": "cpu", "checkpoint_every": 1, **(run or {})},
+        "distributed": distributed,
+    }
+    made = Recipe()
+    for section, values in settings.items():
+        made = made.replaced(section, **values)
+    return made
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder):
+    model = torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+    return torch.cat([tensor.flatten() for tensor in model.values()])
+
+
+def counts(folder):
+    return [np.load(path) for path in sorted((folder / "counts").iterdir())]
+
+
+@pytest.fixture(scope="module")
+def running_ray():
+    start_ray(4)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_one_asynchronous_worker_is_plain_training_bit_for_bit(tmp_path):
+    train(recipe(), tmp_path / "alone")
+    train(recipe(strategy="async", workers=1, servers=2), tmp_path / "served")
+    assert torch.equal(weights(tmp_path / "served"), weights(tmp_path / "alone"))
+    for served, alone in zip(counts(tmp_path / "served"), counts(tmp_path / "alone"), strict=True):
+        assert np.array_equal(served, alone)
+    for served, alone in zip(
+        metrics(tmp_path / "served"), metrics(tmp_path / "alone"), strict=True
+    ):
+        for name in ("samples", "skipped", "pruned", "steps", "test_accuracy", "watched"):
+            assert served[name] == alone[name]
+    assert any(epoch["pruned"] for epoch in metrics(tmp_path / "served"))
+
+
+@pytest.mark.usefixtures("running_ray")
+@pytest.mark.parametrize(
+    "distributed",
+    [
+        {"strategy": "sync", "workers": 2, "servers": 2, "placement": "dedicated"},
+        {"strategy": "mixed", "workers": 2, "group": 2},
+    ],
+    ids=["sync", "mixed"],
+)
+def test_two_workers_are_one_process_with_twice_the_batch(tmp_path, distributed):
+    train(recipe(batch_size=128), tmp_path / "alone")
+    train(recipe(**distributed), tmp_path / "served")
+    torch.testing.assert_close(
+        weights(tmp_path / "served"), weights(tmp_path / "alone"), rtol=1e-3, atol=1e-4
+    )
+    for served, alone in zip(
+        metrics(tmp_path / "served"), metrics(tmp_path / "alone"), strict=True
+    ):
+        assert served["train_loss"] == pytest.approx(alone["train_loss"], rel=1e-4)
+        assert served["samples"] == alone["samples"]
+        assert served["distributed"]["staleness_max"] == 0
+    summary = json.loads((tmp_path / "served/summary.json").read_text())
+    assert summary["ranks"] == 2
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path):
+    served = recipe(strategy="sync", workers=2, servers=2)
+
+    def stop(told):
+        if told["epoch"] == 1:
+            raise KeyboardInterrupt
+
+    train(served, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(served, tmp_path / "parts", on_epoch=stop)
+    train(served, tmp_path / "parts", resume=True)
+    assert torch.equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+    for part, whole in zip(counts(tmp_path / "parts"), counts(tmp_path / "whole"), strict=True):
+        assert np.array_equal(part, whole)
+    assert [m["train_loss"] for m in metrics(tmp_path / "parts")] == [
+        m["train_loss"] for m in metrics(tmp_path / "whole")
+    ]
+    assert not (tmp_path / "parts/servers").exists()
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_another_number_of_servers_is_another_training(tmp_path):
+    train(recipe(epochs=1, strategy="async", workers=1), tmp_path)
+    with pytest.raises(ValueError, match="expected a checkpoint of this recipe"):
+        train(recipe(epochs=1, strategy="async", workers=1, servers=2), tmp_path, resume=True)
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_more_servers_than_parameters_fail_at_the_start(tmp_path):
+    with pytest.raises(ValueError, match="servers"):
+        train(recipe(strategy="async", workers=1, servers=100_000_000), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"strategy": "sinc"}, "expected distributed.strategy to be one of"),
+        ({"strategy": "sync", "workers": 2, "backup": 2}, "expected distributed.backup below"),
+        ({"strategy": "mixed", "workers": 3, "group": 2}, "to be a multiple of distributed.group"),
+        ({"strategy": "async", "workers": 2, "group": 2}, "distributed.group with strategy mixed"),
+        ({"strategy": "async", "backup": 1}, "distributed.backup with strategy sync"),
+        ({"strategy": "sync", "staleness_bound": 1}, "distributed.staleness_bound with strategy"),
+        ({"strategy": "sync", "rate_by_staleness": True}, "distributed.rate_by_staleness with"),
+        ({"strategy": "sync", "simulate": 2}, "distributed.simulate with strategy none"),
+        ({"strategy": "sync", "workers": 0}, "distributed.workers"),
+        ({"strategy": "sync", "servers": 0}, "distributed.servers"),
+        ({"strategy": "async", "staleness_bound": -1}, "distributed.staleness_bound"),
+        ({"strategy": "sync", "gradients": "int8"}, "expected distributed.gradients to be one of"),
+        ({"strategy": "sync", "placement": "here"}, "expected distributed.placement to be one of"),
+    ],
+)
+def test_settings_that_do_not_fit_are_errors(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        recipe(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("training", "accumulation", 2),
+        ("training", "drop_last", True),
+        ("run", "checkpoint_steps", 5),
+        ("run", "compile", "on"),
+    ],
+)
+def test_what_servers_do_not_do_fails_at_the_start(tmp_path, section, name, value):
+    asked = recipe(strategy="sync").replaced(section, **{name: value})
+    with pytest.raises(ValueError, match=rf"{section}\.{name} = .* with parameter servers"):
+        train(asked, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torchrun_is_another_way(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="without torchrun"):
+        train(recipe(strategy="sync"), tmp_path)
+
+
+def test_cores_are_shared_by_the_workers(monkeypatch):
+    from fineprune.training import hardware
+
+    monkeypatch.setattr(hardware, "available_cores", lambda: 8)
+    asked = recipe(strategy="sync", workers=3, run={"threads": 0})
+    assert hardware.resolved(asked).run.threads == 2
+    alone = dataclasses.replace(asked, distributed=recipe().distributed)
+    assert hardware.resolved(alone).run.threads == 8
