@@ -8,6 +8,7 @@ import typer
 from fineprune.cli.compare import compare
 from fineprune.cli.plan import plan
 from fineprune.cli.report import report
+from fineprune.cli.scale import scale
 from fineprune.cli.slurm import slurm
 from fineprune.cli.train import train
 
@@ -18,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (train, compare, plan, report, slurm):
+for verb in (train, compare, plan, report, scale, slurm):
     app.command()(verb)
 
 

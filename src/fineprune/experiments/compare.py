@@ -1,23 +1,17 @@
 """Compare: train every arm with every seed, side by side, into one folder."""
 
 import concurrent.futures
-import dataclasses
 import multiprocessing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fineprune.experiments.controls import ARMS, arm_recipe
+from fineprune.experiments.planned_run import PlannedRun, epochs_done
 from fineprune.training.data import load_data
 from fineprune.training.hardware import available_cores, resolved
 from fineprune.training.loop import train
-from fineprune.training.recipe import Recipe, read_recipe
-from fineprune.training.run_log import (
-    COMPARISON,
-    METRICS,
-    RECIPE,
-    SUMMARY,
-    write_json_atomically,
-)
+from fineprune.training.recipe import Recipe
+from fineprune.training.run_log import COMPARISON, write_json_atomically
 
 # An epoch's order comes from seed + epoch, as in DistributedSampler: seeds nearer than the number
 # of epochs would share most of their orders.
@@ -26,16 +20,6 @@ _SEED_STEP = 1_000_003
 _POLL_SECONDS = 0.5
 
 OnProgress = Callable[[str, int, int], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class PlannedRun:
-    """One run of a comparison: its arm, which of the seeds, its recipe and its folder."""
-
-    arm: str
-    number: int
-    recipe: Recipe
-    folder: Path
 
 
 def plan_runs(recipe: Recipe, folder: Path, seeds: int, arms: Sequence[str]) -> list[PlannedRun]:
@@ -86,7 +70,7 @@ def compare(
         recipe = recipe.replaced("run", threads=max(1, available_cores() // jobs))
     recipe = resolved(recipe)
     runs = plan_runs(recipe, folder, seeds, arms)
-    waiting = [run for run in runs if not _finished(run)]
+    waiting = [run for run in runs if not run.finished()]
     folder.mkdir(parents=True, exist_ok=True)
     write_json_atomically(
         folder / COMPARISON,
@@ -96,7 +80,7 @@ def compare(
             "arms": list(arms),
             "seeds": sorted({run.recipe.run.seed for run in runs}),
             "runs": [
-                {"arm": run.arm, "seed": run.recipe.run.seed, "path": run.folder.name}
+                {"arm": run.name, "seed": run.recipe.run.seed, "path": run.folder.name}
                 for run in runs
             ],
         },
@@ -113,30 +97,12 @@ def compare(
                 for future in done:
                     future.result()
                     run = pending.pop(future)
-                    tell(f"{run.arm}, seed {run.number + 1} of {seeds}", _epochs(runs), total)
-                tell("", _epochs(runs), total)
+                    tell(f"{run.name}, seed {run.number + 1} of {seeds}", epochs_done(runs), total)
+                tell("", epochs_done(runs), total)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
 def _train_one(run: PlannedRun) -> None:
-    train(run.recipe, run.folder, arm=run.arm, resume=True)
-
-
-def _finished(run: PlannedRun) -> bool:
-    if not (run.folder / SUMMARY).exists():
-        return False
-    made = read_recipe(run.folder / RECIPE)
-    if made != run.recipe:
-        raise ValueError(
-            f"expected {run.folder} to hold this recipe's run, but its recipe.toml differs: "
-            f"give another --out"
-        )
-    return True
-
-
-def _epochs(runs: Sequence[PlannedRun]) -> int:
-    """Count the epochs done: lines, which takes no parsing however often it is asked."""
-    files = [run.folder / METRICS for run in runs]
-    return sum(file.read_bytes().count(b"\n") for file in files if file.exists())
+    train(run.recipe, run.folder, arm=run.name, resume=True)

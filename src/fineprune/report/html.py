@@ -1,14 +1,14 @@
 """The report: one HTML file that needs nothing else, for a browser, a phone or paper."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from fineprune.experiments.statistics import BASELINE, Group, Row, group_rows, grouped
+from fineprune.report.facts import distinct, facts, hardware
 from fineprune.report.figures import Drawing, draw_all
 from fineprune.report.paper import paper_rows
 from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
@@ -60,15 +60,7 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
         raise ValueError("expected at least one finished run to report, got none")
     groups = grouped(runs)
     sections = [_section(group, f"group-{number}") for number, group in enumerate(groups, start=1)]
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fineprune.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["inline"] = Markup  # our own figures only; all else is escaped
-    page = environment.get_template("report.html.j2").render(
+    page = template("report.html.j2").render(
         title=_title(runs),
         sections=sections,
         columns=COLUMNS,
@@ -82,12 +74,25 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     write_atomically(path, page)
 
 
+def template(name: str) -> jinja2.Template:
+    """Return a page's template, in which all that is filled in is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fineprune.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["inline"] = Markup  # our own figures only; all else is escaped
+    return environment.get_template(name)
+
+
 def _section(group: Group, anchor: str) -> Section:
     rows = group_rows(group)
     return Section(
         anchor=anchor,
         heading=group.label,
-        facts=_facts(group),
+        facts=facts(group.runs),
         verdict=verdict(group, rows),
         rows=rows,
         paper=paper_rows(rows[0]),
@@ -99,7 +104,7 @@ def _section(group: Group, anchor: str) -> Section:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    titles = _distinct(run.title for run in runs)
+    titles = distinct(run.title for run in runs)
     return titles[0] if len(titles) == 1 else "Fine-pruning, compared"
 
 
@@ -112,41 +117,6 @@ def _overview(sections: Sequence[Section]) -> list[tuple[Section, Row]]:
 
 def _of_method(rows: Sequence[Row]) -> Sequence[Row]:
     return [row for row in rows if row.arm == METHOD] or rows
-
-
-def _facts(group: Group) -> list[tuple[str, str]]:
-    summaries = [run.summary for run in group.runs]
-    first = summaries[0]
-    epochs = {arm: group.of(arm)[0].summary["epochs"] for arm in group.arms}
-    lengths = _distinct(epochs.values())
-    return [
-        ("Runs", f"{len(group.runs)}: {', '.join(_distinct(run.title for run in group.runs))}"),
-        ("Network", f"{first['network']}, {first['parameters']:,} parameters"),
-        ("Data", f"{first['dataset']}, {first['train_samples']:,} training samples"),
-        ("Evaluated on", f"{first['evaluated_on']} set"),
-        (
-            "Epochs",
-            str(lengths[0])
-            if len(lengths) == 1
-            else ", ".join(f"{arm} {number}" for arm, number in epochs.items()),
-        ),
-        ("Seeds", ", ".join(_distinct(str(summary["seed"]) for summary in summaries))),
-        ("Hardware", "; ".join(_distinct(_hardware(summary) for summary in summaries))),
-        ("Versions", "; ".join(_distinct(_versions(summary) for summary in summaries))),
-        ("Git revision", ", ".join(_distinct(summary["git"] or "none" for summary in summaries))),
-    ]
-
-
-def _hardware(summary: dict[str, Any]) -> str:
-    hardware = summary["hardware"]
-    threads = hardware["threads"]
-    cpu = f"{hardware['cpu']}, {threads} thread{'' if threads == 1 else 's'}"
-    machine = cpu if hardware["gpu"] is None else f"{hardware['gpu']} ({cpu})"
-    return f"{machine}, {summary['precision']}"
-
-
-def _versions(summary: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
 
 
 def _caveats(group: Group, rows: Sequence[Row]) -> list[str]:
@@ -181,7 +151,7 @@ def _caveats(group: Group, rows: Sequence[Row]) -> list[str]:
         for row in rows
     ):
         caveats.append("Some seeds have no full run; differences are over those that do.")
-    if len({_hardware(run.summary) for run in group.runs}) > 1:
+    if len({hardware(run.summary) for run in group.runs}) > 1:
         caveats.append("The runs were made on unlike hardware: their times do not compare.")
     nonfinite = sum(line["nonfinite"] for run in group.runs for line in run.metrics)
     if nonfinite:
@@ -210,7 +180,3 @@ def _command(group: Group) -> str:
         return "fineprune train recipe.toml"
     seeds = max(len(group.of(arm)) for arm in group.arms)
     return f"fineprune compare recipe.toml --seeds {seeds} --arms {','.join(group.arms)}"
-
-
-def _distinct(values: Iterable[Any]) -> list[Any]:
-    return list(dict.fromkeys(values))

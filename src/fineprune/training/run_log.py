@@ -15,6 +15,7 @@ SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
 RECIPE = "recipe.toml"
 COMPARISON = "compare.json"
+SCALING = "scale.json"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def draw_time(group: Group) -> Drawing | None:
     curves = average_curves(group, f"{kind}_accuracy", 100)
     if not curves:
         return None
-    unit, length = _time_unit(max(curve.seconds[-1] for curve in curves.values()))
+    unit, length = time_unit(max(curve.seconds[-1] for curve in curves.values()))
     with our_style():
         figure = Figure((WIDTH, 3.4), layout="constrained")
         axes = figure.subplots()
@@ -47,7 +47,8 @@ def draw_time(group: Group) -> Drawing | None:
     return Drawing("Accuracy against time", svg, caption)
 
 
-def _time_unit(seconds: float) -> tuple[str, float]:
+def time_unit(seconds: float) -> tuple[str, float]:
+    """Return the unit that suits so many seconds, and its length in seconds."""
     if seconds < 300:
         return "seconds", 1
     return ("minutes", 60) if seconds < 2 * 3600 else ("hours", 3600)

@@ -1,0 +1,80 @@
+"""``fineprune scale``."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fineprune.cli.exits import exits
+from fineprune.cli.options import AsJson, Changes, RecipeFile
+from fineprune.cli.progress import progress
+from fineprune.experiments import scale as scaling
+from fineprune.experiments.configurations import configuration
+from fineprune.experiments.scaling import read_scaling, scale_rows
+from fineprune.report.scaling.page import write_scale_report
+from fineprune.report.scaling.tables import rich_tables, scale_tables
+from fineprune.training.recipe import read_recipe
+
+_USUAL = ("one", "all-reduce 2", "sync 2+1", "async 1+1", "async 2+1", "async 2+2")
+
+
+@exits
+def scale(
+    recipe: RecipeFile,
+    configurations: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="one, 'all-reduce 2', 'sync 3+1 backup=1', 'async 4+3 dedicated', "
+            "'async 2+1 bound=1', 'mixed 4+2 group=2': workers+servers "
+            f"[{', '.join(_USUAL)}].",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder [runs/<recipe>-scale].")] = None,
+    target_loss: Annotated[
+        float | None,
+        typer.Option(help="Training loss to wait for [the lowest that all configurations reach]."),
+    ] = None,
+    same_update: Annotated[
+        bool,
+        typer.Option(
+            "--same-update",
+            help="Divide the batch by the gradients that an update averages; "
+            "else every worker's batch is the recipe's.",
+        ),
+    ] = False,
+    changes: Changes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a recipe with several numbers of workers and servers, and compare them.
+
+    Run again, it continues where it stopped.
+
+    Example: fineprune scale recipes/digits.toml one 'sync 2+1' 'async 2+2 dedicated'
+    """
+    made = read_recipe(recipe, changes or ())
+    folder = out or Path("runs") / f"{recipe.stem}-scale"
+    with progress() as tell:
+        scaling.scale(
+            made,
+            folder,
+            [configuration(text) for text in configurations or _USUAL],
+            title=recipe.stem,
+            same_update=same_update,
+            on_progress=tell,
+        )
+    read = read_scaling(folder)
+    rows = scale_rows(read.runs, target_loss)
+    page = folder / "report.html"
+    write_scale_report(read, page, target_loss)
+    if as_json:
+        lines = [dataclasses.asdict(row) for row in rows]
+        typer.echo(json.dumps({"folder": str(folder), "rows": lines}))
+        return
+    console = Console()
+    for table in rich_tables(scale_tables(rows)):
+        console.print(table)
+    typer.echo(f"report: {page}")

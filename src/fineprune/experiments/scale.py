@@ -1,0 +1,118 @@
+"""Scale: train one recipe under several configurations of workers and servers, one by one."""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fineprune.experiments.configurations import ALL_REDUCE, Configuration, configured
+from fineprune.experiments.planned_run import PlannedRun, epochs_done
+from fineprune.training.hardware import available_cores, resolved
+from fineprune.training.recipe import Recipe
+from fineprune.training.run_log import SCALING, write_atomically, write_json_atomically
+
+_POLL_SECONDS = 0.5
+
+OnProgress = Callable[[str, int, int], None]
+
+
+def scale(
+    recipe: Recipe,
+    folder: Path,
+    configurations: Sequence[Configuration],
+    *,
+    title: str,
+    same_update: bool = False,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Train all configurations; runs that the folder already holds are continued or left.
+
+    They run one after another, each in processes of its own, with as many threads a worker in all:
+    so that a worker is the same worker everywhere.
+
+    Args:
+        recipe: of one process.
+        folder: where the runs and ``scale.json`` are written.
+        configurations: in the order in which they run.
+        title: what the report calls it.
+        same_update: see ``configured``.
+        on_progress: called with a line of text, epochs done and epochs in all.
+
+    Raises:
+        ValueError: a setting is wrong, or the folder holds runs of another recipe.
+        RuntimeError: a run failed.
+    """
+    texts = [one.text for one in configurations]
+    if len(set(texts)) < len(texts):
+        raise ValueError(f"expected each configuration once, got {', '.join(texts)}")
+    if not recipe.run.threads:
+        most = max(one.workers for one in configurations)
+        recipe = recipe.replaced("run", threads=max(1, available_cores() // most))
+    runs = []
+    for one in configurations:
+        made = resolved(configured(recipe, one, same_update=same_update))
+        runs.append(PlannedRun(one.text, 0, made, folder / one.folder))
+    waiting = [not run.finished() for run in runs]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json_atomically(
+        folder / SCALING,
+        {
+            "version": 1,
+            "title": title,
+            "same_update": same_update,
+            "runs": [
+                {"configuration": run.name, "path": run.folder.name, "nodes": one.nodes}
+                for run, one in zip(runs, configurations, strict=True)
+            ],
+        },
+    )
+    total = sum(run.recipe.training.epochs for run in runs)
+    tell = on_progress or (lambda line, done, total: None)
+    for run, one, needed in zip(runs, configurations, waiting, strict=True):
+        if needed:
+            _train(run, one, lambda: tell("", epochs_done(runs), total))
+            tell(run.name, epochs_done(runs), total)
+
+
+def _train(run: PlannedRun, one: Configuration, on_poll: Callable[[], None]) -> None:
+    """Train a run in processes of its own, to its end."""
+    with tempfile.TemporaryDirectory() as place:
+        recipe = Path(place) / "recipe.toml"
+        write_atomically(recipe, run.recipe.to_toml())
+        train = ["-m", "fineprune", "train", str(recipe), "--out", str(run.folder), "--resume"]
+        log = run.folder.with_suffix(".log")
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, *_launcher(one), *train],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+            )
+            try:
+                while process.poll() is None:
+                    time.sleep(_POLL_SECONDS)
+                    on_poll()
+            finally:
+                process.terminate()
+                process.wait()
+    if process.returncode:
+        said = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        ours = [line for line in said if line.startswith("fineprune:")] or [f"see {log}"]
+        raise RuntimeError(f"{one.text!r} failed: {ours[-1]}")
+    log.unlink()
+
+
+def _launcher(one: Configuration) -> list[str]:
+    if one.strategy != ALL_REDUCE:
+        return []
+    # A store of this run alone, on a free port of the loopback interface.
+    return [
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={one.workers}",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+    ]

@@ -1,0 +1,43 @@
+"""Training loss against time, a line for each configuration: the second paper's Figure 3."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from fineprune.experiments.scaling import Scaled, loss_curve
+from fineprune.report.figures.accuracy_over_time import time_unit
+from fineprune.report.figures.drawing import Drawing, svg_text
+from fineprune.report.figures.style import FAINT, WIDTH, our_style
+from fineprune.report.scaling.colours import COLOURS, DASHES
+
+
+def draw_loss(runs: Sequence[Scaled], target_loss: float) -> Drawing:
+    """Draw the loss of each epoch on all data against the seconds of training so far."""
+    curves = [(one.configuration, *loss_curve(one.run)) for one in runs]
+    unit, length = time_unit(max(seconds[-1] for _, seconds, _ in curves))
+    seen: Counter[str] = Counter()
+    with our_style():
+        figure = Figure((WIDTH, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for asked, seconds, losses in curves:
+            dash = DASHES[seen[asked.strategy] % len(DASHES)]
+            seen[asked.strategy] += 1
+            axes.plot(
+                [second / length for second in seconds],
+                losses,
+                color=COLOURS[asked.strategy],
+                linestyle=dash,
+                label=asked.text,
+            )
+        axes.axhline(target_loss, color=FAINT, linewidth=0.8, linestyle=":")
+        axes.set_xlabel(f"training time, {unit}")
+        axes.set_xlim(left=0)
+        axes.set_ylabel("mean training loss of an epoch")
+        figure.legend(loc="outside upper center", ncols=4)
+        svg = svg_text(figure, "Training loss against time")
+    caption = (
+        "Mean training loss of each epoch on all data, at the time of its end; evaluation apart. "
+        "The dotted line is the loss that the table asks for."
+    )
+    return Drawing("Training loss against time (the paper's Figure 3)", svg, caption)

@@ -1,0 +1,189 @@
+"""The tables of ``fineprune scale``: for the terminal, Markdown and HTML."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from fineprune.experiments.scaling import SERVER_PHASES, WORKER_PHASES, ScaleRow
+from fineprune.report.scaling.paper import LEARNING, THROUGHPUT
+from fineprune.report.tables import NOTHING
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text.
+
+    Attributes:
+        title: what it shows.
+        headers: of its columns; the first names the lines.
+        lines: cells.
+        note: how to read it.
+        paper: lines of the paper's own figures.
+    """
+
+    title: str
+    headers: tuple[str, ...]
+    lines: list[tuple[str, ...]]
+    note: str
+    paper: tuple[tuple[str, ...], ...] = ()
+
+
+def scale_tables(rows: Sequence[ScaleRow]) -> list[Table]:
+    """Make all tables that the rows have the data for."""
+    tables = [_throughput(rows), _learning(rows)]
+    served = [row for row in rows if row.staleness]
+    return [*tables, _staleness(served), _phases(served)] if served else tables
+
+
+def rich_tables(tables: Sequence[Table]) -> list[RichTable]:
+    """Make tables for the terminal."""
+    made = []
+    for table in tables:
+        rich = RichTable(
+            title=Text(table.title),
+            caption=Text(table.note),
+            box=box.SIMPLE_HEAD,
+            padding=0,
+            pad_edge=False,
+            title_justify="left",
+            caption_justify="left",
+        )
+        for number, header in enumerate(table.headers):
+            rich.add_column(Text(header), justify="right" if number else "left")
+        for line in table.lines:
+            rich.add_row(*(Text(cell) for cell in line))
+        made.append(rich)
+    return made
+
+
+def markdown_tables(tables: Sequence[Table]) -> str:
+    """Write tables in Markdown."""
+    parts = []
+    for table in tables:
+        ruler = ["---", *["---:"] * (len(table.headers) - 1)]
+        lines = [_line(cells) for cells in (table.headers, ruler, *table.lines)]
+        parts.append("\n".join([f"**{table.title}**", "", *lines, "", table.note, ""]))
+    return "\n".join(parts)
+
+
+def _throughput(rows: Sequence[ScaleRow]) -> Table:
+    return Table(
+        "Throughput (the paper's Tables 1 and 2)",
+        (
+            "configuration",
+            "nodes",
+            "samples/s",
+            "quartiles",
+            "speedup",
+            "efficiency",
+            "vs all-reduce",
+        ),
+        [
+            (
+                row.configuration,
+                str(row.nodes),
+                f"{row.throughput:,.1f}",
+                f"{row.throughput_low:,.1f}-{row.throughput_high:,.1f}",
+                _ratio(row.speedup),
+                _ratio(row.efficiency),
+                _ratio(row.speedup_all_reduce),
+            )
+            for row in rows
+        ],
+        "Median over the epochs but the first, with quartiles. A node is a worker or a dedicated "
+        "server; speedup is against one process alone, efficiency is speedup over nodes; the last "
+        "column is against all-reduce on as many workers.",
+        tuple(
+            (text, str(nodes), f"{images:,.1f}", NOTHING, _ratio(s), _ratio(e), NOTHING)
+            for text, nodes, images, s, e in THROUGHPUT
+        ),
+    )
+
+
+def _learning(rows: Sequence[ScaleRow]) -> Table:
+    return Table(
+        f"Accuracy, and time to a training loss of {rows[0].target_loss:.4f} (the paper's Table 3)",
+        (
+            "configuration",
+            "last epoch, %",
+            "training, s",
+            "to the loss, s",
+            "epochs",
+            "samples",
+            "speedup",
+        ),
+        [
+            (
+                row.configuration,
+                f"{100 * row.accuracy_last:.2f}",
+                f"{row.seconds:,.1f}",
+                _or_never(row.seconds_to_target, ",.1f"),
+                _or_never(row.epochs_to_target, "d"),
+                _or_never(row.samples_to_target, ",d"),
+                _ratio(row.speedup_to_target),
+            )
+            for row in rows
+        ],
+        "The loss is the mean over an epoch on all data, and the time ends with that epoch; "
+        "speedup is against one process alone.",
+        tuple(
+            (text, f"{100 * accuracy:.1f}", f"{hours:g} h", NOTHING, NOTHING, NOTHING, _ratio(s))
+            for text, accuracy, hours, s in LEARNING
+        ),
+    )
+
+
+def _staleness(rows: Sequence[ScaleRow]) -> Table:
+    return Table(
+        "Staleness, and gradients that came to nothing",
+        ("configuration", "updates", "mean", "p95", "max", "dropped, %", "batches lost"),
+        [
+            (
+                row.configuration,
+                f"{row.updates:,}",
+                _or_nothing(row.staleness_mean, ".3f"),
+                _or_nothing(row.staleness_p95, "g"),
+                _or_nothing(row.staleness_max, "d"),
+                NOTHING if row.dropped is None else f"{100 * row.dropped:.2f}",
+                str(row.lost),
+            )
+            for row in rows
+        ],
+        "Staleness: updates between a worker's read and its own update. Dropped: gradients that "
+        "came too late for a synchronous update with backup workers. Lost: with a server.",
+    )
+
+
+def _phases(rows: Sequence[ScaleRow]) -> Table:
+    known = [
+        phase for phase in WORKER_PHASES + SERVER_PHASES if any(phase in r.phases for r in rows)
+    ]
+    return Table(
+        "Where a gradient's time goes, ms",
+        ("configuration", *known),
+        [
+            (row.configuration, *(f"{1e3 * row.phases.get(phase, 0.0):.2f}" for phase in known))
+            for row in rows
+        ],
+        f"Sums over all processes, by gradient. {', '.join(SERVER_PHASES)} are the servers', and "
+        f"lie within the workers' pull or wait.",
+    )
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _ratio(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.2f}"
+
+
+def _or_nothing(value: float | None, form: str) -> str:
+    return NOTHING if value is None else format(value, form)
+
+
+def _or_never(value: float | None, form: str) -> str:
+    return "never" if value is None else format(value, form)

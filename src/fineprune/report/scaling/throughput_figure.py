@@ -1,0 +1,33 @@
+"""Throughput by configuration: the second paper's Figure 1."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from fineprune.experiments.scaling import ScaleRow
+from fineprune.report.figures.drawing import Drawing, svg_text
+from fineprune.report.figures.style import INK, WIDTH, our_style
+from fineprune.report.scaling.colours import COLOURS
+
+
+def draw_throughput(rows: Sequence[ScaleRow]) -> Drawing:
+    """Draw a bar for each configuration, with the quartiles of its epochs."""
+    names = [row.configuration for row in rows]
+    with our_style():
+        figure = Figure((WIDTH, 0.8 + 0.3 * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        for place, row in enumerate(rows):
+            axes.barh(place, row.throughput, height=0.66, color=COLOURS[row.strategy])
+            axes.plot(
+                [row.throughput_low, row.throughput_high], [place, place], color=INK, linewidth=1
+            )
+            text = f" {row.throughput:,.0f}"
+            end = max(row.throughput, row.throughput_high)
+            axes.text(end, place, text, va="center", ha="left", fontsize=8)
+        axes.set_yticks(range(len(rows)), names)
+        axes.invert_yaxis()
+        axes.set_xlabel("training samples a second")
+        axes.set_xlim(0, 1.12 * max(max(row.throughput, row.throughput_high) for row in rows))
+        svg = svg_text(figure, "Throughput by configuration")
+    caption = "Medians over the epochs but the first; a line spans the quartiles."
+    return Drawing("Throughput by configuration (the paper's Figure 1)", svg, caption)

@@ -1,0 +1,245 @@
+"""Several numbers of workers and servers: what is run, what is measured, what is written."""
+
+import json
+import xml.dom.minidom
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.experiments.configurations import configuration, configured
+from fineprune.experiments.scaling import Scaled, loss_curve, read_scaling, scale_rows
+from fineprune.report.scaling.loss_figure import draw_loss
+from fineprune.report.scaling.phases_figure import draw_phases
+from fineprune.report.scaling.speedup_figure import draw_speedup
+from fineprune.report.scaling.staleness_figure import draw_staleness
+from fineprune.report.scaling.tables import markdown_tables, scale_tables
+from fineprune.report.scaling.throughput_figure import draw_throughput
+from fineprune.training.recipe import make_recipe
+from fineprune.training.run_log import Run
+
+# Configurations
+
+
+@pytest.mark.parametrize(
+    ("text", "workers", "servers", "nodes"),
+    [
+        ("one", 1, 0, 1),
+        ("all-reduce 3", 3, 0, 3),
+        ("async 4+3", 4, 3, 4),
+        ("async 4+3 shared", 4, 3, 4),
+        ("async  4+3  dedicated", 4, 3, 7),
+        ("sync 4+1 backup=1", 4, 1, 4),
+        ("mixed 4+2 dedicated group=2 bound=3", 4, 2, 6),
+    ],
+)
+def test_a_configuration_says_who_trains(text, workers, servers, nodes):
+    asked = configuration(text)
+    assert (asked.workers, asked.servers, asked.nodes) == (workers, servers, nodes)
+    assert configuration(asked.text) == asked
+
+
+def test_a_configuration_changes_the_recipe():
+    recipe = make_recipe({"data": {"name": "digits"}, "training": {"batch_size": 64}})
+    made = configured(
+        recipe, configuration("mixed 4+2 dedicated group=2 bound=3"), same_update=True
+    )
+    assert made.distributed.strategy == "mixed"
+    assert made.distributed.workers == 4
+    assert made.distributed.servers == 2
+    assert made.distributed.group == 2
+    assert made.distributed.staleness_bound == 3
+    assert made.distributed.placement == "dedicated"
+    assert made.training.batch_size == 32
+    sizes = {
+        text: configured(recipe, configuration(text), same_update=True).training.batch_size
+        for text in ("one", "all-reduce 2", "async 2+1", "sync 2+1", "sync 5+1 backup=1")
+    }
+    assert list(sizes.values()) == [64, 32, 64, 32, 16]
+    assert configured(recipe, configuration("sync 2+1"), same_update=False).training == (
+        recipe.training
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("two", "expected a configuration such as"),
+        ("sync 2", "expected a configuration such as"),
+        ("async 2+1 near", "expected a configuration such as"),
+        ("all-reduce 1", "expected at least two processes"),
+        ("sync 2+1 speed=3", "expected one of group, backup, bound, got 'speed'"),
+    ],
+)
+def test_what_is_no_configuration_is_an_error(text, message):
+    with pytest.raises(ValueError, match=message):
+        configuration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sync 2+1 backup=2", "expected distributed.backup below"),
+        ("mixed 3+1 group=2", "expected distributed.workers to be a multiple"),
+        ("sync 3+1", "expected training.batch_size to be a multiple of the 3 gradients"),
+    ],
+)
+def test_settings_that_do_not_fit_fail_before_anything_runs(tmp_path, text, message):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('[data]\nname = "digits"\n')
+    out = tmp_path / "out"
+    done = CliRunner().invoke(
+        app, ["scale", str(recipe), "one", text, "--same-update", "--out", str(out)]
+    )
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not out.exists()
+
+
+# Measures
+
+
+def made_run(seconds, losses, *, samples=100, pruned=(), distributed=None, accuracy=0.5, group=1):
+    metrics = []
+    for epoch, (time, loss) in enumerate(zip(seconds, losses, strict=True)):
+        line = {
+            "epoch": epoch,
+            "seconds": time,
+            "train_loss": loss,
+            "pruned": epoch in pruned,
+            "samples": samples,
+            "steps": 10,
+        }
+        metrics.append(line if distributed is None else line | {"distributed": distributed})
+    summary = {"accuracy_last": accuracy, "seconds_train": sum(seconds)}
+    recipe = {"distributed": {"group": group}, "training": {"batch_size": 10}}
+    return Run(Path("nowhere"), summary, metrics, recipe)
+
+
+@pytest.fixture
+def made_runs():
+    told = {
+        "staleness": [2, 6, 2],
+        "dropped": 2,
+        "lost": [7],
+        "seconds": {"compute": 0.5, "push": 0.25, "apply": 0.125},
+    }
+    return [
+        Scaled(configuration("one"), made_run([9, 4, 4, 4], [3, 2, 1, 0.5])),
+        Scaled(configuration("all-reduce 2"), made_run([9, 2, 2, 2], [3, 2.5, 1, 0.8])),
+        Scaled(
+            configuration("async 2+2 dedicated"),
+            made_run([9, 2, 2.5, 4], [3, 0.5, 2, 0.9], pruned=[1], distributed=told),
+        ),
+    ]
+
+
+def test_measures_are_those_of_the_paper(made_runs):
+    one, reduced, served = scale_rows(made_runs)
+    assert (one.throughput, one.speedup, one.efficiency) == (25, 1, 1)
+    assert (reduced.throughput, reduced.speedup, reduced.efficiency) == (50, 2, 1)
+    # The median of 50, 40 and 25; four nodes, two of them servers.
+    assert (served.throughput, served.throughput_low, served.throughput_high) == (40, 32.5, 45)
+    assert (served.speedup, served.efficiency) == (1.6, 0.4)
+    assert one.speedup_all_reduce is None
+    assert (reduced.speedup_all_reduce, served.speedup_all_reduce) == (1, 0.8)
+
+
+def test_the_time_to_a_loss_counts_epochs_on_all_data_only(made_runs):
+    one, reduced, served = scale_rows(made_runs)
+    # By default the loss that all reach; the second epoch's 0.5 is of a pruned epoch.
+    assert one.target_loss == 0.9
+    assert (one.epochs_to_target, one.seconds_to_target) == (4, 21)
+    assert (reduced.epochs_to_target, reduced.seconds_to_target) == (4, 15)
+    assert (served.epochs_to_target, served.seconds_to_target) == (4, 17.5)
+    assert (served.samples_to_target, served.speedup_to_target) == (400, 21 / 17.5)
+    assert loss_curve(made_runs[2].run) == ([9, 13.5, 17.5], [3, 2, 0.9])
+    *_, served = scale_rows(made_runs, target_loss=0.6)
+    assert served.seconds_to_target is None
+    assert served.speedup_to_target is None
+
+
+def test_staleness_and_the_time_of_a_step(made_runs):
+    one, _, served = scale_rows(made_runs)
+    assert (one.staleness, one.staleness_mean, one.dropped, one.phases) == ((), None, None, {})
+    assert served.staleness == (8, 24, 8)
+    assert (served.staleness_mean, served.staleness_p95, served.staleness_max) == (1, 2, 2)
+    assert served.lost == 4
+    # 400 samples in batches of 10 are 40 gradients, and 8 more were dropped.
+    assert served.dropped == 8 / 48
+    assert served.phases == {"compute": 0.05, "push": 0.025, "apply": 0.0125}
+
+
+def test_without_a_process_alone_nothing_is_compared_with_one(made_runs):
+    rows = scale_rows(made_runs[1:])
+    assert [row.speedup for row in rows] == [None, None]
+    assert draw_speedup(rows) is None
+    assert "| all-reduce 2 | 2 | 50.0 | 50.0-50.0 | - | - | 1.00 |" in markdown_tables(
+        scale_tables(rows)
+    )
+
+
+def test_one_epoch_is_too_few():
+    with pytest.raises(ValueError, match="at least two epochs"):
+        scale_rows([Scaled(configuration("one"), made_run([1], [1]))])
+
+
+def test_figures_are_whole_and_the_same_for_the_same_runs(made_runs):
+    rows = scale_rows(made_runs)
+    for draw in (
+        lambda: draw_throughput(rows),
+        lambda: draw_speedup(rows),
+        lambda: draw_loss(made_runs, 0.9),
+        lambda: draw_staleness(rows),
+        lambda: draw_phases(rows),
+    ):
+        drawing = draw()
+        assert xml.dom.minidom.parseString(drawing.svg).documentElement.tagName == "svg"
+        assert draw() == drawing
+    assert draw_staleness(rows[:2]) is None
+    assert draw_phases(rows[:2]) is None
+
+
+# The command
+
+
+def test_scale_trains_measures_reports_and_goes_on(tmp_path):
+    pytest.importorskip("ray")
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(
+        '[data]\nname = "digits"\ntrain_size = 256\n'
+        "[training]\nepochs = 2\nbatch_size = 32\nlr = 0.02\n"
+        '[run]\nthreads = 1\ndevice = "cpu"\n'
+    )
+    out = tmp_path / "out"
+    asked = ["scale", str(recipe), "one", "all-reduce 2", "async 1+2", "--out", str(out), "--json"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.stderr
+    one, reduced, served = json.loads(done.stdout)["rows"]
+    assert reduced["workers"] == 2
+    assert reduced["updates"] == one["updates"] / 2
+    # One asynchronous worker is plain training.
+    assert served["accuracy_last"] == one["accuracy_last"]
+    assert served["staleness"] == [16]
+    assert set(served["phases"]) >= {"compute", "push", "pull", "apply"}
+    page = (out / "report.html").read_text()
+    assert page.count("<svg") == 4  # nothing was stale
+    assert "async 1+2" in page
+
+    before = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
+    assert len(before) == 3
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    assert {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")} == before
+    assert len(read_scaling(out).runs) == 3
+    changed = CliRunner().invoke(app, [*asked, "--set", "training.lr=0.01"])
+    assert changed.exit_code == 2
+    assert "give another --out" in changed.stderr
+
+
+def test_a_run_that_fails_is_named_with_its_reason(tmp_path):
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(f'[data]\nname = "cifar10"\ndir = "{tmp_path / "nowhere"}"\n')
+    done = CliRunner().invoke(app, ["scale", str(recipe), "one", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 1
+    assert "'one' failed: fineprune: expected" in done.stderr
