@@ -51,6 +51,7 @@ def test_the_readme_shows_every_verb():
         "train",
         "compare",
         "report",
+        "scale",
         "slurm",
     }
 
@@ -65,6 +66,19 @@ def test_the_commands_of_the_readme_work_one_after_another(folder):
     listed = json.loads((folder / "runs/digits-compare/compare.json").read_text())
     assert len(listed["runs"]) == 12
     assert len(set(listed["seeds"])) == 3
+
+
+def test_changes_may_follow_one_set(folder):
+    result = run(
+        "train",
+        "recipes/digits.toml",
+        *LESS,
+        *("--set", "training.epochs=2", "training.batch_size=256", "pruning.policy=full"),
+        "--json",
+    )
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert (summary["epochs"], summary["policy"]) == (2, "full")
 
 
 def test_the_command_of_the_method_page_works():

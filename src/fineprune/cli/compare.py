@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, RecipeFile
+from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile
 from fineprune.cli.progress import progress
 from fineprune.experiments import compare as comparing
 from fineprune.experiments.controls import ARMS
@@ -22,6 +22,7 @@ from fineprune.training.run_log import read_runs
 @exits
 def compare(
     recipe: RecipeFile,
+    more: MoreChanges = None,
     out: Annotated[Path | None, typer.Option(help="Folder [runs/<recipe>-compare].")] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each arm.")] = 1,
     arms: Annotated[str, typer.Option(help="Arms, separated by commas.")] = ",".join(ARMS),
@@ -35,7 +36,7 @@ def compare(
 
     Example: fineprune compare recipes/digits.toml --seeds 3
     """
-    made = read_recipe(recipe, changes or ())
+    made = read_recipe(recipe, [*(changes or ()), *(more or ())])
     folder = out or Path("runs") / f"{recipe.stem}-compare"
     with progress() as tell:
         comparing.compare(

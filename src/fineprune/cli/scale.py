@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from fineprune.report.scaling.tables import rich_tables, scale_tables
 from fineprune.training.recipe import read_recipe
 
 _USUAL = ("one", "all-reduce 2", "sync 2+1", "async 1+1", "async 2+1", "async 2+2")
+_CHANGE = re.compile(r"\w+\.\w+=")
 
 
 @exits
@@ -55,13 +57,16 @@ def scale(
 
     Example: fineprune scale recipes/digits.toml one 'sync 2+1' 'async 2+2 dedicated'
     """
-    made = read_recipe(recipe, changes or ())
+    words = configurations or []
+    more = [word for word in words if _CHANGE.match(word)]  # as after --set, so in every verb
+    asked = [word for word in words if word not in more] or _USUAL
+    made = read_recipe(recipe, [*(changes or ()), *more])
     folder = out or Path("runs") / f"{recipe.stem}-scale"
     with progress() as tell:
         scaling.scale(
             made,
             folder,
-            [configuration(text) for text in configurations or _USUAL],
+            [configuration(text) for text in asked],
             title=recipe.stem,
             same_update=same_update,
             on_progress=tell,

@@ -9,22 +9,26 @@ import typer
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes, RecipeFile
-from fineprune.distributed.slurm import STRATEGIES, batch_script, train_command
-from fineprune.training.recipe import read_recipe
+from fineprune.distributed.slurm import STRATEGIES, batch_script, fit_servers, train_command
+from fineprune.training.recipe import Recipe, read_recipe
 
 
 @exits
 def slurm(
     recipe: RecipeFile,
     nodes: Annotated[int, typer.Option(help="Nodes of the job.")],
-    strategy: Annotated[str, typer.Option(help=f"{', '.join(STRATEGIES)}.")] = STRATEGIES[0],
+    strategy: Annotated[
+        str | None,
+        typer.Option(help=f"{', '.join(STRATEGIES)} [the recipe's, or all-reduce]."),
+    ] = None,
     run: Annotated[Path | None, typer.Option(help="Run folder [runs/<recipe>-<policy>].")] = None,
     processes: Annotated[
         int | None, typer.Option(help="Processes on a node [one for each GPU, or one].")
     ] = None,
     gpus: Annotated[int, typer.Option(help="GPUs of a node.")] = 0,
     cpus: Annotated[
-        int | None, typer.Option(help="CPUs of a node [one a process, and one a server].")
+        int | None,
+        typer.Option(help="CPUs of a node [what its processes take; with servers, one more]."),
     ] = None,
     time: Annotated[str | None, typer.Option(help="Time limit, as 24:00:00 or 2-12.")] = None,
     partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
@@ -43,14 +47,20 @@ def slurm(
 
     Example: fineprune slurm recipes/digits.toml --nodes 8 --gpus 4 --time 24:00:00 --out job.sh
     """
-    made = read_recipe(recipe, changes or ())
+    told = list(changes or ())
+    if strategy is not None:
+        _known(strategy)
+        told.append(f"distributed.strategy={'none' if strategy == 'all-reduce' else strategy}")
+    made = read_recipe(recipe, told)
     folder = run or Path("runs") / f"{recipe.stem}-{made.pruning.policy}"
-    command = train_command(recipe, folder, changes or (), strategy=strategy)
+    if made.distributed.served:
+        cpus, spread = _spread(made, nodes, gpus, cpus)
+        told += spread
     script = batch_script(
-        command,
+        train_command(recipe, folder, told),
         folder,
         nodes=nodes,
-        strategy=strategy,
+        strategy=made.distributed.strategy if made.distributed.served else "all-reduce",
         processes_per_node=processes,
         gpus_per_node=gpus,
         cpus_per_task=cpus,
@@ -70,6 +80,34 @@ def slurm(
         typer.echo(script, nl=False)
     else:
         typer.echo(f"written to {out}; submit it from here with: sbatch {out}")
+
+
+def _known(strategy: str) -> None:
+    if strategy not in STRATEGIES:
+        raise ValueError(
+            f"expected --strategy to be one of {', '.join(STRATEGIES)}, got {strategy!r}"
+        )
+
+
+def _spread(recipe: Recipe, nodes: int, gpus: int, cpus: int | None) -> tuple[int, list[str]]:
+    """Return the CPUs of a node, and what the recipe has to be told of the nodes."""
+    settings, run = recipe.distributed, recipe.run
+    cpus, threads = fit_servers(
+        nodes,
+        workers=settings.workers,
+        group=settings.group,
+        dedicated=settings.servers if settings.placement == "dedicated" else 0,
+        threads=run.threads,
+        on_gpus=run.device.startswith("cuda") or (run.device == "auto" and gpus > 0),
+        gpus_per_node=gpus,
+        cpus_per_task=cpus,
+    )
+    # "auto" is decided on the first node, from its cores and for all workers; and a node that was
+    # asked for without GPUs may have some, which Ray would not be told of.
+    told = [] if run.threads else [f"run.threads={threads}"]
+    if run.device == "auto" and not gpus:
+        told.append("run.device=cpu")
+    return cpus, told
 
 
 def _plain(stem: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, RecipeFile
+from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile
 from fineprune.cli.progress import progress
 from fineprune.distributed.all_reduce import is_main
 from fineprune.training import loop
@@ -17,6 +17,7 @@ from fineprune.training.recipe import read_recipe
 @exits
 def train(
     recipe: RecipeFile,
+    more: MoreChanges = None,
     out: Annotated[Path | None, typer.Option(help="Run folder [runs/<recipe>-<policy>].")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the folder's checkpoint.")
@@ -28,7 +29,7 @@ def train(
 
     Example: fineprune train recipes/digits.toml --set training.epochs=20 --out runs/first
     """
-    made = read_recipe(recipe, changes or ())
+    made = read_recipe(recipe, [*(changes or ()), *(more or ())])
     folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy}"
     epochs = made.training.epochs
     with progress() as tell:

@@ -588,6 +588,14 @@ class ParameterServer:
         """Bring all servers, the dead ones made anew, back to their last common version."""
         self._turns.clear()
         self._saving.clear()
+        for group in self._groups:  # new processes start while the servers' do
+            self._ledger.orphan(group.index)
+            if len(group.members) > 1 or group.phase == "connecting":
+                # They may hang in a collective, or wait for the dead server to make a link.
+                self._kill(group)
+                self._start(group)
+            else:
+                self._restart(group)
         for index in range(len(self._servers)):
             deaths = 0
             while not self._restore(index):
@@ -600,13 +608,6 @@ class ParameterServer:
             self._ledger.undo(keys, lose=self._strategy.mode != "sync")
         self._result.undone += len(undone)
         self._version = self._common
-        for group in self._groups:
-            self._ledger.orphan(group.index)
-            if len(group.members) > 1:
-                self._kill(group)  # its members may hang in a collective
-                self._start(group)
-            else:
-                self._restart(group)
 
     def _restore(self, index: int) -> bool:
         """Take a server back to the last common version, or make it anew where it is dead."""

@@ -15,9 +15,7 @@ _TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+@-]*")
 
 
-def train_command(
-    recipe: Path, out: Path, changes: Iterable[str] = (), *, strategy: str = "all-reduce"
-) -> list[str]:
+def train_command(recipe: Path, out: Path, changes: Iterable[str] = ()) -> list[str]:
     """Return the arguments of Python that train a recipe, or go on with it, in a job.
 
     Args:
@@ -25,13 +23,71 @@ def train_command(
         out: run folder, as the nodes see it. ``--resume`` starts afresh where it holds no
             checkpoint, so the same command serves the first start and every later one.
         changes: ``section.key=value`` each.
-        strategy: one of ``STRATEGIES``; those with servers become a change of the recipe.
     """
     command = ["-m", "fineprune", "train", str(recipe), "--out", str(out), "--resume"]
-    served = () if strategy == "all-reduce" else (f"distributed.strategy={strategy}",)
-    for change in (*changes, *served):
+    for change in changes:
         command += ["--set", change]
     return command
+
+
+def fit_servers(
+    nodes: int,
+    *,
+    workers: int,
+    group: int = 1,
+    dedicated: int = 0,
+    threads: int = 0,
+    on_gpus: bool = False,
+    gpus_per_node: int = 0,
+    cpus_per_task: int | None = None,
+) -> tuple[int, int]:
+    """Check that a training with servers fits a job's nodes, as Ray spreads it over them.
+
+    Args:
+        nodes: of the job.
+        workers: replicas of the network.
+        group: of them, all on one node.
+        dedicated: servers that have CPUs of their own; 0 where they share the workers'.
+        threads: CPUs of each worker and dedicated server; 0 for as many as there is room for.
+        on_gpus: whether each worker takes a GPU.
+        gpus_per_node: of each node.
+        cpus_per_task: of each node; by default what its processes take, and one more for the
+            driver and for servers that share.
+
+    Returns:
+        CPUs of a node, and threads of each process.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    _at_least("nodes", nodes, 1)
+    if workers // group + dedicated < nodes:
+        fewest = (nodes - dedicated) * group
+        servers = f" and {dedicated} dedicated servers" if dedicated else ""
+        raise ValueError(
+            f"expected work for all {nodes} nodes, got {workers} workers in groups of "
+            f"{group}{servers}: ask for fewer nodes, or --set distributed.workers={fewest}"
+        )
+    # Each next one goes to the node with the most room, and a group is not split.
+    processes = [0] * nodes
+    for size in [group] * (workers // group) + [1] * dedicated:
+        processes[processes.index(min(processes))] += size
+    most = max(processes)
+    gpus = -(-(workers // group) // nodes) * group if on_gpus else 0
+    if gpus > gpus_per_node:
+        raise ValueError(
+            f"expected {gpus} GPUs a node, one for each of its workers, got {gpus_per_node}: ask "
+            f"for more GPUs or nodes, for fewer distributed.workers, or --set run.device=cpu"
+        )
+    least = most * max(1, threads)
+    cpus = least + 1 if cpus_per_task is None else cpus_per_task
+    if cpus < least:
+        raise ValueError(
+            f"expected {least} CPUs a node, {max(1, threads)} for each of its {most} processes, "
+            f"got {cpus}: ask for more CPUs or nodes, or for fewer distributed.workers or "
+            f"run.threads"
+        )
+    return cpus, threads or max(1, (cpus - 1) // most)
 
 
 def batch_script(
