@@ -6,19 +6,18 @@ Ray carries control only. It is imported nowhere else, and is the optional extra
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import ray
 import torch
+from ray._private import ray_constants
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-# Ray would replace 127.0.0.1 by the address of another interface.
-_LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
+_LOOPBACK = "127.0.0.1"
 
 
 class Died(RuntimeError):
@@ -190,9 +189,13 @@ def cluster(places: Places) -> Iterator[Cluster]:
 def start_ray(cpus: int) -> None:
     """Join the Ray that `RAY_ADDRESS` names, or start one on this machine with so many CPUs."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Calls under way at a death are dropped, and Ray would print what became of each.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if os.environ.get("RAY_ADDRESS"):
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         return
+    # Else Ray would replace 127.0.0.1 by another interface's address, and listen on all of them.
+    ray_constants.ENABLE_RAY_CLUSTER = False
     ray.init(
         address="local",
         num_cpus=max(cpus, os.cpu_count() or 1),
