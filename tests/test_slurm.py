@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.distributed.slurm import STRATEGIES, batch_script, train_command
+from fineprune.distributed.slurm import STRATEGIES, batch_script, fit_servers, train_command
 
 ROOT = Path(__file__).parent.parent
 DIGITS = ROOT / "recipes/digits.toml"
@@ -42,7 +42,7 @@ def run(*arguments):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["runs/a", HOSTILE])
 def test_the_script_is_bash(strategy, name):
-    command = train_command(Path(name), Path(name), [f"data.dir={name}"], strategy=strategy)
+    command = train_command(Path(name), Path(name), [f"data.dir={name}"])
     text = batch_script(
         command,
         Path(name),
@@ -67,7 +67,10 @@ STAND_INS = {
     "scontrol": '[ "$2" = hostnames ] && printf "n1\\nn2\\n" || echo " NodeAddr=10.0.0.1 X=1"',
     "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; SLURM_NODEID=0 exec "$@"',
     "torchrun": 'printf "%s\\0" "$@" >words',
-    "ray": 'printf "%s\\0" "$@" >words; while [ "$1" != -- ]; do shift; done; shift; exec "$@"',
+    "ray": (
+        '[ "$1" = stop ] && exec touch stopped; printf "%s\\0" "$@" >words; '
+        'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'
+    ),
     "python": 'printf "%s\\0" "$@" >python-words',
 }
 
@@ -101,8 +104,7 @@ def test_hostile_names_reach_torchrun_unchanged(tmp_path):
 
 @needs_bash
 def test_hostile_names_reach_the_command_in_ray_unchanged(tmp_path):
-    command = train_command(Path(HOSTILE), Path(HOSTILE), [f"data.dir={HOSTILE}"], strategy="async")
-    assert command[-2:] == ["--set", "distributed.strategy=async"]
+    command = train_command(Path(HOSTILE), Path(HOSTILE), [f"data.dir={HOSTILE}"])
     text = batch_script(command, Path(HOSTILE), nodes=2, strategy="async")
     assert run_with_stand_ins(text, tmp_path) == 0
     assert words(tmp_path / "python-words") == command
@@ -118,7 +120,21 @@ def test_hostile_names_reach_the_command_in_ray_unchanged(tmp_path):
 def test_a_job_that_did_not_train_fails(broken, tmp_path):
     """``ray symmetric-run`` exits with 0 also where Ray could not start."""
     text = script(strategy="sync")
-    assert run_with_stand_ins(text, tmp_path, **broken) != 0
+    assert run_with_stand_ins(text, tmp_path, **broken) == (7 if "python" in broken else 1)
+
+
+@needs_bash
+def test_a_job_whose_waiting_nodes_are_killed_has_trained(tmp_path):
+    killed = STAND_INS["srun"].replace("exec ", "") + "; exit 137"
+    assert run_with_stand_ins(script(strategy="sync"), tmp_path, srun=killed) == 0
+    assert not (tmp_path / "stopped").exists()
+
+
+@needs_bash
+def test_a_job_that_was_killed_stops_its_ray(tmp_path):
+    killed = f'[ "$2" = ray ] || exit 137; {STAND_INS["srun"]}'
+    assert run_with_stand_ins(script(strategy="sync"), tmp_path, srun=killed) == 137
+    assert (tmp_path / "stopped").exists()
 
 
 @pytest.mark.parametrize(
@@ -165,6 +181,50 @@ def test_defaults_follow_the_gpus():
     assert "#SBATCH --cpus-per-task=5\n" in script(gpus_per_node=4, strategy="mixed")
 
 
+@pytest.mark.parametrize(
+    ("nodes", "settings", "cpus", "threads"),
+    [
+        (2, {"workers": 2}, 2, 1),
+        (2, {"workers": 3}, 3, 1),  # two on one of the nodes
+        (2, {"workers": 2, "threads": 4}, 5, 4),
+        (2, {"workers": 4, "cpus_per_task": 9}, 9, 4),
+        (2, {"workers": 2, "cpus_per_task": 1}, 1, 1),
+        (2, {"workers": 4, "group": 2}, 3, 1),
+        (3, {"workers": 2, "dedicated": 1, "threads": 2}, 3, 2),  # a node each
+        (2, {"workers": 2, "dedicated": 2}, 3, 1),
+        (2, {"workers": 4, "group": 2, "dedicated": 1, "cpus_per_task": 7}, 7, 2),
+        (1, {"workers": 2, "on_gpus": True, "gpus_per_node": 2}, 3, 1),
+    ],
+)
+def test_processes_with_servers_share_a_nodes_cpus(nodes, settings, cpus, threads):
+    assert fit_servers(nodes, **settings) == (cpus, threads)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "settings", "message"),
+    [
+        (0, {"workers": 2}, "expected nodes to be at least 1, got 0"),
+        (8, {"workers": 2}, "all 8 nodes, got 2 workers.*--set distributed.workers=8$"),
+        (4, {"workers": 4, "group": 2}, "groups of 2.*--set distributed.workers=8$"),
+        (8, {"workers": 2, "dedicated": 3}, "3 dedicated.*--set distributed.workers=5$"),
+        (2, {"workers": 4, "cpus_per_task": 1}, "expected 2 CPUs a node, 1 for each of its 2"),
+        (2, {"workers": 2, "threads": 4, "cpus_per_task": 3}, "expected 4 CPUs a node, 4 for"),
+        (2, {"workers": 2, "cpus_per_task": 0}, "expected 1 CPUs a node"),
+        (2, {"workers": 2, "on_gpus": True}, "expected 1 GPUs a node.*got 0"),
+        # Three GPUs a node are enough for six workers, but not for three groups of two.
+        (
+            2,
+            {"workers": 6, "group": 2, "on_gpus": True, "gpus_per_node": 3},
+            "expected 4 GPUs a node.*got 3",
+        ),
+    ],
+)
+def test_a_training_that_does_not_fit_says_so_in_one_line(nodes, settings, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        fit_servers(nodes, **settings)
+    assert "\n" not in str(raised.value)
+
+
 # The verb
 
 
@@ -182,6 +242,37 @@ def test_the_verb_writes_the_script(tmp_path):
     assert answer == {"out": None, "run": "runs/digits-fine-pruning", "script": result.output}
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("", ""),
+        (
+            "--set distributed.strategy=sync --cpus 9",
+            " --set distributed.strategy=sync --set run.threads=8 --set run.device=cpu",
+        ),
+        (
+            "--set distributed.strategy=sync --strategy async --gpus 1 --set run.threads=3",
+            " --set distributed.strategy=sync --set run.threads=3 --set distributed.strategy=async",
+        ),
+        (
+            "--set distributed.strategy=sync --strategy all-reduce",
+            " --set distributed.strategy=sync --set distributed.strategy=none",
+        ),
+        (
+            "--strategy mixed --set distributed.group=2 --set distributed.workers=4 --cpus 5",
+            " --set distributed.group=2 --set distributed.workers=4"
+            " --set distributed.strategy=mixed --set run.threads=2 --set run.device=cpu",
+        ),
+    ],
+)
+def test_the_strategy_is_the_recipes_unless_one_is_given(options, told):
+    result = run(DIGITS, "--nodes", 2, *options.split())
+    assert result.exit_code == 0, result.output
+    lines = result.output.replace(" || status=$?", "").splitlines()
+    assert any(line.endswith(f" --resume{told}") for line in lines)
+    assert ("torchrun" in result.output) == ("strategy" not in options or "all-reduce" in options)
+
+
 def test_the_verb_makes_a_name_of_any_files_name(tmp_path):
     recipe = tmp_path / "my net's $x.toml"
     shutil.copy(DIGITS, recipe)
@@ -194,7 +285,10 @@ def test_the_verb_makes_a_name_of_any_files_name(tmp_path):
     [
         (["--nodes", "0"], "expected nodes to be at least 1"),
         (["--nodes", "2", "--time", "soon"], "expected time in a form"),
-        (["--nodes", "2", "--strategy", "x"], "expected strategy to be one of"),
+        (["--nodes", "2", "--strategy", "x"], "expected --strategy to be one of"),
+        (["--nodes", "8", "--strategy", "sync"], "--set distributed.workers=8"),
+        (["--nodes", "2", "--strategy", "sync", "--set", "run.device=cuda"], "expected 1 GPUs"),
+        (["--nodes", "2", "--strategy", "sync", "--processes", "2"], "with all-reduce only"),
         (["--nodes", "2", "--set", "training.epoch=3"], "did you mean 'epochs'"),
     ],
 )
@@ -214,14 +308,14 @@ def test_the_page_shows_what_the_verb_writes(tmp_path, monkeypatch):
     blocks = re.findall(r"^```.*?\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     joined = page.replace("\\\n    ", "")
     commands = re.findall(r"^(?:\$ )?fineprune slurm (.*)$", joined, re.MULTILINE)
-    assert len(commands) == 3
+    assert len(commands) == 5
     for command in commands:
         result = run(*shlex.split(command), "--out", "shown.sh")
         assert result.exit_code == 0, result.output
         shown = (tmp_path / "shown.sh").read_text(encoding="utf-8")
         if command is commands[0]:
             assert shown in blocks
-        if "--strategy async" in command:
+        if command is commands[1]:
             assert any(shown.endswith("\n\n" + block) for block in blocks)
 
 

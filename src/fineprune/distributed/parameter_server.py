@@ -9,6 +9,7 @@ begins after that. So an epoch means the same under every strategy, and what is 
 epochs, such as which samples the next one skips, rests on all of the last one's losses.
 """
 
+import contextlib
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -169,7 +170,7 @@ class ParameterServer:
     Args:
         cluster: with places for the strategy's groups, members and servers.
         strategy: who waits for whom.
-        model: the parameters to begin with; only read.
+        model: the parameters and buffers to begin with; only read.
         build: makes a replica, given its rank; picklable. Replicas' parameters are overwritten.
         optimizer: makes a server's optimizer, see `Shard`; picklable.
         snapshots: folder for the servers' snapshots, the same one on all nodes; made here.
@@ -222,8 +223,10 @@ class ParameterServer:
         self._batches: list[np.ndarray[Any, Any]] = []
         self._first_version = 0
         self._initial = self._layout.flat(model).cpu()
-        self._buffers: dict[str, np.ndarray[Any, Any]] | None = (
-            None if state is None else state["buffers"]
+        self._buffers: dict[str, np.ndarray[Any, Any]] = (
+            {name: buffer.cpu().numpy().copy() for name, buffer in model.named_buffers()}
+            if state is None
+            else state["buffers"]
         )
         self._servers = [self._new_server(index) for index in range(strategy.servers)]
         self._groups = [_Group(index) for index in range(strategy.groups)]
@@ -308,20 +311,18 @@ class ParameterServer:
         """
         parts = self._ask_all("parameters")
         self._layout.load(model, torch.cat(parts))
+        buffers = self.buffers()
         for name, buffer in model.named_buffers():
-            buffer.copy_(torch.from_numpy(np.array(self.buffers()[name])))
+            buffer.copy_(torch.from_numpy(np.array(buffers[name])))
 
     def buffers(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return the buffers of the first group's leader, between epochs.
 
-        Where that process just died they are those of the last time they were asked for.
+        Where that process just died they are those of the last time they were asked for, or the
+        model's to begin with.
         """
-        try:
+        with contextlib.suppress(Died):
             self._buffers = self._cluster.result(self._groups[0].members[0].call("buffers"))
-        except Died:
-            if self._buffers is None:
-                raise
-        assert self._buffers is not None
         return self._buffers
 
     def state(self) -> dict[str, Any]:

@@ -292,7 +292,7 @@ class Shard:
         self._optimizer.step()
         self._version += 1
         epoch = gradients[0][0].epoch
-        if any(key.epoch != epoch for key in self._applied):
+        if self._applied and next(iter(self._applied)).epoch != epoch:
             self._applied.clear()  # epochs drain, so that none of an earlier one can come back
         for key, name, _ in gradients:
             self._applied.add(key)

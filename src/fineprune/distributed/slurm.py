@@ -166,7 +166,7 @@ def batch_script(
     lines += _log(out)
     lines += _setup(setup)
     lines += _first_node()
-    step = f"srun --export=ALL --cpus-per-task={cpus} --kill-on-bad-exit=1 --label \\"
+    step = f"srun --export=ALL --cpus-per-task={cpus} --kill-on-bad-exit=1"
     if servers:
         lines += _ray(step, command, nodes, cpus, gpus_per_node)
     else:
@@ -225,7 +225,7 @@ def _torchrun(
         f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"',
         "# Without this, a restart under Gloo finds the store of the attempt before.",
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
-        step,
+        f"{step} --label \\",
         # Said by rank, since torchrun's guess from the host name fails where that is 127.0.1.1.
         "  bash -c 'exec torchrun --rdzv-conf is_host=$((SLURM_NODEID == 0)) \"$@\"' torchrun \\",
         f"  --nnodes={nodes} --nproc-per-node={processes} --max-restarts=3 \\",
@@ -244,13 +244,20 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         "export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300",
         'ended="$out/slurm-$SLURM_JOB_ID.ended"',
         'rm -f -- "$ended"',
-        step,
+        "# The other nodes' Rays would look for the first one for a minute after its end.",
+        f"{step} --wait=10 --label \\",
         f'  ray symmetric-run --address "$meet" --min-nodes {nodes} \\',
         f"  --num-cpus={cpus} --num-gpus={gpus} -- \\",
         '  bash -c \'"$@" && touch -- "$0"\' "$ended" \\',
-        f"  python {shlex.join(command)}",
-        "# symmetric-run says that all is well also where Ray did not start.",
-        '[[ -e "$ended" ]] || { echo "the command did not run to its end"; exit 1; }',
+        f"  python {shlex.join(command)} || status=$?",
+        "# srun's status says little: waiting Rays are killed, and symmetric-run says that all is",
+        "# well also where Ray did not start.",
+        'if [[ ! -e "$ended" ]]; then',
+        '  echo "the command did not run to its end"',
+        "  # One that was killed has not stopped its Ray.",
+        '  [[ "${status:-1}" != 137 ]] || srun --export=ALL ray stop --force || true',
+        '  exit "${status:-1}"',
+        "fi",
         'rm -- "$ended"',
     ]
 

@@ -318,6 +318,32 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self.policy()  # a schedule that cannot be fails here
+        if self.distributed.served:
+            self._check_served()
+
+    def _check_served(self) -> None:
+        """Raise ValueError where the recipe asks for what parameter servers do not do."""
+        for section, name, usual, instead in (
+            ("training", "accumulation", 1, "set training.batch_size and distributed.workers"),
+            ("training", "drop_last", False, "the last update averages what is left"),
+            ("run", "checkpoint_steps", 0, "checkpoints are made between epochs"),
+        ):
+            given = getattr(getattr(self, section), name)
+            if given != usual:
+                raise ValueError(
+                    f"expected {section}.{name} = {json.dumps(usual)} with distributed.strategy "
+                    f"{self.distributed.strategy!r}, got {json.dumps(given)}: {instead}"
+                )
+        if self.run.compile == "on":
+            raise ValueError(
+                f'expected run.compile = "off" with distributed.strategy '
+                f'{self.distributed.strategy!r}, got "on": workers train the network as it is'
+            )
+        if self.run.device.partition(":")[2]:
+            raise ValueError(
+                f"expected run.device without a number with distributed.strategy "
+                f"{self.distributed.strategy!r}, got {self.run.device!r}: a worker is given its GPU"
+            )
 
     def policy(self) -> Policy:
         """Make the policy that the pruning section describes."""

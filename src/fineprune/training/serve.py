@@ -9,6 +9,7 @@ import functools
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,8 @@ def serve(
     """Train a recipe with parameter servers and write its run folder; see ``loop.train``.
 
     Raises:
-        ValueError: Ray is not installed, a launcher started several processes, or the recipe asks
-            for what parameter servers do not do.
+        ValueError: Ray is not installed, a launcher started several processes, there is no place
+            for so many workers, or the checkpoint is of another recipe.
     """
     _check(recipe)
     from fineprune.distributed.cluster import Places, cluster
@@ -71,9 +72,9 @@ def serve(
                 place,
                 _strategy(settings),
                 job.model,
-                functools.partial(RecipeTrainee, recipe),
+                functools.partial(RecipeTrainee, _anywhere(recipe)),
                 functools.partial(build_optimizer, settings=recipe.training),
-                log.folder / "servers",
+                log.folder.resolve() / "servers",
                 snapshot_every=_SNAPSHOT_EVERY,
                 state=None if state is None else _unpacked(state["server"]),
             )
@@ -158,6 +159,11 @@ def _told(result: Any) -> dict[str, Any]:
     }
 
 
+def _anywhere(recipe: Recipe) -> Recipe:
+    """The recipe for processes that a cluster started in another working directory."""
+    return recipe.replaced("data", dir=str(Path(recipe.data.dir).resolve()))
+
+
 def _strategy(settings: DistributedSettings) -> Any:
     from fineprune.distributed.parameter_server import Strategy
 
@@ -186,18 +192,6 @@ def _check(recipe: Recipe) -> None:
             f"expected distributed.strategy {strategy!r} without torchrun: its workers are started "
             f"by the run itself"
         )
-    for section, name, usual, instead in (
-        ("training", "accumulation", 1, "set training.batch_size and distributed.workers"),
-        ("training", "drop_last", False, "the last update averages what is left"),
-        ("run", "checkpoint_steps", 0, "checkpoints are made between epochs"),
-        ("run", "compile", "off", "workers train the network as it is"),
-    ):
-        given = getattr(getattr(recipe, section), name)
-        if given != usual:
-            raise ValueError(
-                f"expected {section}.{name} = {usual!r} with parameter servers, got {given!r}: "
-                f"{instead}"
-            )
 
 
 def _packed(state: dict[str, Any]) -> dict[str, Any]:
