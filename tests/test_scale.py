@@ -1,6 +1,10 @@
 """Several numbers of workers and servers: what is run, what is measured, what is written."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 import xml.dom.minidom
 from pathlib import Path
 
@@ -102,10 +106,10 @@ def test_settings_that_do_not_fit_fail_before_anything_runs(tmp_path, text, mess
 
 def made_run(seconds, losses, *, samples=100, pruned=(), distributed=None, accuracy=0.5, group=1):
     metrics = []
-    for epoch, (time, loss) in enumerate(zip(seconds, losses, strict=True)):
+    for epoch, (took, loss) in enumerate(zip(seconds, losses, strict=True)):
         line = {
             "epoch": epoch,
-            "seconds": time,
+            "seconds": took,
             "train_loss": loss,
             "pruned": epoch in pruned,
             "samples": samples,
@@ -243,3 +247,21 @@ def test_a_run_that_fails_is_named_with_its_reason(tmp_path):
     done = CliRunner().invoke(app, ["scale", str(recipe), "one", "--out", str(tmp_path / "out")])
     assert done.exit_code == 1
     assert "'one' failed: fineprune: expected" in done.stderr
+
+
+def test_told_to_end_it_ends_its_run_too(tmp_path):
+    recipe = tmp_path / "long.toml"
+    recipe.write_text(
+        '[data]\nname = "digits"\n[training]\nepochs = 100000\n[run]\nthreads = 1\ndevice = "cpu"\n'
+    )
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "fineprune", "scale", str(recipe), "one", "--out", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as scaling:
+        while not (out / "one/metrics.jsonl").exists():
+            assert scaling.poll() is None
+            time.sleep(0.1)
+        scaling.terminate()
+        assert scaling.wait() == 128 + signal.SIGTERM
+    epochs = (out / "one/metrics.jsonl").read_bytes()
+    time.sleep(2)  # many epochs
+    assert (out / "one/metrics.jsonl").read_bytes() == epochs

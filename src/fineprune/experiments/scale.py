@@ -1,10 +1,13 @@
 """Scale: train one recipe under several configurations of workers and servers, one by one."""
 
+import contextlib
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fineprune.experiments.configurations import ALL_REDUCE, Configuration, configured
@@ -91,9 +94,10 @@ def _train(run: PlannedRun, one: Configuration, on_poll: Callable[[], None]) -> 
                 stderr=file,
             )
             try:
-                while process.poll() is None:
-                    time.sleep(_POLL_SECONDS)
-                    on_poll()
+                with _told_to_end():
+                    while process.poll() is None:
+                        time.sleep(_POLL_SECONDS)
+                        on_poll()
             finally:
                 process.terminate()
                 process.wait()
@@ -102,6 +106,23 @@ def _train(run: PlannedRun, one: Configuration, on_poll: Callable[[], None]) -> 
         ours = [line for line in said if line.startswith("fineprune:")] or [f"see {log}"]
         raise RuntimeError(f"{one.text!r} failed: {ours[-1]}")
     log.unlink()
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[None]:
+    """Leave in good order when told to end, as by ``kill``: else the run would go on alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is told of signals
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _launcher(one: Configuration) -> list[str]:
