@@ -143,7 +143,7 @@ class EpochResult:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Group:
     index: int
     members: list[Process] = field(default_factory=list)
@@ -388,8 +388,6 @@ class ParameterServer:
         """Keep the result of one call of a group."""
         if what == "push":
             self._add(result)
-        elif what == "pull":
-            self._add(result[1])
         elif what.startswith("compute"):
             member = int(what.removeprefix("compute"))
             group.losses[member] = result
@@ -464,13 +462,9 @@ class ParameterServer:
             for server in self._servers:
                 call = server.call("update", self._turn, gradients, names, rate)
                 self._turns[call] = "update"
-        for group in readers:
-            group.version = self._version
-            for member in group.members:
-                group.calls[member.call("pull")] = "pull"
         for group in self._groups:
             if group.phase == "leased":
-                self._compute(group)
+                self._compute(group, reads=group in readers)
         every = self._snapshot_every
         if accepted and every and (self._version - self._first_version) % every == 0:
             self._snapshot(wait=False)
@@ -521,14 +515,16 @@ class ParameterServer:
         group.phase = "leased"
         return True
 
-    def _compute(self, group: _Group) -> None:
+    def _compute(self, group: _Group, *, reads: bool) -> None:
         assert group.lease is not None
         group.phase = "computing"
+        group.version = self._version
         group.losses = {}
         indices = self._batches[group.lease.batch]
         parts = np.array_split(indices, len(group.members))
         for place, (member, part) in enumerate(zip(group.members, parts, strict=True)):
-            call = member.call("compute", group.lease, part, len(part) / len(indices))
+            share = len(part) / len(indices)
+            call = member.call("compute", group.lease, part, share, reads)
             group.calls[call] = f"compute{place}"
 
     # -- servers ------------------------------------------------------------------------------

@@ -125,18 +125,25 @@ class Replica:
         """Let the time until the next call count as no waiting."""
         self._left = None
 
-    def compute(self, key: Key, indices: np.ndarray[Any, Any], share: float) -> Computed:
+    def compute(
+        self, key: Key, indices: np.ndarray[Any, Any], share: float, reads: bool
+    ) -> Computed:
         """Compute the gradient of a part of a batch, and average it over the group.
 
         Args:
             key: of the batch.
             indices: of this member's samples, int64, shape (B,); none are no gradient.
             share: of this member's mean in the group's.
+            reads: receive the parameters first, which the servers have been told to send.
 
         Raises:
-            LinkBroken: another member died.
+            LinkBroken: a server or another member died.
+            RuntimeError: servers answered with different versions.
         """
         clock = _Clock(self._left)
+        if reads:
+            self._pull()
+            clock.lap("pull")
         self._gradients.zero_()
         losses = np.zeros(0, dtype=np.float32)
         if len(indices):
@@ -171,15 +178,18 @@ class Replica:
         self._left = clock.now
         return clock.seconds
 
-    def pull(self) -> tuple[int, dict[str, float]]:
-        """Receive the parameters; returns their version (-1 where this is no leader) and seconds.
+    def buffers(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the model's buffers, normalisation statistics among them."""
+        named = self._trainee.model.named_buffers()
+        return {name: buffer.detach().cpu().numpy() for name, buffer in named}
 
-        Raises:
-            LinkBroken: a server or the leader died.
-            RuntimeError: servers answered with different versions.
-        """
-        clock = _Clock(self._left)
-        versions = {-1}
+    def load_buffers(self, buffers: dict[str, np.ndarray[Any, Any]]) -> None:
+        """Copy buffers, as `buffers` has them, into the model."""
+        for name, buffer in self._trainee.model.named_buffers():
+            buffer.copy_(torch.from_numpy(np.array(buffers[name])))
+
+    def _pull(self) -> None:
+        versions = set()
         if self._member == 0:
             under_way = [
                 link.receive_later(self._down[self._layout.part(server)])
@@ -192,19 +202,6 @@ class Replica:
             self._values.copy_(self._down)
         if len(versions) > 1:
             raise RuntimeError(f"servers answered with the versions {sorted(versions)}")
-        clock.lap("pull")
-        self._left = clock.now
-        return versions.pop(), clock.seconds
-
-    def buffers(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the model's buffers, normalisation statistics among them."""
-        named = self._trainee.model.named_buffers()
-        return {name: buffer.detach().cpu().numpy() for name, buffer in named}
-
-    def load_buffers(self, buffers: dict[str, np.ndarray[Any, Any]]) -> None:
-        """Copy buffers, as `buffers` has them, into the model."""
-        for name, buffer in self._trainee.model.named_buffers():
-            buffer.copy_(torch.from_numpy(np.array(buffers[name])))
 
     def _join_group(self, name: str) -> None:
         if self._host.startswith("127."):
