@@ -26,6 +26,7 @@ Seen with torch 2.13 on Linux, and held by the tests:
 import contextlib
 import hashlib
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -294,7 +295,7 @@ class Link:
 
 
 class Transfer:
-    """A message under way. It keeps its tensor alive."""
+    """A message under way. It keeps its tensor alive. Several threads may wait for it."""
 
     def __init__(
         self,
@@ -310,6 +311,7 @@ class Transfer:
         self._link = link
         self._way = way
         self._result: int | None = None
+        self._waiting = threading.Lock()
 
     def wait(self) -> int:
         """Wait until the message has arrived; return the number that travels with it.
@@ -317,9 +319,10 @@ class Transfer:
         Raises:
             LinkBroken: the other end died or did not answer in time.
         """
-        if self._result is None:
-            self._result = self._link._finish(self, self._way)
-        return self._result
+        with self._waiting:
+            if self._result is None:
+                self._result = self._link._finish(self, self._way)
+            return self._result
 
 
 def open_store(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fineprune.distributed.layout import ModelLayout
 from fineprune.distributed.ledger import Key
-from fineprune.distributed.links import Layout, Link, LinkBroken, join_store
+from fineprune.distributed.links import Layout, Link, LinkBroken, Transfer, join_store
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 
@@ -86,6 +86,7 @@ class _Reader:
         self.link = link
         self.gradient = torch.empty_like(like)
         self.answer = torch.empty_like(like)
+        self.sending: Transfer | None = None
         self.staged: Key | None = None
 
 
@@ -307,7 +308,11 @@ def _send(answering: Sequence[tuple[str, _Reader | None]], version: int) -> list
         try:
             if reader is None:
                 raise LinkBroken(f"no worker {name!r}")
-            under_way.append((name, reader.link.send_later(reader.answer, version)))
+            if reader.sending is not None:
+                # It has arrived; the turn that sent it may still be waiting for a slower reader.
+                reader.sending.wait()
+            reader.sending = reader.link.send_later(reader.answer, version)
+            under_way.append((name, reader.sending))
         except LinkBroken:
             broken.append(name)
     for name, transfer in under_way:

@@ -47,7 +47,12 @@ def _caveats(scaling: Scaling) -> list[str]:
     runs = [one.run for one in scaling.runs]
     hardware = runs[0].summary["hardware"]
     threads = max(run.summary["hardware"]["threads"] for run in runs)
-    asked = max(one.configuration.nodes for one in scaling.runs) * threads
+    # Servers and the driver work too, wherever they are put.
+    busy = max(
+        one.configuration.workers * threads
+        + (one.configuration.servers + 1 if one.configuration.servers else 0)
+        for one in scaling.runs
+    )
     kind = runs[0].summary["evaluated_on"]
     caveats = [
         f"Accuracies are of the {kind} set after the last epoch, one seed each: differences under "
@@ -61,10 +66,10 @@ def _caveats(scaling: Scaling) -> list[str]:
         "The paper's lines are of ResNet-50 on nodes of four K80 GPUs, joined by InfiniBand of "
         "56 Gbit/s: they show what was measured there, and do not compare with ours.",
     ]
-    if hardware["gpu"] is None and asked > hardware["cores"]:
+    if hardware["gpu"] is None and busy > hardware["cores"]:
         caveats.insert(
             0,
-            f"{asked} threads were asked for on {hardware['cores']} cores: workers and servers "
-            f"shared them, and speedups are lower than on machines of their own.",
+            f"Up to {busy} threads of workers, servers and driver shared {hardware['cores']} cores "
+            f"(if all were one machine): speedups are lower than on machines of their own.",
         )
     return caveats
