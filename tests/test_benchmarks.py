@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fineprune.training.run_log import read_run
 
 
@@ -23,6 +25,17 @@ def test_throughput_compares_three_loops():
     result = json.loads(done.stdout)
     assert [set(line) for line in result["rounds"]] == 2 * [{"ours", "plain", "limit"}]
     assert result["summary"]["ours_to_plain"] > 0
+
+
+def test_backup_workers_compares_a_held_up_worker_with_and_without_one():
+    pytest.importorskip("ray")
+    done = run("backup_workers.py", "--updates", 5, "--rounds", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    strategies, kinds = ("1 backup", "no backup"), ("undisturbed", "held up")
+    measured = {f"{strategy}, {kind}" for strategy in strategies for kind in kinds}
+    assert [set(line) for line in result["rounds"]] == [measured]
+    assert result["summary"]["1 backup, kept"] > 0
 
 
 def test_the_queue_stops_when_time_is_up_and_goes_on_when_called_again(

@@ -1,0 +1,146 @@
+"""What a backup worker saves when one worker is held up now and then.
+
+    python benchmarks/backup_workers.py
+
+Steps are padded by a sleep, so that two cores suffice, and the model is tiny: what is measured is
+who waits for whom. Four synchronous workers, of which one is a backup, and three without one train
+side by side in one run, by turns: an epoch each undisturbed, and one in which the first worker
+sleeps 250 ms more in 10 % of its steps, once in every ten at a place drawn at random. Throughput
+counts applied samples only; what is compared are medians.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import ray
+import torch
+from torch import nn
+
+from fineprune.distributed.cluster import Places, cluster, start_ray
+from fineprune.distributed.parameter_server import ParameterServer, Strategy
+from fineprune.training.hardware import describe
+
+BATCH = 32
+STEP, HELD_UP, ONE_IN = 0.1, 0.25, 10
+WORKERS = 3
+STRATEGIES = {
+    "1 backup": Strategy(workers=WORKERS + 1, backup=1),
+    "no backup": Strategy(workers=WORKERS),
+}
+
+
+class Trainee:
+    def __init__(self, rank):
+        self.model = nn.Linear(16, 4)
+        self.rank = rank
+        self.steps = 0
+
+    def load(self, key, indices):
+        return key.epoch, torch.ones(len(indices), 16)
+
+    def step(self, batch):
+        epoch, inputs = batch
+        began = time.perf_counter()
+        losses = self.model(inputs).square().mean(1)
+        losses.mean().backward()
+        late = HELD_UP if disturbed(epoch) and self.held_up() else 0.0
+        time.sleep(max(0.0, STEP + late - (time.perf_counter() - began)))
+        return losses.detach()
+
+    def held_up(self):
+        """Count a step of the first worker, and say whether it is one to hold up."""
+        ten, place = divmod(self.steps, ONE_IN)
+        self.steps += self.rank == 0
+        return self.rank == 0 and place == random.Random(ten).randrange(ONE_IN)
+
+
+def disturbed(epoch):
+    return epoch % 2 == 1
+
+
+def make_optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def measure(updates, rounds):
+    """Return one line a round: applied samples a second of each strategy in each kind of epoch."""
+    batches = list(torch.arange(updates * WORKERS * BATCH).split(BATCH))
+    lines = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = {
+            name: start(stack, strategy, folder / name) for name, strategy in STRATEGIES.items()
+        }
+        for turn in range(rounds + 1):
+            line = {}
+            for epoch in (2 * turn, 2 * turn + 1):
+                kind = "held up" if disturbed(epoch) else "undisturbed"
+                for name, server in servers.items():
+                    line[f"{name}, {kind}"] = clock(server, epoch, batches)
+            # The first round makes processes and links warm.
+            if turn:
+                lines.append(line)
+    return lines
+
+
+def start(stack, strategy, folder):
+    places = Places(strategy.groups, strategy.group, strategy.servers)
+    processes = stack.enter_context(cluster(places))
+    model = nn.Linear(16, 4)
+    server = ParameterServer(processes, strategy, model, Trainee, make_optimizer, folder)
+    server.wait_for_workers()
+    return server
+
+
+def clock(server, epoch, batches):
+    """Train an epoch; return its applied samples a second."""
+    started = time.perf_counter()
+    result = server.run_epoch(epoch, batches, lambda applied: 0.1)
+    seconds = time.perf_counter() - started
+    return sum(len(update.indices) for update in result.updates) / seconds
+
+
+def summary(lines):
+    """Medians of samples a second, and of each round's ratio to the same workers undisturbed."""
+    result = {key: statistics.median(line[key] for line in lines) for key in lines[0]}
+    for name in STRATEGIES:
+        ratios = [line[f"{name}, held up"] / line[f"{name}, undisturbed"] for line in lines]
+        result[f"{name}, kept"] = statistics.median(ratios)
+        result[f"{name}, kept at least"] = min(ratios)
+        result[f"{name}, kept at most"] = max(ratios)
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--updates", type=int, default=50, help="of an epoch")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    start_ray(sum(strategy.workers for strategy in STRATEGIES.values()))
+    lines = measure(options.updates, options.rounds)
+    ray.shutdown()
+    result = summary(lines)
+    about = {**describe("cpu", 1), "torch": torch.__version__, "ray": ray.__version__}
+    if options.json:
+        print(json.dumps({"about": about, "rounds": lines, "summary": result}))
+        return
+    print(about, f"n = {options.rounds} rounds of {options.updates} updates\n")
+    print("| | workers | undisturbed, samples/s | held up, samples/s | held up / undisturbed |")
+    print("|---|---|---|---|---|")
+    for name, strategy in STRATEGIES.items():
+        speeds = [f"{result[f'{name}, {kind}']:,.0f}" for kind in ("undisturbed", "held up")]
+        least, most = (result[f"{name}, kept at {end}"] for end in ("least", "most"))
+        kept = f"{result[f'{name}, kept']:.2f} ({least:.2f} to {most:.2f})"
+        print("| " + " | ".join([name, str(strategy.workers), *speeds, kept]) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,454 @@
+"""Processes killed at any moment: training ends, and nothing counts twice, by halves or unnamed.
+
+Every check rests on a replay in this process: from what was reported of the updates (which samples,
+in which order, how stale) follow all losses and what all servers hold. A gradient that was applied
+twice, or on one of two servers, or without a report would show, and so would a server that went
+back to another moment than it says.
+"""
+
+import contextlib
+import io
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fineprune.distributed.ledger import Key
+
+ray = pytest.importorskip("ray")
+
+from fineprune.distributed.cluster import Places, cluster, start_ray  # noqa: E402
+from fineprune.distributed.parameter_server import ParameterServer, Strategy  # noqa: E402
+
+SAMPLES, BATCH, BATCHES = 120, 4, 30
+MOMENTUM = 0.9
+START = torch.linspace(-1, 1, 10, dtype=torch.float64)
+STRATEGIES = {
+    "sync": Strategy("sync", workers=3, servers=2),
+    "async": Strategy("async", workers=2, servers=2),
+    "mixed": Strategy("mixed", workers=4, servers=2, group=2),
+}
+
+
+class Model(nn.Module):
+    """Rows of ten values that all begin and train alike."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.values = nn.Parameter(START.repeat(rows))
+
+
+def coefficients(indices):
+    """Two numbers of each of these samples, float64."""
+    generator = torch.Generator().manual_seed(5)
+    both = torch.randn(2, SAMPLES, generator=generator, dtype=torch.float64)
+    return both[0, indices], both[1, indices].square()
+
+
+def losses_of(values, indices):
+    slope, curve = coefficients(indices)
+    return slope * values.sum() + curve / 2 * values.square().sum()
+
+
+def gradient_of(values, indices):
+    """The gradient of the mean loss: one that depends on the parameters."""
+    slope, curve = coefficients(indices)
+    return slope.mean() + curve.mean() * values
+
+
+def rate(applied):
+    return 0.05 / (1 + applied / BATCHES)
+
+
+def batches_of(epoch):
+    generator = torch.Generator().manual_seed(epoch)
+    return list(torch.randperm(SAMPLES, generator=generator).split(BATCH))
+
+
+class Orders:
+    """A folder where processes find whether to die, and note how many steps they have begun."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def give(self, order):
+        (self.folder / order).touch()
+
+    def obey(self, order):
+        """Kill this process if that was ordered; one process obeys an order."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.folder / order).unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def count_step(self):
+        with (self.folder / f"steps-{os.getpid()}").open("a") as file:
+            file.write(".")
+
+    def steps(self, pid):
+        with contextlib.suppress(FileNotFoundError):
+            return (self.folder / f"steps-{pid}").stat().st_size
+        return 0
+
+
+class Trainee:
+    def __init__(self, rows, orders):
+        self.model = Model(rows)
+        self.orders = orders
+
+    def load(self, key, indices):
+        return key, indices
+
+    def step(self, batch):
+        key, indices = batch
+        self.orders.count_step()
+        time.sleep(0.02)  # so that a kill at any moment is mostly one of a process at work
+        losses = losses_of(self.model.values, indices)
+        losses.mean().backward()
+        self.orders.obey(f"step-{key.epoch}-{key.batch}")
+        return losses.detach()
+
+
+class Optimizer(torch.optim.SGD):
+    def __init__(self, parameters, orders):
+        super().__init__(parameters, lr=1.0, momentum=MOMENTUM)
+        self.orders = orders
+
+    def step(self, closure=None):
+        self.orders.count_step()
+        super().step(closure)
+        self.orders.obey("update")
+
+    def state_dict(self):
+        self.orders.obey("snapshot")
+        return super().state_dict()
+
+
+class Build:
+    def __init__(self, rows, orders):
+        self.settings = (rows, orders)
+
+    def __call__(self, rank):
+        return Trainee(*self.settings)
+
+
+class MakeOptimizer:
+    def __init__(self, orders):
+        self.orders = orders
+
+    def __call__(self, parameters):
+        return Optimizer(parameters, self.orders)
+
+
+@contextlib.contextmanager
+def training(strategy, folder, rows=1):
+    """Yield servers whose workers have joined, and the orders of all."""
+    orders = Orders(folder / "orders")
+    with cluster(Places(strategy.groups, strategy.group, strategy.servers)) as processes:
+        server = ParameterServer(
+            processes,
+            strategy,
+            Model(rows),
+            Build(rows, orders),
+            MakeOptimizer(orders),
+            folder / "snapshots",
+            snapshot_every=5,
+        )
+        server.wait_for_workers()
+        yield server, orders
+        server.close()
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+
+
+def pid_of(process):
+    return ray.get(process.made)
+
+
+def check(strategy, server, results, rows=1):
+    """All batches are applied or lost, and what was reported is what the servers hold."""
+    history = [START]
+    momentum = torch.zeros_like(START)
+    for epoch, result in enumerate(results):
+        applied = [key for update in result.updates for key in update.keys]
+        assert sorted(applied + result.lost) == [Key(epoch, batch) for batch in range(BATCHES)]
+        assert len(result.lost) == (0 if strategy.mode == "sync" else result.undone)
+        if not result.server_deaths:
+            assert result.undone == 0
+        given, done = batches_of(epoch), 0
+        for update in sorted(result.updates, key=lambda update: update.version):
+            assert update.version == len(history)
+            assert update.indices.equal(torch.cat([given[key.batch] for key in update.keys]))
+            read = history[update.version - 1 - update.staleness]
+            expected = rows * losses_of(read, update.indices)
+            torch.testing.assert_close(update.losses, expected.float())
+            momentum = MOMENTUM * momentum + gradient_of(read, update.indices)
+            history.append(history[-1] - rate(done) * momentum)
+            done += len(update.keys)
+    states = [
+        torch.load(io.BytesIO(state), weights_only=True) for state in server.state()["servers"]
+    ]
+    assert [state["version"] for state in states] == [len(history) - 1] * strategy.servers
+    held = torch.cat([state["parameters"] for state in states]).view(rows, -1)
+    torch.testing.assert_close(held, history[-1].expand_as(held), rtol=1e-9, atol=1e-9)
+
+
+def check_as_without_kills(strategy, server, epochs, rows=1):
+    """What synchronous servers hold is what one process makes of the same batches."""
+    model = Model(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
+    for epoch in range(epochs):
+        for first in range(0, BATCHES, strategy.quorum):
+            indices = torch.cat(batches_of(epoch)[first : first + strategy.quorum])
+            optimizer.zero_grad()
+            losses_of(model.values, indices).mean().backward()
+            optimizer.param_groups[0]["lr"] = rate(first)
+            optimizer.step()
+    served = Model(rows)
+    server.load_into(served)
+    torch.testing.assert_close(
+        served.values, model.values.repeat(rows), rtol=1e-9, atol=1e-9, check_stride=False
+    )
+
+
+class Killer:
+    """A thread that kills workers and servers at random.
+
+    A place whose processes die again and again before they have done anything ends the training,
+    as it should. So of two kills in a row of one place, one comes after a second step, before which
+    the first one's gradient has arrived.
+    """
+
+    def __init__(self, server, strategy, orders, kills, seed):
+        self.server, self.strategy, self.orders = server, strategy, orders
+        self.random = random.Random(seed)
+        self.left = kills
+        self.killed = {"workers": set(), "servers": set()}
+        self.early = set()
+        self.thread = threading.Thread(target=self.run)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.left = 0
+        self.thread.join()
+
+    def run(self):
+        while self.left > 0:
+            time.sleep(self.random.uniform(0, 0.6))
+            # All wait for a server's return, so that more of its deaths would take minutes.
+            servers_too = len(self.killed["servers"]) < 4 and self.random.random() < 0.2
+            kind = "servers" if servers_too else "workers"
+            processes = self.server.processes()[kind]
+            place = self.random.randrange(len(processes))
+            made = processes[place].made
+            if not ray.wait([made], timeout=0)[0]:
+                continue
+            try:
+                pid = ray.get(made)
+            except ray.exceptions.RayActorError:
+                continue
+            if pid not in self.killed[kind] and self.may_die(kind, place, pid):
+                kill(pid)
+                self.killed[kind].add(pid)
+                self.left -= 1
+
+    def may_die(self, kind, place, pid):
+        one = (kind, place // self.strategy.group if kind == "workers" else place)
+        if self.orders.steps(pid) > 1:
+            self.early.discard(one)
+        elif one in self.early:
+            return False
+        else:
+            self.early.add(one)
+        return True
+
+
+def kill_between_pushes(server, kind):
+    """Kill a worker whose gradient lies on the first of two servers only, or the second server."""
+    second = pid_of(server.processes()["servers"][1])
+    victim = None
+    while victim is None:
+        time.sleep(0.1)
+        os.kill(second, signal.SIGSTOP)
+        time.sleep(0.3)
+        for group in server._groups:
+            # Its push and one server are still at it.
+            if sorted(group.calls.values()) == ["push", "server"]:
+                victim = second if kind == "servers" else pid_of(group.members[0])
+                kill(victim)
+                break
+        os.kill(second, signal.SIGCONT)
+
+
+def once_in_the_last_update(strategy, give):
+    """Return `rate`, which the driver asks for just before it tells the servers to apply."""
+    left = [give]
+
+    def giving(applied):
+        if left and applied + strategy.quorum >= BATCHES:
+            left.pop()()
+        return rate(applied)
+
+    return giving
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running_ray():
+    # Workers do not import tests.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    start_ray(8)
+    yield
+    ray.shutdown()
+
+
+def processes_of(session):
+    """Return the numbers of a session's living processes."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
+            if state != "Z" and int(its_session) == session:
+                found.add(int(stat.parent.name))
+    return found
+
+
+def wait_for_end_of(processes, seconds):
+    """Say whether there are none of them in time."""
+    deadline = time.monotonic() + seconds
+    while processes() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not processes()
+
+
+@pytest.fixture(scope="module")
+def killed_driver(tmp_path_factory):
+    """Kill a driver amid its training; return its session, and its workers and servers."""
+    with subprocess.Popen(
+        [sys.executable, __file__, tmp_path_factory.mktemp("driver")],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as driver:
+        actors = {int(pid) for pid in driver.stdout.readline().split()}
+        there = processes_of(driver.pid)
+        kill(driver.pid)
+    assert len(actors) == 4
+    assert actors | {driver.pid} < there  # and Ray's own
+    yield driver.pid, actors
+    for pid in processes_of(driver.pid):
+        kill(pid)
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@on_linux
+def test_workers_and_servers_die_with_their_driver(killed_driver):
+    session, actors = killed_driver
+    assert wait_for_end_of(lambda: actors & processes_of(session), seconds=30)
+
+
+@pytest.mark.parametrize("mode", STRATEGIES)
+def test_twenty_kills_at_random(tmp_path, mode):
+    strategy = STRATEGIES[mode]
+    results = []
+    with training(strategy, tmp_path) as (server, orders):
+        with Killer(server, strategy, orders, 20, seed=mode) as killer:
+            while killer.left or len(results) < 3:
+                epoch = len(results)
+                results.append(server.run_epoch(epoch, batches_of(epoch), rate))
+        # What was killed last is noticed in an epoch that has work for all.
+        results.append(server.run_epoch(len(results), batches_of(len(results)), rate))
+        check(strategy, server, results)
+        if mode == "sync":
+            check_as_without_kills(strategy, server, len(results))
+    killed = {kind: len(pids) for kind, pids in killer.killed.items()}
+    assert sum(killed.values()) == 20
+    assert sum(result.server_deaths for result in results) == killed["servers"]
+    # Killed beside another of its group, or when a server's death had ended it, it goes uncounted.
+    assert 0 < sum(result.worker_deaths for result in results) <= killed["workers"]
+
+
+@pytest.mark.parametrize(("mode", "rows"), [("sync", 1), ("async", 200_000)])
+def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(tmp_path, mode, rows):
+    """A row is little enough to be sent in one piece; 8 MB a server are in mid-transfer."""
+    strategy = STRATEGIES[mode]
+    with training(strategy, tmp_path, rows) as (server, orders):
+        results = []
+
+        def run(rate=rate):
+            epoch = len(results)
+            results.append(server.run_epoch(epoch, batches_of(epoch), rate))
+
+        for kind in ("workers", "servers"):
+            thread = threading.Thread(target=kill_between_pushes, args=(server, kind))
+            thread.start()
+            run()
+            thread.join()
+        orders.give(f"step-2-{BATCHES - 1}")
+        run()
+        run(once_in_the_last_update(strategy, lambda: orders.give("update")))
+        run(once_in_the_last_update(strategy, lambda: orders.give("snapshot")))
+        deaths = [(result.worker_deaths, result.server_deaths) for result in results]
+        assert deaths == [(1, 0), (0, 1), (1, 0), (0, 1), (0, 1)]
+        assert all(result.undone for result in results[3:])
+        for kind in ("workers", "servers"):
+            kill(pid_of(server.processes()[kind][0]))
+        check(strategy, server, results, rows)
+        run()
+        assert (results[4].server_deaths, results[5].worker_deaths) == (2, 1)
+        check(strategy, server, results, rows)
+        if mode == "sync":
+            check_as_without_kills(strategy, server, len(results), rows)
+
+
+def test_a_worker_that_hangs_holds_nobody_up(tmp_path):
+    """Both read in the same turn, and the second one again before the first has its answer."""
+    strategy = STRATEGIES["async"]
+    with training(strategy, tmp_path) as (server, _):
+        first = pid_of(server.processes()["workers"][0])
+
+        def rate_and_wake(applied):
+            if applied == BATCHES // 2:
+                os.kill(first, signal.SIGCONT)
+            return rate(applied)
+
+        os.kill(first, signal.SIGSTOP)
+        result = server.run_epoch(0, batches_of(0), rate_and_wake)
+        assert (result.worker_deaths, result.server_deaths, result.lost) == (0, 0, [])
+        assert max(result.staleness) > BATCHES // 2
+        check(strategy, server, [result])
+
+
+@on_linux
+def test_no_process_outlives_a_killed_driver(killed_driver):
+    """Two agents of Ray's first try for a minute to tell their dead head node; hence at the end."""
+    session, _ = killed_driver
+    assert wait_for_end_of(lambda: processes_of(session), seconds=90)
+
+
+def train_for_ever(folder):
+    """Say who trains, once they do."""
+    with training(STRATEGIES["async"], folder) as (server, _):
+        server.run_epoch(0, batches_of(0), rate)
+        print(*(pid_of(one) for kind in server.processes().values() for one in kind), flush=True)
+        for epoch in itertools.count(1):
+            server.run_epoch(epoch, batches_of(epoch), rate)
+
+
+if __name__ == "__main__":
+    train_for_ever(Path(sys.argv[1]))

@@ -1,0 +1,101 @@
+"""Workers that take as long as a script says are as stale as the simulation of that script says."""
+
+import random
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from fineprune.distributed.staleness import simulate
+
+ray = pytest.importorskip("ray")
+
+from fineprune.distributed.cluster import Places, cluster, start_ray  # noqa: E402
+from fineprune.distributed.parameter_server import ParameterServer, Strategy  # noqa: E402
+
+BATCHES = 10
+# Seconds of each worker's steps. Found by search: whatever a step takes beyond them, up to NOISE,
+# changes no order; and under each strategy updates are of different workers and staleness.
+DELAYS = (
+    (0.65, 0.65, 0.90, 0.90, 0.75, 0.90, 0.90, 0.75, 0.90, 0.75),
+    (0.20, 0.55, 0.20, 0.65, 0.20, 0.20, 0.55, 0.55, 0.20, 0.65),
+    (0.45, 1.05, 0.45, 0.45, 0.70, 1.05, 1.05, 0.70, 1.05, 0.45),
+)
+NOISE = 0.1
+STRATEGIES = [
+    Strategy("async", workers=3, servers=2),
+    Strategy("async", workers=3, servers=2, bound=2),
+    Strategy("sync", workers=3, servers=2, backup=1),
+]
+
+
+def delay(worker, step):
+    return DELAYS[worker][step]
+
+
+def simulated(strategy, delay):
+    """Return version, staleness and workers of each update."""
+    quorum = strategy.quorum if strategy.mode == "sync" else None
+    pushes = simulate(delay, strategy.workers, BATCHES, quorum=quorum, bound=strategy.bound)
+    updates = {}
+    for push in pushes:
+        updates.setdefault((push.version, push.staleness), []).append(push.worker)
+    return [(*update, sorted(workers)) for update, workers in updates.items()]
+
+
+class Trainee:
+    """Its losses are its rank, so that updates say who made them."""
+
+    def __init__(self, rank):
+        self.model = nn.Linear(2, 1)
+        self.rank = rank
+        self.steps = 0
+        self.model(torch.ones(2)).backward()  # the first one takes longer
+
+    def load(self, key, indices):
+        return indices
+
+    def step(self, batch):
+        time.sleep(delay(self.rank, self.steps))
+        self.steps += 1
+        self.model(torch.ones(2)).backward()
+        return torch.full(batch.shape, float(self.rank))
+
+
+def make_optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def trained(strategy, folder):
+    """Return version, staleness and workers of each update."""
+    with cluster(Places(strategy.groups, servers=strategy.servers)) as processes:
+        server = ParameterServer(
+            processes, strategy, nn.Linear(2, 1), Trainee, make_optimizer, folder
+        )
+        server.wait_for_workers()
+        batches = list(torch.arange(BATCHES).split(1))
+        result = server.run_epoch(0, batches, lambda applied: 0.1)
+        server.close()
+    updates = sorted(result.updates, key=lambda update: update.version)
+    return [(one.version, one.staleness, sorted(one.losses.int().tolist())) for one in updates]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running_ray():
+    # Workers do not import tests.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    start_ray(8)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=["async", "async, bound 2", "sync, 1 backup"])
+def test_updates_are_those_of_the_simulation(tmp_path, strategy):
+    expected = simulated(strategy, delay)
+    for seed in range(50):
+        noise = random.Random(seed)
+        noisy = simulated(strategy, lambda *step, n=noise: delay(*step) + n.uniform(0, NOISE))
+        assert noisy == expected
+    assert trained(strategy, tmp_path) == expected
