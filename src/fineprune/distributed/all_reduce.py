@@ -127,5 +127,15 @@ def joined(device: str) -> Iterator[Ranks]:
     dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())
+        _wait_for_all()
     finally:
         dist.destroy_process_group()
+
+
+def _wait_for_all() -> None:
+    """Let nobody close connections on which another still has a message to read."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"done-{dist.get_rank()}", "")
+    # Where rank 0 has the store, it takes it along, once it has seen that all are done.
+    with contextlib.suppress(RuntimeError):
+        store.wait([f"done-{rank}" for rank in range(dist.get_world_size())])
