@@ -31,7 +31,7 @@ from fineprune.distributed.parameter_server import ParameterServer, Strategy  # 
 
 SAMPLES, BATCH, BATCHES = 120, 4, 30
 # A restart takes seconds: a run of all tests has a few kills, FINEPRUNE_KILLS=20 as many as asked.
-KILLS = int(os.environ.get("FINEPRUNE_KILLS", "5"))
+KILLS = int(os.environ.get("FINEPRUNE_KILLS", "3"))
 MOMENTUM = 0.9
 START = torch.linspace(-1, 1, 10, dtype=torch.float64)
 STRATEGIES = {
@@ -382,7 +382,7 @@ def test_kills_at_random(tmp_path, mode):
     assert sum(killed.values()) == KILLS
     assert sum(result.server_deaths for result in results) == killed["servers"]
     # Killed beside another of its group, or when a server's death had ended it, it goes uncounted.
-    assert 0 < sum(result.worker_deaths for result in results) <= killed["workers"]
+    assert sum(result.worker_deaths for result in results) <= killed["workers"]
 
 
 @pytest.mark.parametrize(("mode", "rows"), [("sync", 1), ("async", 200_000)])
