@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 from fineprune.distributed.cluster import Places, cluster, start_ray
-from fineprune.distributed.parameter_server import ParameterServer, Strategy
+from fineprune.distributed.parameter_server import ParameterServer
+from fineprune.distributed.strategy import Strategy
 from fineprune.training.hardware import describe
 
 BATCH = 32

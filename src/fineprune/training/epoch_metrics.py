@@ -1,10 +1,13 @@
-"""A line of ``metrics.jsonl``: what an epoch did, and how the network did after it."""
+"""What a run writes of an epoch: a line of ``metrics.jsonl``, and the counts of a window."""
 
 import time
 from typing import Any
 
+import torch
+
 from fineprune.training.evaluate import evaluate, sample_losses
 from fineprune.training.job import EpochSoFar, Job
+from fineprune.training.run_folder import RunFolder
 
 
 def epoch_metrics(job: Job, epoch: int, so_far: EpochSoFar) -> dict[str, Any]:
@@ -44,3 +47,30 @@ def add_evaluation(job: Job, epoch: int, metrics: dict[str, Any]) -> None:
         losses = sample_losses(job.model, batches, device, job.autocast)
         metrics["watched"] = {str(i): loss for i, loss in zip(indices, losses, strict=True)}
         metrics["evaluate_seconds"] = time.perf_counter() - started
+
+
+def closing_counts(job: Job, epoch: int) -> torch.Tensor | None:
+    """Return the counts that ``epoch``'s end clears, before it does: those of a whole window."""
+    counts = job.pruner.counts
+    if counts is None or not job.recipe.schedule().clears(epoch):
+        return None
+    return counts
+
+
+def write_epoch(
+    job: Job, log: RunFolder, metrics: dict[str, Any], closing: torch.Tensor | None
+) -> None:
+    """Write an ended epoch's metrics, and the counts of the window that it closes.
+
+    Args:
+        job: the run.
+        log: its folder.
+        metrics: of the epoch.
+        closing: from ``closing_counts``. The last epoch closes its window in any case.
+    """
+    epoch = metrics["epoch"]
+    if closing is None and epoch == job.recipe.training.epochs - 1:
+        closing = job.pruner.counts
+    if closing is not None:
+        log.write_counts(epoch, closing)
+    log.append(metrics)

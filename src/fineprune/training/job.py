@@ -9,9 +9,9 @@ from torch import nn
 
 from fineprune.distributed.all_reduce import Ranks
 from fineprune.distributed.simulation import SimulatedWorkers
-from fineprune.networks.registry import build_network
 from fineprune.pruning.pruner import Pruner
 from fineprune.training.data import Data, load_data
+from fineprune.training.network import precision, recipe_network
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.random_state import random_state, reseed, set_random_state
 from fineprune.training.recipe import Recipe, RunSettings
@@ -43,6 +43,12 @@ class Job:
     loader: Any
     autocast: torch.autocast
     workers: SimulatedWorkers | None
+
+    @property
+    def processes(self) -> int:
+        """How many train it: ranks, or workers of parameter servers."""
+        settings = self.recipe.distributed
+        return settings.workers if settings.served else self.ranks.size
 
 
 @dataclass
@@ -76,8 +82,7 @@ def build_job(recipe: Recipe, ranks: Ranks) -> Job:
             f"start it without torchrun"
         )
     data = load_data(recipe)
-    model = build_network(recipe.network.name, data.classes, data.channels)
-    model = model.to(recipe.run.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = recipe_network(recipe, data)
     pruner = Pruner(
         data.train,
         recipe.policy(),
@@ -85,11 +90,6 @@ def build_job(recipe: Recipe, ranks: Ranks) -> Job:
         batch_size=recipe.training.batch_size * recipe.distributed.batches_an_update,
         accumulation=recipe.training.accumulation,
         drop_last=recipe.training.drop_last,
-    )
-    autocast = torch.autocast(
-        recipe.run.device.partition(":")[0],
-        dtype=torch.bfloat16,
-        enabled=recipe.run.precision == "bfloat16",
     )
     forward = _compiled(model, recipe.run) if recipe.run.compile == "on" else model
     if ranks.rank:
@@ -104,7 +104,7 @@ def build_job(recipe: Recipe, ranks: Ranks) -> Job:
         optimizer=build_optimizer(model.parameters(), recipe.training),
         pruner=pruner,
         loader=None if recipe.distributed.served else data.make_loader(pruner),
-        autocast=autocast,
+        autocast=precision(recipe.run),
         workers=SimulatedWorkers(model, simulate) if simulate else None,
     )
 

@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from fineprune.distributed.all_reduce import joined
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
-from fineprune.training.epoch_metrics import add_evaluation, epoch_metrics
+from fineprune.training.epoch_metrics import (
+    add_evaluation,
+    closing_counts,
+    epoch_metrics,
+    write_epoch,
+)
 from fineprune.training.hardware import resolved
 from fineprune.training.job import EpochSoFar, Job, build_job, job_state, new_epoch, restore_job
 from fineprune.training.learning_rate import rate_at
+from fineprune.training.network import training_losses
 from fineprune.training.optimizer import set_rate
 from fineprune.training.random_state import seeded
 from fineprune.training.recipe import Recipe
@@ -71,29 +76,17 @@ def train(
         elif ranks.main:
             log.forget_from(job.pruner.plan.epoch + (0 if so_far else 1))
         _train_epochs(job, log, so_far, on_epoch)
-
-        def finish() -> dict[str, Any]:
-            return log.finish(
-                arm=arm or recipe.pruning.policy,
-                parameters=sum(p.numel() for p in job.model.parameters()),
-                num_samples=job.data.num_samples,
-                evaluated_on=job.data.evaluated_on,
-                ranks=ranks.size,
-            )
-
-        return ranks.from_main(finish)
+        return ranks.from_main(lambda: log.finish(job, arm))
 
 
 def _train_epochs(job: Job, log: RunFolder, so_far: EpochSoFar | None, on_epoch: OnEpoch) -> None:
     recipe = job.recipe
-    schedule = None if job.pruner.counts is None else recipe.schedule()
     so_far = so_far or new_epoch(job)
     for epoch in job.pruner.epochs():
         # The clock has run since the last epoch's end: selecting the samples is part of the cost.
         so_far.bookkeeping_seconds += time.perf_counter() - so_far.started
         _train_epoch(job, log, epoch, so_far)
-        closes = schedule is not None and schedule.clears(epoch)
-        counts = job.pruner.counts if closes else None
+        closing = closing_counts(job, epoch)
         ending = time.perf_counter()
         _wait_for(recipe.run.device)  # else the wait for the last steps would pass as bookkeeping
         waited = time.perf_counter() - ending
@@ -103,13 +96,8 @@ def _train_epochs(job: Job, log: RunFolder, so_far: EpochSoFar | None, on_epoch:
         metrics = epoch_metrics(job, epoch, so_far)
         if job.ranks.main:
             add_evaluation(job, epoch, metrics)
+            write_epoch(job, log, metrics, closing)
         last = epoch == recipe.training.epochs - 1
-        if last and not closes:
-            counts = job.pruner.counts
-        if job.ranks.main:
-            if counts is not None:
-                log.write_counts(epoch, counts)
-            log.append(metrics)
         if last or (epoch + 1) % recipe.run.checkpoint_every == 0:
             _save(job, log, None)
         if job.ranks.main:
@@ -137,9 +125,7 @@ def _train_epoch(job: Job, log: RunFolder, epoch: int, so_far: EpochSoFar) -> No
         steps = ends_window or so_far.batches + 1 == batches
         with job.autocast, _averaging(job, steps):
             logits = job.forward(x)
-        losses = F.cross_entropy(
-            logits.float(), y, reduction="none", label_smoothing=training.label_smoothing
-        )
+        losses = training_losses(logits, y, training)
         recording = time.perf_counter()
         loss = pruner.record(index, losses)
         so_far.bookkeeping_seconds += time.perf_counter() - recording

@@ -12,6 +12,7 @@ import torch
 
 import fineprune
 from fineprune.training.hardware import describe
+from fineprune.training.job import Job
 from fineprune.training.recipe import Recipe
 from fineprune.training.run_log import (
     METRICS,
@@ -81,17 +82,16 @@ class RunFolder:
             np.save(file, counts.numpy(), allow_pickle=False)
         temporary.replace(folder / f"epoch-{epoch + 1:04d}.npy")
 
-    def finish(
-        self,
-        *,
-        arm: str,
-        parameters: int,
-        num_samples: int,
-        evaluated_on: str,
-        ranks: int = 1,
-    ) -> dict[str, Any]:
-        """Write ``summary.json`` from the metrics and return it."""
+    def finish(self, job: Job, arm: str | None) -> dict[str, Any]:
+        """Write ``summary.json`` from the metrics and return it.
+
+        Args:
+            job: as it ended.
+            arm: the run's name in a comparison; by default the policy's.
+        """
         recipe = self.recipe
+        num_samples = job.data.num_samples
+        evaluated_on = job.data.evaluated_on
         metrics = read_metrics(self._metrics)
         accuracies = [
             line[f"{evaluated_on}_accuracy"]
@@ -105,13 +105,13 @@ class RunFolder:
         best = sorted(accuracies)[-3:]
         summary = {
             "version": SUMMARY_VERSION,
-            "arm": arm,
+            "arm": arm or recipe.pruning.policy,
             "policy": recipe.pruning.policy,
             "seed": recipe.run.seed,
             "epochs": recipe.training.epochs,
             "network": recipe.network.name,
             "dataset": recipe.data.name,
-            "parameters": parameters,
+            "parameters": sum(p.numel() for p in job.model.parameters()),
             "train_samples": num_samples,
             "samples_trained": sum(line["samples"] for line in metrics),
             "samples_full": samples_full,
@@ -134,7 +134,7 @@ class RunFolder:
                 "python": platform.python_version(),
             },
             "precision": recipe.run.precision,
-            "ranks": ranks,
+            "ranks": job.processes,
             "git": _git_revision(),
         }
         write_json_atomically(self._summary, summary)

@@ -16,8 +16,14 @@ import numpy as np
 import torch
 
 from fineprune.distributed.all_reduce import Ranks
+from fineprune.distributed.strategy import Strategy
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
-from fineprune.training.epoch_metrics import add_evaluation, epoch_metrics
+from fineprune.training.epoch_metrics import (
+    add_evaluation,
+    closing_counts,
+    epoch_metrics,
+    write_epoch,
+)
 from fineprune.training.job import Job, build_job, check_method, method, new_epoch
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.optimizer import build_optimizer
@@ -83,13 +89,7 @@ def serve(
                 _train_epochs(job, server, log, on_epoch)
             finally:
                 server.close()
-    return log.finish(
-        arm=arm or recipe.pruning.policy,
-        parameters=sum(p.numel() for p in job.model.parameters()),
-        num_samples=job.data.num_samples,
-        evaluated_on=job.data.evaluated_on,
-        ranks=settings.workers,
-    )
+    return log.finish(job, arm)
 
 
 def _train_epochs(
@@ -97,11 +97,11 @@ def _train_epochs(
 ) -> None:
     recipe = job.recipe
     training = recipe.training
-    schedule = None if job.pruner.counts is None else recipe.schedule()
+    so_far = new_epoch(job)
     for epoch in job.pruner.epochs():
-        so_far = new_epoch(job)
-        closes = schedule is not None and schedule.clears(epoch)
-        counts = job.pruner.counts if closes else None
+        # The clock has run since the last epoch's end: selecting the samples is part of the cost.
+        so_far.bookkeeping_seconds += time.perf_counter() - so_far.started
+        closing = closing_counts(job, epoch)
         order = job.pruner.sampler.order()
         batches = torch.split(order, training.batch_size * recipe.distributed.group)
 
@@ -123,12 +123,8 @@ def _train_epochs(
         metrics |= {"lr": rate(len(batches) - 1), "steps": len(result.updates)}
         metrics["distributed"] = _told(result)
         add_evaluation(job, epoch, metrics)
+        write_epoch(job, log, metrics, closing)
         last = epoch == training.epochs - 1
-        if last and not closes:
-            counts = job.pruner.counts
-        if counts is not None:
-            log.write_counts(epoch, counts)
-        log.append(metrics)
         if last or (epoch + 1) % recipe.run.checkpoint_every == 0:
             save_checkpoint(
                 log.checkpoint,
@@ -140,6 +136,7 @@ def _train_epochs(
                 },
             )
         on_epoch(metrics)
+        so_far = new_epoch(job)
 
 
 def _told(result: Any) -> dict[str, Any]:
@@ -164,9 +161,7 @@ def _anywhere(recipe: Recipe) -> Recipe:
     return recipe.replaced("data", dir=str(Path(recipe.data.dir).resolve()))
 
 
-def _strategy(settings: DistributedSettings) -> Any:
-    from fineprune.distributed.parameter_server import Strategy
-
+def _strategy(settings: DistributedSettings) -> Strategy:
     return Strategy(
         mode=settings.strategy,
         workers=settings.workers,

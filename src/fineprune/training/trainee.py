@@ -1,11 +1,10 @@
 """What a worker of a parameter server trains: a recipe's network on the batches it is told."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fineprune.networks.registry import build_network
 from fineprune.training.data import load_data
+from fineprune.training.network import precision, recipe_network, training_losses
 from fineprune.training.random_state import reseed
 from fineprune.training.recipe import Recipe
 
@@ -24,9 +23,9 @@ class RecipeTrainee:
         data = load_data(recipe)
         self._recipe = recipe
         self._fetch = data.make_fetch()
-        self.model = build_network(recipe.network.name, data.classes, data.channels)
-        self.model.to(recipe.run.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model = recipe_network(recipe, data)
         self.model.train()
+        self._precision = precision(recipe.run)
         if rank:
             reseed(recipe.run.seed, rank, recipe.run.device)
 
@@ -37,12 +36,8 @@ class RecipeTrainee:
     def step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Add the gradient of the mean loss, and return the losses, shape (B,)."""
         x, y = batch
-        run = self._recipe.run
-        with torch.autocast(
-            run.device.partition(":")[0], torch.bfloat16, enabled=run.precision == "bfloat16"
-        ):
+        with self._precision:
             logits = self.model(x)
-        smoothing = self._recipe.training.label_smoothing
-        losses = F.cross_entropy(logits.float(), y, reduction="none", label_smoothing=smoothing)
+        losses = training_losses(logits, y, self._recipe.training)
         losses.mean().backward()  # type: ignore[no-untyped-call]
         return losses.detach()

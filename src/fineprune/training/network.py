@@ -1,0 +1,37 @@
+"""A recipe's network, its precision and its losses: the same in every process that trains it."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fineprune.networks.registry import build_network
+from fineprune.training.data import Data
+from fineprune.training.recipe import Recipe, RunSettings, TrainingSettings
+
+
+def recipe_network(recipe: Recipe, data: Data) -> nn.Module:
+    """Build a recipe's network for its data on its device, from torch's current random state."""
+    model = build_network(recipe.network.name, data.classes, data.channels)
+    return model.to(recipe.run.device).to(memory_format=torch.channels_last)  # type: ignore[no-any-return, call-overload]
+
+
+def precision(run: RunSettings) -> torch.autocast:
+    """Return the context in which a run's networks are called."""
+    return torch.autocast(
+        run.device.partition(":")[0],
+        dtype=torch.bfloat16,
+        enabled=run.precision == "bfloat16",
+    )
+
+
+def training_losses(logits: Tensor, y: Tensor, training: TrainingSettings) -> Tensor:
+    """Return the cross-entropies to train on, float32, shape (B,), in nats.
+
+    Args:
+        logits: floating point, shape (B, classes).
+        y: int64, shape (B,).
+        training: for its label smoothing.
+    """
+    return F.cross_entropy(
+        logits.float(), y, reduction="none", label_smoothing=training.label_smoothing
+    )
