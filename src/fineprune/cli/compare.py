@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile
+from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
 from fineprune.cli.progress import progress
 from fineprune.experiments import compare as comparing
 from fineprune.experiments.controls import ARMS
@@ -36,7 +36,7 @@ def compare(
 
     Example: fineprune compare recipes/digits.toml --seeds 3
     """
-    made = read_recipe(recipe, [*(changes or ()), *(more or ())])
+    made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-compare"
     with progress() as tell:
         comparing.compare(

@@ -17,3 +17,8 @@ MoreChanges = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def all_changes(changes: list[str] | None, more: list[str] | None) -> list[str]:
+    """Return the changes given after --set and those that follow them, in their order."""
+    return [*(changes or ()), *(more or ())]

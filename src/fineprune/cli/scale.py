@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, RecipeFile
+from fineprune.cli.options import AsJson, Changes, RecipeFile, all_changes
 from fineprune.cli.progress import progress
 from fineprune.experiments import scale as scaling
 from fineprune.experiments.configurations import configuration
@@ -60,7 +60,7 @@ def scale(
     words = configurations or []
     more = [word for word in words if _CHANGE.match(word)]  # as after --set, so in every verb
     asked = [word for word in words if word not in more] or _USUAL
-    made = read_recipe(recipe, [*(changes or ()), *more])
+    made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-scale"
     with progress() as tell:
         scaling.scale(
@@ -74,7 +74,7 @@ def scale(
     read = read_scaling(folder)
     rows = scale_rows(read.runs, target_loss)
     page = folder / "report.html"
-    write_scale_report(read, page, target_loss)
+    write_scale_report(read, rows, page)
     if as_json:
         lines = [dataclasses.asdict(row) for row in rows]
         typer.echo(json.dumps({"folder": str(folder), "rows": lines}))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile
+from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
 from fineprune.distributed.slurm import STRATEGIES, batch_script, fit_servers, train_command
 from fineprune.training.recipe import Recipe, read_recipe
 
@@ -48,7 +48,7 @@ def slurm(
 
     Example: fineprune slurm recipes/digits.toml --nodes 8 --gpus 4 --time 24:00:00 --out job.sh
     """
-    told = [*(changes or ()), *(more or ())]
+    told = all_changes(changes, more)
     if strategy is not None:
         _known(strategy)
         told.append(f"distributed.strategy={'none' if strategy == 'all-reduce' else strategy}")

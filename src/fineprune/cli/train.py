@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile
+from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
 from fineprune.cli.progress import progress
 from fineprune.distributed.all_reduce import is_main
 from fineprune.training import loop
@@ -29,7 +29,7 @@ def train(
 
     Example: fineprune train recipes/digits.toml --set training.epochs=20 --out runs/first
     """
-    made = read_recipe(recipe, [*(changes or ()), *(more or ())])
+    made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy}"
     epochs = made.training.epochs
     with progress() as tell:

@@ -65,10 +65,7 @@ def scale(
             "version": 1,
             "title": title,
             "same_update": same_update,
-            "runs": [
-                {"configuration": run.name, "path": run.folder.name, "nodes": one.nodes}
-                for run, one in zip(runs, configurations, strict=True)
-            ],
+            "runs": [{"configuration": run.name, "path": run.folder.name} for run in runs],
         },
     )
     total = sum(run.recipe.training.epochs for run in runs)

@@ -1,8 +1,9 @@
 """The page of ``fineprune scale``: one HTML file that needs nothing else."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from fineprune.experiments.scaling import Scaling, scale_rows
+from fineprune.experiments.scaling import ScaleRow, Scaling
 from fineprune.report.facts import facts
 from fineprune.report.html import template
 from fineprune.report.scaling.loss_figure import draw_loss
@@ -14,15 +15,14 @@ from fineprune.report.scaling.throughput_figure import draw_throughput
 from fineprune.training.run_log import write_atomically
 
 
-def write_scale_report(scaling: Scaling, path: Path, target_loss: float | None = None) -> None:
+def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -> None:
     """Write finished configurations up as one self-contained HTML file.
 
     Args:
         scaling: from ``read_scaling``.
+        rows: of its runs, from ``scale_rows``.
         path: the file; its folder is made, and a file there is replaced in one step.
-        target_loss: see ``scale_rows``.
     """
-    rows = scale_rows(scaling.runs, target_loss)
     runs = [one.run for one in scaling.runs]
     drawings = (
         draw_throughput(rows),
