@@ -1,7 +1,6 @@
 """Workers that take as long as a script says are as stale as the simulation of that script says."""
 
 import random
-import sys
 import time
 
 import pytest
@@ -10,10 +9,13 @@ from torch import nn
 
 from fineprune.distributed.staleness import simulate
 
-ray = pytest.importorskip("ray")
+pytest.importorskip("ray")
 
-from fineprune.distributed.cluster import Places, cluster, start_ray  # noqa: E402
-from fineprune.distributed.parameter_server import ParameterServer, Strategy  # noqa: E402
+from fineprune.distributed.cluster import Places, cluster
+from fineprune.distributed.parameter_server import ParameterServer
+from fineprune.distributed.strategy import Strategy
+
+pytestmark = pytest.mark.usefixtures("running_ray")
 
 BATCHES = 10
 # Seconds of each worker's steps. Found by search: whatever a step takes beyond them, up to NOISE,
@@ -80,15 +82,6 @@ def trained(strategy, folder):
         server.close()
     updates = sorted(result.updates, key=lambda update: update.version)
     return [(one.version, one.staleness, sorted(one.losses.int().tolist())) for one in updates]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def running_ray():
-    # Workers do not import tests.
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    start_ray(8)
-    yield
-    ray.shutdown()
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=["async", "async, bound 2", "sync, 1 backup"])

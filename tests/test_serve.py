@@ -10,9 +10,7 @@ import torch
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe
 
-ray = pytest.importorskip("ray")
-
-from fineprune.distributed.cluster import start_ray  # noqa: E402
+pytest.importorskip("ray")
 
 
 def recipe(epochs=4, batch_size=64, run=None, **distributed):
@@ -47,13 +45,6 @@ def weights(folder):
 
 def counts(folder):
     return [np.load(path) for path in sorted((folder / "counts").iterdir())]
-
-
-@pytest.fixture(scope="module")
-def running_ray():
-    start_ray(4)
-    yield
-    ray.shutdown()
 
 
 @pytest.mark.usefixtures("running_ray")

@@ -1,0 +1,16 @@
+"""Fixtures that several test files share."""
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def running_ray(request):
+    """Ray with eight places, for a file's tests."""
+    ray = pytest.importorskip("ray")
+    from fineprune.distributed.cluster import start_ray
+
+    # Workers do not import tests.
+    ray.cloudpickle.register_pickle_by_value(request.module)
+    start_ray(8)
+    yield
+    ray.shutdown()
