@@ -26,8 +26,11 @@ from fineprune.distributed.ledger import Key
 
 ray = pytest.importorskip("ray")
 
-from fineprune.distributed.cluster import Places, cluster, start_ray  # noqa: E402
-from fineprune.distributed.parameter_server import ParameterServer, Strategy  # noqa: E402
+from fineprune.distributed.cluster import Places, cluster  # noqa: E402
+from fineprune.distributed.parameter_server import ParameterServer  # noqa: E402
+from fineprune.distributed.strategy import Strategy  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("running_ray")
 
 SAMPLES, BATCH, BATCHES = 120, 4, 30
 # A restart takes seconds: a run of all tests has a few kills, FINEPRUNE_KILLS=20 as many as asked.
@@ -47,6 +50,9 @@ class Model(nn.Module):
     def __init__(self, rows):
         super().__init__()
         self.values = nn.Parameter(START.repeat(rows))
+
+    def forward(self, indices):
+        return losses_of(self.values, indices)
 
 
 def coefficients(indices):
@@ -114,7 +120,7 @@ class Trainee:
         key, indices = batch
         self.orders.count_step()
         time.sleep(0.02)  # so that a kill at any moment is mostly one of a process at work
-        losses = losses_of(self.model.values, indices)
+        losses = self.model(indices)
         losses.mean().backward()
         self.orders.obey(f"step-{key.epoch}-{key.batch}")
         return losses.detach()
@@ -306,15 +312,6 @@ def once_in_the_last_update(strategy, give):
         return rate(applied)
 
     return giving
-
-
-@pytest.fixture(scope="module", autouse=True)
-def running_ray():
-    # Workers do not import tests.
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    start_ray(8)
-    yield
-    ray.shutdown()
 
 
 def processes_of(session):

@@ -3,7 +3,6 @@
 import itertools
 import os
 import signal
-import sys
 
 import pytest
 import torch
@@ -11,10 +10,13 @@ from torch import nn
 
 from fineprune.distributed.ledger import Key
 
-ray = pytest.importorskip("ray")
+pytest.importorskip("ray")
 
-from fineprune.distributed.cluster import Places, cluster, start_ray  # noqa: E402
-from fineprune.distributed.parameter_server import ParameterServer, Strategy  # noqa: E402
+from fineprune.distributed.cluster import Places, cluster
+from fineprune.distributed.parameter_server import ParameterServer
+from fineprune.distributed.strategy import Strategy
+
+pytestmark = pytest.mark.usefixtures("running_ray")
 
 SAMPLES, BATCH = 64, 4
 
@@ -158,15 +160,6 @@ def check_each_once(results, batches=SAMPLES // BATCH):
             assert update.losses.shape == update.indices.shape
 
 
-@pytest.fixture(scope="module", autouse=True)
-def running_ray():
-    # Workers do not import tests.
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    start_ray(8)
-    yield
-    ray.shutdown()
-
-
 def test_one_asynchronous_worker_is_plain_training_bit_for_bit(tmp_path):
     alone, recorded = trained_alone(2, BATCH, rate)
     served, results = trained(Strategy("async", workers=1), tmp_path)
@@ -191,10 +184,38 @@ def test_synchronous_workers_are_one_process_with_a_larger_batch(tmp_path, serve
         torch.testing.assert_close(update.losses, losses)
 
 
-def test_a_group_of_two_is_one_process_with_a_larger_batch(tmp_path):
-    alone, _ = trained_alone(2, 2 * BATCH, rate)
-    served, _ = trained(Strategy("mixed", workers=2, group=2), tmp_path, size=2 * BATCH)
+@pytest.mark.parametrize("size", [8, 7], ids=["even parts", "4 and 3, at last 1 and none"])
+def test_a_group_of_two_is_one_process_with_a_larger_batch(tmp_path, size):
+    alone, recorded = trained_alone(2, size, rate)
+    served, results = trained(Strategy("mixed", workers=2, group=2), tmp_path, size=size)
     torch.testing.assert_close(served, alone, rtol=1e-12, atol=1e-12)
+    updates = list(itertools.chain(*(result.updates for result in results)))
+    for update, (indices, losses) in zip(updates, recorded, strict=True):
+        assert torch.equal(update.indices, indices)
+        torch.testing.assert_close(update.losses, losses)
+    assert all(result.seconds["group reduce"] > 0 for result in results)
+
+
+class KilledAtBirth:
+    def __call__(self, parameters):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_server_that_dies_before_the_training_is_named(tmp_path):
+    with pytest.raises(RuntimeError, match="a server died before the training began"):
+        trained(Strategy("sync"), tmp_path, optimizer=KilledAtBirth())
+
+
+class Failing(Trainee):
+    def step(self, batch):
+        raise RuntimeError("shapes do not match")
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_an_error_of_the_step_reaches_the_caller(tmp_path, members):
+    strategy = Strategy("mixed", workers=members, group=members)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        trained(strategy, tmp_path, build=lambda rank: Failing())
 
 
 def test_with_a_backup_worker_every_batch_is_applied_once(tmp_path):

@@ -115,6 +115,7 @@ class ParameterServer:
 
     Raises:
         ValueError: the model does not fit, or the state is of another layout.
+        RuntimeError: a server died before there was anything to bring it back to.
     """
 
     def __init__(
@@ -167,16 +168,22 @@ class ParameterServer:
         self._groups = [_Group(index) for index in range(strategy.groups)]
         for group in self._groups:  # their processes start while the servers' do
             self._start(group)
-        if state is None:
-            for server in self._servers:
-                self._ask(server, "ping")
-        else:
-            versions = {
-                self._ask(server, "restore", 0, part)
-                for server, part in zip(self._servers, state["servers"], strict=True)
-            }
-            self._version = versions.pop()
-        self._snapshot(wait=True)
+        try:
+            if state is None:
+                for server in self._servers:
+                    self._ask(server, "ping")
+            else:
+                versions = {
+                    self._ask(server, "restore", 0, part)
+                    for server, part in zip(self._servers, state["servers"], strict=True)
+                }
+                self._version = versions.pop()
+            self._snapshot(wait=True)
+        except (Died, _ServerDied):
+            raise RuntimeError(
+                "a server died before the training began: see that its node has the memory for "
+                "its part of the parameters, and twice that for the optimizer's state"
+            ) from None
 
     # -- for the caller -----------------------------------------------------------------------
 
@@ -459,7 +466,9 @@ class ParameterServer:
         parts = np.array_split(indices, len(group.members))
         for place, (member, part) in enumerate(zip(group.members, parts, strict=True)):
             share = len(part) / len(indices)
-            call = member.call("compute", group.lease, part, share, reads)
+            # A member for which nothing is left has to step with the others all the same.
+            sent = part if len(part) else indices[:1]
+            call = member.call("compute", group.lease, sent, share, reads)
             group.calls[call] = f"compute{place}"
 
     # -- servers ------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import GradBucket, PrefixStore
+from torch.nn.parallel import DistributedDataParallel
 
 from fineprune.distributed.layout import layout_of
 from fineprune.distributed.ledger import Key
@@ -24,6 +25,7 @@ class Trainee(Protocol):
     Attributes:
         model: the bare network, its parameters on one device and of one type. They become views
             into a flat tensor, so compile the model or build optimizers on it only if they follow.
+            In a group it is replaced by the DDP of itself: `step` calls it as `self.model`, once.
     """
 
     model: nn.Module
@@ -61,9 +63,9 @@ class Computed:
 class Replica:
     """One member of a group of replicas; a worker alone is a group of one.
 
-    The group's gradient is averaged by one all-reduce of the flat gradient after the backward
-    pass: the same mean as DDP's, without its overlap with the backward pass. Only member 0, the
-    leader, has links to the servers. Normalisation statistics are each member's own.
+    Gradients are averaged over the group by DDP, during the backward pass: with NCCL where the
+    model is on GPUs, else with Gloo. Only member 0, the leader, has links to the servers.
+    Normalisation statistics are each member's own.
 
     Args:
         build: makes what is trained.
@@ -85,12 +87,13 @@ class Replica:
         host: str = "127.0.0.1",
     ) -> None:
         self._trainee = build(rank)
+        self._model = self._trainee.model
         self._member = member
         self._members = members
         self._meeting = meeting
         self._host = host
-        self._layout = layout_of(self._trainee.model, servers)
-        self._values, self._gradients = self._layout.bind(self._trainee.model)
+        self._layout = layout_of(self._model, servers)
+        self._values, self._gradients = self._layout.bind(self._model)
         self._on_cpu = self._values.device.type == "cpu"
         # Links carry tensors of the CPU; there the model's own are used.
         self._down = self._values if self._on_cpu else self._values.cpu().pin_memory()
@@ -98,6 +101,8 @@ class Replica:
         self._links: list[Any] = []
         self._left: float | None = None
         self._store: Any = None
+        self._share = 1.0
+        self._reduced = 0.0  # when the last part of the gradient was given to the group
 
     def connect(self, name: str) -> None:
         """Make the group's process group, and the leader's links. All members must be at it.
@@ -118,6 +123,7 @@ class Replica:
             link.close()
         self._links.clear()
         if dist.is_initialized():
+            self._trainee.model = self._model
             dist.destroy_process_group()
         self._left = None
 
@@ -132,8 +138,9 @@ class Replica:
 
         Args:
             key: of the batch.
-            indices: of this member's samples, int64, shape (B,); none are no gradient.
-            share: of this member's mean in the group's.
+            indices: of this member's samples, int64, shape (B,).
+            share: of this member's mean in the group's. With 0 it steps for the others' sake, who
+                wait for its part in their means: nothing of it counts.
             reads: receive the parameters first, which the servers have been told to send.
 
         Raises:
@@ -145,21 +152,19 @@ class Replica:
             self._pull()
             clock.lap("pull")
         self._gradients.zero_()
-        losses = np.zeros(0, dtype=np.float32)
-        if len(indices):
-            batch = self._trainee.load(key, torch.tensor(indices))
-            clock.lap("data")
-            losses = self._trainee.step(batch).detach().float().cpu().numpy()
-            clock.lap("compute")
-        if self._members > 1:
-            self._gradients.mul_(share)
-            self._up.copy_(self._gradients)
-            self._together(lambda: dist.all_reduce(self._up))
+        batch = self._trainee.load(key, torch.tensor(indices))
+        clock.lap("data")
+        self._share = share
+        losses = self._step(batch)
+        if self._members > 1 and self._on_cpu:
+            # What the backward pass did not hide. A GPU's steps and reduces end unobserved.
+            clock.lap("compute", self._reduced)
             clock.lap("group reduce")
-        elif not self._on_cpu:
+        if not self._on_cpu and self._member == 0:
             self._up.copy_(self._gradients)
+        clock.lap("compute")
         self._left = clock.now
-        return Computed(losses, clock.seconds)
+        return Computed(losses if share else losses[:0], clock.seconds)
 
     def push(self, key: Key) -> dict[str, float]:
         """Send the gradient to all servers; returns seconds.
@@ -180,12 +185,12 @@ class Replica:
 
     def buffers(self) -> dict[str, np.ndarray[Any, Any]]:
         """Return the model's buffers, normalisation statistics among them."""
-        named = self._trainee.model.named_buffers()
+        named = self._model.named_buffers()
         return {name: buffer.detach().cpu().numpy() for name, buffer in named}
 
     def load_buffers(self, buffers: dict[str, np.ndarray[Any, Any]]) -> None:
         """Copy buffers, as `buffers` has them, into the model."""
-        for name, buffer in self._trainee.model.named_buffers():
+        for name, buffer in self._model.named_buffers():
             buffer.copy_(torch.from_numpy(np.array(buffers[name])))
 
     def _pull(self) -> None:
@@ -196,10 +201,10 @@ class Replica:
                 for server, link in enumerate(self._links)
             ]
             versions = {transfer.wait() for transfer in under_way}
+            if not self._on_cpu:
+                self._values.copy_(self._down)
         if self._members > 1:
-            self._together(lambda: dist.broadcast(self._down, 0))
-        if not self._on_cpu:
-            self._values.copy_(self._down)
+            _together(lambda: dist.broadcast(self._values, 0))
         if len(versions) > 1:
             raise RuntimeError(f"servers answered with the versions {sorted(versions)}")
 
@@ -207,22 +212,59 @@ class Replica:
         if self._host.startswith("127."):
             # Gloo would listen on the address of the host's name.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         seconds = self._meeting.timeout_seconds
         self._store = join_store(self._meeting.host, self._meeting.port, timeout_seconds=seconds)
-        self._together(
+        _together(
             lambda: dist.init_process_group(
-                "gloo",
+                "gloo" if self._on_cpu else "nccl",
                 store=PrefixStore(f"{name}-group", self._store),
                 rank=self._member,
                 world_size=self._members,
             )
         )
+        # The parameters come from the servers, and the buffers are each member's own.
+        replicated = DistributedDataParallel(self._model, broadcast_buffers=False, init_sync=False)
+        replicated.register_comm_hook(None, self._reduce)
+        self._trainee.model = replicated
 
-    def _together(self, collective: Callable[[], Any]) -> None:
+    def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        """Sum a part of the gradient over the group, each member's in its share."""
+        self._reduced = time.perf_counter()
+        gradient = bucket.buffer()
+        if self._share:
+            gradient.mul_(self._share)
+        else:
+            gradient.zero_()
+        work = dist.all_reduce(gradient, async_op=True)
+        assert work is not None
+        summed: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
+        return summed
+
+    def _step(self, batch: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
         try:
-            collective()
+            losses = self._trainee.step(batch)
         except RuntimeError as error:
-            raise LinkBroken(f"a member of the group died: {str(error).splitlines()[0]}") from None
+            if self._members > 1 and _of_the_group(error):
+                raise _broken(error) from None
+            raise
+        return losses.detach().float().cpu().numpy()
+
+
+def _together(collective: Callable[[], Any]) -> None:
+    try:
+        collective()
+    except RuntimeError as error:
+        raise _broken(error) from None
+
+
+def _of_the_group(error: RuntimeError) -> bool:
+    """Say whether DDP's communication failed, and not the step itself."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+
+
+def _broken(error: RuntimeError) -> LinkBroken:
+    return LinkBroken(f"a member of the group died: {str(error).splitlines()[0]}")
 
 
 class _Clock:
@@ -234,7 +276,7 @@ class _Clock:
         if left is not None:
             self.seconds["wait"] = self.now - left
 
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
+    def lap(self, name: str, now: float | None = None) -> None:
+        now = time.perf_counter() if now is None else now
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self.now
         self.now = now
