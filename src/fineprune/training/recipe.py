@@ -23,6 +23,15 @@ from fineprune.pruning.schedule import Schedule
 _OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "rmsprop-tf")
 
 
+# Settings that would do nothing with other data, and nobody would know.
+_OF_SOME_DATA = {
+    "download": ("cifar10", "cifar100"),
+    "train_size": ("digits", "synthetic"),
+    "image_size": ("synthetic",),
+    "workers": ("module:attribute",),
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSettings:
     """Which images, and how they are varied while training.
@@ -61,6 +70,15 @@ class DataSettings:
         _at_least("data.workers", self.workers, 0)
         if self.crop_padding is not None:
             _at_least("data.crop_padding", self.crop_padding, 0)
+        data = "module:attribute" if ":" in self.name else self.name
+        for field in dataclasses.fields(self):
+            users = _OF_SOME_DATA.get(field.name, (data,))
+            given = getattr(self, field.name)
+            if data not in users and given != field.default:
+                raise ValueError(
+                    f"expected data.{field.name} with {' or '.join(users)} only, got "
+                    f"{json.dumps(given)} with data.name {self.name!r}: leave it out"
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
