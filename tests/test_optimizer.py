@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fineprune.training.optimizer import build_optimizer
-from fineprune.training.recipe import TrainingSettings
 from fineprune.training.rmsprop_tf import RMSPropTF
+from fineprune.training.settings import TrainingSettings
 
 
 def scalars(gradients, *, rates, decay, epsilon, momentum, weight_decay):

@@ -114,7 +114,9 @@ def test_rows_become_plain_json(runs):
 
 
 def test_the_papers_lines_stand_beside_its_networks_on_cifar10_only(tmp_path, runs):
-    folder = make_compare(tmp_path / "c", recipe=made_recipe(dataset="cifar10"), seeds=[0])
+    folder = make_compare(
+        tmp_path / "c", recipe=made_recipe(dataset="cifar10", train_size=1024), seeds=[0]
+    )
     rows = table_rows(read_runs([folder]))
     lines = cells(markdown_table(rows))
     shown = dict(zip(lines[0], lines[-1], strict=True))
@@ -127,7 +129,9 @@ def test_the_papers_lines_stand_beside_its_networks_on_cifar10_only(tmp_path, ru
 
 
 def test_the_papers_tables_stand_beside_ours_for_each_network_that_was_run(tmp_path, runs, page):
-    folder = make_compare(tmp_path / "c", recipe=made_recipe(dataset="cifar10"), seeds=[0])
+    folder = make_compare(
+        tmp_path / "c", recipe=made_recipe(dataset="cifar10", train_size=1024), seeds=[0]
+    )
     lenet = read_runs([folder])
     vgg = [with_summary(run, network="vgg13") for run in lenet]
     groups = grouped([*runs, *lenet, *vgg])

@@ -14,7 +14,8 @@ from fineprune.training.data import Data, load_data
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.random_state import random_state, reseed, set_random_state
-from fineprune.training.recipe import Recipe, RunSettings
+from fineprune.training.recipe import Recipe
+from fineprune.training.settings import RunSettings
 
 
 @dataclass

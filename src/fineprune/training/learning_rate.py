@@ -6,7 +6,7 @@ on full epochs and end too high when some are shorter; by progress the end is al
 
 import math
 
-from fineprune.training.recipe import TrainingSettings
+from fineprune.training.settings import TrainingSettings
 
 
 def rate_at(settings: TrainingSettings, progress: float) -> float:

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from fineprune.networks.registry import build_network
 from fineprune.training.data import Data
-from fineprune.training.recipe import Recipe, RunSettings, TrainingSettings
+from fineprune.training.recipe import Recipe
+from fineprune.training.settings import RunSettings, TrainingSettings
 
 
 def recipe_network(recipe: Recipe, data: Data) -> nn.Module:

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from fineprune.training.recipe import TrainingSettings
 from fineprune.training.rmsprop_tf import RMSPropTF
+from fineprune.training.settings import TrainingSettings
 
 
 def build_optimizer(

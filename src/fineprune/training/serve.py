@@ -28,8 +28,9 @@ from fineprune.training.job import Job, build_job, check_method, method, new_epo
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.optimizer import build_optimizer
 from fineprune.training.random_state import seeded
-from fineprune.training.recipe import DistributedSettings, Recipe
+from fineprune.training.recipe import Recipe
 from fineprune.training.run_folder import RunFolder
+from fineprune.training.settings import DistributedSettings
 from fineprune.training.trainee import RecipeTrainee
 
 # Updates between two snapshots of the servers: what a server's death can cost.
