@@ -10,8 +10,9 @@ demo: $(INSTALLED)
 	rm -rf runs/demo
 	$(BIN)/fineprune compare recipes/digits.toml --out runs/demo --seeds 3 --jobs 2
 
+# Two processes, since most tests of workers and servers wait; a file's tests share one Ray.
 test: $(INSTALLED) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
