@@ -91,9 +91,4 @@ def test_updates_are_those_of_the_simulation(tmp_path, strategy):
         noise = random.Random(seed)
         noisy = simulated(strategy, lambda *step, n=noise: delay(*step) + n.uniform(0, NOISE))
         assert noisy == expected
-    # On a busy machine a step may be later than the noise allowed for: hence more than one try.
-    for attempt in range(3):
-        updates = trained(strategy, tmp_path / str(attempt))
-        if updates == expected:
-            break
-    assert updates == expected
+    assert trained(strategy, tmp_path) == expected
