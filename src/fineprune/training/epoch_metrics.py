@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.training.evaluate import evaluate, sample_losses
 from fineprune.training.job import EpochSoFar, Job
 from fineprune.training.run_folder import RunFolder
@@ -51,10 +52,10 @@ def add_evaluation(job: Job, epoch: int, metrics: dict[str, Any]) -> None:
 
 def closing_counts(job: Job, epoch: int) -> torch.Tensor | None:
     """Return the counts that ``epoch``'s end clears, before it does: those of a whole window."""
-    counts = job.pruner.counts
-    if counts is None or not job.recipe.schedule().clears(epoch):
+    policy = job.pruner.policy
+    if not isinstance(policy, ScheduledPolicy) or not policy.schedule.clears(epoch):
         return None
-    return counts
+    return job.pruner.counts
 
 
 def write_epoch(
