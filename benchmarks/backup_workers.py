@@ -22,8 +22,8 @@ import ray
 import torch
 from torch import nn
 
-from fineprune.distributed.cluster import Places, cluster, start_ray
-from fineprune.distributed.parameter_server import ParameterServer
+from fineprune.distributed.parameter_servers.coordinator import Coordinator
+from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster, start_ray
 from fineprune.distributed.strategy import Strategy
 from fineprune.training.hardware import describe
 
@@ -31,12 +31,12 @@ BATCH = 32
 STEP, HELD_UP, ONE_IN = 0.1, 0.25, 10
 WORKERS = 3
 STRATEGIES = {
-    "1 backup": Strategy(workers=WORKERS + 1, backup=1),
-    "no backup": Strategy(workers=WORKERS),
+    "1 backup": Strategy("sync", workers=WORKERS + 1, backup=1),
+    "no backup": Strategy("sync", workers=WORKERS),
 }
 
 
-class Trainee:
+class Replica:
     def __init__(self, rank):
         self.model = nn.Linear(16, 4)
         self.rank = rank
@@ -94,7 +94,7 @@ def start(stack, strategy, folder):
     places = Places(strategy.groups, strategy.group, strategy.servers)
     processes = stack.enter_context(cluster(places))
     model = nn.Linear(16, 4)
-    server = ParameterServer(processes, strategy, model, Trainee, make_optimizer, folder)
+    server = Coordinator(processes, strategy, model, Replica, make_optimizer, folder)
     server.wait_for_workers()
     return server
 

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 from fineprune.experiments.controls import arm_recipe
+from fineprune.runs.files import METRICS, SUMMARY
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.recipe import read_recipe
-from fineprune.training.run_log import METRICS, SUMMARY
 
 # What says most in the shortest time comes first.
 ORDER = "resnet18 vgg16 resnet50 wrn16 lenet resnet34 vgg13 vgg19 wrn10 wrn22"

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from fineprune.distributed.links import Layout, Link, join_store, open_store
+from fineprune.distributed.parameter_servers.link import Link, WireFormat, join_store, open_store
 from fineprune.training.hardware import describe
 
 SERVERS = (1, 2)
@@ -145,8 +145,8 @@ def make_link(store, options, side, servers, server, wire_dtype=None):
         store,
         f"{server} of {servers}, {wire_dtype}",
         side,
-        Layout(elements, wire_dtype=wire_dtype),
-        Layout(elements),
+        WireFormat(elements, wire_dtype=wire_dtype),
+        WireFormat(elements),
         host=options.host,
         timeout_seconds=TIMEOUT,
     )

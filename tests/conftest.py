@@ -7,7 +7,7 @@ import pytest
 def running_ray(request):
     """Ray with eight places, for a file's tests."""
     ray = pytest.importorskip("ray")
-    from fineprune.distributed.cluster import start_ray
+    from fineprune.distributed.parameter_servers.ray_cluster import start_ray
 
     # Workers do not import tests.
     ray.cloudpickle.register_pickle_by_value(request.module)

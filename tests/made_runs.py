@@ -9,8 +9,8 @@ import numpy as np
 
 from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
+from fineprune.runs.files import append_metrics, write_atomically, write_json_atomically
 from fineprune.training.recipe import Recipe, make_recipe
-from fineprune.training.run_log import append_metrics, write_atomically, write_json_atomically
 
 # Accuracy that an arm lies above or below the full one in the end.
 _SHIFTS = {"full": 0.0, "fine-pruning": -0.002, "random": -0.006, "fewer-epochs": -0.004}

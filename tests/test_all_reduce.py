@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fineprune as fp
-from fineprune.distributed.all_reduce import Ranks, joined
+from fineprune.distributed.all_reduce import RankGroup, joined
+from fineprune.runs.files import read_metrics
 from fineprune.training import loop
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
-from fineprune.training.run_log import read_metrics
 
 N, EPOCHS = 96, 6
 POLICY = fp.FinePruning(fp.Schedule(EPOCHS, window=3, start=1), prune=32)
@@ -164,6 +164,6 @@ def test_an_error_on_rank_0_is_one_line_on_all(two_ranks):
 
 def test_one_process_joins_nobody():
     with joined("cpu") as ranks:
-        assert ranks == Ranks(0, 1)
+        assert ranks == RankGroup(0, 1)
         assert not dist.is_initialized()
         assert ranks.from_main(lambda: 3) == 3

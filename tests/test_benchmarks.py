@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fineprune.training.run_log import read_run
+from fineprune.runs.files import read_run
 
 
 def run(script, *arguments):

@@ -11,6 +11,7 @@ import torch
 
 from fineprune.datasets import cifar, load_cifar10, load_cifar100
 from fineprune.datasets.cifar import CIFAR10, CIFAR100, CifarArchive, load_archive, save_download
+from fineprune.errors import InputError
 
 TEN = CifarArchive(
     name="tiny ten",
@@ -125,14 +126,14 @@ def test_an_archive_is_checked_and_unpacked_once(archive, tmp_path, data):
 
 
 def test_nothing_there_says_what_to_put_where(data):
-    with pytest.raises(FileNotFoundError) as error:
+    with pytest.raises(InputError) as error:
         load_archive(TEN, data)
     message = one_line(error)
     for told in (TEN.folder, TEN.file, str(data), TEN.url, "download=True"):
         assert told in message
-    with pytest.raises(FileNotFoundError, match=r"cifar-10-binary.tar.gz"):
+    with pytest.raises(InputError, match=r"cifar-10-binary.tar.gz"):
         load_cifar10(data)
-    with pytest.raises(FileNotFoundError, match=r"cifar-100-binary.tar.gz"):
+    with pytest.raises(InputError, match=r"cifar-100-binary.tar.gz"):
         load_cifar100(data / "missing")
     assert names_in(data) == []
 
@@ -140,7 +141,7 @@ def test_nothing_there_says_what_to_put_where(data):
 def test_a_missing_file_is_named(data):
     write_folder(TEN, data / TEN.folder)
     (data / TEN.folder / "batch_2.bin").unlink()
-    with pytest.raises(FileNotFoundError, match=r"file batch_2.bin in .*tiny-ten-bin") as error:
+    with pytest.raises(InputError, match=r"file batch_2.bin in .*tiny-ten-bin") as error:
         load_archive(TEN, data)
     one_line(error)
 

@@ -7,13 +7,13 @@ import torch
 import torch._dynamo
 from torch import nn
 
+from fineprune.runs.files import read_metrics
 from fineprune.training import loop
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.optimizer import build_optimizer, load_optimizer, set_rate
 from fineprune.training.recipe import make_recipe
-from fineprune.training.run_log import read_metrics
 from fineprune.training.settings import TrainingSettings
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -22,12 +22,12 @@ import pytest
 import torch
 from torch import nn
 
-from fineprune.distributed.ledger import Key
+from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 
 ray = pytest.importorskip("ray")
 
-from fineprune.distributed.cluster import Places, cluster  # noqa: E402
-from fineprune.distributed.parameter_server import ParameterServer  # noqa: E402
+from fineprune.distributed.parameter_servers.coordinator import Coordinator  # noqa: E402
+from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster  # noqa: E402
 from fineprune.distributed.strategy import Strategy  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("running_ray")
@@ -108,7 +108,7 @@ class Orders:
         return 0
 
 
-class Trainee:
+class Replica:
     def __init__(self, rows, orders):
         self.model = Model(rows)
         self.orders = orders
@@ -146,7 +146,7 @@ class Build:
         self.settings = (rows, orders)
 
     def __call__(self, rank):
-        return Trainee(*self.settings)
+        return Replica(*self.settings)
 
 
 class MakeOptimizer:
@@ -162,7 +162,7 @@ def training(strategy, folder, rows=1):
     """Yield servers whose workers have joined, and the orders of all."""
     orders = Orders(folder / "orders")
     with cluster(Places(strategy.groups, strategy.group, strategy.servers)) as processes:
-        server = ParameterServer(
+        server = Coordinator(
             processes,
             strategy,
             Model(rows),
@@ -190,8 +190,8 @@ def check(strategy, server, results, rows=1):
     momentum = torch.zeros_like(START)
     for epoch, result in enumerate(results):
         applied = [key for update in result.updates for key in update.keys]
-        assert sorted(applied + result.lost) == [Key(epoch, batch) for batch in range(BATCHES)]
-        assert len(result.lost) == (0 if strategy.mode == "sync" else result.undone)
+        assert sorted(applied + result.lost) == [BatchKey(epoch, batch) for batch in range(BATCHES)]
+        assert len(result.lost) == (0 if strategy.synchronous else result.undone)
         if not result.server_deaths:
             assert result.undone == 0
         given, done = batches_of(epoch), 0

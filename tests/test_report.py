@@ -11,7 +11,7 @@ import pytest
 from made_runs import made_recipe, make_compare, with_summary
 from rich.console import Console
 
-from fineprune.experiments.statistics import grouped, table_rows
+from fineprune.experiments.arm_table import grouped, table_rows
 from fineprune.report.figures import (
     draw_all,
     draw_counts,
@@ -25,7 +25,7 @@ from fineprune.report.paper import RESULTS, paper_rows
 from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
 from fineprune.report.tables import COLUMNS, markdown_table, rich_table, row_dicts
 from fineprune.report.verdict import verdict
-from fineprune.training.run_log import read_run, read_runs
+from fineprune.runs.files import read_run, read_runs
 
 
 @pytest.fixture(scope="module")

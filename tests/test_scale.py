@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.experiments.configurations import configuration, configured
-from fineprune.experiments.scaling import Scaled, loss_curve, read_scaling, scale_rows
+from fineprune.experiments.scale_table import Scaled, loss_curve, read_scaling, scale_rows
 from fineprune.report.scaling.loss_figure import draw_loss
 from fineprune.report.scaling.phases_figure import draw_phases
 from fineprune.report.scaling.speedup_figure import draw_speedup
 from fineprune.report.scaling.staleness_figure import draw_staleness
 from fineprune.report.scaling.tables import markdown_tables, scale_tables
 from fineprune.report.scaling.throughput_figure import draw_throughput
+from fineprune.runs.files import Run
 from fineprune.training.recipe import make_recipe
-from fineprune.training.run_log import Run
 
 # Configurations
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from fineprune.distributed.staleness import simulate
+from fineprune.distributed.parameter_servers.staleness import simulate
 
 pytest.importorskip("ray")
 
-from fineprune.distributed.cluster import Places, cluster
-from fineprune.distributed.parameter_server import ParameterServer
+from fineprune.distributed.parameter_servers.coordinator import Coordinator
+from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
 from fineprune.distributed.strategy import Strategy
 
 pytestmark = pytest.mark.usefixtures("running_ray")
@@ -28,7 +28,7 @@ DELAYS = (
 NOISE = 0.1
 STRATEGIES = [
     Strategy("async", workers=3, servers=2),
-    Strategy("async", workers=3, servers=2, bound=2),
+    Strategy("async", workers=3, servers=2, staleness_bound=2),
     Strategy("sync", workers=3, servers=2, backup=1),
 ]
 
@@ -39,15 +39,17 @@ def delay(worker, step):
 
 def simulated(strategy, delay):
     """Return version, staleness and workers of each update."""
-    quorum = strategy.quorum if strategy.mode == "sync" else None
-    pushes = simulate(delay, strategy.workers, BATCHES, quorum=quorum, bound=strategy.bound)
+    quorum = strategy.quorum if strategy.synchronous else None
+    pushes = simulate(
+        delay, strategy.workers, BATCHES, quorum=quorum, bound=strategy.staleness_bound
+    )
     updates = {}
     for push in pushes:
         updates.setdefault((push.version, push.staleness), []).append(push.worker)
     return [(*update, sorted(workers)) for update, workers in updates.items()]
 
 
-class Trainee:
+class Replica:
     """Its losses are its rank, so that updates say who made them."""
 
     def __init__(self, rank):
@@ -73,9 +75,7 @@ def make_optimizer(parameters):
 def trained(strategy, folder):
     """Return version, staleness and workers of each update."""
     with cluster(Places(strategy.groups, servers=strategy.servers)) as processes:
-        server = ParameterServer(
-            processes, strategy, nn.Linear(2, 1), Trainee, make_optimizer, folder
-        )
+        server = Coordinator(processes, strategy, nn.Linear(2, 1), Replica, make_optimizer, folder)
         server.wait_for_workers()
         batches = list(torch.arange(BATCHES).split(1))
         result = server.run_epoch(0, batches, lambda applied: 0.1)

@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.distributed.slurm import STRATEGIES, batch_script, fit_servers, train_command
+from fineprune.launch.slurm import STRATEGIES, batch_script, fit_servers, train_command
 
 ROOT = Path(__file__).parent.parent
 DIGITS = ROOT / "recipes/digits.toml"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fineprune.distributed.ledger import updates_of
-from fineprune.distributed.staleness import may_apply, may_start, simulate
+from fineprune.distributed.parameter_servers.batch_ledger import updates_of
+from fineprune.distributed.parameter_servers.staleness import may_apply, may_start, simulate
 
 DELAYS = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=20)
 

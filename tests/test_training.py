@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from fineprune.runs.files import read_metrics, read_run
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
-from fineprune.training.run_log import read_metrics, read_run
 
 SMALL = {
     "data": {"name": "digits", "train_size": 256},

@@ -5,12 +5,14 @@ import os
 import sys
 from typing import Any
 
+from fineprune.errors import InputError
+
 
 def import_attribute(name: str) -> Any:
     """Import ``module:attribute``: this runs the module's code, so only training does it.
 
     Raises:
-        ValueError: the module or the attribute is not there.
+        InputError: the module or the attribute is not there.
     """
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
@@ -18,4 +20,4 @@ def import_attribute(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"expected {name!r} to name module:attribute: {error}") from error
+        raise InputError(f"expected {name!r} to name module:attribute: {error}") from error

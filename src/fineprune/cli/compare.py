@@ -11,12 +11,12 @@ from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
 from fineprune.cli.progress import progress
 from fineprune.experiments import compare as comparing
+from fineprune.experiments.arm_table import table_rows
 from fineprune.experiments.controls import ARMS
-from fineprune.experiments.statistics import table_rows
 from fineprune.report.html import write_report
 from fineprune.report.tables import rich_table, row_dicts
+from fineprune.runs.files import read_runs
 from fineprune.training.recipe import read_recipe
-from fineprune.training.run_log import read_runs
 
 
 @exits

@@ -7,6 +7,8 @@ from typing import ParamSpec
 
 import typer
 
+from fineprune.errors import InputError
+
 P = ParamSpec("P")
 
 
@@ -17,7 +19,7 @@ def exits(verb: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             verb(*args, **kwargs)
-        except (ValueError, FileNotFoundError) as error:
+        except InputError as error:
             typer.echo(f"fineprune: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt:

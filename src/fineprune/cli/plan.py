@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes
+from fineprune.errors import InputError
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs, predict_savings
@@ -76,7 +77,7 @@ def plan(
     made = _recipe(recipe, _given(training), _given(pruning), changes or [])
     policy = made.policy()
     if not isinstance(policy, ScheduledPolicy):
-        raise ValueError(
+        raise InputError(
             f"expected a policy with a schedule, got policy = {made.pruning.policy!r}: "
             f'set pruning.policy = "fine-pruning"'
         )
@@ -102,7 +103,7 @@ def _recipe(
     if file is not None:
         return read_recipe(file, [*changes, *given])
     if "epochs" not in training:
-        raise ValueError("expected a recipe, or --epochs with --window and --start, got neither")
+        raise InputError("expected a recipe, or --epochs with --window and --start, got neither")
     base = {"pruning": {"policy": "fine-pruning", "prune": 0.25}}
     return make_recipe(base, [*given, *changes])
 
@@ -118,7 +119,7 @@ def _training_samples(recipe: Recipe, plain: bool) -> int:
         return recipe.data.train_size - recipe.data.validation
     if recipe.data.name not in _TRAINING_IMAGES:
         # Asking the data set would run the user's code, which planning does not.
-        raise ValueError(f"expected --samples for data of your own, {recipe.data.name}, got none")
+        raise InputError(f"expected --samples for data of your own, {recipe.data.name}, got none")
     return _TRAINING_IMAGES[recipe.data.name] - recipe.data.validation
 
 

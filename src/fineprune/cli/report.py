@@ -9,10 +9,10 @@ from rich.console import Console
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson
-from fineprune.experiments.statistics import table_rows
+from fineprune.experiments.arm_table import table_rows
 from fineprune.report.html import write_report
 from fineprune.report.tables import rich_table, row_dicts
-from fineprune.training.run_log import read_runs
+from fineprune.runs.files import read_runs
 
 
 @exits

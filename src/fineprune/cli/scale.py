@@ -14,7 +14,7 @@ from fineprune.cli.options import AsJson, Changes, RecipeFile, all_changes
 from fineprune.cli.progress import progress
 from fineprune.experiments import scale as scaling
 from fineprune.experiments.configurations import configuration
-from fineprune.experiments.scaling import read_scaling, scale_rows
+from fineprune.experiments.scale_table import read_scaling, scale_rows
 from fineprune.report.scaling.page import write_scale_report
 from fineprune.report.scaling.tables import rich_tables, scale_tables
 from fineprune.training.recipe import read_recipe

@@ -9,7 +9,8 @@ import typer
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
-from fineprune.distributed.slurm import STRATEGIES, batch_script, fit_servers, train_command
+from fineprune.errors import InputError
+from fineprune.launch.slurm import STRATEGIES, batch_script, fit_servers, train_command
 from fineprune.training.recipe import Recipe, read_recipe
 
 
@@ -85,7 +86,7 @@ def slurm(
 
 def _known(strategy: str) -> None:
     if strategy not in STRATEGIES:
-        raise ValueError(
+        raise InputError(
             f"expected --strategy to be one of {', '.join(STRATEGIES)}, got {strategy!r}"
         )
 

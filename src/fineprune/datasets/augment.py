@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fineprune.errors import InputError
 from fineprune.pruning.random_streams import stream
 
 # Offsets 0..2 * padding fit a byte.
@@ -30,7 +31,7 @@ class Augment:
         flip: mirror left and right, with probability one half.
 
     Raises:
-        ValueError: a padding outside 0..127.
+        InputError: a padding outside 0..127.
     """
 
     padding: int = 0
@@ -38,7 +39,7 @@ class Augment:
 
     def __post_init__(self) -> None:
         if not 0 <= self.padding <= _LARGEST_PADDING:
-            raise ValueError(
+            raise InputError(
                 f"expected padding in 0..{_LARGEST_PADDING}, got {self.padding}: "
                 "give the pixels to add on each side (4 for CIFAR), or 0 for none"
             )
@@ -152,14 +153,14 @@ class Normalise:
         device: where the images lie.
 
     Raises:
-        ValueError: ``mean`` and ``std`` of different lengths, or a deviation that is not positive.
+        InputError: ``mean`` and ``std`` of different lengths, or a deviation that is not positive.
     """
 
     def __init__(
         self, mean: Sequence[float], std: Sequence[float], width: int, device: torch.device
     ) -> None:
         if len(mean) != len(std) or not all(deviation > 0 for deviation in std):
-            raise ValueError(
+            raise InputError(
                 f"expected a mean and a positive std for each channel, got mean {tuple(mean)} and "
                 f"std {tuple(std)}: channel_statistics gives both from the training images"
             )

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from fineprune.datasets.image_set import ImageSet
+from fineprune.errors import InputError
 
 _CHANNELS, _SIDE = 3, 32
 _PIXEL_BYTES = _CHANNELS * _SIDE * _SIDE
@@ -119,8 +120,8 @@ def load_archive(
         (train, test).
 
     Raises:
-        FileNotFoundError: neither folder nor archive is there, or a file of the folder is missing.
-        ValueError: the archive does not have its digest or cannot be unpacked, a file has another
+        InputError: neither folder nor archive is there, or a file of the folder is missing.
+        InputError: the archive does not have its digest or cannot be unpacked, a file has another
             size, or a label is out of range.
         ConnectionError: the download failed.
     """
@@ -146,7 +147,7 @@ def _folder(archive: CifarArchive, directory: Path, download: bool) -> Path:
     elif download:
         _download(archive, directory)
     else:
-        raise FileNotFoundError(
+        raise InputError(
             f"expected {archive.name} as {archive.folder} or {archive.file} in {directory}, found "
             f"neither: put {archive.url} there, or set data.download = true (in Python: "
             f"download=True)"
@@ -185,7 +186,7 @@ def save_download(
         The written file.
 
     Raises:
-        ValueError: the stream ended early or late, or its bytes have another digest.
+        InputError: the stream ended early or late, or its bytes have another digest.
     """
     digest = _md5()
     received = 0
@@ -197,7 +198,7 @@ def save_download(
                 received += len(chunk)
                 progress.update(progress.task_ids[0], completed=received)
         if size is not None and received != size:
-            raise ValueError(
+            raise InputError(
                 f"expected {size} bytes of {archive.url}, got {received}: download it again"
             )
         _check_digest(archive, digest.hexdigest(), f"{archive.url}: download it again")
@@ -212,12 +213,12 @@ def _unpack(archive: CifarArchive, packed: Path) -> None:
             with tarfile.open(packed, "r:gz") as tar:
                 tar.extractall(partial, filter="data")
         except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-            raise ValueError(
+            raise InputError(
                 f"expected a whole tar.gz archive in {packed}, got {error!r} while unpacking it: "
                 "see that the disk has room, or delete the archive and download it again"
             ) from error
         if not (partial / archive.folder).is_dir():
-            raise ValueError(
+            raise InputError(
                 f"expected a folder {archive.folder} inside {packed}, found none: "
                 "delete the archive and download it again"
             )
@@ -241,14 +242,14 @@ def _read(
     for name, count in files:
         path = folder / name
         if not path.is_file():
-            raise FileNotFoundError(
+            raise InputError(
                 f"expected {archive.name} file {name} in {folder}, found none: "
                 f"delete the folder and unpack {archive.file} again"
             )
         expected = count * (label_bytes + _PIXEL_BYTES)
         given = path.stat().st_size
         if given != expected:
-            raise ValueError(
+            raise InputError(
                 f"expected {expected} bytes in {path}, got {given}: "
                 f"delete the folder and unpack {archive.file} again"
             )
@@ -256,7 +257,7 @@ def _read(
         for column, values in enumerate(archive.labels):
             wrong = np.flatnonzero(records[:, column] >= values)
             if len(wrong):
-                raise ValueError(
+                raise InputError(
                     f"expected labels 0..{values - 1} in {path}, got {records[wrong[0], column]} "
                     f"in record {wrong[0]} (the first is 0), label byte {column}: "
                     f"delete the folder and unpack {archive.file} again"
@@ -274,7 +275,7 @@ def _class_names(archive: CifarArchive, folder: Path) -> tuple[str, ...]:
         return tuple(str(number) for number in range(count))
     names = tuple(path.read_text(encoding="utf-8").split())
     if len(names) != count:
-        raise ValueError(
+        raise InputError(
             f"expected {count} class names in {path}, got {len(names)}: "
             "delete the file to number the classes instead"
         )
@@ -297,12 +298,12 @@ class _HttpsRedirects(urllib.request.HTTPRedirectHandler):
 
 def _require_https(url: str) -> None:
     if urlsplit(url).scheme != "https":
-        raise ValueError(f"expected an https address to download from, got {url}: use https only")
+        raise InputError(f"expected an https address to download from, got {url}: use https only")
 
 
 def _check_digest(archive: CifarArchive, digest: str, place: str) -> None:
     if digest != archive.md5:
-        raise ValueError(f"expected MD5 {archive.md5}, got {digest} for {place}")
+        raise InputError(f"expected MD5 {archive.md5}, got {digest} for {place}")
 
 
 def _md5() -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fineprune.datasets.augment import Augment, Canvas, Draws, Normalise, draw
 from fineprune.datasets.image_set import ImageSet
+from fineprune.errors import InputError
 
 
 class EpochSampler(Protocol):
@@ -107,7 +108,7 @@ class DeviceLoader:
             most devices prefer; the shape is the same either way.
 
     Raises:
-        ValueError: a batch size below 1, an empty set, a sampler without ``epoch``, or ``mean``
+        InputError: a batch size below 1, an empty set, a sampler without ``epoch``, or ``mean``
             and ``std`` that do not fit the images.
     """
 
@@ -127,7 +128,7 @@ class DeviceLoader:
     ) -> None:
         _check(data, batch_size, mean)
         if not hasattr(sampler, "epoch"):
-            raise ValueError(
+            raise InputError(
                 f"expected a sampler with an epoch, got {type(sampler).__name__}: use "
                 "pruner.sampler or a DistributedSampler"
             )
@@ -165,7 +166,7 @@ class DeviceLoader:
         else:
             order = cast(Tensor, order_of())
         if len(order) and not (int(order.min()) >= 0 and int(order.max()) < len(self._images)):
-            raise ValueError(
+            raise InputError(
                 f"expected indices 0..{len(self._images) - 1} from the sampler, got "
                 f"{int(order.min())}..{int(order.max())}: make the sampler for this data set"
             )
@@ -197,7 +198,7 @@ def evaluation_batches(
         Batches ``(x, y)``: float32 of shape (B, channels, height, width) and int64 of shape (B,).
 
     Raises:
-        ValueError: a batch size below 1, an empty set, or ``mean`` and ``std`` that do not fit.
+        InputError: a batch size below 1, an empty set, or ``mean`` and ``std`` that do not fit.
     """
     _check(data, batch_size, mean)
     return _EvaluationBatches(data, batch_size, torch.device(device), mean, std, channels_last)
@@ -236,12 +237,12 @@ def _to_nchw(pixels: Tensor, channels_last: bool) -> Tensor:
 
 def _check(data: ImageSet, batch_size: int, mean: Sequence[float]) -> None:
     if batch_size < 1:
-        raise ValueError(f"expected a batch_size of at least 1, got {batch_size}: 128 is usual")
+        raise InputError(f"expected a batch_size of at least 1, got {batch_size}: 128 is usual")
     if not len(data):
-        raise ValueError("expected at least one image, got an empty set: leave it out")
+        raise InputError("expected at least one image, got an empty set: leave it out")
     channels = data.images.shape[1]
     if len(mean) != channels:
-        raise ValueError(
+        raise InputError(
             f"expected a mean and a std for each of {channels} channels, got {len(mean)}: "
             "channel_statistics gives both from the training images"
         )

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from fineprune.datasets.image_set import ImageSet
+from fineprune.errors import InputError
 
 _IMAGES = 1797
 _SPLIT_SEED = 20180521
@@ -28,10 +29,10 @@ def load_digits(train_size: int = 1024) -> tuple[ImageSet, ImageSet]:
         (train, test), each with images of shape (n, 3, 32, 32).
 
     Raises:
-        ValueError: ``train_size`` leaves no image for training or none for testing.
+        InputError: ``train_size`` leaves no image for training or none for testing.
     """
     if not 1 <= train_size < _IMAGES:
-        raise ValueError(
+        raise InputError(
             f"expected train_size in 1..{_IMAGES - 1}, got {train_size}: "
             f"the digits are {_IMAGES} images and the rest is for testing"
         )

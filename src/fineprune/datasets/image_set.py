@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fineprune.errors import InputError
+
 # float64 copies of this many images at a time are enough to be fast and too few to matter.
 _CHUNK = 1024
 
@@ -19,7 +21,7 @@ class ImageSet:
         classes: the name of each class.
 
     Raises:
-        ValueError: a dtype, a shape or a label that does not fit this description.
+        InputError: a dtype, a shape or a label that does not fit this description.
     """
 
     images: Tensor
@@ -28,24 +30,24 @@ class ImageSet:
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            raise ValueError(
+            raise InputError(
                 "expected images as uint8 of shape (N, channels, height, width), got "
                 f"{_describe(self.images)}: convert them to values 0..255 first"
             )
         if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
-            raise ValueError(
+            raise InputError(
                 f"expected labels as int64 of shape (N,), got {_describe(self.labels)}: "
                 "give one class number for each image"
             )
         if len(self.labels) != len(self.images):
-            raise ValueError(
+            raise InputError(
                 f"expected as many labels as images, got {len(self.labels)} labels for "
                 f"{len(self.images)} images: give one class number for each image"
             )
         if len(self.labels) and not (
             int(self.labels.min()) >= 0 and int(self.labels.max()) < len(self.classes)
         ):
-            raise ValueError(
+            raise InputError(
                 f"expected labels 0..{len(self.classes) - 1} for {len(self.classes)} classes, got "
                 f"{int(self.labels.min())}..{int(self.labels.max())}: name every class"
             )
@@ -57,15 +59,15 @@ class ImageSet:
         """Return a copy of the images at ``index``, an int64 tensor of shape (M,), in its order.
 
         Raises:
-            ValueError: an index outside 0..N - 1, or an index of another kind.
+            InputError: an index outside 0..N - 1, or an index of another kind.
         """
         if index.dtype != torch.int64 or index.ndim != 1:
-            raise ValueError(
+            raise InputError(
                 f"expected an index as int64 of shape (M,), got {_describe(index)}: "
                 "give the numbers of the images to take"
             )
         if len(index) and not (int(index.min()) >= 0 and int(index.max()) < len(self)):
-            raise ValueError(
+            raise InputError(
                 f"expected indices 0..{len(self) - 1}, got {int(index.min())}..{int(index.max())}: "
                 "take images that the set has"
             )
@@ -83,10 +85,10 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
         that of the whole population (divided by the number of pixels).
 
     Raises:
-        ValueError: images of another kind, or none.
+        InputError: images of another kind, or none.
     """
     if images.dtype != torch.uint8 or images.ndim != 4 or images.numel() == 0:
-        raise ValueError(
+        raise InputError(
             "expected at least one image as uint8 of shape (N, channels, height, width), got "
             f"{_describe(images)}: compute the statistics from the training images"
         )

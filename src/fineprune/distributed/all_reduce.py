@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from fineprune.errors import InputError
+
 _Result = TypeVar("_Result")
 
 # torch 2.13 renamed the argument.
@@ -28,7 +30,7 @@ _SYNC_BUFFERS = (
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankGroup:
     """The processes that train one model together; one alone where no launcher started more.
 
     Attributes:
@@ -73,18 +75,18 @@ class Ranks:
         return values
 
     def from_main(self, ask: Callable[[], _Result]) -> _Result:
-        """Let rank 0 look, at files for instance, and tell the others; its ValueError is all's."""
+        """Let rank 0 look, at files for instance, and tell the others; its InputError is all's."""
         if self.size == 1:
             return ask()
         told: list[Any] = [None, None]
         if self.main:
             try:
                 told = [ask(), None]
-            except ValueError as error:
+            except InputError as error:
                 told = [None, str(error)]
         dist.broadcast_object_list(told, src=0)
         if told[1] is not None:
-            raise ValueError(told[1])
+            raise InputError(told[1])
         result: _Result = told[0]
         return result
 
@@ -100,33 +102,33 @@ def local_size() -> int:
 
 
 @contextlib.contextmanager
-def joined(device: str) -> Iterator[Ranks]:
+def joined(device: str) -> Iterator[RankGroup]:
     """Join the processes that ``torchrun`` (or a caller's own group) started, and leave again.
 
     Args:
         device: ``cuda`` takes the GPU of this process's local rank and NCCL; ``cpu`` takes Gloo.
 
     Raises:
-        ValueError: there are more processes on this machine than GPUs.
+        InputError: there are more processes on this machine than GPUs.
     """
     if dist.is_initialized():
-        yield Ranks(dist.get_rank(), dist.get_world_size())
+        yield RankGroup(dist.get_rank(), dist.get_world_size())
         return
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield Ranks()
+        yield RankGroup()
         return
     on_gpu = device.startswith("cuda")
     if on_gpu:
         local = int(os.environ["LOCAL_RANK"])
         if local >= torch.cuda.device_count():
-            raise ValueError(
+            raise InputError(
                 f"expected at most {torch.cuda.device_count()} processes on this machine, one a "
                 f"GPU, got local rank {local}: start torchrun with a smaller --nproc-per-node"
             )
         torch.cuda.set_device(local)
     dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size())
+        yield RankGroup(dist.get_rank(), dist.get_world_size())
         _wait_for_all()
     finally:
         dist.destroy_process_group()

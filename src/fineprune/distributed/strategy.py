@@ -1,70 +1,114 @@
-"""Strategy: how workers and parameter servers share a training."""
+"""Strategy: who computes gradients, who waits for whom, and where the parameters are kept.
+
+The one description of a distributed training: the ``distributed`` section of a recipe is a
+``Strategy``, and so is what the coordinator of the parameter servers is given.
+"""
 
 from dataclasses import dataclass
 
-MODES = ("sync", "async", "mixed")
+from fineprune.errors import InputError, check_at_least, check_one_of
+
+STRATEGIES = ("none", "sync", "async", "mixed")
+PLACEMENTS = ("shared", "dedicated")
+GRADIENT_TYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """Who waits for whom.
+    """How a training is distributed ([D] section 3).
+
+    Under ``torchrun``, a training with the strategy ``none`` is distributed by all-reduce, and
+    nothing needs to be set. With parameter servers, ``training.batch_size`` is the batch size of
+    each worker.
 
     Attributes:
-        mode: `sync`, `async` or `mixed` (synchronous inside a group, asynchronous between them).
-        workers: replicas in all.
-        servers: that share the parameters.
-        backup: in `sync`, so many of the workers are backups: an update takes the gradients of the
-            first `workers - backup`, and the batches of the others are queued again.
-        group: in `mixed`, replicas of a group.
-        bound: in `async` and `mixed`, the most updates that a gradient may be behind; a worker that
-            might be further waits before it reads, never for the dead.
-        divide_rate: divide the learning rate of an update by its gradient's staleness, at least 1.
-        bfloat16: send float32 gradients rounded to bfloat16.
+        strategy: ``none``, or with parameter servers ``sync``, ``async`` or ``mixed``.
+        workers: The number of replicas of the model.
+        group: The number of replicas that average their gradients before one of them pushes the
+            mean; above 1 with ``mixed`` only.
+        backup: The number of workers that a synchronous update does not wait for. An update takes
+            the gradients of the first ``workers - backup``, and the batches of the others are
+            queued again.
+        servers: The number of parameter servers; each holds an equal part of the parameters.
+        placement: ``shared`` puts servers on the workers' nodes, ``dedicated`` on their own.
+        staleness_bound: The largest number of updates that an asynchronous gradient may be behind;
+            None for no bound. A worker that might fall further behind waits before it reads. Dead
+            workers do not count.
+        rate_by_staleness: Whether to divide the learning rate of an asynchronous update by the
+            gradient's staleness, if that is above 1.
+        gradients: The type in which gradients travel, ``float32`` or ``bfloat16``.
+        simulate: The number of asynchronous workers to simulate in one process; 0 for none.
 
     Raises:
-        ValueError: settings that do not fit together.
+        InputError: A value is out of range, or the values do not fit together.
     """
 
-    mode: str = "sync"
-    workers: int = 1
-    servers: int = 1
-    backup: int = 0
+    strategy: str = "none"
+    workers: int = 2
     group: int = 1
-    bound: int | None = None
-    divide_rate: bool = False
-    bfloat16: bool = False
+    backup: int = 0
+    servers: int = 1
+    placement: str = "shared"
+    staleness_bound: int | None = None
+    rate_by_staleness: bool = False
+    gradients: str = "float32"
+    simulate: int = 0
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"expected mode to be one of {', '.join(MODES)}, got {self.mode!r}")
-        if self.workers < 1 or self.servers < 1:
-            raise ValueError(
-                f"expected at least one worker and one server, got {self.workers} and "
-                f"{self.servers}"
+        check_one_of("distributed.strategy", self.strategy, STRATEGIES)
+        check_one_of("distributed.placement", self.placement, PLACEMENTS)
+        check_one_of("distributed.gradients", self.gradients, GRADIENT_TYPES)
+        for name in ("workers", "group", "servers"):
+            check_at_least(f"distributed.{name}", getattr(self, name), 1)
+        for name in ("backup", "simulate"):
+            check_at_least(f"distributed.{name}", getattr(self, name), 0)
+        if self.staleness_bound is not None:
+            check_at_least("distributed.staleness_bound", self.staleness_bound, 0)
+        if self.backup >= self.workers:
+            raise InputError(
+                f"expected distributed.backup below distributed.workers, got {self.backup} of "
+                f"{self.workers}"
             )
-        if not 0 <= self.backup < self.workers:
-            raise ValueError(
-                f"expected fewer backups than workers, got {self.backup} of {self.workers}"
+        if self.workers % self.group:
+            raise InputError(
+                f"expected distributed.workers to be a multiple of distributed.group, got "
+                f"{self.workers} and {self.group}"
             )
-        if self.backup and self.mode != "sync":
-            raise ValueError(f"expected backup workers in sync only, got {self.backup}")
-        if self.group < 1 or self.workers % self.group:
-            raise ValueError(
-                f"expected groups that divide the workers, got {self.group} of {self.workers}"
-            )
-        if self.group > 1 and self.mode != "mixed":
-            raise ValueError(f"expected groups in mixed only, got groups of {self.group}")
-        if self.mode == "sync" and (self.bound is not None or self.divide_rate):
-            raise ValueError("expected bound and divide_rate in async and mixed only, got sync")
-        if self.bound is not None and self.bound < 0:
-            raise ValueError(f"expected a bound of at least 0, got {self.bound}")
+        only = {
+            "group": (self.group > 1, ("mixed",)),
+            "backup": (self.backup > 0, ("sync",)),
+            "staleness_bound": (self.staleness_bound is not None, ("async", "mixed")),
+            "rate_by_staleness": (self.rate_by_staleness, ("async", "mixed")),
+            "simulate": (self.simulate > 0, ("none",)),
+        }
+        for name, (given, strategies) in only.items():
+            if given and self.strategy not in strategies:
+                raise InputError(
+                    f"expected distributed.{name} with strategy {' or '.join(strategies)} only, "
+                    f"got it with {self.strategy!r}"
+                )
+
+    @property
+    def served(self) -> bool:
+        """Whether parameter servers hold the parameters."""
+        return self.strategy != "none"
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether an update waits for the gradients of several groups."""
+        return self.strategy == "sync"
 
     @property
     def groups(self) -> int:
-        """Groups of replicas; a worker alone is one."""
+        """The number of groups of replicas; a worker alone is a group of one."""
         return self.workers // self.group
 
     @property
     def quorum(self) -> int:
-        """Gradients that an update averages."""
-        return self.workers - self.backup if self.mode == "sync" else 1
+        """The number of groups whose gradients one update averages."""
+        return self.workers - self.backup if self.synchronous else 1
+
+    @property
+    def batches_per_update(self) -> int:
+        """The number of workers' batches whose mean gradient makes one update."""
+        return self.quorum * self.group

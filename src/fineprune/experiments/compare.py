@@ -5,13 +5,14 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fineprune.errors import InputError
 from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.experiments.planned_run import PlannedRun, epochs_done
+from fineprune.runs.files import COMPARISON, write_json_atomically
 from fineprune.training.data import load_data
 from fineprune.training.hardware import available_cores, resolved
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe
-from fineprune.training.run_log import COMPARISON, write_json_atomically
 
 # An epoch's order comes from seed + epoch, as in DistributedSampler: seeds nearer than the number
 # of epochs would share most of their orders.
@@ -26,10 +27,10 @@ def plan_runs(recipe: Recipe, folder: Path, seeds: int, arms: Sequence[str]) -> 
     """List a comparison's runs, seed after seed, so that a noisy hour hurts all arms alike.
 
     Raises:
-        ValueError: an arm is not known, or the recipe has no schedule.
+        InputError: an arm is not known, or the recipe has no schedule.
     """
     if seeds < 1:
-        raise ValueError(f"expected at least one seed, got {seeds}")
+        raise InputError(f"expected at least one seed, got {seeds}")
     num_samples = load_data(resolved(recipe)).num_samples
     runs = []
     for number in range(seeds):
@@ -62,10 +63,10 @@ def compare(
         on_progress: called with a line of text, epochs done and epochs in all.
 
     Raises:
-        ValueError: a setting is wrong, or the folder holds runs of another recipe.
+        InputError: a setting is wrong, or the folder holds runs of another recipe.
     """
     if jobs < 1:
-        raise ValueError(f"expected at least one job, got {jobs}")
+        raise InputError(f"expected at least one job, got {jobs}")
     if not recipe.run.threads:
         recipe = recipe.replaced("run", threads=max(1, available_cores() // jobs))
     recipe = resolved(recipe)

@@ -4,6 +4,7 @@ import dataclasses
 import re
 from typing import Any
 
+from fineprune.errors import InputError
 from fineprune.training.recipe import Recipe
 
 ONE, ALL_REDUCE = "one", "all-reduce"
@@ -55,7 +56,7 @@ def configuration(text: str) -> Configuration:
             ``group=``, ``backup=`` or ``bound=`` with a number.
 
     Raises:
-        ValueError: it is none of these.
+        InputError: it is none of these.
     """
     words = " ".join(text.split())
     if words == ONE:
@@ -63,18 +64,18 @@ def configuration(text: str) -> Configuration:
     if found := re.fullmatch(rf"{ALL_REDUCE} (\d+)", words):
         workers = int(found[1])
         if workers < 2:
-            raise ValueError(f"expected at least two processes for all-reduce, got {text!r}")
+            raise InputError(f"expected at least two processes for all-reduce, got {text!r}")
         return Configuration(words, ALL_REDUCE, workers, 0, {})
     found = _FORM.fullmatch(words)
     if found is None:
-        raise ValueError(f"expected a configuration such as {_FORMS}; got {text!r}")
+        raise InputError(f"expected a configuration such as {_FORMS}; got {text!r}")
     strategy, workers, servers = found[1], int(found[2]), int(found[3])
     settings: dict[str, Any] = {"strategy": strategy, "workers": workers, "servers": servers}
     settings["placement"] = (found[4] or "shared").strip()
     for option in found[5].split():
         name, _, value = option.partition("=")
         if name not in _OPTIONS:
-            raise ValueError(f"expected one of {', '.join(_OPTIONS)}, got {name!r} in {text!r}")
+            raise InputError(f"expected one of {', '.join(_OPTIONS)}, got {name!r} in {text!r}")
         settings[_OPTIONS[name]] = int(value)
     return Configuration(words.replace(" shared", ""), strategy, workers, servers, settings)
 
@@ -90,17 +91,17 @@ def configured(recipe: Recipe, asked: Configuration, *, same_update: bool) -> Re
             is the recipe's.
 
     Raises:
-        ValueError: the settings do not fit together, or the batch does not divide.
+        InputError: the settings do not fit together, or the batch does not divide.
     """
     made = recipe.replaced("distributed", **asked.settings) if asked.settings else recipe
     if same_update:
         averaged = (
-            asked.workers if asked.strategy == ALL_REDUCE else made.distributed.batches_an_update
+            asked.workers if asked.strategy == ALL_REDUCE else made.distributed.batches_per_update
         )
         # A group splits its batch over its members by itself.
         size, rest = divmod(recipe.training.batch_size, averaged)
         if rest:
-            raise ValueError(
+            raise InputError(
                 f"expected training.batch_size to be a multiple of the {averaged} gradients that "
                 f"an update of {asked.text!r} averages, got {recipe.training.batch_size}"
             )

@@ -1,5 +1,6 @@
 """The arms of a comparison: the method, the baseline, and the controls that it has to beat."""
 
+from fineprune.errors import InputError
 from fineprune.pruning.savings import predict_savings
 from fineprune.training.recipe import Recipe
 
@@ -17,12 +18,12 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
         num_samples: N, the training samples.
 
     Raises:
-        ValueError: the arm is not known, or the recipe has no schedule to compare.
+        InputError: the arm is not known, or the recipe has no schedule to compare.
     """
     if arm not in ARMS:
-        raise ValueError(f"expected arms of {', '.join(ARMS)}, got {arm!r}")
+        raise InputError(f"expected arms of {', '.join(ARMS)}, got {arm!r}")
     if recipe.pruning.policy == "full":
-        raise ValueError(
+        raise InputError(
             'expected a recipe with a pruning schedule to compare, got policy = "full": '
             'set pruning.policy = "fine-pruning"'
         )

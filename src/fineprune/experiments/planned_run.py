@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from fineprune.errors import InputError
+from fineprune.runs.files import METRICS, RECIPE, SUMMARY
 from fineprune.training.recipe import Recipe, read_recipe
-from fineprune.training.run_log import METRICS, RECIPE, SUMMARY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +29,12 @@ class PlannedRun:
         """Say whether the run is there, whole.
 
         Raises:
-            ValueError: the folder holds a run of another recipe.
+            InputError: the folder holds a run of another recipe.
         """
         if not (self.folder / SUMMARY).exists():
             return False
         if read_recipe(self.folder / RECIPE) != self.recipe:
-            raise ValueError(
+            raise InputError(
                 f"expected {self.folder} to hold this recipe's run, but its recipe.toml differs: "
                 f"give another --out"
             )

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from fineprune.errors import InputError
 from fineprune.experiments.configurations import ALL_REDUCE, Configuration, configured
 from fineprune.experiments.planned_run import PlannedRun, epochs_done
+from fineprune.runs.files import SCALING, write_atomically, write_json_atomically
 from fineprune.training.hardware import available_cores, resolved
 from fineprune.training.recipe import Recipe
-from fineprune.training.run_log import SCALING, write_atomically, write_json_atomically
 
 _POLL_SECONDS = 0.5
 
@@ -44,12 +45,12 @@ def scale(
         on_progress: called with a line of text, epochs done and epochs in all.
 
     Raises:
-        ValueError: a setting is wrong, or the folder holds runs of another recipe.
+        InputError: a setting is wrong, or the folder holds runs of another recipe.
         RuntimeError: a run failed.
     """
     texts = [one.text for one in configurations]
     if len(set(texts)) < len(texts):
-        raise ValueError(f"expected each configuration once, got {', '.join(texts)}")
+        raise InputError(f"expected each configuration once, got {', '.join(texts)}")
     if not recipe.run.threads:
         most = max(one.workers for one in configurations)
         recipe = recipe.replaced("run", threads=max(1, available_cores() // most))

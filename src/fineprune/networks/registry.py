@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from fineprune.errors import InputError
 from fineprune.importing import import_attribute
 from fineprune.networks.lenet import LeNet
 from fineprune.networks.resnet import resnet18, resnet34, resnet50
@@ -37,13 +38,13 @@ def build_network(name: str, classes: int, channels: int) -> nn.Module:
         channels: channels of the images. torchvision's models take 3.
 
     Raises:
-        ValueError: the name is not known, its library is not installed, or it does not make a
+        InputError: the name is not known, its library is not installed, or it does not make a
             network of so many classes and channels.
     """
     library, colon, model = name.partition(":")
     if not colon:
         if name not in NETWORKS:
-            raise ValueError(
+            raise InputError(
                 f"expected network.name to be one of {', '.join(NETWORKS)}, got {name!r}"
             )
         return NETWORKS[name](classes, channels)
@@ -51,7 +52,7 @@ def build_network(name: str, classes: int, channels: int) -> nn.Module:
         return _built(name, _library(name), model, num_classes=classes, in_chans=channels)
     if library == "torchvision":
         if channels != 3:
-            raise ValueError(f"expected images of 3 channels for {name}, got {channels}")
+            raise InputError(f"expected images of 3 channels for {name}, got {channels}")
         return _built(name, _library(name), model, num_classes=classes)
     return _built(name, import_attribute(name), classes=classes, channels=channels)
 
@@ -65,7 +66,7 @@ def _library(name: str) -> Callable[..., Any]:
             create = importlib.import_module("torchvision.models").get_model
     except Exception as error:  # a build for another torch fails with other errors than ImportError
         reason = str(error).splitlines()[0]
-        raise ValueError(
+        raise InputError(
             f"expected {library} to be installed for network.name {name!r}: {reason}"
         ) from error
     return create
@@ -76,11 +77,11 @@ def _built(name: str, make: Callable[..., Any], *args: Any, **values: Any) -> nn
         network = make(*args, **values)
     except (TypeError, ValueError, RuntimeError) as error:  # timm raises RuntimeError for a name
         given = ", ".join(f"{key}={value}" for key, value in values.items())
-        raise ValueError(
+        raise InputError(
             f"expected {name!r} to make a network when called with {given}: {error}"
         ) from error
     if not isinstance(network, nn.Module):
-        raise ValueError(
+        raise InputError(
             f"expected {name!r} to make a torch.nn.Module, got {type(network).__name__}"
         )
     return network

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fineprune.errors import InputError
+
 
 class Drained(NamedTuple):
     """What a buffer held: one entry a recorded loss, batch after batch, on the CPU."""
@@ -78,23 +80,23 @@ def _grown(old: torch.Tensor, capacity: int, length: int) -> torch.Tensor:
 
 
 def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
-    """Raise ValueError unless these are B integer indices and B floating-point losses."""
+    """Raise InputError unless these are B integer indices and B floating-point losses."""
     if losses.ndim != 1 or index.shape != losses.shape:
-        raise ValueError(
+        raise InputError(
             f"expected one loss for each index, both of shape (B,), got losses of shape "
             f'{tuple(losses.shape)} and indices of shape {tuple(index.shape)}: use reduction="none"'
         )
     if not len(losses):
-        raise ValueError("expected at least one loss in a batch, got none")
+        raise InputError("expected at least one loss in a batch, got none")
     if not losses.is_floating_point():
-        raise ValueError(f"expected floating-point losses, got {losses.dtype}")
+        raise InputError(f"expected floating-point losses, got {losses.dtype}")
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        raise ValueError(
+        raise InputError(
             f"expected integer indices, got {index.dtype}: large ones do not survive a float"
         )
 
 
 def check_range(lowest: int, highest: int, num_samples: int) -> None:
-    """Raise ValueError unless the indices from lowest to highest lie within the samples."""
+    """Raise InputError unless the indices from lowest to highest lie within the samples."""
     if lowest < 0 or highest >= num_samples:
-        raise ValueError(f"expected indices in 0..{num_samples - 1}, got {lowest}..{highest}")
+        raise InputError(f"expected indices in 0..{num_samples - 1}, got {lowest}..{highest}")

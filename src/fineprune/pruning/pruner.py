@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fineprune.errors import InputError
 from fineprune.pruning.dropping_count import batch_means, batch_sums
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loss_buffer import LossBuffer, check_batch, check_range
@@ -72,7 +73,7 @@ class Pruner:
             infinite.
 
     Raises:
-        ValueError: a value is out of range, or rounding to whole batches would skip nothing.
+        InputError: a value is out of range, or rounding to whole batches would skip nothing.
         RuntimeError: ``WORLD_SIZE`` is above 1 and no process group is initialised.
     """
 
@@ -107,7 +108,7 @@ class Pruner:
         rank = min(self._replicas.rank, num_replicas - 1) if rank is None else rank
         self._shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
         if not 0 <= rank < num_replicas:
-            raise ValueError(f"expected rank in 0..{num_replicas - 1}, got {rank}")
+            raise InputError(f"expected rank in 0..{num_replicas - 1}, got {rank}")
         self._seed = seed
         self._policy = copy.deepcopy(policy)
         self._policy.bind(self._num_samples)
@@ -161,10 +162,10 @@ class Pruner:
             start: the first epoch, from 0; by default the next one, or the one still open.
 
         Raises:
-            ValueError: ``start`` is outside the training.
+            InputError: ``start`` is outside the training.
         """
         if start is not None and not 0 <= start < self._policy.epochs:
-            raise ValueError(f"expected start in 0..{self._policy.epochs - 1}, got {start}")
+            raise InputError(f"expected start in 0..{self._policy.epochs - 1}, got {start}")
         first = start
         if first is None:
             waiting = self._progress
@@ -184,7 +185,7 @@ class Pruner:
         of times. Where batches of another epoch have been recorded, that epoch is ended first.
 
         Raises:
-            ValueError: the epoch is outside the training.
+            InputError: the epoch is outside the training.
         """
         self._check_epoch(epoch)
         if epoch == self._plan.epoch and self._open:
@@ -209,7 +210,7 @@ class Pruner:
             The mean of the losses, shape (); with a plan that has weights, of loss times weight.
 
         Raises:
-            ValueError: shapes, types or indices are wrong, or the epoch has ended.
+            InputError: shapes, types or indices are wrong, or the epoch has ended.
             RuntimeError: the plan has weights, and the scalars returned were not backpropagated.
         """
         index = torch.as_tensor(index)
@@ -234,10 +235,10 @@ class Pruner:
         scheduler cut the rate, on every rank.
 
         Raises:
-            ValueError: the epoch has ended, or the policy has no windows.
+            InputError: the epoch has ended, or the policy has no windows.
         """
         if not self._open:
-            raise ValueError(
+            raise InputError(
                 f"expected an epoch in progress, but epoch {self._plan.epoch} has ended: "
                 f"call open_window() before end_epoch()"
             )
@@ -289,7 +290,7 @@ class Pruner:
         """Take up a state; the number of ranks and the batch size may have changed.
 
         Raises:
-            ValueError: the state is of another version, N, seed or policy, or was taken in the
+            InputError: the state is of another version, N, seed or policy, or was taken in the
                 middle of an epoch without ``synchronize()``.
         """
         expected = {
@@ -300,12 +301,12 @@ class Pruner:
         }
         for key, value in expected.items():
             if state.get(key) != value:
-                raise ValueError(
+                raise InputError(
                     f"expected a pruner state with {key}={value}, got {state.get(key)}: "
                     f"resume with the settings that the state was made with"
                 )
         if not state["synchronized"]:
-            raise ValueError(
+            raise InputError(
                 f"expected a state of all ranks, got one taken in the middle of epoch "
                 f"{state['epoch']} without synchronize(): call it on every rank before state_dict()"
             )
@@ -327,7 +328,7 @@ class Pruner:
         """Count the optimizer steps of the whole training, exactly and before it starts.
 
         Raises:
-            ValueError: ``batch_size`` was not given, or the policy's numbers depend on data.
+            InputError: ``batch_size`` was not given, or the policy's numbers depend on data.
         """
         return total_steps(self._policy, self._num_samples, self._shape)
 
@@ -364,7 +365,7 @@ class Pruner:
             if progress is not None:  # a loaded epoch was left for an earlier one
                 self._policy_ends(progress.plan)
             if self._plan.epoch == self._ended:
-                raise ValueError(
+                raise InputError(
                     f"expected losses of another epoch, since epoch {self._ended} has ended: "
                     f"loop over pruner.epochs(), or call set_epoch({self._ended + 1})"
                 )
@@ -437,7 +438,7 @@ class Pruner:
 
     def _check_epoch(self, epoch: int) -> None:
         if not 0 <= epoch < self._policy.epochs:
-            raise ValueError(
+            raise InputError(
                 f"expected an epoch in 0..{self._policy.epochs - 1}, got {epoch}: "
                 f"make the schedule as long as the training"
             )

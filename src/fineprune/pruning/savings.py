@@ -3,6 +3,7 @@
 import copy
 from dataclasses import dataclass
 
+from fineprune.errors import InputError
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.schedule import Schedule
@@ -22,12 +23,12 @@ def closed_form_pruned_epochs(schedule: Schedule) -> int:
     pruned, and their last term may be negative. ``Schedule.pruned_epochs`` is exact.
 
     Raises:
-        ValueError: the windows differ in length, for which the paper has no formula.
+        InputError: the windows differ in length, for which the paper has no formula.
     """
     n, w, a = schedule.epochs, schedule.window, schedule.start
     r, c = schedule.block, schedule.count
     if isinstance(w, tuple) or isinstance(a, tuple):
-        raise ValueError(f"expected windows of one length, as formulas 3 and 4 have, got {w}")
+        raise InputError(f"expected windows of one length, as formulas 3 and 4 have, got {w}")
     pruned = ((w - a) // r * c + (w - a) % r) * (n // w)
     if n % w:
         pruned += (n % w - a) // r * c + (n % w - a) % r
@@ -88,12 +89,12 @@ def predict_savings(
         drop_last, accumulation, num_replicas: as in ``Pruner``.
 
     Raises:
-        ValueError: a value is out of range, or the policy's numbers depend on data.
+        InputError: a value is out of range, or the policy's numbers depend on data.
     """
 
     for name, seconds in (("step_time", step_time or 0.0), ("overhead", overhead)):
         if not seconds >= 0:
-            raise ValueError(f"expected {name} in seconds of at least 0, got {seconds}")
+            raise InputError(f"expected {name} in seconds of at least 0, got {seconds}")
     check_least("num_samples", num_samples, 1)
     shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
     policy = copy.deepcopy(policy)  # binding it to N is no business of the caller's

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from fineprune.errors import InputError
+
 Attenuate = Literal["window", "epoch"]
 
 
@@ -39,7 +41,7 @@ class Schedule:
             ``open_window``.
 
     Raises:
-        ValueError: a value is out of range.
+        InputError: a value is out of range.
     """
 
     epochs: int
@@ -56,7 +58,7 @@ class Schedule:
         windows = self.window if isinstance(self.window, Sequence) else (self.window,)
         starts = self.start if isinstance(self.start, Sequence) else (self.start,) * len(windows)
         if not windows or len(starts) != len(windows):
-            raise ValueError(
+            raise InputError(
                 f"expected one start for each of the {len(windows)} windows (at least one), "
                 f"got window={self.window!r} and start={self.start!r}"
             )
@@ -67,16 +69,16 @@ class Schedule:
         _check_integer("block", self.block, least=1)
         _check_integer("count", self.count, least=0)
         if self.count > self.block:
-            raise ValueError(
+            raise InputError(
                 f"expected count (pruning epochs in a block) of at most block, "
                 f"got count={self.count} and block={self.block}"
             )
         if not (math.isfinite(self.attenuation) and self.attenuation >= 1):
-            raise ValueError(
+            raise InputError(
                 f"expected attenuation to be a finite number of at least 1, got {self.attenuation}"
             )
         if self.attenuate not in ("window", "epoch"):
-            raise ValueError(f'expected attenuate="window" or "epoch", got {self.attenuate!r}')
+            raise InputError(f'expected attenuate="window" or "epoch", got {self.attenuate!r}')
         # One form for one schedule, so that equal schedules compare equal.
         while len(windows) > 1 and (windows[-1], starts[-1]) == (windows[-2], starts[-2]):
             windows, starts = windows[:-1], starts[:-1]
@@ -114,7 +116,7 @@ class Schedule:
             attenuation, block, count, attenuate: as in ``Schedule``.
 
         Raises:
-            ValueError: milestones that do not rise, or more windows than epochs in an interval.
+            InputError: milestones that do not rise, or more windows than epochs in an interval.
         """
         _check_integer("epochs", epochs, least=1)
         _check_integer("windows_per_interval", windows_per_interval, least=1)
@@ -122,9 +124,9 @@ class Schedule:
         for milestone in milestones:
             _check_integer("milestones", milestone, least=1)
         if any(a >= b for a, b in itertools.pairwise(milestones)):
-            raise ValueError(f"expected milestones that rise, got {milestones}")
+            raise InputError(f"expected milestones that rise, got {milestones}")
         if not 0 <= start <= 1:
-            raise ValueError(f"expected start as a share of each window in [0, 1], got {start}")
+            raise InputError(f"expected start as a share of each window in [0, 1], got {start}")
         ends = [0, *milestones]
         lengths = [b - a for a, b in itertools.pairwise(ends) if a < epochs]
         rest = epochs - ends[-1]
@@ -132,7 +134,7 @@ class Schedule:
             evenly = len(set(lengths)) == 1 and rest < lengths[0]
             lengths.append(lengths[0] if evenly else rest)
         if windows_per_interval > min(lengths):
-            raise ValueError(
+            raise InputError(
                 f"expected at most {min(lengths)} windows_per_interval, the epochs of the shortest "
                 f"interval between milestones, got {windows_per_interval}"
             )
@@ -168,7 +170,7 @@ class Schedule:
         """Say whether ``epoch`` (from 0) skips samples.
 
         Raises:
-            ValueError: the epoch is outside the schedule.
+            InputError: the epoch is outside the schedule.
         """
         e = self._number(epoch)
         # An epoch that became a boundary while it trained had been decided on before.
@@ -179,7 +181,7 @@ class Schedule:
         """Say whether the counts are cleared at the end of ``epoch`` (from 0).
 
         Raises:
-            ValueError: the epoch is outside the schedule.
+            InputError: the epoch is outside the schedule.
         """
         return self._position(self._number(epoch)) == 0
 
@@ -195,7 +197,7 @@ class Schedule:
         that the new boundary cuts gives its length and start to those that follow.
 
         Raises:
-            ValueError: the epoch is outside the schedule.
+            InputError: the epoch is outside the schedule.
         """
         e = self._number(epoch)
         if self._position(e) == 0:
@@ -211,7 +213,7 @@ class Schedule:
 
     def _number(self, epoch: int) -> int:
         if not 0 <= epoch < self.epochs:
-            raise ValueError(
+            raise InputError(
                 f"expected an epoch in 0..{self.epochs - 1}, got {epoch}: "
                 f"make the schedule as long as the training"
             )
@@ -249,4 +251,4 @@ def _attenuated(start: int, attenuation: float, times: int) -> int:
 
 def _check_integer(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"expected {name} to be whole numbers of at least {least}, got {value!r}")
+        raise InputError(f"expected {name} to be whole numbers of at least {least}, got {value!r}")

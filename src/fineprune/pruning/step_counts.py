@@ -8,6 +8,7 @@ import math
 import warnings
 from dataclasses import dataclass
 
+from fineprune.errors import InputError
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.sampler import samples_per_rank
 
@@ -26,7 +27,7 @@ class BatchShape:
         drop_last: whether an incomplete last batch is left out.
 
     Raises:
-        ValueError: a value is not a whole number of at least 1, or accumulation comes without a
+        InputError: a value is not a whole number of at least 1, or accumulation comes without a
             batch size.
     """
 
@@ -40,7 +41,7 @@ class BatchShape:
         check_least("accumulation", self.accumulation, 1)
         check_least("num_replicas", self.num_replicas, 1)
         if self.accumulation > 1 and self.batch_size is None:
-            raise ValueError(
+            raise InputError(
                 f"expected batch_size beside accumulation={self.accumulation}, got None"
             )
 
@@ -66,15 +67,15 @@ def total_steps(policy: Policy, num_samples: int, shape: BatchShape) -> int:
     """Count the optimizer steps of all epochs ([P] formula 5, with the smaller batches).
 
     Raises:
-        ValueError: there is no batch size, or the policy's numbers depend on data.
+        InputError: there is no batch size, or the policy's numbers depend on data.
     """
     if shape.batch_size is None:
-        raise ValueError("expected Pruner(..., batch_size=...) to count steps, got None")
+        raise InputError("expected Pruner(..., batch_size=...) to count steps, got None")
     total = 0
     for epoch in range(policy.epochs):
         kept = num_kept(policy, num_samples, epoch, shape)
         if kept is None:
-            raise ValueError(
+            raise InputError(
                 f"expected a policy whose epochs' lengths are known in advance, got "
                 f"{policy.name!r}: drive the learning rate by progress instead"
             )
@@ -88,7 +89,7 @@ def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
     """Fail or warn at the start where whole batches would undo the pruning.
 
     Raises:
-        ValueError: nothing would be skipped.
+        InputError: nothing would be skipped.
     """
     wanted = {policy.num_kept(epoch) for epoch in range(policy.epochs)}
     for keep in wanted:
@@ -103,14 +104,14 @@ def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
             f"{shape.multiple} samples (batch x ranks x accumulation) leave {max(left, 0)} skipped"
         )
         if left <= 0:
-            raise ValueError(f"{said}: expected a larger prune or a smaller batch_size")
+            raise InputError(f"{said}: expected a larger prune or a smaller batch_size")
         warnings.warn(f"{said}: a tenth of the saving or more is lost", UserWarning, stacklevel=4)
 
 
 def check_least(name: str, value: object, least: int) -> None:
-    """Raise ValueError unless ``value`` is a whole number of at least ``least``."""
+    """Raise InputError unless ``value`` is a whole number of at least ``least``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
+        raise InputError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
 
 
 def _rounded_up(number: int, multiple: int) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fineprune.training.run_log import Run
+from fineprune.runs.files import Run
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:

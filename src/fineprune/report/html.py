@@ -7,14 +7,15 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from fineprune.experiments.statistics import BASELINE, Group, Row, group_rows, grouped
+from fineprune.errors import InputError
+from fineprune.experiments.arm_table import BASELINE, Group, Row, group_rows, grouped
 from fineprune.report.facts import distinct, facts, hardware
 from fineprune.report.figures import Drawing, draw_all
 from fineprune.report.paper import paper_rows
 from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
 from fineprune.report.tables import COLUMNS
 from fineprune.report.verdict import CHANCE_POINTS, METHOD, verdict
-from fineprune.training.run_log import Run, write_atomically
+from fineprune.runs.files import Run, write_atomically
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,10 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
         path: the file; its folder is made, and a file there is replaced in one step.
 
     Raises:
-        ValueError: there is no run, or the runs cannot be told apart.
+        InputError: there is no run, or the runs cannot be told apart.
     """
     if not runs:
-        raise ValueError("expected at least one finished run to report, got none")
+        raise InputError("expected at least one finished run to report, got none")
     groups = grouped(runs)
     sections = [_section(group, f"group-{number}") for number, group in enumerate(groups, start=1)]
     page = template("report.html.j2").render(

@@ -7,7 +7,7 @@ runs nor all hyper-parameters.
 
 from dataclasses import dataclass
 
-from fineprune.experiments.statistics import Difference, Row
+from fineprune.experiments.arm_table import Difference, Row
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fineprune.experiments.statistics import BASELINE, Group, Row, group_rows
+from fineprune.experiments.arm_table import BASELINE, Group, Row, group_rows
 from fineprune.report.paper import EPOCHS, RESULTS
 from fineprune.report.tables import NOTHING, points
 from fineprune.report.verdict import METHOD

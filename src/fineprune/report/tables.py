@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fineprune.experiments.statistics import Difference, Row
+from fineprune.experiments.arm_table import Difference, Row
 from fineprune.report.paper import paper_rows
 
 NOTHING = "-"

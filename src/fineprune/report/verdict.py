@@ -1,6 +1,6 @@
 """The verdict: what a comparison says, in plain words and no stronger than its numbers."""
 
-from fineprune.experiments.statistics import BASELINE, Difference, Group, Row, paired_difference
+from fineprune.experiments.arm_table import BASELINE, Difference, Group, Row, paired_difference
 
 METHOD = "fine-pruning"
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from fineprune.errors import InputError
+
 CHECKPOINT_VERSION = 2
 
 
@@ -23,16 +25,16 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint with ``weights_only=True``.
 
     Raises:
-        ValueError: the file cannot be read as a checkpoint of this version.
+        InputError: the file cannot be read as a checkpoint of this version.
     """
     try:
         # Tensors stay on the CPU; the model and the optimizer copy theirs to where they belong.
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged file
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"expected a checkpoint in {path}, cannot read it: {reason}") from error
+        raise InputError(f"expected a checkpoint in {path}, cannot read it: {reason}") from error
     if state.get("version") != CHECKPOINT_VERSION:
-        raise ValueError(
+        raise InputError(
             f"expected a checkpoint of version {CHECKPOINT_VERSION} in {path}, "
             f"got {state.get('version')}"
         )

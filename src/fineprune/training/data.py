@@ -16,6 +16,7 @@ from fineprune.datasets.device_loader import DeviceImages, DeviceLoader, evaluat
 from fineprune.datasets.digits import load_digits
 from fineprune.datasets.image_set import ImageSet, channel_statistics
 from fineprune.datasets.synthetic import make_synthetic
+from fineprune.errors import InputError
 from fineprune.importing import import_attribute
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.random_streams import stream
@@ -63,7 +64,7 @@ def load_data(recipe: Recipe) -> Data:
     """Load the data that a recipe names.
 
     Raises:
-        ValueError, FileNotFoundError: the data are not there or not as they should be.
+        InputError: the data are not there or not as they should be.
     """
     if ":" in recipe.data.name:
         return _own_data(recipe)
@@ -140,7 +141,7 @@ def _own_data(recipe: Recipe) -> Data:
     train = Subset(train, kept.tolist()) if recipe.data.validation else train
     classes = recipe.network.classes or len(getattr(train, "classes", ()))
     if not classes:
-        raise ValueError(
+        raise InputError(
             f"expected network.classes for {recipe.data.name}, whose training set has no "
             f"attribute classes: add --set network.classes=..."
         )
@@ -188,7 +189,7 @@ def _evaluation_batch(device: str) -> int:
 
 def _split(number: int, validation: int) -> tuple[Any, Any]:
     if validation >= number:
-        raise ValueError(
+        raise InputError(
             f"expected data.validation to leave training images of {number}, got {validation}"
         )
     order = stream(_FIXED, 0, "validation").permutation(number)

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
+from fineprune.runs.folder import RunFolder
 from fineprune.training.evaluate import evaluate, sample_losses
-from fineprune.training.job import EpochSoFar, Job
-from fineprune.training.run_folder import RunFolder
+from fineprune.training.train_state import EpochSoFar, Job
 
 
 def epoch_metrics(job: Job, epoch: int, so_far: EpochSoFar) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fineprune.distributed.all_reduce import local_size
+from fineprune.errors import InputError
 from fineprune.training.recipe import Recipe
 
 
@@ -16,7 +17,7 @@ def resolved(recipe: Recipe) -> Recipe:
     """Return the recipe with every "auto" replaced, as it is frozen in the run's folder.
 
     Raises:
-        ValueError: the device is not known or not there.
+        InputError: the device is not known or not there.
     """
     device = recipe.run.device
     if device == "auto":
@@ -60,7 +61,7 @@ def _check_device(name: str) -> None:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(
+        raise InputError(
             f"expected run.device to be auto, cpu or a device of this machine, got {name!r}: "
             f"{reason}"
         ) from error

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fineprune.distributed.all_reduce import joined
+from fineprune.runs.folder import RunFolder
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.epoch_metrics import (
     add_evaluation,
@@ -16,15 +17,21 @@ from fineprune.training.epoch_metrics import (
     epoch_metrics,
     write_epoch,
 )
+from fineprune.training.epoch_served import serve
 from fineprune.training.hardware import resolved
-from fineprune.training.job import EpochSoFar, Job, build_job, job_state, new_epoch, restore_job
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.network import training_losses
 from fineprune.training.optimizer import set_rate
 from fineprune.training.random_state import seeded
 from fineprune.training.recipe import Recipe
-from fineprune.training.run_folder import RunFolder
-from fineprune.training.serve import serve
+from fineprune.training.train_state import (
+    EpochSoFar,
+    Job,
+    build_job,
+    job_state,
+    new_epoch,
+    restore_job,
+)
 
 OnEpoch = Callable[[dict[str, Any]], None]
 
@@ -53,7 +60,7 @@ def train(
         The run's summary, as in ``summary.json``.
 
     Raises:
-        ValueError: a setting is wrong, the folder already holds a run, or the checkpoint is of
+        InputError: a setting is wrong, the folder already holds a run, or the checkpoint is of
             another recipe.
     """
     recipe = resolved(recipe)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from fineprune.distributed.strategy import Strategy
+from fineprune.errors import InputError
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import Policy
@@ -19,7 +21,6 @@ from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.schedule import Schedule
 from fineprune.training.settings import (
     DataSettings,
-    DistributedSettings,
     NetworkSettings,
     PruningSettings,
     RunSettings,
@@ -37,7 +38,7 @@ class Recipe:
     pruning: PruningSettings = dataclasses.field(
         default_factory=lambda: PruningSettings(policy="full")
     )
-    distributed: DistributedSettings = dataclasses.field(default_factory=DistributedSettings)
+    distributed: Strategy = dataclasses.field(default_factory=Strategy)
     run: RunSettings = dataclasses.field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
@@ -46,7 +47,7 @@ class Recipe:
             self._check_served()
 
     def _check_served(self) -> None:
-        """Raise ValueError where the recipe asks for what parameter servers do not do."""
+        """Raise InputError where the recipe asks for what parameter servers do not do."""
         for section, name, usual, instead in (
             ("training", "accumulation", 1, "set training.batch_size and distributed.workers"),
             ("training", "drop_last", False, "the last update averages what is left"),
@@ -54,17 +55,17 @@ class Recipe:
         ):
             given = getattr(getattr(self, section), name)
             if given != usual:
-                raise ValueError(
+                raise InputError(
                     f"expected {section}.{name} = {json.dumps(usual)} with distributed.strategy "
                     f"{self.distributed.strategy!r}, got {json.dumps(given)}: {instead}"
                 )
         if self.run.compile == "on":
-            raise ValueError(
+            raise InputError(
                 f'expected run.compile = "off" with distributed.strategy '
                 f'{self.distributed.strategy!r}, got "on": workers train the network as it is'
             )
         if self.run.device.partition(":")[2]:
-            raise ValueError(
+            raise InputError(
                 f"expected run.device without a number with distributed.strategy "
                 f"{self.distributed.strategy!r}, got {self.run.device!r}: a worker is given its GPU"
             )
@@ -133,15 +134,15 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
         changes: ``section.key=value`` each, applied over the file's values.
 
     Raises:
-        ValueError: the file is not there, not TOML, or holds a wrong key or value.
+        InputError: the file is not there, not TOML, or holds a wrong key or value.
     """
     try:
         text = path.read_text(encoding="utf-8")
         sections = tomllib.loads(text)
     except OSError as error:
-        raise ValueError(f"expected a recipe file, cannot read {path}: {error.strerror}") from error
+        raise InputError(f"expected a recipe file, cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"expected TOML in {path}: {error}") from error
+        raise InputError(f"expected TOML in {path}: {error}") from error
     return make_recipe(sections, changes)
 
 
@@ -149,14 +150,14 @@ def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Rec
     """Make a recipe from nested mappings, with ``section.key=value`` changes over them.
 
     Raises:
-        ValueError: a key is not known (the nearest one is named) or a value is wrong.
+        InputError: a key is not known (the nearest one is named) or a value is wrong.
     """
     merged = {key: dict(_section(key, value)) for key, value in sections.items()}
     for change in changes:
         name, separator, text = change.partition("=")
         section, dot, key = name.strip().partition(".")
         if not separator or not dot:
-            raise ValueError(f"expected --set section.key=value, got {change!r}")
+            raise InputError(f"expected --set section.key=value, got {change!r}")
         merged.setdefault(section, {})[key] = _parsed(text.strip())
     hints = get_type_hints(Recipe)
     made: dict[str, Any] = {}
@@ -168,7 +169,7 @@ def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Rec
 
 def _section(key: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"expected [{key}] to be a section with keys, got {key} = {value!r}")
+        raise InputError(f"expected [{key}] to be a section with keys, got {key} = {value!r}")
     return value
 
 
@@ -191,7 +192,7 @@ def _make_section(section: str, settings: Any, values: Mapping[str, Any]) -> Any
 def _known(kind: str, given: str, known: Mapping[str, Any]) -> None:
     if given not in known:
         near = difflib.get_close_matches(given, known, n=1, cutoff=0.0)
-        raise ValueError(f"expected a known {kind}, got {given!r}: did you mean {near[0]!r}?")
+        raise InputError(f"expected a known {kind}, got {given!r}: did you mean {near[0]!r}?")
 
 
 def _converted(name: str, hint: Any, value: Any) -> Any:
@@ -209,4 +210,4 @@ def _converted(name: str, hint: Any, value: Any) -> Any:
         for option in options
         if option is not type(None)
     )
-    raise ValueError(f"expected {name} to be {kinds}, got {value!r}")
+    raise InputError(f"expected {name} to be {kinds}, got {value!r}")

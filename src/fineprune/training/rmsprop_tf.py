@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fineprune.errors import InputError
+
 
 class RMSPropTF(torch.optim.Optimizer):
     """RMSProp in TensorFlow's form.
@@ -27,7 +29,7 @@ class RMSPropTF(torch.optim.Optimizer):
         weight_decay: L2, added to the gradient.
 
     Raises:
-        ValueError: a setting is out of range.
+        InputError: a setting is out of range.
     """
 
     def __init__(
@@ -41,9 +43,9 @@ class RMSPropTF(torch.optim.Optimizer):
     ) -> None:
         for name, value in (("decay", decay), ("momentum", momentum)):
             if not 0 <= value < 1:
-                raise ValueError(f"expected {name} in [0, 1), got {value}")
+                raise InputError(f"expected {name} in [0, 1), got {value}")
         if not (float(lr) >= 0 and epsilon > 0 and weight_decay >= 0):
-            raise ValueError(
+            raise InputError(
                 f"expected lr and weight_decay of at least 0 and epsilon above 0, got lr={lr}, "
                 f"weight_decay={weight_decay} and epsilon={epsilon}"
             )

@@ -4,9 +4,8 @@ A wrong value fails here, before anything is built.
 """
 
 import dataclasses
-import difflib
-import math
 
+from fineprune.errors import InputError, check_above, check_at_least, check_between, check_one_of
 from fineprune.networks.registry import NETWORKS
 
 _OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "rmsprop-tf")
@@ -43,15 +42,15 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         if ":" not in self.name:
-            _one_of("data.name", self.name, ("digits", "cifar10", "cifar100", "synthetic"))
-        _at_least("data.train_size", self.train_size, 1)
-        _at_least("data.image_size", self.image_size, 1)
-        _at_least("data.validation", self.validation, 0)
-        _at_least("data.workers", self.workers, 0)
+            check_one_of("data.name", self.name, ("digits", "cifar10", "cifar100", "synthetic"))
+        check_at_least("data.train_size", self.train_size, 1)
+        check_at_least("data.image_size", self.image_size, 1)
+        check_at_least("data.validation", self.validation, 0)
+        check_at_least("data.workers", self.workers, 0)
         if self.crop_padding is not None:
-            _at_least("data.crop_padding", self.crop_padding, 0)
+            check_at_least("data.crop_padding", self.crop_padding, 0)
         if self.name in ("cifar10", "cifar100") and self.train_size != DataSettings.train_size:
-            raise ValueError(
+            raise InputError(
                 f"expected data.train_size with digits or synthetic only, got {self.train_size} "
                 f"with {self.name}: data.validation holds images back"
             )
@@ -73,9 +72,9 @@ class NetworkSettings:
 
     def __post_init__(self) -> None:
         if ":" not in self.name:
-            _one_of("network.name", self.name, tuple(NETWORKS))
+            check_one_of("network.name", self.name, tuple(NETWORKS))
         if self.classes is not None:
-            _at_least("network.classes", self.classes, 1)
+            check_at_least("network.classes", self.classes, 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,25 +123,25 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulation", "evaluate_every", "evaluate_last"):
-            _at_least(f"training.{name}", getattr(self, name), 1)
-        _one_of("training.optimizer", self.optimizer, _OPTIMIZERS)
-        _one_of(
+            check_at_least(f"training.{name}", getattr(self, name), 1)
+        check_one_of("training.optimizer", self.optimizer, _OPTIMIZERS)
+        check_one_of(
             "training.schedule", self.schedule, ("milestones", "cosine", "one-cycle", "constant")
         )
-        _above("training.lr", self.lr, 0)
-        _above("training.gamma", self.gamma, 0)
-        _between("training.momentum", self.momentum, 0, 1)
-        _between("training.decay", self.decay, 0, 1)
+        check_above("training.lr", self.lr, 0)
+        check_above("training.gamma", self.gamma, 0)
+        check_between("training.momentum", self.momentum, 0, 1)
+        check_between("training.decay", self.decay, 0, 1)
         if self.epsilon is not None:
-            _above("training.epsilon", self.epsilon, 0)
-        _between("training.label_smoothing", self.label_smoothing, 0, 1)
-        _at_least("training.weight_decay", self.weight_decay, 0)
-        _between("training.warmup", self.warmup, 0, self.epochs)
+            check_above("training.epsilon", self.epsilon, 0)
+        check_between("training.label_smoothing", self.label_smoothing, 0, 1)
+        check_at_least("training.weight_decay", self.weight_decay, 0)
+        check_between("training.warmup", self.warmup, 0, self.epochs)
         if self.nesterov and self.momentum == 0:
-            raise ValueError("expected training.momentum above 0 with training.nesterov, got 0")
+            raise InputError("expected training.momentum above 0 with training.nesterov, got 0")
         rising = list(self.milestones) == sorted(set(self.milestones))
         if not rising or not all(1 <= m <= self.epochs for m in self.milestones):
-            raise ValueError(
+            raise InputError(
                 f"expected training.milestones that rise within 1..{self.epochs}, "
                 f"got {list(self.milestones)}"
             )
@@ -175,93 +174,16 @@ class PruningSettings:
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
-        _one_of("pruning.policy", self.policy, ("fine-pruning", "random", "full"))
+        check_one_of("pruning.policy", self.policy, ("fine-pruning", "random", "full"))
         if self.policy != "full" and (self.window is None) == (self.windows_per_interval is None):
-            raise ValueError(
+            raise InputError(
                 "expected either pruning.window (epochs) or pruning.windows_per_interval, "
                 f"got window={self.window} and windows_per_interval={self.windows_per_interval}"
             )
         if self.window is not None and not isinstance(self.start, int):
-            raise ValueError(
+            raise InputError(
                 f"expected pruning.start in whole epochs beside pruning.window, got {self.start}"
             )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DistributedSettings:
-    """How the training is spread. Under ``torchrun`` it is by all-reduce, with nothing to set.
-
-    With parameter servers ``training.batch_size`` is each worker's.
-
-    Attributes:
-        strategy: ``none``, or with parameter servers ``sync``, ``async`` or ``mixed``.
-        workers: replicas of the model.
-        group: replicas that average their gradients before one of them pushes; ``mixed`` only.
-        backup: of the workers, how many a synchronous update does not wait for.
-        servers: parameter servers, each with an equal part of the parameters.
-        placement: ``shared``, servers on the workers' nodes, or ``dedicated``.
-        staleness_bound: updates that an asynchronous gradient may be behind; None for any.
-        rate_by_staleness: divide the rate of an asynchronous update by its staleness.
-        gradients: ``float32`` or ``bfloat16``, as they travel.
-        simulate: asynchronous workers to simulate in one process; 0 for none.
-    """
-
-    strategy: str = "none"
-    workers: int = 2
-    group: int = 1
-    backup: int = 0
-    servers: int = 1
-    placement: str = "shared"
-    staleness_bound: int | None = None
-    rate_by_staleness: bool = False
-    gradients: str = "float32"
-    simulate: int = 0
-
-    def __post_init__(self) -> None:
-        _one_of("distributed.strategy", self.strategy, ("none", "sync", "async", "mixed"))
-        _one_of("distributed.placement", self.placement, ("shared", "dedicated"))
-        _one_of("distributed.gradients", self.gradients, ("float32", "bfloat16"))
-        for name in ("workers", "group", "servers"):
-            _at_least(f"distributed.{name}", getattr(self, name), 1)
-        for name in ("backup", "simulate"):
-            _at_least(f"distributed.{name}", getattr(self, name), 0)
-        if self.staleness_bound is not None:
-            _at_least("distributed.staleness_bound", self.staleness_bound, 0)
-        if self.backup >= self.workers:
-            raise ValueError(
-                f"expected distributed.backup below distributed.workers, got {self.backup} of "
-                f"{self.workers}"
-            )
-        if self.workers % self.group:
-            raise ValueError(
-                f"expected distributed.workers to be a multiple of distributed.group, got "
-                f"{self.workers} and {self.group}"
-            )
-        only = {
-            "group": (self.group > 1, ("mixed",)),
-            "backup": (self.backup > 0, ("sync",)),
-            "staleness_bound": (self.staleness_bound is not None, ("async", "mixed")),
-            "rate_by_staleness": (self.rate_by_staleness, ("async", "mixed")),
-            "simulate": (self.simulate > 0, ("none",)),
-        }
-        for name, (given, strategies) in only.items():
-            if given and self.strategy not in strategies:
-                raise ValueError(
-                    f"expected distributed.{name} with strategy {' or '.join(strategies)} only, "
-                    f"got it with {self.strategy!r}"
-                )
-
-    @property
-    def served(self) -> bool:
-        """Whether the training is spread over parameter servers."""
-        return self.strategy != "none"
-
-    @property
-    def batches_an_update(self) -> int:
-        """Workers' batches whose mean gradient makes one update of the parameter servers."""
-        if self.strategy == "sync":
-            return self.workers - self.backup
-        return self.group
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -290,32 +212,8 @@ class RunSettings:
     watch: int = 16
 
     def __post_init__(self) -> None:
-        _one_of("run.precision", self.precision, ("auto", "float32", "bfloat16"))
-        _one_of("run.compile", self.compile, ("auto", "on", "off"))
-        _at_least("run.checkpoint_every", self.checkpoint_every, 1)
+        check_one_of("run.precision", self.precision, ("auto", "float32", "bfloat16"))
+        check_one_of("run.compile", self.compile, ("auto", "on", "off"))
+        check_at_least("run.checkpoint_every", self.checkpoint_every, 1)
         for name in ("seed", "threads", "checkpoint_steps", "watch"):
-            _at_least(f"run.{name}", getattr(self, name), 0)
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        near = difflib.get_close_matches(value, known, n=1, cutoff=0.0)
-        raise ValueError(
-            f"expected {name} to be one of {', '.join(known)}, got {value!r}: "
-            f"did you mean {near[0]!r}?"
-        )
-
-
-def _at_least(name: str, value: float, least: float) -> None:
-    if not (math.isfinite(value) and value >= least):
-        raise ValueError(f"expected {name} to be at least {least}, got {value}")
-
-
-def _above(name: str, value: float, bound: float) -> None:
-    if not (math.isfinite(value) and value > bound):
-        raise ValueError(f"expected {name} to be above {bound}, got {value}")
-
-
-def _between(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"expected {name} in [{low}, {high}], got {value}")
+            check_at_least(f"run.{name}", getattr(self, name), 0)

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fineprune.errors import InputError
 from fineprune.pruning.dropping_count import (
     Counts,
     add_marks,
@@ -30,7 +31,7 @@ class FinePruning(ScheduledPolicy):
         tolerance: a loss earns a mark above ``mean + tolerance * |mean|`` of its batch.
 
     Raises:
-        ValueError: ``prune`` or ``tolerance`` is out of range.
+        InputError: ``prune`` or ``tolerance`` is out of range.
     """
 
     name: ClassVar[str] = "fine-pruning"
@@ -39,7 +40,7 @@ class FinePruning(ScheduledPolicy):
     def __init__(self, schedule: Schedule, prune: float, tolerance: float = 0.0) -> None:
         super().__init__(schedule, prune)
         if not math.isfinite(tolerance):
-            raise ValueError(f"expected tolerance to be a finite number, got {tolerance}")
+            raise InputError(f"expected tolerance to be a finite number, got {tolerance}")
         self.tolerance = float(tolerance)
         self._counts: Counts = np.zeros(0, dtype=np.uint8)
         self._marks: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)

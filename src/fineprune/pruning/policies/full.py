@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from fineprune.errors import InputError
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.policies.policy import Policy
 
@@ -15,14 +16,14 @@ class FullData(Policy):
         epochs: length of the training, in epochs.
 
     Raises:
-        ValueError: ``epochs`` is not a whole number of at least 1.
+        InputError: ``epochs`` is not a whole number of at least 1.
     """
 
     name: ClassVar[str] = "full"
 
     def __init__(self, epochs: int) -> None:
         if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
-            raise ValueError(f"expected epochs to be a whole number of at least 1, got {epochs!r}")
+            raise InputError(f"expected epochs to be a whole number of at least 1, got {epochs!r}")
         self._epochs = epochs
         self._num_samples = 0
 
@@ -41,4 +42,4 @@ class FullData(Policy):
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Raise: an epoch that skips nothing needs no choice."""
-        raise ValueError("expected no selection: the full policy skips nothing")
+        raise InputError("expected no selection: the full policy skips nothing")

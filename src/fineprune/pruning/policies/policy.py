@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fineprune.errors import InputError
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.replicas import Replicas
 
@@ -52,7 +53,7 @@ class Policy(ABC):
         """Length of the training, in epochs."""
 
     def bind(self, num_samples: int) -> None:  # noqa: B027 (learning nothing is a policy too)
-        """Learn the number of samples, once; raise ValueError where the policy cannot work."""
+        """Learn the number of samples, once; raise InputError where the policy cannot work."""
 
     @abstractmethod
     def num_kept(self, epoch: int) -> int | None:
@@ -84,9 +85,9 @@ class Policy(ABC):
         """Make the end of ``epoch`` the start of a new window, where the policy has windows.
 
         Raises:
-            ValueError: the policy has none.
+            InputError: the policy has none.
         """
-        raise ValueError(f"expected a policy with windows, got {self.name!r}, which has none")
+        raise InputError(f"expected a policy with windows, got {self.name!r}, which has none")
 
     @property
     def counts(self) -> torch.Tensor | None:
@@ -113,12 +114,12 @@ def prune_count(prune: float, num_samples: int) -> int:
         num_samples: N.
 
     Raises:
-        ValueError: everything, or more, would be skipped.
+        InputError: everything, or more, would be skipped.
     """
     # The small addend keeps a share such as 0.29 of 100 from losing a sample to rounding.
     number = prune if isinstance(prune, int) else int(prune * num_samples + 1e-9)
     if number >= num_samples:
-        raise ValueError(
+        raise InputError(
             f"expected prune to leave at least one of {num_samples} samples, got {prune}"
         )
     return number
@@ -128,12 +129,12 @@ def checked_prune(prune: float) -> float:
     """Return ``prune`` as Python's own number.
 
     Raises:
-        ValueError: it is neither a share in [0, 1) nor a whole number from 0 on.
+        InputError: it is neither a share in [0, 1) nor a whole number from 0 on.
     """
     if isinstance(prune, Integral) and not isinstance(prune, bool) and prune >= 0:
         return int(prune)
     if isinstance(prune, Real) and not isinstance(prune, Integral) and 0 <= prune < 1:
         return float(prune)
-    raise ValueError(
+    raise InputError(
         f"expected prune as a share in [0, 1) or a whole number of samples, got {prune!r}"
     )

@@ -19,7 +19,7 @@ class RandomPruning(ScheduledPolicy):
         prune: how many samples to skip: a share in [0, 1), or a whole number below N.
 
     Raises:
-        ValueError: ``prune`` is neither.
+        InputError: ``prune`` is neither.
     """
 
     name: ClassVar[str] = "random"

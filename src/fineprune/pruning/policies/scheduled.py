@@ -3,6 +3,7 @@
 from dataclasses import asdict, replace
 from typing import Any
 
+from fineprune.errors import InputError
 from fineprune.pruning.policies.policy import Policy, checked_prune, prune_count
 from fineprune.pruning.schedule import Schedule
 
@@ -15,12 +16,12 @@ class ScheduledPolicy(Policy):
         prune: how many samples to skip: a share in [0, 1), or a whole number below N.
 
     Raises:
-        ValueError: ``prune`` is neither.
+        InputError: ``prune`` is neither.
     """
 
     def __init__(self, schedule: Schedule, prune: float) -> None:
         if not isinstance(schedule, Schedule):
-            raise ValueError(f"expected a Schedule, got {type(schedule).__name__}")
+            raise InputError(f"expected a Schedule, got {type(schedule).__name__}")
         self.schedule = schedule
         self.given_schedule = schedule  # as it was before any window was opened
         self.prune = checked_prune(prune)
@@ -32,7 +33,7 @@ class ScheduledPolicy(Policy):
         return self.schedule.epochs
 
     def bind(self, num_samples: int) -> None:
-        """Learn the number of samples; ValueError if ``prune`` would leave none."""
+        """Learn the number of samples; InputError if ``prune`` would leave none."""
         prune_count(self.prune, num_samples)
         self._num_samples = num_samples
 

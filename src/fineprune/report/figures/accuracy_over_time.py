@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from fineprune.experiments.statistics import Group
+from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.evaluations import (
     accuracy_limits,

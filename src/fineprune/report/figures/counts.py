@@ -8,11 +8,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from fineprune.experiments.statistics import Group
+from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.schedule import boundaries_of
 from fineprune.report.figures.style import WIDTH, colour_of, our_style, whole_ticks
-from fineprune.training.run_log import Run
+from fineprune.runs.files import Run
 
 _MOST_WINDOWS = 12
 

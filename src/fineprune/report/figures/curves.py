@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fineprune.experiments.statistics import Group
+from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.evaluations import (
     Curve,
@@ -26,7 +26,7 @@ from fineprune.report.figures.style import (
     our_style,
     whole_ticks,
 )
-from fineprune.training.run_log import Run
+from fineprune.runs.files import Run
 
 
 def draw_curves(group: Group) -> Drawing | None:

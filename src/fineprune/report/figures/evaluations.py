@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 
-from fineprune.experiments.statistics import Group
+from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.style import colour_of, dash_of
-from fineprune.training.run_log import Run
+from fineprune.runs.files import Run
 
 
 @dataclass(frozen=True)

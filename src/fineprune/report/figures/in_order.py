@@ -1,6 +1,6 @@
 """All figures of a group, in the order of the report."""
 
-from fineprune.experiments.statistics import Group
+from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.accuracy_over_time import draw_time
 from fineprune.report.figures.counts import draw_counts
 from fineprune.report.figures.curves import draw_curves

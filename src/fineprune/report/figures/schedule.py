@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from fineprune.experiments.statistics import Group
+from fineprune.errors import InputError
+from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import INK, WIDTH, our_style
+from fineprune.runs.files import Run
 from fineprune.training.recipe import make_recipe
-from fineprune.training.run_log import Run
 
 _EPOCHS_A_ROW = 20
 _FULL_CELL, _PRUNED_CELL = "#e3e3e3", "#f0a45d"
@@ -44,10 +45,10 @@ def schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int] = ()) -> str:
         One ``<svg>`` element.
 
     Raises:
-        ValueError: there is no epoch.
+        InputError: there is no epoch.
     """
     if not prunes:
-        raise ValueError("expected a schedule of at least one epoch, got none")
+        raise InputError("expected a schedule of at least one epoch, got none")
     return _schedule_svg(prunes, boundaries, "Schedule")
 
 

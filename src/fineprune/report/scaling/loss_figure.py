@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from fineprune.experiments.scaling import Scaled, loss_curve
+from fineprune.experiments.scale_table import Scaled, loss_curve
 from fineprune.report.figures.accuracy_over_time import time_unit
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import FAINT, WIDTH, our_style

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fineprune.experiments.scaling import ScaleRow, Scaling
+from fineprune.experiments.scale_table import ScaleRow, Scaling
 from fineprune.report.facts import facts
 from fineprune.report.html import template
 from fineprune.report.scaling.loss_figure import draw_loss
@@ -12,7 +12,7 @@ from fineprune.report.scaling.speedup_figure import draw_speedup
 from fineprune.report.scaling.staleness_figure import draw_staleness
 from fineprune.report.scaling.tables import scale_tables
 from fineprune.report.scaling.throughput_figure import draw_throughput
-from fineprune.training.run_log import write_atomically
+from fineprune.runs.files import write_atomically
 
 
 def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from fineprune.experiments.scaling import SERVER_PHASES, WORKER_PHASES, ScaleRow
+from fineprune.experiments.scale_table import SERVER_PHASES, WORKER_PHASES, ScaleRow
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import WIDTH, our_style
 

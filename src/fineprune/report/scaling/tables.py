@@ -7,7 +7,7 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fineprune.experiments.scaling import SERVER_PHASES, WORKER_PHASES, ScaleRow
+from fineprune.experiments.scale_table import SERVER_PHASES, WORKER_PHASES, ScaleRow
 from fineprune.report.scaling.paper import LEARNING, THROUGHPUT
 from fineprune.report.tables import NOTHING
 

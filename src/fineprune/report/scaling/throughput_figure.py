@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from fineprune.experiments.scaling import ScaleRow
+from fineprune.experiments.scale_table import ScaleRow
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import INK, WIDTH, our_style
 from fineprune.report.scaling.colours import COLOURS

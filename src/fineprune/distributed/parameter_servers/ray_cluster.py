@@ -17,6 +17,8 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from fineprune.errors import InputError
+
 _LOOPBACK = "127.0.0.1"
 
 
@@ -169,7 +171,7 @@ def cluster(places: Places) -> Iterator[Cluster]:
     processes of the training.
 
     Raises:
-        ValueError: the places are not there in time.
+        InputError: the places are not there in time.
     """
     started = not ray.is_initialized()
     if started:
@@ -220,7 +222,7 @@ def _reserve(places: Places) -> Any:
         remove_placement_group(group)
         there = ray.cluster_resources()  # type: ignore[no-untyped-call]
         gpus = f" and {sum(b.get('GPU', 0) for b in bundles):g} GPUs" if places.gpus else ""
-        raise ValueError(
+        raise InputError(
             f"expected {_cpus(places)} free CPUs{gpus} for {places.groups} groups of "
             f"{places.members} and {places.servers} servers, but found no place in "
             f"{places.seconds:g} s on {there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} "

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fineprune.errors import InputError
+
 
 @dataclass(frozen=True)
-class ModelLayout:
+class FlatLayout:
     """Where each parameter lies in the flat tensor, and which part each server holds.
 
     Parameters follow one another in the order of `model.parameters()`; each keeps its memory format
@@ -50,7 +52,7 @@ class ModelLayout:
     def part(self, server: int) -> slice:
         """Return the elements that a server holds."""
         if not 0 <= server < self.servers:
-            raise ValueError(f"expected a server in 0..{self.servers - 1}, got {server}")
+            raise InputError(f"expected a server in 0..{self.servers - 1}, got {server}")
         return slice(
             server * self.elements // self.servers, (server + 1) * self.elements // self.servers
         )
@@ -105,32 +107,32 @@ class ModelLayout:
         return values, gradients
 
 
-def layout_of(model: nn.Module, servers: int = 1) -> ModelLayout:
+def flat_layout(model: nn.Module, servers: int = 1) -> FlatLayout:
     """Lay out a model's parameters over servers.
 
     Raises:
-        ValueError: a model without parameters, parameters of several types or of one that is not
+        InputError: a model without parameters, parameters of several types or of one that is not
             float32 or float64, some that are frozen, or more servers than elements.
     """
     named = list(model.named_parameters())
     if not named:
-        raise ValueError("expected a model with parameters, got one without")
+        raise InputError("expected a model with parameters, got one without")
     types = {p.dtype for _, p in named}
     if len(types) > 1 or not types <= {torch.float32, torch.float64}:
         given = ", ".join(sorted(str(t).removeprefix("torch.") for t in types))
-        raise ValueError(
+        raise InputError(
             f"expected parameters of one type, float32 or float64, got {given}: convert the model"
         )
     frozen = [name for name, p in named if not p.requires_grad]
     if frozen:
-        raise ValueError(
+        raise InputError(
             f"expected parameters that are all trained, got {frozen[0]!r} with "
             f"requires_grad=False: make it a buffer"
         )
     elements = sum(p.numel() for _, p in named)
     if not 1 <= servers <= elements:
-        raise ValueError(f"expected 1 to {elements} servers for as many parameters, got {servers}")
-    return ModelLayout(
+        raise InputError(f"expected 1 to {elements} servers for as many parameters, got {servers}")
+    return FlatLayout(
         names=tuple(name for name, _ in named),
         shapes=tuple(tuple(p.shape) for _, p in named),
         strides=tuple(_stride(p) for _, p in named),

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket, PrefixStore
 from torch.nn.parallel import DistributedDataParallel
 
-from fineprune.distributed.layout import layout_of
-from fineprune.distributed.ledger import Key
-from fineprune.distributed.links import LinkBroken, join_store
-from fineprune.distributed.server import Meeting
+from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
+from fineprune.distributed.parameter_servers.flat_layout import flat_layout
+from fineprune.distributed.parameter_servers.link import LinkBroken, join_store
+from fineprune.distributed.parameter_servers.server import Rendezvous
 
 
-class Trainee(Protocol):
+class Replica(Protocol):
     """What a worker trains: made by the `build(rank)` that training hands in.
 
     Attributes:
@@ -30,7 +30,7 @@ class Trainee(Protocol):
 
     model: nn.Module
 
-    def load(self, key: Key, indices: Tensor) -> Any:
+    def load(self, key: BatchKey, indices: Tensor) -> Any:
         """Return a batch, on the device.
 
         Args:
@@ -49,7 +49,7 @@ class Trainee(Protocol):
         ...
 
 
-Build = Callable[[int], Trainee]
+Build = Callable[[int], Replica]
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Computed:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
-class Replica:
+class Worker:
     """One member of a group of replicas; a worker alone is a group of one.
 
     Gradients are averaged over the group by DDP, during the backward pass: with NCCL where the
@@ -72,7 +72,7 @@ class Replica:
         rank: of this replica among all, for `build`.
         member, members: place in the group and the group's size.
         servers: how many.
-        meeting: how links are made.
+        rendezvous: how links are made.
         host: this machine's address for links.
     """
 
@@ -83,16 +83,16 @@ class Replica:
         member: int,
         members: int,
         servers: int,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         host: str = "127.0.0.1",
     ) -> None:
-        self._trainee = build(rank)
-        self._model = self._trainee.model
+        self._replica = build(rank)
+        self._model = self._replica.model
         self._member = member
         self._members = members
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._host = host
-        self._layout = layout_of(self._model, servers)
+        self._layout = flat_layout(self._model, servers)
         self._values, self._gradients = self._layout.bind(self._model)
         self._on_cpu = self._values.device.type == "cpu"
         # Links carry tensors of the CPU; there the model's own are used.
@@ -115,7 +115,7 @@ class Replica:
         if self._member == 0:
             for server in range(self._layout.servers):
                 link = f"{name}-server{server}"
-                self._links.append(self._meeting.link(self._layout, server, link, 0, self._host))
+                self._links.append(self._rendezvous.link(self._layout, server, link, 0, self._host))
 
     def disconnect(self) -> None:
         """Close all links and leave the group; does nothing where there are none."""
@@ -123,7 +123,7 @@ class Replica:
             link.close()
         self._links.clear()
         if dist.is_initialized():
-            self._trainee.model = self._model
+            self._replica.model = self._model
             dist.destroy_process_group()
         self._left = None
 
@@ -132,7 +132,7 @@ class Replica:
         self._left = None
 
     def compute(
-        self, key: Key, indices: np.ndarray[Any, Any], share: float, reads: bool
+        self, key: BatchKey, indices: np.ndarray[Any, Any], share: float, reads: bool
     ) -> Computed:
         """Compute the gradient of a part of a batch, and average it over the group.
 
@@ -152,7 +152,7 @@ class Replica:
             self._pull()
             clock.lap("pull")
         self._gradients.zero_()
-        batch = self._trainee.load(key, torch.tensor(indices))
+        batch = self._replica.load(key, torch.tensor(indices))
         clock.lap("data")
         self._share = share
         losses = self._step(batch)
@@ -166,7 +166,7 @@ class Replica:
         self._left = clock.now
         return Computed(losses if share else losses[:0], clock.seconds)
 
-    def push(self, key: Key) -> dict[str, float]:
+    def push(self, key: BatchKey) -> dict[str, float]:
         """Send the gradient to all servers; returns seconds.
 
         Raises:
@@ -213,8 +213,10 @@ class Replica:
             # Gloo would listen on the address of the host's name.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-        seconds = self._meeting.timeout_seconds
-        self._store = join_store(self._meeting.host, self._meeting.port, timeout_seconds=seconds)
+        seconds = self._rendezvous.timeout_seconds
+        self._store = join_store(
+            self._rendezvous.host, self._rendezvous.port, timeout_seconds=seconds
+        )
         _together(
             lambda: dist.init_process_group(
                 "gloo" if self._on_cpu else "nccl",
@@ -226,7 +228,7 @@ class Replica:
         # The parameters come from the servers, and the buffers are each member's own.
         replicated = DistributedDataParallel(self._model, broadcast_buffers=False, init_sync=False)
         replicated.register_comm_hook(None, self._reduce)
-        self._trainee.model = replicated
+        self._replica.model = replicated
 
     def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Sum a part of the gradient over the group, each member's in its share."""
@@ -243,7 +245,7 @@ class Replica:
 
     def _step(self, batch: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
         try:
-            losses = self._trainee.step(batch)
+            losses = self._replica.step(batch)
         except RuntimeError as error:
             if self._members > 1 and _of_the_group(error):
                 raise _broken(error) from None

@@ -10,13 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from fineprune.distributed import links
-from fineprune.distributed.links import Layout, Link, LinkBroken, join_store, open_store
+from fineprune.distributed.parameter_servers import link as links
+from fineprune.distributed.parameter_servers.link import (
+    Link,
+    LinkBroken,
+    WireFormat,
+    join_store,
+    open_store,
+)
 
 PATIENCE = 60.0  # seconds: never reached when all is well
-BIG = Layout(16_000_000)  # 64 MB: more than a connection's buffers hold
-SMALL = Layout(5)
-ROUNDED = Layout(links._PIECE + 3, wire_dtype=torch.bfloat16)
+BIG = WireFormat(16_000_000)  # 64 MB: more than a connection's buffers hold
+SMALL = WireFormat(5)
+ROUNDED = WireFormat(links._PIECE + 3, wire_dtype=torch.bfloat16)
 LISTENING = "0A"  # a socket's state in /proc/net/tcp
 
 
@@ -171,7 +177,7 @@ def listening():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_values_arrive_bit_for_bit(store, living, dtype):
-    layout = Layout(10_007, dtype)
+    layout = WireFormat(10_007, dtype)
     random = torch.Generator().manual_seed(1)
     values = torch.randn(layout.elements, dtype=dtype, generator=random)
     values[:6] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 5e-324], dtype=dtype)
@@ -187,7 +193,7 @@ def test_bfloat16_arrives_rounded_and_as_float32(store, living):
     random = torch.Generator().manual_seed(2)
     values = torch.randn(ROUNDED.elements, generator=random) * 1e-3
     before = values.clone()
-    with connected(store, living, "rounded", ROUNDED, Layout(ROUNDED.elements)) as link:
+    with connected(store, living, "rounded", ROUNDED, WireFormat(ROUNDED.elements)) as link:
         for _ in range(2):
             back = there_and_back(link, values, torch.zeros_like(values))
             assert torch.equal(back, before.bfloat16().float())
@@ -210,9 +216,9 @@ def test_a_link_lives_on_without_its_store(living):
 @pytest.mark.parametrize(
     ("theirs", "contents"),
     [
-        ((Layout(6), SMALL), ""),
-        ((SMALL, Layout(5, torch.float64)), ""),
-        ((Layout(5, wire_dtype=torch.bfloat16), SMALL), ""),
+        ((WireFormat(6), SMALL), ""),
+        ((SMALL, WireFormat(5, torch.float64)), ""),
+        ((WireFormat(5, wire_dtype=torch.bfloat16), SMALL), ""),
         ((SMALL, SMALL), "weight (5,)"),
     ],
 )
@@ -228,9 +234,9 @@ def test_layouts_that_differ_fail_at_both_ends(store, living, theirs, contents):
 
 def test_wrong_settings_and_wrong_tensors_are_one_line(store, living):
     for wrong in (
-        lambda: Layout(0),
-        lambda: Layout(5, torch.int64),
-        lambda: Layout(5, torch.float64, torch.bfloat16),
+        lambda: WireFormat(0),
+        lambda: WireFormat(5, torch.int64),
+        lambda: WireFormat(5, torch.float64, torch.bfloat16),
         lambda: make(store, "wrong", 2, SMALL, SMALL),
         lambda: make(store, "wrong", 0, SMALL, SMALL, timeout_seconds=0),
         lambda: make(store, "wrong", 0, SMALL, SMALL, host="192.0.2.1"),

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from fineprune.distributed.ledger import Key
+from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 
 pytest.importorskip("ray")
 
-from fineprune.distributed.cluster import Places, cluster
-from fineprune.distributed.parameter_server import ParameterServer
+from fineprune.distributed.parameter_servers.coordinator import Coordinator
+from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
 from fineprune.distributed.strategy import Strategy
 
 pytestmark = pytest.mark.usefixtures("running_ray")
@@ -36,7 +36,7 @@ def make_data():
     return x, torch.randint(3, (SAMPLES,), generator=generator)
 
 
-class Trainee:
+class Replica:
     """A small network; it may kill its own process once, in the step of one batch."""
 
     def __init__(self, kill_at=None, marker=None):
@@ -63,7 +63,7 @@ class MakeTrainee:
         self.settings = (kill_at, marker)
 
     def __call__(self, rank):
-        return Trainee(*self.settings)
+        return Replica(*self.settings)
 
 
 class KillsItself(torch.optim.SGD):
@@ -131,7 +131,7 @@ def places_of(strategy):
 def trained(strategy, folder, epochs=2, size=BATCH, build=None, optimizer=None, **options):
     """Train with servers; returns the flat parameters and the epochs' results."""
     with cluster(places_of(strategy)) as processes:
-        server = ParameterServer(
+        server = Coordinator(
             processes,
             strategy,
             make_model(),
@@ -151,7 +151,7 @@ def check_each_once(results, batches=SAMPLES // BATCH):
     """Every batch is in one update or lost; samples and losses fit the batches."""
     for epoch, result in enumerate(results):
         applied = [key for update in result.updates for key in update.keys]
-        expected = [Key(epoch, batch) for batch in range(batches)]
+        expected = [BatchKey(epoch, batch) for batch in range(batches)]
         assert sorted(applied + result.lost) == expected
         for update in result.updates:
             given = batches_of(epoch)
@@ -203,10 +203,10 @@ class KilledAtBirth:
 
 def test_a_server_that_dies_before_the_training_is_named(tmp_path):
     with pytest.raises(RuntimeError, match="a server died before the training began"):
-        trained(Strategy("sync"), tmp_path, optimizer=KilledAtBirth())
+        trained(Strategy("sync", workers=1), tmp_path, optimizer=KilledAtBirth())
 
 
-class Failing(Trainee):
+class Failing(Replica):
     def step(self, batch):
         raise RuntimeError("shapes do not match")
 
@@ -228,7 +228,7 @@ def test_with_a_backup_worker_every_batch_is_applied_once(tmp_path):
 
 def test_a_killed_synchronous_worker_changes_nothing(tmp_path):
     alone, _ = trained_alone(2, 2 * BATCH, lambda number: rate(2 * number))
-    build = MakeTrainee(Key(0, 5), tmp_path / "killed")
+    build = MakeTrainee(BatchKey(0, 5), tmp_path / "killed")
     served, results = trained(Strategy("sync", workers=2, servers=2), tmp_path, build=build)
     check_each_once(results)
     assert (tmp_path / "killed").exists()

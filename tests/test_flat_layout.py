@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fineprune.distributed.layout import layout_of
+from fineprune.distributed.parameter_servers.flat_layout import flat_layout
 
 
 def make_model():
@@ -18,9 +18,9 @@ def test_servers_hold_every_element_once_and_equally_many(sizes, servers):
     model = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
     if servers > sum(sizes):
         with pytest.raises(ValueError, match="servers"):
-            layout_of(model, servers)
+            flat_layout(model, servers)
         return
-    layout = layout_of(model, servers)
+    layout = flat_layout(model, servers)
     held = [range(layout.elements)[layout.part(server)] for server in range(servers)]
     assert [element for part in held for element in part] == list(range(sum(sizes)))
     assert max(map(len, held)) - min(map(len, held)) <= 1
@@ -38,7 +38,7 @@ def test_a_bound_model_lives_in_the_flat_tensors(memory_format):
     model = make_model().to(memory_format=memory_format)
     twin = make_model()
     twin.load_state_dict(model.state_dict())
-    layout = layout_of(model)
+    layout = flat_layout(model)
     values, gradients = layout.bind(model)
     x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     model(x).square().sum().backward()
@@ -57,8 +57,8 @@ def test_a_bound_model_lives_in_the_flat_tensors(memory_format):
 
 def test_a_flat_copy_loads_into_a_model_of_the_same_layout():
     model, other = make_model(), make_model()
-    layout = layout_of(model, 3)
-    assert layout.contents == layout_of(other, 3).contents
+    layout = flat_layout(model, 3)
+    assert layout.contents == flat_layout(other, 3).contents
     layout.load(other, layout.flat(model))
     for one, another in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, another)
@@ -67,11 +67,11 @@ def test_a_flat_copy_loads_into_a_model_of_the_same_layout():
 def test_other_shapes_types_and_numbers_of_servers_are_other_layouts():
     model = make_model()
     layouts = [
-        layout_of(model),
-        layout_of(model, 2),
-        layout_of(make_model().to(memory_format=torch.channels_last)),
-        layout_of(make_model().double()),
-        layout_of(nn.Linear(2, 2)),
+        flat_layout(model),
+        flat_layout(model, 2),
+        flat_layout(make_model().to(memory_format=torch.channels_last)),
+        flat_layout(make_model().double()),
+        flat_layout(nn.Linear(2, 2)),
     ]
     assert len({layout.contents for layout in layouts}) == len(layouts)
 
@@ -99,5 +99,5 @@ def mixed():
 )
 def test_what_does_not_fit_is_refused_in_one_line(model, servers, what):
     with pytest.raises(ValueError, match=what) as raised:
-        layout_of(model, servers)
+        flat_layout(model, servers)
     assert "\n" not in str(raised.value)

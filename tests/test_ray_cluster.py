@@ -12,8 +12,8 @@ pytest.importorskip("ray")
 LISTENERS = """
 import os
 from pathlib import Path
-from fineprune.distributed.cluster import Places, cluster
-from fineprune.distributed.links import open_store
+from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
+from fineprune.distributed.parameter_servers.link import open_store
 
 def family(process):
     children = (Path("/proc") / str(process) / "task").glob("*/children")

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fineprune.errors import InputError
+
 
 class SimulatedWorkers:
     """The weights that each of N workers has read, and those on the server.
@@ -30,7 +32,7 @@ class SimulatedWorkers:
 
     def __init__(self, model: nn.Module, workers: int) -> None:
         if workers < 1:
-            raise ValueError(f"expected at least one simulated worker, got {workers}")
+            raise InputError(f"expected at least one simulated worker, got {workers}")
         self._model = [p.data for p in model.parameters()]
         self._server = [torch.empty_like(p) for p in self._model]
         self._read = [[torch.empty_like(p) for p in self._model] for _ in range(workers)]

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from fineprune.errors import InputError
 from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration, configuration
-from fineprune.training.run_log import SCALING, Run, read_run
+from fineprune.runs.files import SCALING, Run, read_run
 
 # In the order in which a gradient passes them. What a worker does, and what its servers do while
 # it waits in its pull.
@@ -104,10 +105,10 @@ def read_scaling(folder: Path) -> Scaling:
     """Read a folder of ``fineprune scale``.
 
     Raises:
-        ValueError: it is none, or a run is not finished.
+        InputError: it is none, or a run is not finished.
     """
     if not (folder / SCALING).is_file():
-        raise ValueError(f"expected a folder of fineprune scale, with {SCALING}, got {folder}")
+        raise InputError(f"expected a folder of fineprune scale, with {SCALING}, got {folder}")
     listed = json.loads((folder / SCALING).read_text(encoding="utf-8"))
     runs = [
         Scaled(configuration(run["configuration"]), read_run(folder / run["path"]))
@@ -125,10 +126,10 @@ def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list
             data.
 
     Raises:
-        ValueError: there are no runs, or a run has too few epochs to measure.
+        InputError: there are no runs, or a run has too few epochs to measure.
     """
     if not runs:
-        raise ValueError("expected at least one run, got none")
+        raise InputError("expected at least one run, got none")
     if target_loss is None:
         target_loss = max(min(loss for _, loss in _losses(one.run)) for one in runs)
     base = _first(runs, ONE, 1)
@@ -209,7 +210,7 @@ def _throughput(run: Run) -> list[float]:
     # The first epoch pays for what is made once.
     measured = [line["samples"] / line["seconds"] for line in run.metrics[1:]]
     if not measured:
-        raise ValueError(
+        raise InputError(
             f"expected runs of at least two epochs, the first of which is a warm-up, "
             f"got {len(run.metrics)} in {run.path}"
         )

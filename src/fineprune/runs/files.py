@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fineprune.errors import InputError
+
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
 RECIPE = "recipe.toml"
@@ -48,10 +50,10 @@ def read_run(path: Path, title: str = "") -> Run:
     """Read a finished run.
 
     Raises:
-        ValueError: the folder does not hold one.
+        InputError: the folder does not hold one.
     """
     if not (path / SUMMARY).is_file():
-        raise ValueError(
+        raise InputError(
             f"expected a finished run (a folder with {SUMMARY}) in {path}, found none: "
             f"finish it with --resume"
         )
@@ -60,7 +62,7 @@ def read_run(path: Path, title: str = "") -> Run:
         recipe = tomllib.loads((path / RECIPE).read_text(encoding="utf-8"))
         metrics = read_metrics(path / METRICS)
     except (OSError, ValueError) as error:
-        raise ValueError(f"expected a whole run folder in {path}, cannot read it: {error}") from (
+        raise InputError(f"expected a whole run folder in {path}, cannot read it: {error}") from (
             error
         )
     return Run(path, summary, metrics, recipe, title or path.name)
@@ -70,7 +72,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     """Read finished runs; a comparison's folder stands for all of its runs.
 
     Raises:
-        ValueError: a folder holds neither, or a run is not finished.
+        InputError: a folder holds neither, or a run is not finished.
     """
     runs: list[Run] = []
     for path in paths:

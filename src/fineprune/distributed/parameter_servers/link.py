@@ -37,6 +37,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
 from torch.distributed import DistNetworkError, ProcessGroup, ProcessGroupGloo
 
+from fineprune.errors import InputError
+
 _GREETING_BYTES = 160
 # Values. At 10 Gbit/s, rounding in pieces brought a push as bfloat16 from 74 to 95 % of the limit;
 # float32 gains nothing from pieces.
@@ -48,14 +50,14 @@ class LinkBroken(ConnectionError):
 
 
 @dataclass(frozen=True)
-class Layout:
+class WireFormat:
     """What one direction of a link carries: flat tensors of `elements` values of `dtype`.
 
     With `wire_dtype=torch.bfloat16` float32 values are rounded to bfloat16 for the journey, and are
     float32 again at the other end: half the bytes, 8 bits of precision, the same range.
 
     Raises:
-        ValueError: not one element, or types that a link does not carry.
+        InputError: not one element, or types that a link does not carry.
     """
 
     elements: int
@@ -64,14 +66,14 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.elements < 1:
-            raise ValueError(f"a link carries tensors of at least 1 element, not {self.elements}")
+            raise InputError(f"a link carries tensors of at least 1 element, not {self.elements}")
         if self.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"a link carries float32 or float64, not {_plain(self.dtype)}")
+            raise InputError(f"a link carries float32 or float64, not {_plain(self.dtype)}")
         if self.wire_dtype is not None and (self.dtype, self.wire_dtype) != (
             torch.float32,
             torch.bfloat16,
         ):
-            raise ValueError(
+            raise InputError(
                 f"only float32 can travel in another type, and only as bfloat16, not "
                 f"{_plain(self.dtype)} as {_plain(self.wire_dtype)}"
             )
@@ -103,7 +105,7 @@ class Link:
         timeout_seconds: how long each message, and the making of the link, may take.
 
     Raises:
-        ValueError: wrong settings, or the two ends differ in layout or contents (at both ends).
+        InputError: wrong settings, or the two ends differ in layout or contents (at both ends).
         LinkBroken: the other end did not come, or died before the link was made.
     """
 
@@ -112,17 +114,17 @@ class Link:
         store: Store,
         name: str,
         side: int,
-        up: Layout,
-        down: Layout,
+        up: WireFormat,
+        down: WireFormat,
         *,
         contents: str = "",
         host: str = "127.0.0.1",
         timeout_seconds: float = 60.0,
     ) -> None:
         if side not in (0, 1):
-            raise ValueError(f"a link has the sides 0 and 1, not {side!r}")
+            raise InputError(f"a link has the sides 0 and 1, not {side!r}")
         if timeout_seconds < 0.001:
-            raise ValueError(f"timeout_seconds is at least 0.001, not {timeout_seconds}")
+            raise InputError(f"timeout_seconds is at least 0.001, not {timeout_seconds}")
         self.name = name
         self.side = side
         self.timeout_seconds = timeout_seconds
@@ -132,7 +134,7 @@ class Link:
         device = _device(host)
         try:
             if store.add(f"{name}/side{side}", 1) > 1:
-                raise ValueError(
+                raise InputError(
                     f"link {name!r} was made before with this store: give every link, and every "
                     f"new attempt at one, a name of its own"
                 )
@@ -151,7 +153,7 @@ class Link:
             number: travels with it, such as a version; `receive` returns it. 64 bits, signed.
 
         Raises:
-            ValueError: another tensor than the layout says.
+            InputError: another tensor than the layout says.
             LinkBroken: the other end died or did not take it in time. It may have taken it.
         """
         self.send_later(tensor, number).wait()
@@ -160,7 +162,7 @@ class Link:
         """Receive a tensor into this one; return the number that came with it.
 
         Raises:
-            ValueError: another tensor than the layout says.
+            InputError: another tensor than the layout says.
             LinkBroken: the other end died or did not send in time. `into` may be half written.
         """
         return self.receive_later(into).wait()
@@ -233,7 +235,7 @@ class Link:
             )
         fits = tensor.dtype == way.layout.dtype and tensor.shape == (way.layout.elements,)
         if not (fits and tensor.is_contiguous() and tensor.device.type == "cpu"):
-            raise ValueError(
+            raise InputError(
                 f"link {self.name!r} carries flat contiguous tensors on the CPU of {way.layout}, "
                 f"not {tuple(tensor.shape)} {_plain(tensor.dtype)} on {tensor.device}"
             )
@@ -258,8 +260,8 @@ class Link:
         way.under_way = None
         return int(way.number)
 
-    def _agree(self, up: Layout, down: Layout, contents: str) -> None:
-        """Compare both ends' layouts; a difference is a ValueError at both."""
+    def _agree(self, up: WireFormat, down: WireFormat, contents: str) -> None:
+        """Compare both ends' layouts; a difference is a InputError at both."""
         described = f"{up} up, {down} down"
         group = self._group
         assert group is not None
@@ -281,7 +283,7 @@ class Link:
             self.close()
             given = bytes(theirs[32:].tolist()).rstrip(b"\0").decode(errors="replace")
             difference = "other contents" if given == described else f"{given!r}"
-            raise ValueError(
+            raise InputError(
                 f"link {self.name!r} needs the same layout at both ends, but this one has "
                 f"{described!r} and the other {difference}: build both from the same model and "
                 f"settings"
@@ -334,14 +336,14 @@ def open_store(
     `.port`. Links that are made live on without it.
 
     Raises:
-        ValueError: the address cannot be listened on.
+        InputError: the address cannot be listened on.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(address[:2], family=family)
     except OSError as error:
         reason = str(error.strerror).split(" (", 1)[0]
-        raise ValueError(
+        raise InputError(
             f"cannot listen on {host}, port {port}: {reason}; give an address of this "
             f"machine and a free port, or 0 for any"
         ) from None
@@ -374,7 +376,7 @@ def join_store(host: str, port: int, *, timeout_seconds: float = 60.0) -> TCPSto
 class _Direction:
     """One direction of one end: its layout, its buffers and the message under way in it."""
 
-    def __init__(self, layout: Layout, tag: int) -> None:
+    def __init__(self, layout: WireFormat, tag: int) -> None:
         self.layout = layout
         self.tag = tag
         self.number = torch.zeros(1, dtype=torch.int64)
@@ -398,7 +400,7 @@ def _device(host: str) -> ProcessGroupGloo.Device:
     try:
         return ProcessGroupGloo.create_device(hostname=host)
     except RuntimeError as error:
-        raise ValueError(
+        raise InputError(
             f"cannot listen on {host!r}: {_reason(error)}; give an address of this machine"
         ) from None
 

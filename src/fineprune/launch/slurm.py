@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fineprune.errors import InputError
+
 STRATEGIES = ("all-reduce", "sync", "async", "mixed")
 
 # Below Linux's ephemeral ports and above those that Ray's workers take by default.
@@ -58,13 +60,13 @@ def fit_servers(
         CPUs of a node, and threads of each process.
 
     Raises:
-        ValueError: it does not fit.
+        InputError: it does not fit.
     """
     _at_least("nodes", nodes, 1)
     if workers // group + dedicated < nodes:
         fewest = (nodes - dedicated) * group
         servers = f" and {dedicated} dedicated servers" if dedicated else ""
-        raise ValueError(
+        raise InputError(
             f"expected work for all {nodes} nodes, got {workers} workers in groups of "
             f"{group}{servers}: ask for fewer nodes, or --set distributed.workers={fewest}"
         )
@@ -75,14 +77,14 @@ def fit_servers(
     most = max(processes)
     gpus = -(-(workers // group) // nodes) * group if on_gpus else 0
     if gpus > gpus_per_node:
-        raise ValueError(
+        raise InputError(
             f"expected {gpus} GPUs a node, one for each of its workers, got {gpus_per_node}: ask "
             f"for more GPUs or nodes, for fewer distributed.workers, or --set run.device=cpu"
         )
     least = most * max(1, threads)
     cpus = least + 1 if cpus_per_task is None else cpus_per_task
     if cpus < least:
-        raise ValueError(
+        raise InputError(
             f"expected {least} CPUs a node, {max(1, threads)} for each of its {most} processes, "
             f"got {cpus}: ask for more CPUs or nodes, or for fewer distributed.workers or "
             f"run.threads"
@@ -127,10 +129,10 @@ def batch_script(
             ``source venv/bin/activate``. They are taken as they are.
 
     Raises:
-        ValueError: a setting is wrong.
+        InputError: a setting is wrong.
     """
     if strategy not in STRATEGIES:
-        raise ValueError(
+        raise InputError(
             f"expected strategy to be one of {', '.join(STRATEGIES)}, got {strategy!r}"
         )
     _at_least("nodes", nodes, 1)
@@ -140,13 +142,13 @@ def batch_script(
     cpus = processes + servers if cpus_per_task is None else cpus_per_task
     _at_least("cpus_per_task", cpus, 1)
     if time is not None and not _TIME.fullmatch(time):
-        raise ValueError(
+        raise InputError(
             f"expected time in a form of Slurm's, such as 90 (minutes), 24:00:00 or 2-12, "
             f"got {time!r}"
         )
     for what, name in (("partition", partition), ("account", account), ("job_name", job_name)):
         if name is not None and not _NAME.fullmatch(name):
-            raise ValueError(f"expected {what} of letters, digits and _.,+@- only, got {name!r}")
+            raise InputError(f"expected {what} of letters, digits and _.,+@- only, got {name!r}")
     asked = {
         "job-name": job_name,
         "partition": partition,
@@ -179,12 +181,12 @@ def _processes(strategy: str, given: int | None, gpus: int) -> int:
         return gpus or 1
     _at_least("processes_per_node", given, 1)
     if strategy != "all-reduce":
-        raise ValueError(
+        raise InputError(
             f"expected processes_per_node with all-reduce only, got {given} with {strategy}: "
             f"the recipe's distributed.workers says how many workers there are"
         )
     if gpus and given > gpus:
-        raise ValueError(f"expected a GPU for each process of a node, got {given} on {gpus}")
+        raise InputError(f"expected a GPU for each process of a node, got {given} on {gpus}")
     return given
 
 
@@ -264,4 +266,4 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
 
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
-        raise ValueError(f"expected {name} to be at least {least}, got {value}")
+        raise InputError(f"expected {name} to be at least {least}, got {value}")

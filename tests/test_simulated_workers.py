@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fineprune.distributed.simulation import SimulatedWorkers
+from fineprune.distributed.simulated_workers import SimulatedWorkers
 from fineprune.training import loop
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.loop import train

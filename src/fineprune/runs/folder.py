@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 import fineprune
+from fineprune.errors import InputError
 from fineprune.training.hardware import describe
-from fineprune.training.job import Job
+from fineprune.training.train_state import Job
 from fineprune.training.recipe import Recipe
-from fineprune.training.run_log import (
+from fineprune.runs.files import (
     METRICS,
     RECIPE,
     SUMMARY,
@@ -49,10 +50,10 @@ class RunFolder:
         """Return the checkpoint to go on from, if there is one. Writes nothing.
 
         Raises:
-            ValueError: the folder holds a run already and ``resume`` is not asked for.
+            InputError: the folder holds a run already and ``resume`` is not asked for.
         """
         if not resume and (self._metrics.exists() or self._summary.exists()):
-            raise ValueError(
+            raise InputError(
                 f"expected a new folder for the run, but {self.folder} holds one: give another "
                 f"--out, or --resume to continue it"
             )

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from fineprune.experiments.statistics import (
+from fineprune.experiments.arm_table import (
     Difference,
     grouped,
     paired_difference,
     saved_in_epochs,
     table_rows,
 )
-from fineprune.training.run_log import Run
+from fineprune.runs.files import Run
 
 # Student's quantiles at 0.975, from any printed table.
 STUDENT_1, STUDENT_2 = 12.706204736, 4.302652730

@@ -7,8 +7,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from fineprune.distributed.all_reduce import Ranks
-from fineprune.distributed.simulation import SimulatedWorkers
+from fineprune.distributed.all_reduce import RankGroup
+from fineprune.distributed.simulated_workers import SimulatedWorkers
+from fineprune.errors import InputError
 from fineprune.pruning.pruner import Pruner
 from fineprune.training.data import Data, load_data
 from fineprune.training.network import precision, recipe_network
@@ -35,7 +36,7 @@ class Job:
     """
 
     recipe: Recipe
-    ranks: Ranks
+    ranks: RankGroup
     data: Data
     model: nn.Module
     forward: nn.Module
@@ -70,15 +71,15 @@ class EpochSoFar:
         self.started = now
 
 
-def build_job(recipe: Recipe, ranks: Ranks) -> Job:
+def build_job(recipe: Recipe, ranks: RankGroup) -> Job:
     """Load the data and build network, optimizer and pruner, from torch's current random state.
 
     Raises:
-        ValueError: simulated workers are asked for on several ranks.
+        InputError: simulated workers are asked for on several ranks.
     """
     simulate = recipe.distributed.simulate
     if simulate and ranks.size > 1:
-        raise ValueError(
+        raise InputError(
             f"expected distributed.simulate in one process, got {simulate} on {ranks.size} ranks: "
             f"start it without torchrun"
         )
@@ -88,7 +89,7 @@ def build_job(recipe: Recipe, ranks: Ranks) -> Job:
         data.train,
         recipe.policy(),
         seed=recipe.run.seed,
-        batch_size=recipe.training.batch_size * recipe.distributed.batches_an_update,
+        batch_size=recipe.training.batch_size * recipe.distributed.batches_per_update,
         accumulation=recipe.training.accumulation,
         drop_last=recipe.training.drop_last,
     )
@@ -148,7 +149,7 @@ def restore_job(job: Job, state: dict[str, Any]) -> EpochSoFar | None:
     """Take up a checkpoint, from any number of ranks; returns the epoch in progress, if any.
 
     Raises:
-        ValueError: the checkpoint is of another recipe.
+        InputError: the checkpoint is of another recipe.
     """
     check_method(job, state)
     job.model.load_state_dict(state["model"])
@@ -180,9 +181,9 @@ def _compiled(model: nn.Module, run: RunSettings) -> nn.Module:
 
 
 def check_method(job: Job, state: dict[str, Any]) -> None:
-    """Raise ValueError where a checkpoint is of another recipe."""
+    """Raise InputError where a checkpoint is of another recipe."""
     if state["recipe"] != method(job.recipe):
-        raise ValueError(
+        raise InputError(
             "expected a checkpoint of this recipe, got one of another: resume with the settings "
             "in the folder's recipe.toml, or train into a new folder"
         )

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 from scipy.special import stdtrit
 
+from fineprune.errors import InputError
 from fineprune.experiments.controls import ARMS
-from fineprune.training.run_log import Run
+from fineprune.runs.files import Run
 
 BASELINE = "full"
 
@@ -125,7 +126,7 @@ def table_rows(runs: Sequence[Run]) -> list[Row]:
     """Return one row for each arm of each group.
 
     Raises:
-        ValueError: runs that cannot be told apart, as in ``grouped``.
+        InputError: runs that cannot be told apart, as in ``grouped``.
     """
     return [row for group in grouped(runs) for row in group_rows(group)]
 
@@ -137,7 +138,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     split by their titles too.
 
     Raises:
-        ValueError: runs of one title have unlike settings, or the same arm and seed.
+        InputError: runs of one title have unlike settings, or the same arm and seed.
     """
     groups = []
     for (network, dataset), same in _split(runs, _names).items():
@@ -148,7 +149,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         for title, titled in _split(same, lambda run: run.title).items():
             clash = _clash(titled)
             if clash is not None:
-                raise ValueError(
+                raise InputError(
                     f"expected comparable runs of {label} in {title!r}, got {clash}: "
                     f"report them apart"
                 )

@@ -9,7 +9,7 @@ from fineprune.training.random_state import reseed
 from fineprune.training.recipe import Recipe
 
 
-class RecipeTrainee:
+class RecipeReplica:
     """A replica of a recipe's network, with the data to train it on.
 
     Args:

@@ -20,14 +20,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fineprune.distributed.cluster import Cluster, Died, Process
-from fineprune.distributed.layout import ModelLayout, layout_of
-from fineprune.distributed.ledger import Key, Ledger
-from fineprune.distributed.links import LinkBroken, open_store
-from fineprune.distributed.server import Answered, MakeOptimizer, Meeting, Shard
-from fineprune.distributed.staleness import may_apply, may_start
+from fineprune.distributed.parameter_servers.batch_ledger import BatchKey, BatchLedger
+from fineprune.distributed.parameter_servers.flat_layout import FlatLayout, flat_layout
+from fineprune.distributed.parameter_servers.link import LinkBroken, open_store
+from fineprune.distributed.parameter_servers.ray_cluster import Cluster, Died, Process
+from fineprune.distributed.parameter_servers.server import (
+    Answered,
+    MakeOptimizer,
+    ParameterServer,
+    Rendezvous,
+)
+from fineprune.distributed.parameter_servers.staleness import may_apply, may_start
+from fineprune.distributed.parameter_servers.worker import Build, Computed, Worker
 from fineprune.distributed.strategy import Strategy
-from fineprune.distributed.worker import Build, Computed, Replica
+from fineprune.errors import InputError
 
 _DEATHS_IN_VAIN = 3
 
@@ -45,7 +51,7 @@ class Update:
     """
 
     version: int
-    keys: tuple[Key, ...]
+    keys: tuple[BatchKey, ...]
     staleness: int
     indices: Tensor
     losses: Tensor
@@ -69,7 +75,7 @@ class EpochResult:
     """
 
     updates: list[Update] = field(default_factory=list)
-    lost: list[Key] = field(default_factory=list)
+    lost: list[BatchKey] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
     dropped: int = 0
     undone: int = 0
@@ -86,7 +92,7 @@ class _Group:
     phase: str = "starting"  # then connecting, idle, computing, pushing, staged
     calls: dict[Any, str] = field(default_factory=dict)
     version: int = -1  # that it has read; -1 for none
-    lease: Key | None = None
+    lease: BatchKey | None = None
     losses: dict[int, Computed] = field(default_factory=dict)
     fruitless: int = 0  # lives in a row without a batch
 
@@ -99,7 +105,7 @@ class _ServerDied(Exception):
     pass
 
 
-class ParameterServer:
+class Coordinator:
     """Servers and groups of replicas, as actors of a cluster, and the loop that drives them.
 
     Args:
@@ -107,14 +113,14 @@ class ParameterServer:
         strategy: who waits for whom.
         model: the parameters and buffers to begin with; only read.
         build: makes a replica, given its rank; picklable. Replicas' parameters are overwritten.
-        optimizer: makes a server's optimizer, see `Shard`; picklable.
+        optimizer: makes a server's optimizer, see `ParameterServer`; picklable.
         snapshots: folder for the servers' snapshots, the same one on all nodes; made here.
         snapshot_every: updates between two snapshots inside an epoch; 0 for none but at its end.
         state: of an earlier training with as many servers, to go on with.
         timeout_seconds: of each message between worker and server.
 
     Raises:
-        ValueError: the model does not fit, or the state is of another layout.
+        InputError: the model does not fit, or the state is of another layout.
         RuntimeError: a server died before there was anything to bring it back to.
     """
 
@@ -133,16 +139,18 @@ class ParameterServer:
     ) -> None:
         self._cluster = cluster
         self._strategy = strategy
-        self._layout: ModelLayout = layout_of(model, strategy.servers)
+        self._layout: FlatLayout = flat_layout(model, strategy.servers)
         if state is not None and state["layout"] != self._layout.contents:
-            raise ValueError(
+            raise InputError(
                 "expected a state of the same model and number of servers, got one of others: "
                 "resume with the settings that it was made with"
             )
         self._build = build
         self._optimizer = optimizer
         self._store = open_store(cluster.host, timeout_seconds=timeout_seconds)
-        self._meeting = Meeting(cluster.host, self._store.port, timeout_seconds, strategy.bfloat16)
+        self._rendezvous = Rendezvous(
+            cluster.host, self._store.port, timeout_seconds, strategy.gradients == "bfloat16"
+        )
         self._folder = snapshots
         self._folder.mkdir(parents=True, exist_ok=True)
         self._snapshot_every = snapshot_every
@@ -155,7 +163,7 @@ class ParameterServer:
         self._updates: dict[int, Update] = {}
         self._turns: dict[Any, str] = {}  # calls to servers that belong to no group
         self._saving: dict[int, tuple[int, int]] = {}  # turn: version, servers still at it
-        self._ledger = Ledger(0, 0)
+        self._ledger = BatchLedger(0, 0)
         self._batches: list[np.ndarray[Any, Any]] = []
         self._first_version = 0
         self._initial = self._layout.flat(model).cpu()
@@ -216,16 +224,16 @@ class ParameterServer:
             rate: from the number of the epoch's batches applied so far to the learning rate.
 
         Raises:
-            ValueError: a batch is empty.
+            InputError: a batch is empty.
             RuntimeError: a group died again and again without a batch in between.
         """
         self._result = EpochResult()
         self._updates = {}
         self._batches = [np.asarray(batch.numpy(), dtype=np.int64) for batch in batches]
         if not all(len(batch) for batch in self._batches):
-            raise ValueError("expected batches of at least one sample, got an empty one")
+            raise InputError("expected batches of at least one sample, got an empty one")
         self._rate = rate
-        self._ledger = Ledger(epoch, len(batches))
+        self._ledger = BatchLedger(epoch, len(batches))
         self._first_version = self._version
         for group in self._groups:
             if group.phase == "idle":
@@ -364,7 +372,7 @@ class ParameterServer:
 
     def _decide(self) -> None:
         """Apply what may be applied, and give batches to whom may begin."""
-        if self._strategy.mode == "sync":
+        if self._strategy.synchronous:
             staged = self._ledger.staged
             quorum = min(self._strategy.quorum, self._ledger.remaining)
             if staged and len(staged) >= quorum:
@@ -380,16 +388,16 @@ class ParameterServer:
         for key in self._ledger.staged:
             group = self._holder(key)
             others = [g.version for g in self._groups if g.lease is not None and g is not group]
-            if may_apply(self._version, others, self._strategy.bound):
+            if may_apply(self._version, others, self._strategy.staleness_bound):
                 return group
         return None
 
-    def _holder(self, key: Key) -> _Group:
+    def _holder(self, key: BatchKey) -> _Group:
         return next(group for group in self._groups if group.lease == key)
 
     def _take_turn(self, accepted: list[_Group]) -> None:
         """Apply the accepted groups' gradients, and let all idle groups read and begin."""
-        gradients: list[tuple[Key, str, float]] = []
+        gradients: list[tuple[BatchKey, str, float]] = []
         rate = 0.0
         if accepted:
             gradients, rate = self._apply(accepted)
@@ -411,7 +419,7 @@ class ParameterServer:
         if accepted and every and (self._version - self._first_version) % every == 0:
             self._snapshot(wait=False)
 
-    def _apply(self, accepted: list[_Group]) -> tuple[list[tuple[Key, str, float]], float]:
+    def _apply(self, accepted: list[_Group]) -> tuple[list[tuple[BatchKey, str, float]], float]:
         """Write an update down; returns what the servers have to know."""
         done = len(self._ledger.applied)
         taken = sorted((group.lease, group) for group in accepted if group.lease is not None)
@@ -423,7 +431,7 @@ class ParameterServer:
         ]
         staleness = self._version - accepted[0].version
         rate = self._rate(done)
-        if self._strategy.divide_rate:
+        if self._strategy.rate_by_staleness:
             rate /= max(1, staleness)
         self._ledger.apply(keys)
         self._version += 1
@@ -437,7 +445,7 @@ class ParameterServer:
         )
         for group in accepted:
             group.phase, group.lease = "idle", None
-        if self._strategy.mode == "sync":
+        if self._strategy.synchronous:
             for group in self._groups:
                 if group.lease is not None:
                     self._ledger.reject(group.lease)
@@ -449,7 +457,7 @@ class ParameterServer:
 
     def _lease(self, group: _Group) -> bool:
         in_flight = sum(other.lease is not None for other in self._groups)
-        if not may_start(in_flight, self._strategy.bound):
+        if not may_start(in_flight, self._strategy.staleness_bound):
             return False
         group.lease = self._ledger.lease(group.index)
         if group.lease is None:
@@ -475,8 +483,8 @@ class ParameterServer:
 
     def _new_server(self, index: int) -> Process:
         part = self._initial[self._layout.part(index)].numpy()
-        arguments = (self._layout, index, part, self._optimizer, self._meeting)
-        return self._cluster.server(index, _make_shard, arguments)
+        arguments = (self._layout, index, part, self._optimizer, self._rendezvous)
+        return self._cluster.server(index, _make_server, arguments)
 
     def _end_turn(self, call: Any, what: str) -> None:
         try:
@@ -546,7 +554,7 @@ class ParameterServer:
         undone = [version for version in self._updates if version > self._common]
         for version in undone:
             keys = self._updates.pop(version).keys
-            self._ledger.undo(keys, lose=self._strategy.mode != "sync")
+            self._ledger.undo(keys, lose=not self._strategy.synchronous)
         self._result.undone += len(undone)
         self._version = self._common
 
@@ -585,14 +593,14 @@ class ParameterServer:
         group.members = [
             self._cluster.replica(
                 group.index,
-                Replica,
+                Worker,
                 (
                     self._build,
                     group.index * size + member,
                     member,
                     size,
                     self._strategy.servers,
-                    self._meeting,
+                    self._rendezvous,
                 ),
             )
             for member in range(size)
@@ -631,12 +639,14 @@ class ParameterServer:
         group.calls = {}
 
 
-def _make_shard(
-    layout: ModelLayout,
+def _make_server(
+    layout: FlatLayout,
     index: int,
     part: np.ndarray[Any, Any],
     optimizer: MakeOptimizer,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     host: str,
-) -> Shard:
-    return Shard(layout, index, torch.from_numpy(np.array(part)), optimizer, meeting, host)
+) -> ParameterServer:
+    return ParameterServer(
+        layout, index, torch.from_numpy(np.array(part)), optimizer, rendezvous, host
+    )

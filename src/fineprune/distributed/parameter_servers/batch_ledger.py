@@ -4,15 +4,17 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from fineprune.errors import InputError
 
-class Key(NamedTuple):
+
+class BatchKey(NamedTuple):
     """What a gradient is known by, whoever computes it: the epoch and the batch, both from 0."""
 
     epoch: int
     batch: int
 
 
-class Ledger:
+class BatchLedger:
     """The batches of one epoch.
 
     A batch is queued, then leased to a worker, then staged on all servers, then applied or lost.
@@ -30,14 +32,14 @@ class Ledger:
     def __init__(self, epoch: int, batches: int) -> None:
         self.epoch = epoch
         self.batches = batches
-        self.applied: list[Key] = []
-        self._lost: set[Key] = set()
-        self._queue = [Key(epoch, batch) for batch in range(batches)]
-        self._holder: dict[Key, int] = {}
-        self._staged: dict[Key, None] = {}
+        self.applied: list[BatchKey] = []
+        self._lost: set[BatchKey] = set()
+        self._queue = [BatchKey(epoch, batch) for batch in range(batches)]
+        self._holder: dict[BatchKey, int] = {}
+        self._staged: dict[BatchKey, None] = {}
 
     @property
-    def lost(self) -> list[Key]:
+    def lost(self) -> list[BatchKey]:
         """Batches given up: their gradients are in no parameters."""
         return sorted(self._lost)
 
@@ -47,7 +49,7 @@ class Ledger:
         return len(self._queue)
 
     @property
-    def staged(self) -> list[Key]:
+    def staged(self) -> list[BatchKey]:
         """Batches whose gradients lie on all servers, in the order in which they came there."""
         return list(self._staged)
 
@@ -56,7 +58,7 @@ class Ledger:
         """How many are neither applied nor lost."""
         return self.batches - len(self.applied) - len(self._lost)
 
-    def lease(self, worker: int) -> Key | None:
+    def lease(self, worker: int) -> BatchKey | None:
         """Give the lowest queued batch to a worker; None if there is none."""
         if not self._queue:
             return None
@@ -64,32 +66,32 @@ class Ledger:
         self._holder[key] = worker
         return key
 
-    def stage(self, key: Key) -> None:
+    def stage(self, key: BatchKey) -> None:
         """Note that a leased batch's gradient lies on all servers."""
         self._expect(key in self._holder and key not in self._staged, key, "leased")
         self._staged[key] = None
 
-    def apply(self, keys: Iterable[Key]) -> None:
+    def apply(self, keys: Iterable[BatchKey]) -> None:
         """Note that staged gradients are in the parameters."""
         for key in keys:
             self._expect(key in self._staged, key, "staged")
             self._release(key)
             self.applied.append(key)
 
-    def reject(self, key: Key) -> None:
+    def reject(self, key: BatchKey) -> None:
         """Queue a leased or staged batch again."""
         self._expect(key in self._holder, key, "leased or staged")
         self._release(key)
         heapq.heappush(self._queue, key)
 
-    def orphan(self, worker: int) -> list[Key]:
+    def orphan(self, worker: int) -> list[BatchKey]:
         """Queue again what a dead worker held; returns it."""
         keys = sorted(key for key, holder in self._holder.items() if holder == worker)
         for key in keys:
             self.reject(key)
         return keys
 
-    def undo(self, keys: Iterable[Key], *, lose: bool) -> None:
+    def undo(self, keys: Iterable[BatchKey], *, lose: bool) -> None:
         """Note that applied batches are in the parameters no more: queue them again, or lose them.
 
         Takes time in proportion to the epoch's length.
@@ -104,13 +106,13 @@ class Ledger:
             for key in undone:
                 heapq.heappush(self._queue, key)
 
-    def _release(self, key: Key) -> None:
+    def _release(self, key: BatchKey) -> None:
         del self._holder[key]
         self._staged.pop(key, None)
 
-    def _expect(self, holds: bool, key: Key, state: str) -> None:
+    def _expect(self, holds: bool, key: BatchKey, state: str) -> None:
         if not holds:
-            raise ValueError(f"expected batch {key.batch} of epoch {key.epoch} to be {state}")
+            raise InputError(f"expected batch {key.batch} of epoch {key.epoch} to be {state}")
 
 
 def updates_of(batches: int, quorum: int) -> int:

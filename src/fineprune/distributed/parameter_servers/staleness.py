@@ -8,6 +8,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fineprune.errors import InputError
+
 
 @dataclass(frozen=True)
 class Push:
@@ -74,14 +76,14 @@ def simulate(
         The gradients that were applied, in their order.
 
     Raises:
-        ValueError: a setting is out of range.
+        InputError: a setting is out of range.
     """
     if workers < 1 or batches < 0:
-        raise ValueError(f"expected workers >= 1, batches >= 0, got {workers}, {batches}")
+        raise InputError(f"expected workers >= 1, batches >= 0, got {workers}, {batches}")
     if quorum is not None and not 1 <= quorum <= workers:
-        raise ValueError(f"expected a quorum of 1 to {workers} workers, got {quorum}")
+        raise InputError(f"expected a quorum of 1 to {workers} workers, got {quorum}")
     if bound is not None and (bound < 0 or quorum is not None):
-        raise ValueError(f"expected a bound of at least 0, without a quorum, got {bound}")
+        raise InputError(f"expected a bound of at least 0, without a quorum, got {bound}")
     pushes: list[Push] = []
     version, queued, now = 0, batches, 0.0
     steps = [itertools.count() for _ in range(workers)]

@@ -17,9 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fineprune.distributed.layout import ModelLayout
-from fineprune.distributed.ledger import Key
-from fineprune.distributed.links import Layout, Link, LinkBroken, Transfer, join_store
+from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
+from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
+from fineprune.distributed.parameter_servers.link import (
+    Link,
+    LinkBroken,
+    Transfer,
+    WireFormat,
+    join_store,
+)
+from fineprune.errors import InputError
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 
@@ -29,7 +36,7 @@ class Superseded(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where links find each other, and how they are made.
 
     Attributes:
@@ -43,7 +50,7 @@ class Meeting:
     timeout_seconds: float = 60.0
     bfloat16: bool = False
 
-    def link(self, layout: ModelLayout, server: int, name: str, side: int, host: str) -> Link:
+    def link(self, layout: FlatLayout, server: int, name: str, side: int, host: str) -> Link:
         """Make one end of a link to a server: side 0 is the worker's. Both must be making it."""
         part = layout.part(server)
         wire = torch.bfloat16 if self.bfloat16 else None
@@ -52,8 +59,8 @@ class Meeting:
             join_store(self.host, self.port, timeout_seconds=self.timeout_seconds),
             name,
             side,
-            Layout(elements, layout.dtype, wire),
-            Layout(elements, layout.dtype),
+            WireFormat(elements, layout.dtype, wire),
+            WireFormat(elements, layout.dtype),
             contents=layout.contents,
             host=host,
             timeout_seconds=self.timeout_seconds,
@@ -87,30 +94,30 @@ class _Reader:
         self.gradient = torch.empty_like(like)
         self.answer = torch.empty_like(like)
         self.sending: Transfer | None = None
-        self.staged: Key | None = None
+        self.staged: BatchKey | None = None
 
 
-class Shard:
+class ParameterServer:
     """One server's part of the parameters. Its methods may be called from several threads.
 
     Args:
         layout: of the model's parameters.
         index: of this server.
         parameters: its part, shape (elements of the part,); copied.
-        optimizer: builds the optimizer from the part's pieces (`ModelLayout.pieces`), flat tensors.
+        optimizer: builds the optimizer from the part's pieces (`FlatLayout.pieces`), flat tensors.
             It must treat each element by itself, as SGD, RMSProp and Adam do: pieces do not have
             the parameters' shapes, and a piece may be half of one.
-        meeting: how links are made.
+        rendezvous: how links are made.
         host: this machine's address for links.
     """
 
     def __init__(
         self,
-        layout: ModelLayout,
+        layout: FlatLayout,
         index: int,
         parameters: Tensor,
         optimizer: MakeOptimizer,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         host: str = "127.0.0.1",
     ) -> None:
         self._layout = layout
@@ -122,12 +129,12 @@ class Shard:
         for piece, gradient in zip(pieces, torch.split(self._gradient, sizes), strict=True):
             piece.grad = gradient
         self._optimizer = optimizer(list(pieces))
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._host = host
         self._readers: dict[str, _Reader] = {}
         self._version = 0
         self._turn = 0
-        self._applied: set[Key] = set()
+        self._applied: set[BatchKey] = set()
         self._changed = threading.Condition()
 
     def ping(self) -> int:
@@ -141,7 +148,7 @@ class Shard:
             LinkBroken: the worker did not come.
         """
         name = f"{reader}-server{self._index}"
-        link = self._meeting.link(self._layout, self._index, name, 1, self._host)
+        link = self._rendezvous.link(self._layout, self._index, name, 1, self._host)
         with self._changed:
             self._readers[reader] = _Reader(link, self._parameters)
 
@@ -154,12 +161,12 @@ class Shard:
         if gone is not None:
             gone.link.close()
 
-    def stage(self, reader: str, key: Key) -> None:
+    def stage(self, reader: str, key: BatchKey) -> None:
         """Receive a worker's gradient of a batch. It has no effect before its turn to be applied.
 
         Raises:
             LinkBroken: the worker died, or sent nothing in time.
-            ValueError: the gradient is of another batch.
+            InputError: the gradient is of another batch.
         """
         one = self._readers.get(reader)
         if one is None:
@@ -167,13 +174,13 @@ class Shard:
         one.staged = None
         number = one.link.receive(one.gradient)
         if number != key.batch:
-            raise ValueError(f"expected the gradient of batch {key.batch}, got {number}")
+            raise InputError(f"expected the gradient of batch {key.batch}, got {number}")
         one.staged = key
 
     def update(
         self,
         turn: int,
-        gradients: Sequence[tuple[Key, str, float]],
+        gradients: Sequence[tuple[BatchKey, str, float]],
         readers: Sequence[str],
         rate: float,
     ) -> Answered:
@@ -188,7 +195,7 @@ class Shard:
 
         Raises:
             Superseded: this server went back to a snapshot meanwhile.
-            ValueError: a gradient was not staged, or was applied before.
+            InputError: a gradient was not staged, or was applied before.
         """
         came = time.perf_counter()
         with self._changed:
@@ -264,7 +271,7 @@ class Shard:
             # The optimizer would go on with the very tensors that it is given.
             self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
             self._version = state["version"]
-            self._applied = {Key(*key) for key in state["keys"].tolist()}
+            self._applied = {BatchKey(*key) for key in state["keys"].tolist()}
             self._turn = turn
             gone = list(self._readers.values())
             self._readers.clear()
@@ -278,13 +285,13 @@ class Shard:
         if self._turn != turn - 1:
             raise Superseded(f"server {self._index} has taken turn {self._turn} before {turn}")
 
-    def _apply(self, gradients: Sequence[tuple[Key, str, float]], rate: float) -> None:
+    def _apply(self, gradients: Sequence[tuple[BatchKey, str, float]], rate: float) -> None:
         for place, (key, name, share) in enumerate(gradients):
             reader = self._readers.get(name)
             if reader is None or reader.staged != key:
-                raise ValueError(f"expected {name!r} to have staged {key}, got no such gradient")
+                raise InputError(f"expected {name!r} to have staged {key}, got no such gradient")
             if key in self._applied:
-                raise ValueError(f"expected {key} for the first time, but it was applied before")
+                raise InputError(f"expected {key} for the first time, but it was applied before")
             if place == 0:
                 torch.mul(reader.gradient, share, out=self._gradient)
             else:

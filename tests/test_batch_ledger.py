@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fineprune.distributed.ledger import Key, Ledger, updates_of
+from fineprune.distributed.parameter_servers.batch_ledger import BatchKey, BatchLedger, updates_of
 
 
 @given(batches=st.integers(0, 12), data=st.data())
 def test_whatever_happens_each_batch_ends_applied_once_or_lost(batches, data):
-    ledger = Ledger(2, batches)
-    leased: list[Key] = []
+    ledger = BatchLedger(2, batches)
+    leased: list[BatchKey] = []
     for _ in range(40):
         event = data.draw(st.sampled_from(["lease", "stage", "apply", "reject", "die", "undo"]))
         worker = data.draw(st.integers(0, 3))
@@ -40,19 +40,19 @@ def test_whatever_happens_each_batch_ends_applied_once_or_lost(batches, data):
         ledger.stage(key)
         ledger.apply([key])
     assert ledger.remaining == 0
-    assert sorted(ledger.applied + ledger.lost) == [Key(2, batch) for batch in range(batches)]
+    assert sorted(ledger.applied + ledger.lost) == [BatchKey(2, batch) for batch in range(batches)]
 
 
 def test_the_lowest_queued_batch_is_leased_first():
-    ledger = Ledger(0, 3)
+    ledger = BatchLedger(0, 3)
     first, second = ledger.lease(0), ledger.lease(1)
-    assert (first, second) == (Key(0, 0), Key(0, 1))
+    assert (first, second) == (BatchKey(0, 0), BatchKey(0, 1))
     assert ledger.orphan(0) == [first]
-    assert [ledger.lease(1), ledger.lease(1), ledger.lease(1)] == [first, Key(0, 2), None]
+    assert [ledger.lease(1), ledger.lease(1), ledger.lease(1)] == [first, BatchKey(0, 2), None]
 
 
 def test_staged_batches_keep_the_order_of_their_arrival():
-    ledger = Ledger(0, 2)
+    ledger = BatchLedger(0, 2)
     keys = [ledger.lease(0), ledger.lease(1)]
     for key in reversed(keys):
         ledger.stage(key)
@@ -60,8 +60,8 @@ def test_staged_batches_keep_the_order_of_their_arrival():
 
 
 def test_what_is_out_of_order_is_refused():
-    ledger = Ledger(0, 2)
-    key = Key(0, 0)
+    ledger = BatchLedger(0, 2)
+    key = BatchKey(0, 0)
     for wrong in (ledger.stage, ledger.reject, lambda key: ledger.apply([key])):
         with pytest.raises(ValueError, match="batch 0 of epoch 0"):
             wrong(key)

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fineprune.distributed.all_reduce import Ranks
-from fineprune.distributed.strategy import Strategy
+from fineprune.distributed.all_reduce import RankGroup
+from fineprune.errors import InputError
+from fineprune.runs.folder import RunFolder
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.epoch_metrics import (
     add_evaluation,
@@ -24,14 +25,12 @@ from fineprune.training.epoch_metrics import (
     epoch_metrics,
     write_epoch,
 )
-from fineprune.training.job import Job, build_job, check_method, method, new_epoch
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.optimizer import build_optimizer
 from fineprune.training.random_state import seeded
 from fineprune.training.recipe import Recipe
-from fineprune.training.run_folder import RunFolder
-from fineprune.training.settings import DistributedSettings
-from fineprune.training.trainee import RecipeTrainee
+from fineprune.training.recipe_replica import RecipeReplica
+from fineprune.training.train_state import Job, build_job, check_method, method, new_epoch
 
 # Updates between two snapshots of the servers: what a server's death can cost.
 _SNAPSHOT_EVERY = 50
@@ -48,18 +47,18 @@ def serve(
     """Train a recipe with parameter servers and write its run folder; see ``loop.train``.
 
     Raises:
-        ValueError: Ray is not installed, a launcher started several processes, there is no place
+        InputError: Ray is not installed, a launcher started several processes, there is no place
             for so many workers, or the checkpoint is of another recipe.
     """
     _check(recipe)
-    from fineprune.distributed.cluster import Places, cluster
-    from fineprune.distributed.parameter_server import ParameterServer
+    from fineprune.distributed.parameter_servers.coordinator import Coordinator
+    from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
 
     settings = recipe.distributed
     checkpoint = log.checkpoint_to_resume(resume)
     state = None if checkpoint is None else load_checkpoint(checkpoint)
     with seeded(recipe.run.seed, recipe.run.device):
-        job = build_job(recipe, Ranks())
+        job = build_job(recipe, RankGroup())
         if state is None:
             log.begin()
         else:
@@ -75,11 +74,11 @@ def serve(
             gpus=1.0 if recipe.run.device.startswith("cuda") else 0.0,
         )
         with cluster(places) as place:
-            server = ParameterServer(
+            server = Coordinator(
                 place,
-                _strategy(settings),
+                settings,
                 job.model,
-                functools.partial(RecipeTrainee, _anywhere(recipe)),
+                functools.partial(RecipeReplica, _anywhere(recipe)),
                 functools.partial(build_optimizer, settings=recipe.training),
                 log.folder.resolve() / "servers",
                 snapshot_every=_SNAPSHOT_EVERY,
@@ -162,29 +161,16 @@ def _anywhere(recipe: Recipe) -> Recipe:
     return recipe.replaced("data", dir=str(Path(recipe.data.dir).resolve()))
 
 
-def _strategy(settings: DistributedSettings) -> Strategy:
-    return Strategy(
-        mode=settings.strategy,
-        workers=settings.workers,
-        servers=settings.servers,
-        backup=settings.backup,
-        group=settings.group,
-        bound=settings.staleness_bound,
-        divide_rate=settings.rate_by_staleness,
-        bfloat16=settings.gradients == "bfloat16",
-    )
-
-
 def _check(recipe: Recipe) -> None:
     strategy = recipe.distributed.strategy
     try:
         import ray  # noqa: F401
     except ImportError as error:
-        raise ValueError(
+        raise InputError(
             f"expected Ray for distributed.strategy {strategy!r}: pip install 'fineprune[cluster]'"
         ) from error
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(
+        raise InputError(
             f"expected distributed.strategy {strategy!r} without torchrun: its workers are started "
             f"by the run itself"
         )

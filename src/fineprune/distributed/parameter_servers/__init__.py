@@ -1,0 +1,1 @@
+"""Workers compute gradients, servers hold the parameters, and a coordinator drives both."""

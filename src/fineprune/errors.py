@@ -1,0 +1,40 @@
+"""InputError: what was given is wrong, as opposed to a failure while running; and its checks."""
+
+import difflib
+import math
+
+
+class InputError(ValueError):
+    """A setting, a file or an argument is wrong.
+
+    The message is one line: what was expected, what was given, and what to do. The command line
+    prints that line alone and exits with status 2. Every other exception keeps its traceback.
+    """
+
+
+def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    """Raise InputError, naming the nearest known value, unless ``value`` is known."""
+    if value not in known:
+        near = difflib.get_close_matches(value, known, n=1, cutoff=0.0)
+        raise InputError(
+            f"expected {name} to be one of {', '.join(known)}, got {value!r}: "
+            f"did you mean {near[0]!r}?"
+        )
+
+
+def check_at_least(name: str, value: float, least: float) -> None:
+    """Raise InputError unless ``value`` is finite and at least ``least``."""
+    if not (math.isfinite(value) and value >= least):
+        raise InputError(f"expected {name} to be at least {least}, got {value}")
+
+
+def check_above(name: str, value: float, bound: float) -> None:
+    """Raise InputError unless ``value`` is finite and above ``bound``."""
+    if not (math.isfinite(value) and value > bound):
+        raise InputError(f"expected {name} to be above {bound}, got {value}")
+
+
+def check_between(name: str, value: float, low: float, high: float) -> None:
+    """Raise InputError unless ``value`` lies in [low, high]."""
+    if not low <= value <= high:
+        raise InputError(f"expected {name} in [{low}, {high}], got {value}")

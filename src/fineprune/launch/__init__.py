@@ -1,0 +1,1 @@
+"""Command lines that start fineprune in other processes: torchrun and Slurm."""
