@@ -37,9 +37,9 @@ def run_queue(runs, deadline):
         if time.monotonic() + metrics["seconds"] + metrics["evaluate_seconds"] > deadline:
             raise TimeIsUp
 
-    for recipe, arm, folder in runs:
+    for recipe, folder in runs:
         if not (folder / SUMMARY).exists():
-            train(recipe, folder, arm=arm, resume=True, on_epoch=stop_in_time)
+            train(recipe, folder, resume=True, on_epoch=stop_in_time)
             stop_in_time({"seconds": 0.0, "evaluate_seconds": 0.0})
 
 
@@ -64,13 +64,13 @@ def main():
         recipe = resolved(read_recipe(options.recipes / f"{network}.toml", options.changes))
         for arm in options.arms.split():
             made = arm_recipe(recipe, arm, TRAIN_IMAGES - recipe.data.validation)
-            runs.append((made, arm, options.out / f"{network}-{arm}"))
+            runs.append((made.replaced("run", arm=arm), options.out / f"{network}-{arm}"))
     try:
         run_queue(runs, deadline)
     except TimeIsUp:
         return TRY_AGAIN
     finally:
-        for recipe, _, folder in runs:
+        for recipe, folder in runs:
             print(progress(folder, recipe.training.epochs))
     return 0
 

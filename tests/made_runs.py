@@ -9,7 +9,7 @@ import numpy as np
 
 from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
-from fineprune.runs.files import append_metrics, write_atomically, write_json_atomically
+from fineprune.runs.files import append_metrics, write_atomically, write_json
 from fineprune.training.recipe import Recipe, make_recipe
 
 # Accuracy that an arm lies above or below the full one in the end.
@@ -71,7 +71,7 @@ def make_compare(
             make_run(folder / name, made, arm, counts=counts, watched=watched)
             runs.append({"arm": arm, "seed": seed, "path": name})
     comparison = {"version": 1, "title": title, "arms": [*arms], "seeds": [*seeds], "runs": runs}
-    write_json_atomically(folder / "compare.json", comparison)
+    write_json(folder / "compare.json", comparison)
     return folder
 
 
@@ -117,7 +117,7 @@ def make_run(
         lines.append(line)
     if counts and isinstance(policy, ScheduledPolicy) and arm == "fine-pruning":
         _make_counts(folder / "counts", policy, number, noise)
-    write_json_atomically(folder / "summary.json", _summary(recipe, arm, lines))
+    write_json(folder / "summary.json", _summary(recipe, arm, lines))
 
 
 def _watched_losses(recipe: Recipe, height: float, noise: np.random.Generator) -> dict[str, float]:

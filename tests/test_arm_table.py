@@ -11,7 +11,7 @@ from fineprune.experiments.arm_table import (
     saved_in_epochs,
     table_rows,
 )
-from fineprune.runs.files import Run
+from fineprune.runs.run import Run
 
 # Student's quantiles at 0.975, from any printed table.
 STUDENT_1, STUDENT_2 = 12.706204736, 4.302652730

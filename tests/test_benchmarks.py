@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fineprune.runs.files import read_run
+from fineprune.runs.run import read_run
 
 
 def run(script, *arguments):

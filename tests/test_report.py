@@ -25,7 +25,7 @@ from fineprune.report.paper import RESULTS, paper_rows
 from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
 from fineprune.report.tables import COLUMNS, markdown_table, rich_table, row_dicts
 from fineprune.report.verdict import verdict
-from fineprune.runs.files import read_run, read_runs
+from fineprune.runs.run import read_run, read_runs
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from fineprune.report.scaling.speedup_figure import draw_speedup
 from fineprune.report.scaling.staleness_figure import draw_staleness
 from fineprune.report.scaling.tables import markdown_tables, scale_tables
 from fineprune.report.scaling.throughput_figure import draw_throughput
-from fineprune.runs.files import Run
+from fineprune.runs.run import Run
 from fineprune.training.recipe import make_recipe
 
 # Configurations

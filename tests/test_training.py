@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from fineprune.runs.files import read_metrics, read_run
+from fineprune.runs.files import read_metrics
+from fineprune.runs.run import read_run
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.loop import train

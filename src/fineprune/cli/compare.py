@@ -15,7 +15,7 @@ from fineprune.experiments.arm_table import table_rows
 from fineprune.experiments.controls import ARMS
 from fineprune.report.html import write_report
 from fineprune.report.tables import rich_table, row_dicts
-from fineprune.runs.files import read_runs
+from fineprune.runs.run import read_runs
 from fineprune.training.recipe import read_recipe
 
 

@@ -8,6 +8,9 @@ from typing import ParamSpec
 import typer
 
 from fineprune.errors import InputError
+from fineprune.runs.files import WriteError
+from fineprune.training.epoch_metrics import TrainingDiverged
+from fineprune.training.stop import Stopped
 
 P = ParamSpec("P")
 
@@ -24,6 +27,12 @@ def exits(verb: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(2) from error
         except KeyboardInterrupt:
             typer.echo("fineprune: stopped; --resume goes on from the last checkpoint", err=True)
+            raise typer.Exit(1) from None
+        except Stopped as stopped:
+            typer.echo(f"fineprune: {stopped}; run it again to go on (train: --resume)", err=True)
+            raise typer.Exit(128 + stopped.number) from None
+        except (TrainingDiverged, WriteError) as error:
+            typer.echo(f"fineprune: {error}", err=True)
             raise typer.Exit(1) from None
         except typer.Exit:
             raise

@@ -12,11 +12,11 @@ from rich.text import Text
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes
 from fineprune.errors import InputError
-from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
-from fineprune.pruning.savings import Savings, closed_form_pruned_epochs, predict_savings
+from fineprune.pruning.savings import Savings, closed_form_pruned_epochs
 from fineprune.pruning.schedule import Schedule
 from fineprune.report.figures import schedule_svg
+from fineprune.training.cost import predicted_cost
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
 
 _PER_ROW = 10
@@ -48,6 +48,7 @@ def plan(
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Training samples [50000].")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a batch [128].")] = None,
+    ranks: Annotated[int, typer.Option(help="Processes that torchrun starts.")] = 1,
     step_time: Annotated[float | None, typer.Option(help="Seconds of a step.")] = None,
     overhead: Annotated[float, typer.Option(help="Seconds of bookkeeping a pruned epoch.")] = 0.0,
     svg: Annotated[Path | None, typer.Option(help="Write the picture as SVG.")] = None,
@@ -83,7 +84,7 @@ def plan(
         )
     schedule = policy.schedule
     number = samples or _training_samples(made, recipe is None)
-    savings = _predicted(policy, made, number, step_time, overhead)
+    savings = _predicted(made, number, ranks, step_time, overhead)
     if svg is not None:
         svg.write_text(_svg(schedule), encoding="utf-8")
     if as_json:
@@ -124,17 +125,9 @@ def _training_samples(recipe: Recipe, plain: bool) -> int:
 
 
 def _predicted(
-    policy: Policy, recipe: Recipe, samples: int, step_time: float | None, overhead: float
+    recipe: Recipe, samples: int, ranks: int, step_time: float | None, overhead: float
 ) -> Savings:
-    return predict_savings(
-        policy,
-        samples,
-        recipe.training.batch_size,
-        step_time=step_time,
-        overhead=overhead,
-        drop_last=recipe.training.drop_last,
-        accumulation=recipe.training.accumulation,
-    )
+    return predicted_cost(recipe, samples, ranks=ranks, step_time=step_time, overhead=overhead)
 
 
 def _svg(schedule: Schedule) -> str:

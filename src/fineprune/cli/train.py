@@ -10,6 +10,7 @@ from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
 from fineprune.cli.progress import progress
 from fineprune.distributed.all_reduce import is_main
+from fineprune.launch.follow_parent import follow_parent_if_told
 from fineprune.training import loop
 from fineprune.training.recipe import read_recipe
 
@@ -29,6 +30,7 @@ def train(
 
     Example: fineprune train recipes/digits.toml --set training.epochs=20 --out runs/first
     """
+    follow_parent_if_told()
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy}"
     epochs = made.training.epochs

@@ -90,6 +90,48 @@ class RankGroup:
         result: _Result = told[0]
         return result
 
+    def leave_together(self) -> None:
+        """Wait until all ranks are here, so that nobody closes connections that others still use.
+
+        ``joined`` does it at the end; call it before an exception that all ranks raise together.
+        """
+        if self.size > 1:
+            _wait_for_all()
+
+
+class StopVote:
+    """Lets all ranks stop after the same step if one of them is asked to stop.
+
+    Each vote is exchanged while the next step is computed, over a Gloo group of its own: no step
+    waits for it, on whatever device the ranks train.
+
+    Args:
+        ranks: The processes that train together; all of them must create the vote.
+    """
+
+    def __init__(self, ranks: RankGroup) -> None:
+        self._group = dist.new_group(backend="gloo") if ranks.size > 1 else None
+        self._votes = torch.zeros(1, dtype=torch.int32)
+        self._exchange: Any = None
+
+    def says_stop(self, asked: bool) -> bool:
+        """Vote, and return whether any rank voted to stop one call ago.
+
+        Every rank must call it after the same steps. A process alone gets its own vote at once.
+
+        Args:
+            asked: Whether this rank was asked to stop.
+        """
+        if self._group is None:
+            return asked
+        decided = False
+        if self._exchange is not None:
+            self._exchange.wait()
+            decided = bool(self._votes.item())
+        self._votes.fill_(int(asked))
+        self._exchange = dist.all_reduce(self._votes, group=self._group, async_op=True)
+        return decided
+
 
 def is_main() -> bool:
     """Say whether this process is the launcher's first, or was started by no launcher."""

@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 
 from fineprune.errors import InputError
 from fineprune.experiments.controls import ARMS
-from fineprune.runs.files import Run
+from fineprune.runs.run import Run
 
 BASELINE = "full"
 

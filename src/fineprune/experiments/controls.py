@@ -1,7 +1,7 @@
 """The arms of a comparison: the method, the baseline, and the controls that it has to beat."""
 
 from fineprune.errors import InputError
-from fineprune.pruning.savings import predict_savings
+from fineprune.training.cost import predicted_cost
 from fineprune.training.recipe import Recipe
 
 ARMS = ("full", "fine-pruning", "random", "fewer-epochs")
@@ -42,13 +42,7 @@ def fewer_epochs(recipe: Recipe, num_samples: int) -> Recipe:
     NeurIPS 2023, asks for).
     """
     training = recipe.training
-    cost = predict_savings(
-        recipe.policy(),
-        num_samples,
-        training.batch_size,
-        drop_last=training.drop_last,
-        accumulation=training.accumulation,
-    )
+    cost = predicted_cost(recipe, num_samples)
     epochs = max(1, round(cost.samples / num_samples))
     scale = epochs / training.epochs
     milestones = sorted({max(1, round(milestone * scale)) for milestone in training.milestones})

@@ -1,4 +1,4 @@
-"""A run that an experiment will make or has made: its recipe, its folder, how far it is."""
+"""A run that an experiment will make or has made: its recipe, its folder, and how far it is."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ class PlannedRun:
     """One run of an experiment.
 
     Attributes:
-        name: of what it stands for: an arm, a configuration.
-        number: which of the seeds, from 0.
-        recipe: resolved.
-        folder: of the run.
+        name: What it stands for: an arm, or a configuration.
+        number: The number of its seed, from 0.
+        recipe: The recipe; "auto" may be left in it.
+        folder: The run's folder.
     """
 
     name: str
@@ -26,22 +26,23 @@ class PlannedRun:
     folder: Path
 
     def finished(self) -> bool:
-        """Say whether the run is there, whole.
+        """Say whether the run is finished.
 
         Raises:
-            InputError: the folder holds a run of another recipe.
+            InputError: The folder holds a run of another recipe.
         """
-        if not (self.folder / SUMMARY).exists():
+        if not (self.folder / RECIPE).exists():
             return False
-        if read_recipe(self.folder / RECIPE) != self.recipe:
+        found = read_recipe(self.folder / RECIPE).differences(self.recipe)
+        if found:
             raise InputError(
-                f"expected {self.folder} to hold this recipe's run, but its recipe.toml differs: "
-                f"give another --out"
+                f"expected {self.folder} to hold this run, but its {RECIPE} differs "
+                f"({'; '.join(found)}): give another --out"
             )
-        return True
+        return (self.folder / SUMMARY).exists()
 
 
 def epochs_done(runs: Sequence[PlannedRun]) -> int:
-    """Count the epochs done: lines, which takes no parsing however often it is asked."""
+    """Count the epochs that are done, by lines of metrics, which is cheap to ask often."""
     files = [run.folder / METRICS for run in runs]
     return sum(file.read_bytes().count(b"\n") for file in files if file.exists())

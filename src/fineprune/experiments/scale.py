@@ -1,6 +1,7 @@
 """Scale: train one recipe under several configurations of workers and servers, one by one."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 from fineprune.errors import InputError
 from fineprune.experiments.configurations import ALL_REDUCE, Configuration, configured
 from fineprune.experiments.planned_run import PlannedRun, epochs_done
-from fineprune.runs.files import SCALING, write_atomically, write_json_atomically
+from fineprune.launch.follow_parent import PARENT_VARIABLE
+from fineprune.runs.files import SCALING, write_atomically, write_json
 from fineprune.training.hardware import available_cores, resolved
 from fineprune.training.recipe import Recipe
 
@@ -60,7 +62,7 @@ def scale(
         runs.append(PlannedRun(one.text, 0, made, folder / one.folder))
     waiting = [not run.finished() for run in runs]
     folder.mkdir(parents=True, exist_ok=True)
-    write_json_atomically(
+    write_json(
         folder / SCALING,
         {
             "version": 1,
@@ -87,6 +89,7 @@ def _train(run: PlannedRun, one: Configuration, on_poll: Callable[[], None]) -> 
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, *_launcher(one), *train],
+                env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=file,
@@ -129,7 +132,7 @@ def _launcher(one: Configuration) -> list[str]:
     # A store of this run alone, on a free port of the loopback interface.
     return [
         "-m",
-        "torch.distributed.run",
+        "fineprune.launch.torchrun",
         f"--nproc-per-node={one.workers}",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=127.0.0.1:0",

@@ -15,7 +15,8 @@ import numpy as np
 
 from fineprune.errors import InputError
 from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration, configuration
-from fineprune.runs.files import SCALING, Run, read_run
+from fineprune.runs.files import SCALING
+from fineprune.runs.run import Run, read_run
 
 # In the order in which a gradient passes them. What a worker does, and what its servers do while
 # it waits in its pull.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fineprune.runs.files import Run
+from fineprune.runs.run import Run
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:

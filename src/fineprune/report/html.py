@@ -15,7 +15,8 @@ from fineprune.report.paper import paper_rows
 from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
 from fineprune.report.tables import COLUMNS
 from fineprune.report.verdict import CHANCE_POINTS, METHOD, verdict
-from fineprune.runs.files import Run, write_atomically
+from fineprune.runs.files import RECIPE, write_atomically
+from fineprune.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _section(group: Group, anchor: str) -> Section:
         paper=paper_rows(rows[0]),
         drawings=draw_all(group),
         caveats=_caveats(group, rows),
-        recipe=_recipe_text(_recipe_run(group)),
+        recipe=_recipe_text(group),
         command=_command(group),
     )
 
@@ -167,17 +168,23 @@ def _caveats(group: Group, rows: Sequence[Row]) -> list[str]:
     return caveats + paper_notes([group])
 
 
-def _recipe_run(group: Group) -> Run:
-    """The run whose recipe makes the whole comparison: the method's, where it is there."""
-    return next((run for run in group.runs if run.summary["policy"] != BASELINE), group.runs[0])
+def _comparison(group: Group) -> Path | None:
+    """Return the folder of the comparison that made all runs of a group; None if none did."""
+    folders = {run.comparison for run in group.runs}
+    folder = folders.pop()
+    # Comparisons of earlier versions did not keep their recipe.
+    return folder if not folders and folder and (folder / RECIPE).exists() else None
 
 
-def _recipe_text(run: Run) -> str:
-    return (run.path / "recipe.toml").read_text(encoding="utf-8").strip()
+def _recipe_text(group: Group) -> str:
+    """Return the recipe that makes the group's runs again: the comparison's, or the method's."""
+    method = next((run for run in group.runs if run.summary["policy"] != BASELINE), group.runs[0])
+    return ((_comparison(group) or method.path) / RECIPE).read_text(encoding="utf-8").strip()
 
 
 def _command(group: Group) -> str:
-    if len(group.runs) == 1:
+    pruned = any(run.summary["policy"] != BASELINE for run in group.runs)
+    if len(group.runs) == 1 or not (pruned or _comparison(group)):
         return "fineprune train recipe.toml"
     seeds = max(len(group.of(arm)) for arm in group.arms)
     return f"fineprune compare recipe.toml --seeds {seeds} --arms {','.join(group.arms)}"

@@ -1,5 +1,6 @@
 """What a run writes of an epoch: a line of ``metrics.jsonl``, and the counts of a window."""
 
+import math
 import time
 from typing import Any
 
@@ -8,70 +9,104 @@ import torch
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.folder import RunFolder
 from fineprune.training.evaluate import evaluate, sample_losses
-from fineprune.training.train_state import EpochSoFar, Job
+from fineprune.training.learning_rate import rate_at
+from fineprune.training.train_state import EpochTotals, TrainState
 
 
-def epoch_metrics(job: Job, epoch: int, so_far: EpochSoFar) -> dict[str, Any]:
-    """Return an epoch's metrics, not evaluated yet. With several ranks all must call it."""
-    training = job.recipe.training
-    kept = job.pruner.plan.kept
-    samples = so_far.samples * job.ranks.size  # every rank has equally many
+class TrainingDiverged(RuntimeError):
+    """The mean loss of an epoch is not finite: the weights are of no use any more."""
+
+
+def mean_loss(state: TrainState, epoch: int, totals: EpochTotals) -> float | None:
+    """Return the mean loss of an epoch in nats, over all ranks, which all must call it.
+
+    None if no sample is left, because all batches of the epoch were lost with a server.
+
+    Raises:
+        TrainingDiverged: The mean loss is not finite.
+    """
+    samples = totals.samples * state.ranks.size  # every rank has equally many
+    if not samples:
+        return None
+    loss: float = state.ranks.sum(totals.loss_sum).item() / samples
+    if not math.isfinite(loss):
+        raise TrainingDiverged(
+            f"the mean loss of epoch {epoch + 1} is {loss}: the training diverged; try a smaller "
+            f"training.lr (it is {state.recipe.training.lr:g})"
+        )
+    return loss
+
+
+def epoch_metrics(
+    state: TrainState, epoch: int, totals: EpochTotals, loss: float | None
+) -> dict[str, Any]:
+    """Return an epoch's metrics, not evaluated yet. With several ranks, all must call it.
+
+    Args:
+        state: The run.
+        epoch: The epoch, from 0, which has ended.
+        totals: Its sums.
+        loss: Its mean loss.
+    """
+    training, kept = state.recipe.training, state.pruner.plan.kept
     metrics: dict[str, Any] = {
         "epoch": epoch,
-        "lr": float(job.optimizer.param_groups[0]["lr"]),
-        "pruned": len(kept) < job.data.num_samples,
-        "samples": samples,
-        "skipped": job.data.num_samples - len(kept),
-        "steps": -(-so_far.batches // training.accumulation),
-        "train_loss": job.ranks.sum(so_far.loss_sum).item() / samples,
-        "nonfinite": sum(job.ranks.gather(job.pruner.nonfinite)),
-        "seconds": so_far.seconds,
-        "bookkeeping_seconds": so_far.bookkeeping_seconds,
+        "lr": rate_at(training, epoch + max(totals.planned - 1, 0) / max(totals.planned, 1)),
+        "pruned": len(kept) < state.data.num_samples,
+        "samples": totals.samples * state.ranks.size,
+        "skipped": state.data.num_samples - len(kept),
+        "steps": -(-totals.batches // training.accumulation),
+        "train_loss": loss,
+        "nonfinite": sum(state.ranks.gather(state.pruner.nonfinite)),
+        "seconds": totals.seconds,
+        "bookkeeping_seconds": totals.bookkeeping_seconds,
         "evaluate_seconds": 0.0,
     }
     names = [f"{kind}_{what}" for kind in ("test", "validation") for what in ("loss", "accuracy")]
     metrics |= dict.fromkeys([*names, "watched"])
+    if totals.distributed:
+        metrics["distributed"] = totals.distributed
     return metrics
 
 
-def add_evaluation(job: Job, epoch: int, metrics: dict[str, Any]) -> None:
+def add_evaluation(state: TrainState, epoch: int, metrics: dict[str, Any]) -> None:
     """Add an evaluation to the metrics of an epoch that is evaluated."""
-    training = job.recipe.training
+    training = state.recipe.training
     left = training.epochs - 1 - epoch
     if (epoch + 1) % training.evaluate_every == 0 or left < training.evaluate_last:
         started = time.perf_counter()
-        device = job.recipe.run.device
-        loss, accuracy = evaluate(job.model, job.data.evaluation, device, job.autocast)
-        metrics[f"{job.data.evaluated_on}_loss"] = loss
-        metrics[f"{job.data.evaluated_on}_accuracy"] = accuracy
-        indices, batches = job.data.watched
-        losses = sample_losses(job.model, batches, device, job.autocast)
+        device, data = state.recipe.run.device, state.data
+        loss, accuracy = evaluate(state.model, data.evaluation, device, state.autocast)
+        metrics[f"{data.evaluated_on}_loss"] = loss
+        metrics[f"{data.evaluated_on}_accuracy"] = accuracy
+        indices, batches = data.watched
+        losses = sample_losses(state.model, batches, device, state.autocast)
         metrics["watched"] = {str(i): loss for i, loss in zip(indices, losses, strict=True)}
         metrics["evaluate_seconds"] = time.perf_counter() - started
 
 
-def closing_counts(job: Job, epoch: int) -> torch.Tensor | None:
-    """Return the counts that ``epoch``'s end clears, before it does: those of a whole window."""
-    policy = job.pruner.policy
+def closing_counts(state: TrainState, epoch: int) -> torch.Tensor | None:
+    """Return the counts of the window that the end of ``epoch`` closes, before it clears them."""
+    policy = state.pruner.policy
     if not isinstance(policy, ScheduledPolicy) or not policy.schedule.clears(epoch):
         return None
-    return job.pruner.counts
+    return state.pruner.counts
 
 
 def write_epoch(
-    job: Job, log: RunFolder, metrics: dict[str, Any], closing: torch.Tensor | None
+    state: TrainState, files: RunFolder, metrics: dict[str, Any], closing: torch.Tensor | None
 ) -> None:
-    """Write an ended epoch's metrics, and the counts of the window that it closes.
+    """Write the metrics of an ended epoch, and the counts of the window that it closes.
 
     Args:
-        job: the run.
-        log: its folder.
-        metrics: of the epoch.
-        closing: from ``closing_counts``. The last epoch closes its window in any case.
+        state: The run.
+        files: Its folder.
+        metrics: The metrics of the epoch.
+        closing: The result of ``closing_counts``. The last epoch closes its window in any case.
     """
     epoch = metrics["epoch"]
-    if closing is None and epoch == job.recipe.training.epochs - 1:
-        closing = job.pruner.counts
+    if closing is None and epoch == state.recipe.training.epochs - 1:
+        closing = state.pruner.counts
     if closing is not None:
-        log.write_counts(epoch, closing)
-    log.append(metrics)
+        files.write_counts(epoch, closing.numpy())
+    files.append(metrics)

@@ -1,14 +1,14 @@
-"""Training with parameter servers: the driver's side, one recipe in, one run folder out.
+"""One epoch trained by workers and parameter servers, which this process coordinates.
 
-The driver owns the pruner: it plans each epoch, has its batches trained by the workers, and records
-the losses that come back, an update at a time. So every sample is trained by one worker an epoch,
-and all workers train by one plan, whatever the strategy.
+The coordinator's process owns the pruner: it plans each epoch, has its batches trained by the
+workers, and records the losses that come back, one update at a time. So every sample is trained by
+one worker per epoch, and all workers train by one plan, whatever the strategy.
 """
 
+import contextlib
 import functools
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,130 +17,96 @@ import torch
 
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.errors import InputError
-from fineprune.runs.folder import RunFolder
-from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
-from fineprune.training.epoch_metrics import (
-    add_evaluation,
-    closing_counts,
-    epoch_metrics,
-    write_epoch,
-)
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.optimizer import build_optimizer
-from fineprune.training.random_state import seeded
 from fineprune.training.recipe import Recipe
 from fineprune.training.recipe_replica import RecipeReplica
-from fineprune.training.train_state import Job, build_job, check_method, method, new_epoch
+from fineprune.training.stop import StopRequest
+from fineprune.training.train_state import (
+    EpochTotals,
+    TrainState,
+    build_state,
+    unpacked_servers,
+)
 
-# Updates between two snapshots of the servers: what a server's death can cost.
+# Updates between two snapshots of the servers: what the death of a server can cost.
 _SNAPSHOT_EVERY = 50
 
 
-def serve(
-    recipe: Recipe,
-    log: RunFolder,
-    *,
-    resume: bool,
-    arm: str | None,
-    on_epoch: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
-    """Train a recipe with parameter servers and write its run folder; see ``loop.train``.
+@contextlib.contextmanager
+def served_training(
+    recipe: Recipe, ranks: RankGroup, folder: Path, saved: dict[str, Any] | None
+) -> Iterator[TrainState]:
+    """Build a run that is trained by parameter servers, and start their processes.
+
+    Args:
+        recipe: As run.
+        ranks: This process alone.
+        folder: The run's folder, in which the servers keep their snapshots.
+        saved: The checkpoint that the run goes on from; None for a new run.
 
     Raises:
-        InputError: Ray is not installed, a launcher started several processes, there is no place
-            for so many workers, or the checkpoint is of another recipe.
+        InputError: There is no place for so many workers.
     """
-    _check(recipe)
     from fineprune.distributed.parameter_servers.coordinator import Coordinator
     from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
 
-    settings = recipe.distributed
-    checkpoint = log.checkpoint_to_resume(resume)
-    state = None if checkpoint is None else load_checkpoint(checkpoint)
-    with seeded(recipe.run.seed, recipe.run.device):
-        job = build_job(recipe, RankGroup())
-        if state is None:
-            log.begin()
-        else:
-            check_method(job, state)
-            job.pruner.load_state_dict(state["pruner"])
-            log.forget_from(job.pruner.plan.epoch + 1)
-        places = Places(
-            groups=settings.workers // settings.group,
-            members=settings.group,
-            servers=settings.servers,
-            dedicated=settings.placement == "dedicated",
-            threads=recipe.run.threads,
-            gpus=1.0 if recipe.run.device.startswith("cuda") else 0.0,
+    strategy = recipe.distributed
+    state = build_state(recipe, ranks)
+    places = Places(
+        groups=strategy.groups,
+        members=strategy.group,
+        servers=strategy.servers,
+        dedicated=strategy.placement == "dedicated",
+        threads=recipe.run.threads,
+        gpus=1.0 if recipe.run.device.startswith("cuda") else 0.0,
+    )
+    with cluster(places) as place:
+        state.coordinator = Coordinator(
+            place,
+            strategy,
+            state.model,
+            functools.partial(RecipeReplica, _anywhere(recipe)),
+            functools.partial(build_optimizer, settings=recipe.training),
+            folder.resolve() / "servers",
+            snapshot_every=_SNAPSHOT_EVERY,
+            state=None if saved is None else unpacked_servers(saved["servers"]),
         )
-        with cluster(places) as place:
-            server = Coordinator(
-                place,
-                settings,
-                job.model,
-                functools.partial(RecipeReplica, _anywhere(recipe)),
-                functools.partial(build_optimizer, settings=recipe.training),
-                log.folder.resolve() / "servers",
-                snapshot_every=_SNAPSHOT_EVERY,
-                state=None if state is None else _unpacked(state["server"]),
-            )
-            try:
-                server.wait_for_workers()
-                _train_epochs(job, server, log, on_epoch)
-            finally:
-                server.close()
-    return log.finish(job, arm)
+        try:
+            state.coordinator.wait_for_workers()
+            yield state
+        finally:
+            state.coordinator.close()
 
 
-def _train_epochs(
-    job: Job, server: Any, log: RunFolder, on_epoch: Callable[[dict[str, Any]], None]
-) -> None:
-    recipe = job.recipe
-    training = recipe.training
-    so_far = new_epoch(job)
-    for epoch in job.pruner.epochs():
-        # The clock has run since the last epoch's end: selecting the samples is part of the cost.
-        so_far.bookkeeping_seconds += time.perf_counter() - so_far.started
-        closing = closing_counts(job, epoch)
-        order = job.pruner.sampler.order()
-        batches = torch.split(order, training.batch_size * recipe.distributed.group)
-
-        def rate(done: int, epoch: int = epoch, batches: int = len(batches)) -> float:
-            return rate_at(training, epoch + done / batches)
-
-        result = server.run_epoch(epoch, batches, rate)
-        recording = time.perf_counter()
+def train_epoch_on_servers(
+    state: TrainState,
+    epoch: int,
+    totals: EpochTotals,
+    save: Callable[[EpochTotals], None],
+    stop: StopRequest,
+) -> bool:
+    """Train the batches of an epoch; see ``train_epoch_locally`` for arguments and result."""
+    training, strategy = state.recipe.training, state.recipe.distributed
+    assert state.coordinator is not None
+    order = state.pruner.sampler.order()
+    batches = torch.split(order, training.batch_size * strategy.group)
+    totals.planned = len(batches)
+    result = state.coordinator.run_epoch(
+        epoch, batches, lambda applied: rate_at(training, epoch + applied / len(batches))
+    )
+    with totals.bookkeeping():
         for update in result.updates:
-            job.pruner.record(update.indices, update.losses)
-            so_far.loss_sum += update.losses.sum()
-            so_far.samples += len(update.losses)
-            so_far.batches += 1
-        job.pruner.end_epoch()
-        so_far.bookkeeping_seconds += time.perf_counter() - recording
-        so_far.stop()
-        server.load_into(job.model)
-        metrics = epoch_metrics(job, epoch, so_far)
-        metrics |= {"lr": rate(len(batches) - 1), "steps": len(result.updates)}
-        metrics["distributed"] = _told(result)
-        add_evaluation(job, epoch, metrics)
-        write_epoch(job, log, metrics, closing)
-        last = epoch == training.epochs - 1
-        if last or (epoch + 1) % recipe.run.checkpoint_every == 0:
-            save_checkpoint(
-                log.checkpoint,
-                {
-                    "recipe": method(recipe),
-                    "model": job.model.state_dict(),
-                    "pruner": job.pruner.state_dict(),
-                    "server": _packed(server.state()),
-                },
-            )
-        on_epoch(metrics)
-        so_far = new_epoch(job)
+            state.pruner.record(update.indices, update.losses)
+            totals.loss_sum += update.losses.sum()
+            totals.samples += len(update.losses)
+            totals.batches += 1
+    totals.distributed = _report(result)
+    return True
 
 
-def _told(result: Any) -> dict[str, Any]:
-    """What an epoch's metrics say of its strategy; seconds are sums over all processes."""
+def _report(result: Any) -> dict[str, Any]:
+    """Return what an epoch's metrics say of its strategy; seconds are sums over all processes."""
     staleness = np.array(result.staleness or [0])
     return {
         "staleness": np.bincount(staleness).tolist(),
@@ -157,11 +123,12 @@ def _told(result: Any) -> dict[str, Any]:
 
 
 def _anywhere(recipe: Recipe) -> Recipe:
-    """The recipe for processes that a cluster started in another working directory."""
+    """Return the recipe for processes that a cluster started in another working directory."""
     return recipe.replaced("data", dir=str(Path(recipe.data.dir).resolve()))
 
 
-def _check(recipe: Recipe) -> None:
+def check_can_serve(recipe: Recipe) -> None:
+    """Raise InputError if Ray is not installed, or a launcher started several processes."""
     strategy = recipe.distributed.strategy
     try:
         import ray  # noqa: F401
@@ -174,22 +141,3 @@ def _check(recipe: Recipe) -> None:
             f"expected distributed.strategy {strategy!r} without torchrun: its workers are started "
             f"by the run itself"
         )
-
-
-def _packed(state: dict[str, Any]) -> dict[str, Any]:
-    """Make of a server's state what loads with ``weights_only=True``: tensors and strings."""
-    return {
-        "layout": state["layout"],
-        "servers": [
-            torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in state["servers"]
-        ],
-        "buffers": {name: torch.from_numpy(np.array(b)) for name, b in state["buffers"].items()},
-    }
-
-
-def _unpacked(state: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "layout": state["layout"],
-        "servers": [part.numpy().tobytes() for part in state["servers"]],
-        "buffers": {name: buffer.numpy() for name, buffer in state["buffers"].items()},
-    }

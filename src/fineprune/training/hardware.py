@@ -13,25 +13,43 @@ from fineprune.errors import InputError
 from fineprune.training.recipe import Recipe
 
 
-def resolved(recipe: Recipe) -> Recipe:
-    """Return the recipe with every "auto" replaced, as it is frozen in the run's folder.
+def resolved(recipe: Recipe, *, frozen: Recipe | None = None, sharing: int = 1) -> Recipe:
+    """Return the recipe with every "auto" replaced, as it is written to the run's folder.
+
+    Args:
+        recipe: The recipe as given.
+        frozen: The recipe of the run that is resumed. What it was resolved to then holds again,
+            on whatever machine the run goes on.
+        sharing: The number of runs that share this machine's cores.
 
     Raises:
-        InputError: the device is not known or not there.
+        InputError: The device is not known or not there.
     """
-    device = recipe.run.device
+    given = recipe.run
+    if frozen is not None:
+        there = frozen.run
+        recipe = recipe.replaced(
+            "run",
+            device=there.device if given.device == "auto" else given.device,
+            precision=there.precision if given.precision == "auto" else given.precision,
+            compile=there.compile if given.compile == "auto" else given.compile,
+            threads=given.threads or there.threads,
+            arm=there.arm,
+        )
+        given = recipe.run
+    device = given.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     _check_device(device)
-    precision = recipe.run.precision
+    precision = given.precision
     if precision == "auto":
         precision = "bfloat16" if _fast_bfloat16(device) else "float32"
     served = recipe.distributed.served
-    compiling = recipe.run.compile
+    compiling = given.compile
     if compiling == "auto":
         compiling = "on" if _compiling_pays(device) and not served else "off"
-    sharing = recipe.distributed.workers if served else local_size()
-    threads = recipe.run.threads or max(1, available_cores() // sharing)
+    processes = sharing * (recipe.distributed.workers if served else local_size())
+    threads = given.threads or max(1, available_cores() // processes)
     return recipe.replaced(
         "run", device=device, precision=precision, compile=compiling, threads=threads
     )

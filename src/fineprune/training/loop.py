@@ -1,6 +1,8 @@
 """The training loop: one recipe in, one run folder out."""
 
 import contextlib
+import functools
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,175 +10,159 @@ from typing import Any
 
 import torch
 
-from fineprune.distributed.all_reduce import joined
+from fineprune.distributed.all_reduce import RankGroup, joined
+from fineprune.runs.files import read_metrics
 from fineprune.runs.folder import RunFolder
-from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
+from fineprune.runs.lock import only_writer
+from fineprune.training.checkpoint import save_checkpoint
+from fineprune.training.epoch_local import local_training, train_epoch_locally
 from fineprune.training.epoch_metrics import (
     add_evaluation,
     closing_counts,
     epoch_metrics,
+    mean_loss,
     write_epoch,
 )
-from fineprune.training.epoch_served import serve
+from fineprune.training.epoch_served import (
+    check_can_serve,
+    served_training,
+    train_epoch_on_servers,
+)
 from fineprune.training.hardware import resolved
-from fineprune.training.learning_rate import rate_at
-from fineprune.training.network import training_losses
-from fineprune.training.optimizer import set_rate
 from fineprune.training.random_state import seeded
 from fineprune.training.recipe import Recipe
-from fineprune.training.train_state import (
-    EpochSoFar,
-    Job,
-    build_job,
-    job_state,
-    new_epoch,
-    restore_job,
-)
+from fineprune.training.start import checkpoint_of, recipe_of, start_of
+from fineprune.training.stop import Stopped, StopRequest, stop_requests
+from fineprune.training.summary import summary
+from fineprune.training.train_state import EpochTotals, TrainState, checkpoint_state, restore
 
 OnEpoch = Callable[[dict[str, Any]], None]
+
+# Trains the batches of an epoch, or the rest of them after a resume, and adds them to the totals.
+# It may save a checkpoint after any optimizer step, and says whether it trained all batches: it
+# returns False if it stopped early because it was asked to.
+SaveInside = Callable[[EpochTotals], None]
+TrainEpoch = Callable[[TrainState, int, EpochTotals, SaveInside, StopRequest], bool]
 
 
 def train(
     recipe: Recipe,
     folder: Path,
     *,
-    arm: str | None = None,
     resume: bool = False,
+    sharing: int = 1,
     on_epoch: OnEpoch | None = None,
 ) -> dict[str, Any]:
     """Train a recipe and write its run folder.
 
-    Args:
-        recipe: what to train.
-        folder: where the run is written.
-        arm: the run's name in a comparison; by default the policy's.
-        resume: go on from the folder's checkpoint, also in the middle of an epoch.
-        on_epoch: called with each epoch's metrics, on rank 0.
+    Under ``torchrun``, the processes train together: ``batch_size`` is the batch size of each
+    process, and rank 0 writes the folder, which all processes must be able to read.
 
-    Under ``torchrun`` the processes train together; ``batch_size`` is then each one's, and
-    rank 0 writes the folder, which all must be able to read.
+    Args:
+        recipe: What to train.
+        folder: Where the run is written. No other process may be writing it.
+        resume: Whether to go on from the folder's checkpoint, also in the middle of an epoch. A
+            run that is finished is left as it is, and an empty folder starts a new run.
+        sharing: The number of runs that share this machine's cores.
+        on_epoch: Called with the metrics of each epoch, on rank 0.
 
     Returns:
         The run's summary, as in ``summary.json``.
 
     Raises:
-        InputError: a setting is wrong, the folder already holds a run, or the checkpoint is of
-            another recipe.
+        InputError: A setting is wrong; or the folder already holds a run, one of another recipe,
+            or files that do not belong together.
+        Stopped: A signal asked the process to stop, and a checkpoint was written.
+        TrainingDiverged: The mean loss of an epoch is not finite.
     """
-    recipe = resolved(recipe)
-    log = RunFolder(folder, recipe)
-    on_epoch = on_epoch or (lambda metrics: None)
+    files = RunFolder(folder)
+    recipe = resolved(recipe, frozen=recipe_of(files) if resume else None, sharing=sharing)
     if recipe.distributed.served:
-        return serve(recipe, log, resume=resume, arm=arm, on_epoch=on_epoch)
+        check_can_serve(recipe)
     with (
+        stop_requests() as stop,
         joined(recipe.run.device) as ranks,
+        _only_writer(folder, ranks),
         seeded(recipe.run.seed, recipe.run.device),
-        _threads(recipe.run.threads),
     ):
-        checkpoint = ranks.from_main(lambda: log.checkpoint_to_resume(resume))
-        job = build_job(recipe, ranks)
-        so_far = None
-        if checkpoint is not None:
-            so_far = restore_job(job, load_checkpoint(checkpoint))
-        if ranks.main and checkpoint is None:
-            log.begin()
-        elif ranks.main:
-            log.forget_from(job.pruner.plan.epoch + (0 if so_far else 1))
-        _train_epochs(job, log, so_far, on_epoch)
-        return ranks.from_main(lambda: log.finish(job, arm))
-
-
-def _train_epochs(job: Job, log: RunFolder, so_far: EpochSoFar | None, on_epoch: OnEpoch) -> None:
-    recipe = job.recipe
-    so_far = so_far or new_epoch(job)
-    for epoch in job.pruner.epochs():
-        # The clock has run since the last epoch's end: selecting the samples is part of the cost.
-        so_far.bookkeeping_seconds += time.perf_counter() - so_far.started
-        _train_epoch(job, log, epoch, so_far)
-        closing = closing_counts(job, epoch)
-        ending = time.perf_counter()
-        _wait_for(recipe.run.device)  # else the wait for the last steps would pass as bookkeeping
-        waited = time.perf_counter() - ending
-        job.pruner.end_epoch()
-        so_far.bookkeeping_seconds += time.perf_counter() - ending - waited
-        so_far.stop()
-        metrics = epoch_metrics(job, epoch, so_far)
-        if job.ranks.main:
-            add_evaluation(job, epoch, metrics)
-            write_epoch(job, log, metrics, closing)
-        last = epoch == recipe.training.epochs - 1
-        if last or (epoch + 1) % recipe.run.checkpoint_every == 0:
-            _save(job, log, None)
-        if job.ranks.main:
-            on_epoch(metrics)
-        so_far = new_epoch(job)
-
-
-def _train_epoch(job: Job, log: RunFolder, epoch: int, so_far: EpochSoFar) -> None:
-    """Train the epoch's batches, or the rest of them after a resume."""
-    training, run = job.recipe.training, job.recipe.run
-    optimizer, pruner = job.optimizer, job.pruner
-    batches = len(job.loader)
-    rate = -1.0
-    job.model.train()
-    if job.workers and not so_far.batches:
-        job.workers.begin_epoch()
-    for index, (x, y) in job.loader:
-        x = _to_device(x, run.device)
-        y = y.to(run.device, non_blocking=True)
-        wanted = rate_at(training, epoch + so_far.batches / batches)
-        if wanted != rate:
-            rate = wanted
-            set_rate(optimizer, rate)
-        ends_window = (so_far.batches + 1) % training.accumulation == 0
-        steps = ends_window or so_far.batches + 1 == batches
-        with job.autocast, _averaging(job, steps):
-            logits = job.forward(x)
-        losses = training_losses(logits, y, training)
-        recording = time.perf_counter()
-        loss = pruner.record(index, losses)
-        so_far.bookkeeping_seconds += time.perf_counter() - recording
-        so_far.loss_sum += losses.detach().sum()
-        so_far.samples += len(y)
-        so_far.batches += 1
-        # The last window of an epoch may be shorter; its gradient is the mean of what it has.
-        window = min(training.accumulation, batches - _window_start(so_far.batches, training))
-        (loss / window if window > 1 else loss).backward()  # type: ignore[no-untyped-call]
-        if steps:
-            if job.workers:
-                job.workers.step(optimizer)
+        start = ranks.from_main(lambda: start_of(recipe, files, resume))
+        if start.summary is not None:
+            return start.summary
+        saved = checkpoint_of(files, recipe) if start.checkpoint else None
+        served = recipe.distributed.served
+        training = served_training if served else local_training
+        with training(recipe, ranks, folder, saved) as state:
+            totals = None
+            if saved is None:
+                ranks.from_main(lambda: files.begin(recipe.to_toml()))
             else:
-                optimizer.step()
-            optimizer.zero_grad()
-            if run.checkpoint_steps and so_far.batches % run.checkpoint_steps == 0:
-                so_far.stop()
-                _save(job, log, so_far)
-                so_far.started = time.perf_counter()
-    if job.workers:
-        job.workers.end_epoch()
+                totals = restore(state, saved)
+                ranks.from_main(lambda: files.go_on(**saved["metrics"]))
+            train_epoch = train_epoch_on_servers if served else train_epoch_locally
+            _train_epochs(state, files, totals, train_epoch, stop, on_epoch or _ignore)
+            return ranks.from_main(lambda: _finish(state, files))
 
 
-def _averaging(job: Job, steps: bool) -> contextlib.AbstractContextManager[None]:
-    """Let replicas average gradients only in the backward pass that a step follows."""
-    if job.ranks.size == 1 or steps:
-        return contextlib.nullcontext()
-    return job.forward.no_sync()  # type: ignore[no-any-return, operator]
+def _train_epochs(
+    state: TrainState,
+    files: RunFolder,
+    totals: EpochTotals | None,
+    train_epoch: TrainEpoch,
+    stop: StopRequest,
+    on_epoch: OnEpoch,
+) -> None:
+    run = state.recipe.run
+    totals = totals or state.new_totals()
+    for epoch in state.pruner.epochs():
+        # The clock has run since the last epoch's end: selecting the samples is part of the cost.
+        totals.bookkeeping_seconds += time.perf_counter() - totals.started
+        finished = train_epoch(state, epoch, totals, functools.partial(_save, state, files), stop)
+        if not finished:
+            _save(state, files, totals)
+            state.ranks.leave_together()
+            number = stop.number or signal.SIGTERM  # or another rank was told
+            raise Stopped(number, f"in epoch {epoch + 1}, after {totals.batches} batches")
+        closing = closing_counts(state, epoch)
+        _wait_for(run.device)  # else the wait for the last steps would pass as bookkeeping
+        loss = mean_loss(state, epoch, totals)
+        with totals.bookkeeping():
+            state.pruner.end_epoch()
+        totals.stop_clock()
+        if state.coordinator is not None:
+            state.coordinator.load_into(state.model)
+        metrics = epoch_metrics(state, epoch, totals, loss)
+        if state.ranks.main:
+            add_evaluation(state, epoch, metrics)
+            write_epoch(state, files, metrics, closing)
+        last = epoch == state.recipe.training.epochs - 1
+        if last or (epoch + 1) % run.checkpoint_every == 0:
+            _save(state, files, None)
+        if state.ranks.main:
+            on_epoch(metrics)
+        totals = state.new_totals()
 
 
-def _save(job: Job, log: RunFolder, so_far: EpochSoFar | None) -> None:
-    state = job_state(job, so_far)
-    if job.ranks.main:
-        save_checkpoint(log.checkpoint, state)
+def _save(state: TrainState, files: RunFolder, totals: EpochTotals | None) -> None:
+    """Write a checkpoint, inside an epoch if its totals are given. All ranks must call it."""
+    if totals is not None:
+        totals.stop_clock()
+    saved = checkpoint_state(state, totals)
+    if state.ranks.main:
+        epochs = state.pruner.plan.epoch + (0 if totals else 1)
+        saved["metrics"] = {"epochs": epochs, "metrics_digest": files.metrics_digest()}
+        save_checkpoint(files.checkpoint, saved)
+    if totals is not None:
+        totals.started = time.perf_counter()  # writing is no part of the training
 
 
-def _to_device(x: torch.Tensor, device: str) -> torch.Tensor:
-    layout = torch.channels_last if x.ndim == 4 else torch.preserve_format
-    return x.to(device, memory_format=layout, non_blocking=True)
+def _finish(state: TrainState, files: RunFolder) -> dict[str, Any]:
+    result = summary(state, read_metrics(files.metrics))
+    files.finish(result)
+    return result
 
 
-def _window_start(batches: int, training: Any) -> int:
-    start: int = (batches - 1) // training.accumulation * training.accumulation
-    return start
+def _ignore(metrics: dict[str, Any]) -> None:
+    pass
 
 
 def _wait_for(device: str) -> None:
@@ -185,10 +171,12 @@ def _wait_for(device: str) -> None:
 
 
 @contextlib.contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
+def _only_writer(folder: Path, ranks: RankGroup) -> Iterator[None]:
+    """Hold the folder's lock on rank 0; every rank learns if that fails."""
+    with contextlib.ExitStack() as held:
+
+        def lock() -> None:
+            held.enter_context(only_writer(folder))
+
+        ranks.from_main(lock)
         yield
-    finally:
-        torch.set_num_threads(before)

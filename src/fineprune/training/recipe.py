@@ -27,6 +27,9 @@ from fineprune.training.settings import (
     TrainingSettings,
 )
 
+# Where data are and how they are read changes nothing that is learned.
+PLACES = ("dir", "download", "workers")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -120,10 +123,43 @@ class Recipe:
         lines: list[str] = []
         for section, values in self.as_dict().items():
             lines.append(f"[{section}]")
-            # JSON's strings, numbers, booleans and lists of them are TOML's too.
-            lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+            lines += [f"{key} = {_toml(value)}" for key, value in values.items()]
             lines.append("")
         return "\n".join(lines)
+
+    def method(self) -> dict[str, dict[str, Any]]:
+        """Return the settings that decide what is learned.
+
+        The others say where and how the run is carried out: a run may be resumed, and counts as
+        the same run, whatever they are.
+        """
+        sections = self.as_dict()
+        sections["data"] = {k: v for k, v in sections["data"].items() if k not in PLACES}
+        sections["run"] = {"seed": self.run.seed}
+        return sections
+
+    def differences(self, other: "Recipe") -> list[str]:
+        """Say in which settings of ``method()`` two recipes differ, one phrase per setting.
+
+        Args:
+            other: The recipe to compare with; its values come second.
+        """
+        return differences(self.method(), other.method())
+
+
+def differences(
+    one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """Say in which settings two mappings of sections differ, one phrase per setting."""
+    found = []
+    for section in dict.fromkeys([*one, *other]):
+        mine, theirs = one.get(section, {}), other.get(section, {})
+        found += [
+            f"{section}.{key} is {json.dumps(mine.get(key))} and {json.dumps(theirs.get(key))}"
+            for key in dict.fromkeys([*mine, *theirs])
+            if mine.get(key) != theirs.get(key)
+        ]
+    return found
 
 
 def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
@@ -173,6 +209,11 @@ def _section(key: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
+def _toml(value: Any) -> str:
+    # JSON's numbers, booleans, lists and (but for one character) strings are TOML's too.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _parsed(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -202,6 +243,8 @@ def _converted(name: str, hint: Any, value: Any) -> Any:
         if get_origin(option) is tuple and isinstance(value, list):
             return tuple(_converted(name, get_args(option)[0], entry) for entry in value)
         if isinstance(option, type) and type(value) is option:
+            if isinstance(value, str):
+                _check_text(name, value)
             return value
     if float in options and type(value) is int:
         return float(value)
@@ -211,3 +254,10 @@ def _converted(name: str, hint: Any, value: Any) -> Any:
         if option is not type(None)
     )
     raise InputError(f"expected {name} to be {kinds}, got {value!r}")
+
+
+def _check_text(name: str, value: str) -> None:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"expected {name} to be text in UTF-8, got {value!r}") from error

@@ -200,6 +200,7 @@ class RunSettings:
         checkpoint_every: epochs between checkpoints.
         checkpoint_steps: also after each so many batches inside an epoch; 0 for never.
         watch: training samples whose loss is recorded at each evaluation (Figure 2).
+        arm: the run's name in a comparison; None takes the policy's.
     """
 
     seed: int = 0
@@ -210,6 +211,7 @@ class RunSettings:
     checkpoint_every: int = 1
     checkpoint_steps: int = 0
     watch: int = 16
+    arm: str | None = None
 
     def __post_init__(self) -> None:
         check_one_of("run.precision", self.precision, ("auto", "float32", "bfloat16"))

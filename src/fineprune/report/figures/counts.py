@@ -12,7 +12,7 @@ from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.schedule import boundaries_of
 from fineprune.report.figures.style import WIDTH, colour_of, our_style, whole_ticks
-from fineprune.runs.files import Run
+from fineprune.runs.run import Run
 
 _MOST_WINDOWS = 12
 

@@ -26,7 +26,7 @@ from fineprune.report.figures.style import (
     our_style,
     whole_ticks,
 )
-from fineprune.runs.files import Run
+from fineprune.runs.run import Run
 
 
 def draw_curves(group: Group) -> Drawing | None:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.style import colour_of, dash_of
-from fineprune.runs.files import Run
+from fineprune.runs.run import Run
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fineprune.errors import InputError
 from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import INK, WIDTH, our_style
-from fineprune.runs.files import Run
+from fineprune.runs.run import Run
 from fineprune.training.recipe import make_recipe
 
 _EPOCHS_A_ROW = 20

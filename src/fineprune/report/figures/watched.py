@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import WIDTH, our_style, whole_ticks
-from fineprune.runs.files import Run
+from fineprune.runs.run import Run
 
 _MOST_SAMPLES = 4
 _SAMPLE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")

@@ -1,0 +1,81 @@
+"""The summary of a finished run, made from its metrics."""
+
+import platform
+import statistics
+import subprocess
+from typing import Any
+
+import numpy as np
+import torch
+
+import fineprune
+from fineprune.runs.run import SUMMARY_VERSION
+from fineprune.training.hardware import describe
+from fineprune.training.train_state import TrainState
+
+
+def summary(state: TrainState, metrics: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what ``summary.json`` holds.
+
+    Args:
+        state: The run as it ended.
+        metrics: The metrics of all epochs.
+    """
+    recipe = state.recipe
+    num_samples = state.data.num_samples
+    evaluated_on = state.data.evaluated_on
+    accuracies = [
+        line[f"{evaluated_on}_accuracy"]
+        for line in metrics
+        if line[f"{evaluated_on}_accuracy"] is not None
+    ]
+    full = [line["seconds"] for line in metrics if not line["pruned"]]
+    pruned = [line["seconds"] for line in metrics if line["pruned"]]
+    samples_full = num_samples * recipe.training.epochs
+    skipped = sum(line["skipped"] for line in metrics)
+    best = sorted(accuracies)[-3:]
+    return {
+        "version": SUMMARY_VERSION,
+        "arm": recipe.run.arm or recipe.pruning.policy,
+        "policy": recipe.pruning.policy,
+        "seed": recipe.run.seed,
+        "epochs": recipe.training.epochs,
+        "network": recipe.network.name,
+        "dataset": recipe.data.name,
+        "parameters": sum(p.numel() for p in state.model.parameters()),
+        "train_samples": num_samples,
+        "samples_trained": sum(line["samples"] for line in metrics),
+        "samples_full": samples_full,
+        "skipped_share": skipped / samples_full,
+        "steps": sum(line["steps"] for line in metrics),
+        "pruned_epochs": len(pruned),
+        "seconds_train": sum(line["seconds"] for line in metrics),
+        "seconds_bookkeeping": sum(line["bookkeeping_seconds"] for line in metrics),
+        "seconds_evaluate": sum(line["evaluate_seconds"] for line in metrics),
+        "median_full_epoch_seconds": statistics.median(full) if full else None,
+        "median_pruned_epoch_seconds": statistics.median(pruned) if pruned else None,
+        "accuracy_last": accuracies[-1],
+        "accuracy_best3": sum(best) / len(best),
+        "evaluated_on": evaluated_on,
+        "hardware": describe(recipe.run.device, recipe.run.threads),
+        "versions": {
+            "fineprune": fineprune.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        "precision": recipe.run.precision,
+        "ranks": state.processes,
+        "git": _git_revision(),
+    }
+
+
+def _git_revision() -> str | None:
+    """Return the revision of the user's working folder; None if it is no git checkout."""
+    try:
+        asked = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.strip() or None if asked.returncode == 0 else None

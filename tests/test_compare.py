@@ -1,0 +1,160 @@
+"""A comparison's processes: they end with it, and it goes on where it stopped."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fineprune.errors import InputError
+from fineprune.experiments.compare import compare, plan_runs
+from fineprune.runs.files import read_metrics, whole_lines
+from fineprune.runs.run import read_run, read_runs
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe, read_recipe
+
+RECIPE = {
+    "data": {"name": "digits", "train_size": 256},
+    "training": {"epochs": 24, "batch_size": 64, "lr": 0.02, "evaluate_every": 12},
+    "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
+    "run": {"device": "cpu", "watch": 0, "checkpoint_every": 10, "checkpoint_steps": 3},
+}
+ARMS = ("full", "fine-pruning")
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def small(*changes):
+    return make_recipe(RECIPE, changes)
+
+
+def in_session(number):
+    """Return the processes of a session, Python's tracker of resources apart."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+            if state != "Z" and int(session) == number:
+                found.add(int(stat.parent.name))
+    return found
+
+
+def started(folder, recipe):
+    """Start a comparison in a session of its own; return it when both arms are training."""
+    file = folder.parent / "recipe.toml"
+    file.write_text(recipe.to_toml())
+    command = [sys.executable, "-m", "fineprune", "compare", str(file), "--out", str(folder)]
+    process = subprocess.Popen(
+        [*command, "--arms", ",".join(ARMS), "--jobs", "2"],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not all(whole_lines(folder / f"{arm}-0/metrics.jsonl") for arm in ARMS):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return process
+
+
+def wait_until_gone(session, seconds=10):
+    deadline = time.monotonic() + seconds
+    while (left := in_session(session)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def results(folder):
+    """What must not depend on how a comparison was interrupted."""
+    times = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
+    return {
+        run.summary["arm"]: [
+            {key: value for key, value in line.items() if key not in times} for line in run.metrics
+        ]
+        for run in read_runs([folder])
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared") / "whole"
+    compare(small("run.threads=1"), folder, title="whole", arms=ARMS, jobs=2)
+    return folder
+
+
+@on_linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_processes_end_with_their_comparison_and_its_next_start_ends_as_if_nothing_was(
+    number, tmp_path, whole
+):
+    process = started(tmp_path / "c", small("run.threads=1"))
+    before = {arm: len(read_metrics(tmp_path / f"c/{arm}-0/metrics.jsonl")) for arm in ARMS}
+    os.kill(process.pid, number)
+    assert process.wait(30) == (-9 if number == signal.SIGKILL else 128 + 15)
+    assert not wait_until_gone(process.pid)
+    if number == signal.SIGTERM:
+        said = process.stderr.read().splitlines()
+        assert said[-1].startswith("fineprune: stopped by SIGTERM with 2 runs to go; run it again")
+    process.stderr.close()
+    assert all(before.values())
+    compare(small("run.threads=1"), tmp_path / "c", title="c", arms=ARMS, jobs=2)
+    assert results(tmp_path / "c") == results(whole)
+
+
+@on_linux
+def test_a_killed_run_ends_its_comparison_with_a_reason(tmp_path, whole):
+    process = started(tmp_path / "c", small("run.threads=1"))
+    victim = int((tmp_path / "c/full-0/.lock").read_text())
+    os.kill(victim, signal.SIGKILL)
+    assert process.wait(60) == 1
+    assert "the process of a run was killed" in process.stderr.read()
+    process.stderr.close()
+    assert not wait_until_gone(process.pid)
+    compare(small("run.threads=1"), tmp_path / "c", title="c", arms=ARMS, jobs=2)
+    assert results(tmp_path / "c") == results(whole)
+
+
+def test_an_arm_given_twice_is_an_error_at_the_start(tmp_path):
+    with pytest.raises(InputError, match="every arm once, got 'full' 2 times"):
+        compare(small(), tmp_path / "c", title="c", arms=["full", "full"])
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_finished_comparison_is_left_alone_on_any_number_of_cores(whole):
+    before = {path: path.stat().st_mtime_ns for path in whole.glob("*-0/*")}
+    for changed in (small("run.threads=2"), small("data.download=true")):
+        compare(changed, whole, title="whole", arms=ARMS, jobs=1)
+    assert {path: path.stat().st_mtime_ns for path in whole.glob("*-0/*")} == before
+
+
+def test_another_recipe_is_refused_with_what_differs(whole):
+    with pytest.raises(InputError, match=r"training.lr is 0.02 and 0.5"):
+        compare(small("training.lr=0.5"), whole, title="whole", arms=ARMS)
+
+
+def test_an_arm_that_is_finished_with_train_keeps_its_name(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(metrics):
+        raise Stop
+
+    run = plan_runs(small("training.epochs=2"), tmp_path, 1, ["fewer-epochs"])[0]
+    with pytest.raises(Stop):
+        train(run.recipe, run.folder, on_epoch=stop)
+    plain = read_recipe(run.folder / "recipe.toml").replaced("run", arm=None)
+    train(plain, run.folder, resume=True)
+    assert read_run(run.folder).summary["arm"] == "fewer-epochs"
+
+
+def test_a_comparison_keeps_the_recipe_that_makes_it_again(whole):
+    assert not read_recipe(whole / "recipe.toml").differences(small())
+    listed = json.loads((whole / "compare.json").read_text())
+    assert [run["arm"] for run in listed["runs"]] == list(ARMS)

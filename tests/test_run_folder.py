@@ -1,0 +1,351 @@
+"""A run's folder: one writer, files that belong together, and nothing finished that is lost."""
+
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fineprune.errors import InputError
+from fineprune.runs.files import append_metrics, read_metrics
+from fineprune.runs.lock import only_writer
+from fineprune.runs.run import read_run, read_runs
+from fineprune.training import loop
+from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.epoch_metrics import TrainingDiverged
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe, read_recipe
+
+RECIPE = {
+    "data": {"name": "digits", "train_size": 256},
+    "training": {"epochs": 4, "batch_size": 64, "lr": 0.02, "milestones": [2], "evaluate_last": 1},
+    "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
+    "run": {"threads": 1, "device": "cpu", "precision": "float32", "compile": "off", "watch": 2},
+}
+
+
+def small(*changes):
+    return make_recipe(RECIPE, changes)
+
+
+def content(folder):
+    """All files of a folder but its lock, byte by byte."""
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(epochs):
+    def stop(metrics):
+        if metrics["epoch"] == epochs - 1:
+            raise Stop
+
+    return stop
+
+
+def stopped(folder, epochs, *changes):
+    """Train a run that is stopped after so many epochs."""
+    with pytest.raises(Stop):
+        train(small(*changes), folder, on_epoch=stop_after(epochs))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(small(), folder)
+    return folder
+
+
+@pytest.fixture
+def finished(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "finished")
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    return stopped(tmp_path_factory.mktemp("runs") / "half", 2)
+
+
+@pytest.fixture
+def unfinished(half, tmp_path):
+    return shutil.copytree(half, tmp_path / "unfinished")
+
+
+# A finished run
+
+
+def test_resuming_a_finished_run_changes_nothing_and_returns_its_summary(finished):
+    before = content(finished)
+    assert train(small(), finished, resume=True) == json.loads(before_summary(finished))
+    assert content(finished) == before
+
+
+def before_summary(folder):
+    return (folder / "summary.json").read_text()
+
+
+def test_a_finished_run_without_its_checkpoint_is_still_finished(finished):
+    (finished / "checkpoint.pt").unlink()
+    before = content(finished)
+    train(small(), finished, resume=True)
+    with pytest.raises(InputError, match=r"training.lr is 0.02 and 0.5"):
+        train(small("training.lr=0.5"), finished, resume=True)
+    assert content(finished) == before
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "summary.json", "metrics.jsonl", "recipe.toml"])
+def test_any_file_of_a_run_keeps_a_new_run_out(name, finished):
+    for path in finished.iterdir():
+        if path.name not in (name, ".lock"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    before = content(finished)
+    with pytest.raises(InputError, match=f"holds {name}"):
+        train(small(), finished)
+    assert content(finished) == before
+
+
+# Files that do not belong together
+
+
+@pytest.mark.parametrize("lines", [0, 1])
+def test_missing_metrics_are_refused(lines, unfinished):
+    text = (unfinished / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (unfinished / "metrics.jsonl").write_text("".join(text[:lines]))
+    before = content(unfinished)
+    with pytest.raises(InputError, match=f"metrics of 2 epochs .* got {lines}"):
+        train(small(), unfinished, resume=True)
+    assert content(unfinished) == before
+
+
+def test_metrics_of_another_run_are_refused(unfinished, tmp_path):
+    other = stopped(tmp_path / "other", 2, "run.seed=1")
+    shutil.copy(other / "metrics.jsonl", unfinished / "metrics.jsonl")
+    with pytest.raises(InputError, match="first 2 lines differ"):
+        train(small(), unfinished, resume=True)
+
+
+def test_metrics_without_the_checkpoint_that_they_led_to_are_refused(unfinished):
+    (unfinished / "checkpoint.pt").unlink()
+    with pytest.raises(InputError, match="beside the metrics of 2 epochs, found none"):
+        train(small(), unfinished, resume=True)
+
+
+def test_a_checkpoint_without_its_recipe_is_refused(unfinished):
+    (unfinished / "recipe.toml").unlink()
+    with pytest.raises(InputError, match=r"expected recipe.toml in"):
+        train(small(), unfinished, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("metrics.jsonl", lambda text: text.rpartition("{")[0], "each of the 4 epochs .* 3 lines"),
+        ("metrics.jsonl", lambda text: text.replace('"steps": 3', '"steps": 5', 1), "steps"),
+        ("metrics.jsonl", lambda text: "\n" + text, "JSON in line 1"),
+        ("summary.json", lambda text: "{}", "expected arm in"),
+        ("summary.json", lambda text: text[:-9], "expected JSON in"),
+        ("summary.json", lambda text: text.replace('"seed": 0', '"seed": 7'), "of 4 .* seed 7"),
+        ("recipe.toml", lambda text: "[data", "recipe of a run"),
+    ],
+)
+def test_a_damaged_run_is_not_reported(finished, name, change, message):
+    text = (finished / name).read_text()
+    assert change(text) != text
+    (finished / name).write_text(change(text))
+    with pytest.raises(InputError, match=message):
+        read_run(finished)
+
+
+@pytest.mark.parametrize("damage", [b"", b"not an array", None])
+def test_damaged_counts_are_not_reported(finished, damage):
+    file = next((finished / "counts").glob("*.npy"))
+    if damage is None:  # an array of another run
+        np.save(file, np.zeros(3))
+    else:
+        file.write_bytes(damage)
+    with pytest.raises(InputError, match=r"counts|integers"):
+        read_run(finished).counts()
+
+
+def test_a_comparison_that_is_no_json_is_an_error_in_one_line(tmp_path):
+    (tmp_path / "compare.json").write_text("nothing")
+    with pytest.raises(InputError, match="expected JSON"):
+        read_runs([tmp_path])
+
+
+# What resuming keeps
+
+
+def test_a_resumed_run_keeps_its_name_and_what_auto_meant(tmp_path):
+    folder = stopped(tmp_path / "run", 1, "run.arm=control", "run.threads=1")
+    summary = train(small("run.threads=0", "run.device=auto"), folder, resume=True)
+    assert (summary["arm"], summary["hardware"]["threads"]) == ("control", 1)
+
+
+def test_where_data_come_from_is_no_part_of_a_run(unfinished):
+    summary = train(small("data.download=true", "data.dir=elsewhere"), unfinished, resume=True)
+    assert summary["epochs"] == 4
+
+
+def test_counts_of_an_earlier_start_are_removed(tmp_path):
+    folder = stopped(tmp_path / "run", 2, "run.checkpoint_every=4", "pruning.window=1")
+    assert sorted(p.name for p in (folder / "counts").iterdir()) == [
+        "epoch-0001.npy",
+        "epoch-0002.npy",
+    ]
+    (folder / "recipe.toml").write_text(small("run.checkpoint_every=4").to_toml())
+    train(small("run.checkpoint_every=4"), folder, resume=True)
+    assert set(read_run(folder).counts()) == {2, 4}
+
+
+def test_a_run_stopped_after_an_epochs_last_batch_keeps_its_learning_rate(tmp_path, monkeypatch):
+    saves = []
+
+    def stop_inside(path, state):
+        save(path, state)
+        saves.append(state["epoch_so_far"])
+        inside = [epoch for epoch in saves if epoch]
+        if len(inside) == 3 + 4 + 3:  # after the last batch of epoch 3, in which the rate is lower
+            raise Stop
+
+    save = loop.save_checkpoint
+    recipe = small("run.checkpoint_steps=1")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", stop_inside)
+        with pytest.raises(Stop):
+            train(recipe, tmp_path / "run")
+    train(recipe, tmp_path / "run", resume=True)
+    rates = [line["lr"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert rates == pytest.approx([0.02, 0.02, 0.004, 0.004])
+
+
+def test_a_recipe_survives_characters_beyond_the_basic_plane(tmp_path):
+    recipe = small('data.dir="dätä \U0001f600 \\u007f"')
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe.to_toml(), encoding="utf-8")
+    assert read_recipe(file) == recipe
+
+
+# One writer
+
+
+def hold(folder, held, release):
+    with only_writer(folder):
+        held.set()
+        release.wait(60)
+
+
+def test_a_second_writer_is_told_who_the_first_one_is(tmp_path):
+    context = multiprocessing.get_context("fork")
+    held, release = context.Event(), context.Event()
+    process = context.Process(target=hold, args=(tmp_path / "run", held, release))
+    process.start()
+    held.wait(60)
+    with pytest.raises(InputError, match=f"process {process.pid} does: wait until"):
+        train(small(), tmp_path / "run")
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    with only_writer(tmp_path / "run"):
+        pass
+
+
+def test_a_folder_made_for_nothing_is_removed(tmp_path):
+    with pytest.raises(InputError), only_writer(tmp_path / "a" / "b"):
+        raise InputError
+    assert not (tmp_path / "a").exists()
+
+
+# Ends that are not the end
+
+
+def command(folder, *changes):
+    arguments = [part for change in changes for part in ("--set", change)]
+    return [sys.executable, "-m", "fineprune", "train", str(folder.parent / "recipe.toml"),
+            "--out", str(folder), "--resume", *arguments]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_run_told_to_stop_writes_a_checkpoint_and_goes_on_later(number, tmp_path, whole):
+    recipe = small("training.epochs=400", "training.milestones=[200]")
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    folder = tmp_path / "run"
+    process = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while len(read_metrics(folder / "metrics.jsonl")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1].splitlines()
+    assert process.returncode == 128 + number
+    assert f"fineprune: stopped by {number.name} in epoch" in said[-1]
+    assert "Traceback" not in said
+    saved = load_checkpoint(folder / "checkpoint.pt")
+    # Inside the epoch or at its end: nothing that was trained is trained again.
+    trained = len(read_metrics(folder / "metrics.jsonl"))
+    assert saved["pruner"]["epoch"] == trained
+    assert saved["epoch_so_far"]["batches"] > 0
+
+
+def test_a_run_that_was_told_to_stop_ends_as_if_it_never_was(whole, tmp_path, monkeypatch):
+    batches = []
+
+    def ask(self, asked):
+        batches.append(asked)
+        return len(batches) in (2, 9)
+
+    monkeypatch.setattr("fineprune.distributed.all_reduce.StopVote.says_stop", ask)
+    for _ in range(2):
+        with pytest.raises(loop.Stopped):
+            train(small(), tmp_path / "run", resume=True)
+    train(small(), tmp_path / "run", resume=True)
+    times = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
+    one, other = (
+        [{k: v for k, v in line.items() if k not in times} for line in read_run(folder).metrics]
+        for folder in (whole, tmp_path / "run")
+    )
+    assert one == other
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_and_no_rest(unfinished):
+    """A limit on the size of files, since a full disk cannot be had in a test."""
+    (unfinished.parent / "recipe.toml").write_text(small().to_toml())
+    before = (unfinished / "checkpoint.pt").read_bytes()
+    small_files = len(before) // 2
+    done = subprocess.run(
+        command(unfinished),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (small_files, small_files)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line == f"fineprune: cannot write {unfinished}/checkpoint.pt: File too large"
+    assert (unfinished / "checkpoint.pt").read_bytes() == before
+    assert not list(unfinished.rglob("*.tmp"))
+    assert train(small(), unfinished, resume=True)["epochs"] == 4
+
+
+def test_a_training_that_diverges_ends_with_its_reason(tmp_path):
+    with pytest.raises(TrainingDiverged, match=r"mean loss of epoch 1 is nan: .* smaller"):
+        train(small("training.lr=1e30"), tmp_path / "run")
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_numbers_that_are_not_finite_are_null_in_metrics(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    append_metrics(file, {"test_loss": float("inf"), "watched": {"3": 1.5}})
+    read = json.loads(file.read_text(), parse_constant=pytest.fail)
+    assert read == {"test_loss": None, "watched": {"3": 1.5}}
