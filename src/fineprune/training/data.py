@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Subset, default_collate
 
 from fineprune.datasets.augment import Augment
 from fineprune.datasets.cifar import load_cifar10, load_cifar100
@@ -17,9 +16,17 @@ from fineprune.datasets.digits import load_digits
 from fineprune.datasets.image_set import ImageSet, channel_statistics
 from fineprune.datasets.synthetic import make_synthetic
 from fineprune.errors import InputError
-from fineprune.importing import import_attribute
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.random_streams import stream
+from fineprune.training.own_data import (
+    PlainSamples,
+    evaluation_loader,
+    fetch,
+    load_own,
+    number_of_classes,
+    subset,
+    training_loader,
+)
 from fineprune.training.recipe import Recipe
 
 # Larger batches than in training cost memory, not time: nothing is kept for a backward pass. On a
@@ -135,51 +142,41 @@ def _device_data(recipe: Recipe, train: ImageSet, evaluated: ImageSet, augment: 
 
 def _own_data(recipe: Recipe) -> Data:
     """Data sets of the user's own, through a DataLoader."""
-    train, test = import_attribute(recipe.data.name)()
-    kept, held = _split(len(train), recipe.data.validation)
-    evaluated = Subset(train, held.tolist()) if recipe.data.validation else test
-    train = Subset(train, kept.tolist()) if recipe.data.validation else train
-    classes = recipe.network.classes or len(getattr(train, "classes", ()))
-    if not classes:
-        raise InputError(
-            f"expected network.classes for {recipe.data.name}, whose training set has no "
-            f"attribute classes: add --set network.classes=..."
-        )
+    settings, run = recipe.data, recipe.run
+    train, test, plain = load_own(settings.name, needs_plain=settings.validation > 0)
+    classes = number_of_classes(train, settings.name, recipe.network.classes)
+    evaluated = test
+    if settings.validation:
+        kept, held = _split(len(train), settings.validation)
+        train, plain, evaluated = subset(train, kept), subset(plain, kept), subset(plain, held)
     watched = _watched(recipe, len(train))
-    workers = recipe.data.workers
+    size = _evaluation_batch(run.device)
 
     def make_loader(pruner: Pruner) -> Any:
-        return DataLoader(
-            pruner.dataset,  # type: ignore[arg-type]  # given below, so never None
+        return training_loader(
+            train,
+            pruner.sampler,
+            seed=run.seed,
             batch_size=recipe.training.batch_size,
-            sampler=pruner.sampler,
             drop_last=recipe.training.drop_last,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=recipe.run.device.startswith("cuda"),
-            # A generator of its own: by default each epoch would draw from torch's random state,
-            # differently after a resume.
-            generator=torch.Generator().manual_seed(recipe.run.seed),
+            workers=settings.workers,
+            pin_memory=run.device.startswith("cuda"),
         )
 
-    def fetch(index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = default_collate([train[int(i)] for i in index])
-        return x.to(recipe.run.device), y.to(recipe.run.device)
-
-    def batches(dataset: Any) -> Batches:
-        size = _evaluation_batch(recipe.run.device)
-        return DataLoader(dataset, batch_size=size, generator=torch.Generator())
+    def fetch_batch(index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = fetch(train, run.seed, index, epoch)
+        return x.to(run.device), y.to(run.device)
 
     return Data(
         train=train,
         make_loader=make_loader,
-        make_fetch=lambda: fetch,
-        evaluation=batches(evaluated),
-        evaluated_on="validation" if recipe.data.validation else "test",
-        watched=(watched, batches(Subset(train, watched)) if watched else ()),
+        make_fetch=lambda: fetch_batch,
+        evaluation=evaluation_loader(evaluated, size),
+        evaluated_on="validation" if settings.validation else "test",
+        watched=(watched, evaluation_loader(plain, size, watched) if watched else ()),
         num_samples=len(train),
         classes=classes,
-        channels=int(train[0][0].shape[0]),
+        channels=int(PlainSamples(plain)[0][0].shape[0]),
     )
 
 

@@ -1,0 +1,165 @@
+"""Data sets of the user's own, with random transforms: repeatable sample by sample."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from fineprune.errors import InputError
+from fineprune.networks.registry import build_network
+from fineprune.runs.files import read_metrics
+from fineprune.training import loop
+from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.loop import train
+from fineprune.training.own_data import SeededSamples
+from fineprune.training.recipe import make_recipe
+
+
+class Noisy(Dataset):
+    """Images of two classes; training adds noise from all three generators that people use."""
+
+    classes = ("dark", "bright")
+
+    def __init__(self, samples, noise):
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.rand(samples, 3, 32, 32, generator=generator)
+        self.y = (self.x.mean((1, 2, 3)) > self.x.mean()).long()
+        self.noise = noise
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        x = self.x[index]
+        if self.noise:
+            x = x + torch.rand(()) + float(np.random.rand()) + random.random()  # noqa: NPY002
+        return x, self.y[index]
+
+
+def noisy():
+    return Noisy(96, noise=True), Noisy(32, noise=False)
+
+
+def noisy_with_plain():
+    return *noisy(), Noisy(96, noise=False)
+
+
+def noisy_test():
+    return Noisy(96, noise=True), Noisy(32, noise=True)
+
+
+def three_of_unlike_length():
+    return *noisy(), Noisy(95, noise=False)
+
+
+def recipe(*changes, function="noisy"):
+    settings = {
+        "data": {"name": f"{__name__}:{function}"},
+        "training": {"epochs": 2, "batch_size": 32, "lr": 0.02, "evaluate_every": 1},
+        "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 32},
+        "run": {"threads": 1, "device": "cpu", "precision": "float32", "watch": 4},
+    }
+    return make_recipe(settings, changes)
+
+
+def outcome(folder):
+    weights = load_checkpoint(folder / "checkpoint.pt")["model"].values()
+    lines = read_metrics(folder / "metrics.jsonl")
+    return (
+        torch.cat([w.flatten() for w in weights]),
+        [(line["train_loss"], line["test_accuracy"], line["watched"]) for line in lines],
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "reference"
+    train(recipe(), folder)
+    return outcome(folder)
+
+
+def test_loader_processes_change_nothing(tmp_path, reference):
+    train(recipe("data.workers=2"), tmp_path / "run")
+    weights, metrics = outcome(tmp_path / "run")
+    assert torch.equal(weights, reference[0])
+    assert metrics == reference[1]
+
+
+@pytest.mark.parametrize(
+    "changes", [("run.watch=0",), ("training.evaluate_every=2", "training.evaluate_last=1")]
+)
+def test_evaluation_takes_no_random_number_from_the_training(changes, tmp_path, reference):
+    train(recipe(*changes), tmp_path / "run")
+    assert torch.equal(outcome(tmp_path / "run")[0], reference[0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_stopped_inside_an_epoch_goes_on_exactly(workers, tmp_path, reference, monkeypatch):
+    asked = []
+
+    def ask(self, told):
+        asked.append(told)
+        return len(asked) == 2
+
+    monkeypatch.setattr("fineprune.distributed.all_reduce.StopVote.says_stop", ask)
+    made = recipe(f"data.workers={workers}")
+    with pytest.raises(loop.Stopped):
+        train(made, tmp_path / "run")
+    train(made, tmp_path / "run", resume=True)
+    weights, metrics = outcome(tmp_path / "run")
+    assert torch.equal(weights, reference[0])
+    assert metrics == reference[1]
+
+
+def test_what_a_sample_draws_depends_on_seed_epoch_and_index_alone():
+    samples = SeededSamples(Noisy(96, noise=True), seed=3)
+    one = samples[1, 5][1][0]
+    loader = DataLoader(samples, batch_size=None, sampler=[(0, 5), (1, 7), (1, 5)], num_workers=2)
+    first, other, same = (x for _, (x, _) in loader)
+    assert torch.equal(same, one)
+    noise = {
+        float((x - samples.dataset.x[i]).mean()) for x, i in ((first, 5), (other, 7), (one, 5))
+    }
+    assert len(noise) == 3
+
+
+def test_the_users_generators_are_restored():
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    _ = SeededSamples(Noisy(8, noise=True), seed=0)[0, 1]
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    assert torch.equal(states[0], after[0])
+    assert states[1:] == after[1:]
+
+
+def test_validation_is_of_plain_samples(tmp_path):
+    with pytest.raises(InputError, match="random transforms only"):
+        train(recipe("data.validation=32"), tmp_path / "run")
+    made = recipe("data.validation=32", function="noisy_with_plain")
+    summary = train(made, tmp_path / "run")
+    assert summary["evaluated_on"] == "validation"
+    watched = [line["watched"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert len(watched[0]) == 4
+    plain = Noisy(96, noise=False)
+    model = load_checkpoint(tmp_path / "run" / "checkpoint.pt")["model"]
+    network = build_network("lenet", 2, 3)
+    network.load_state_dict(model)
+    # The watched samples are of the part that is trained on, whose indices the run does not tell.
+    with torch.no_grad():
+        losses = torch.nn.functional.cross_entropy(network(plain.x), plain.y, reduction="none")
+    for loss in watched[-1].values():
+        assert (losses - loss).abs().min() < 1e-5
+
+
+def test_the_test_set_is_read_the_same_each_time(tmp_path):
+    train(recipe("training.lr=1e-12", function="noisy_test"), tmp_path / "run")
+    first, second = (line["test_loss"] for line in read_metrics(tmp_path / "run/metrics.jsonl"))
+    assert first == pytest.approx(second, abs=1e-6)
+
+
+def test_what_the_function_returns_is_checked(tmp_path):
+    with pytest.raises(InputError, match=r"same 96 training samples once more .* got 95"):
+        train(recipe(function="three_of_unlike_length"), tmp_path / "run")
+    with pytest.raises(InputError, match=r"\(train, test\) or \(train, test, plain\), got Recipe"):
+        train(recipe(function="recipe"), tmp_path / "run")
