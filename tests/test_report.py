@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 
 import matplotlib
 import pytest
-from made_runs import made_recipe, make_compare, with_summary
+from made_runs import made_recipe, make_compare, make_run, with_summary
 from rich.console import Console
 
 from fineprune.experiments.arm_table import grouped, table_rows
+from fineprune.experiments.controls import arm_recipe
 from fineprune.report.figures import (
     draw_all,
     draw_counts,
@@ -443,3 +444,35 @@ def parse_strictly(text):
     Checker().feed(text)
     assert not open_tags
     assert len(ids) == len(set(ids))
+
+
+def test_a_control_is_called_equal_only_if_it_is(tmp_path):
+    """Runs of another schedule, or of another length, are no controls of equal cost."""
+    folder = make_compare(tmp_path / "c", seeds=[0])
+    other = made_recipe().replaced("pruning", window=2, start=1)
+    shutil.rmtree(folder / "random-0")
+    make_run(folder / "random-0", arm_recipe(other, "random", 512), "random")
+    shutil.rmtree(folder / "fewer-epochs-0")
+    longer = made_recipe().replaced("pruning", policy="full").replaced("training", epochs=19)
+    make_run(folder / "fewer-epochs-0", longer, "fewer-epochs")
+    sentences = said(read_runs([folder]))
+    assert sum("(no control of equal cost)" in sentence for sentence in sentences) == 2
+    assert "as many in the same epochs" not in " ".join(sentences)
+    assert "about the same cost" not in " ".join(sentences)
+
+
+def test_validation_runs_have_no_line_of_the_paper_beside_them(tmp_path):
+    recipe = made_recipe(dataset="cifar10", train_size=1024)
+    runs = read_runs([make_compare(tmp_path / "c", recipe=recipe, seeds=[0])])
+    assert paper_lines(grouped(runs))
+    validated = [with_summary(run, evaluated_on="validation") for run in runs]
+    assert paper_lines(grouped(validated)) == []
+    assert paper_rows(table_rows(validated)[0]) == []
+
+
+def test_the_recipe_of_a_report_makes_its_comparison_again(tmp_path, page):
+    folder = make_compare(tmp_path / "c", arms=["full", "fewer-epochs"], seeds=[0])
+    (folder / "recipe.toml").write_text(made_recipe().to_toml())
+    text = page(read_runs([folder]))
+    assert "fineprune compare recipe.toml --seeds 1 --arms full,fewer-epochs" in text
+    assert "policy = &#34;fine-pruning&#34;" in text

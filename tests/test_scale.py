@@ -12,7 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
+from fineprune.errors import InputError
 from fineprune.experiments.configurations import configuration, configured
+from fineprune.experiments.scale import scale
 from fineprune.experiments.scale_table import Scaled, loss_curve, read_scaling, scale_rows
 from fineprune.report.scaling.loss_figure import draw_loss
 from fineprune.report.scaling.phases_figure import draw_phases
@@ -265,3 +267,22 @@ def test_told_to_end_it_ends_its_run_too(tmp_path):
     epochs = (out / "one/metrics.jsonl").read_bytes()
     time.sleep(2)  # many epochs
     assert (out / "one/metrics.jsonl").read_bytes() == epochs
+
+
+def test_a_schedule_that_prunes_every_epoch_has_no_time_to_a_loss():
+    runs = [
+        Scaled(configuration("one"), made_run([9, 4], [3, 2], pruned=[0, 1])),
+        Scaled(configuration("all-reduce 2"), made_run([9, 2], [3, 2.5], pruned=[0, 1])),
+    ]
+    rows = scale_rows(runs)
+    assert [row.target_loss for row in rows] == [None, None]
+    assert "never" in markdown_tables(scale_tables(rows))
+    assert draw_loss(runs, None) is None
+    assert [row.seconds_to_target for row in scale_rows(runs, 0.1)] == [None, None]
+
+
+def test_one_epoch_fails_before_anything_is_trained(tmp_path):
+    recipe = make_recipe({"training": {"epochs": 1}})
+    with pytest.raises(InputError, match="at least 2, the first of which is a warm-up"):
+        scale(recipe, tmp_path / "out", [configuration("one")], title="t")
+    assert not (tmp_path / "out").exists()

@@ -15,7 +15,7 @@ from fineprune.cli.progress import progress
 from fineprune.experiments import scale as scaling
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.scale_table import read_scaling, scale_rows
-from fineprune.report.scaling.page import write_scale_report
+from fineprune.report.scaling.page import scale_caveats, write_scale_report
 from fineprune.report.scaling.tables import rich_tables, scale_tables
 from fineprune.training.recipe import read_recipe
 
@@ -82,4 +82,6 @@ def scale(
     console = Console()
     for table in rich_tables(scale_tables(rows)):
         console.print(table)
+    for sentence in scale_caveats(read):
+        console.print(f"- {sentence}", style="dim", highlight=False)
     typer.echo(f"report: {page}")

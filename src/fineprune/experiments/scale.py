@@ -1,23 +1,22 @@
 """Scale: train one recipe under several configurations of workers and servers, one by one."""
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fineprune.errors import InputError
 from fineprune.experiments.configurations import ALL_REDUCE, Configuration, configured
 from fineprune.experiments.planned_run import PlannedRun, epochs_done
 from fineprune.launch.follow_parent import PARENT_VARIABLE
-from fineprune.runs.files import SCALING, write_atomically, write_json
+from fineprune.runs.files import DURATION, SCALING, write_atomically, write_json
+from fineprune.runs.lock import only_writer
 from fineprune.training.hardware import available_cores, resolved
 from fineprune.training.recipe import Recipe
+from fineprune.training.stop import Stopped, stop_requests
 
 _POLL_SECONDS = 0.5
 
@@ -49,7 +48,13 @@ def scale(
     Raises:
         InputError: a setting is wrong, or the folder holds runs of another recipe.
         RuntimeError: a run failed.
+        Stopped: A signal asked this process to stop; the run has written a checkpoint.
     """
+    if recipe.training.epochs < 2:
+        raise InputError(
+            f"expected training.epochs of at least 2, the first of which is a warm-up, got "
+            f"{recipe.training.epochs}"
+        )
     texts = [one.text for one in configurations]
     if len(set(texts)) < len(texts):
         raise InputError(f"expected each configuration once, got {', '.join(texts)}")
@@ -60,8 +65,19 @@ def scale(
     for one in configurations:
         made = resolved(configured(recipe, one, same_update=same_update))
         runs.append(PlannedRun(one.text, 0, made, folder / one.folder))
+    with only_writer(folder):
+        _train_all(runs, configurations, folder, title, same_update, on_progress)
+
+
+def _train_all(
+    runs: Sequence[PlannedRun],
+    configurations: Sequence[Configuration],
+    folder: Path,
+    title: str,
+    same_update: bool,
+    on_progress: OnProgress | None,
+) -> None:
     waiting = [not run.finished() for run in runs]
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(
         folder / SCALING,
         {
@@ -86,6 +102,8 @@ def _train(run: PlannedRun, one: Configuration, on_poll: Callable[[], None]) -> 
         write_atomically(recipe, run.recipe.to_toml())
         train = ["-m", "fineprune", "train", str(recipe), "--out", str(run.folder), "--resume"]
         log = run.folder.with_suffix(".log")
+        fresh = not run.folder.exists()
+        began = time.perf_counter()
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, *_launcher(one), *train],
@@ -95,35 +113,22 @@ def _train(run: PlannedRun, one: Configuration, on_poll: Callable[[], None]) -> 
                 stderr=file,
             )
             try:
-                with _told_to_end():
+                with stop_requests() as stop:
                     while process.poll() is None:
                         time.sleep(_POLL_SECONDS)
                         on_poll()
+                        if stop.number is not None:
+                            raise Stopped(stop.number, f"in {one.text!r}")
             finally:
-                process.terminate()
+                process.terminate()  # the run writes a checkpoint first
                 process.wait()
     if process.returncode:
         said = log.read_text(encoding="utf-8", errors="replace").splitlines()
         ours = [line for line in said if line.startswith("fineprune:")] or [f"see {log}"]
         raise RuntimeError(f"{one.text!r} failed: {ours[-1]}")
+    if fresh:  # else a part of the time was spent before an interruption
+        write_json(run.folder / DURATION, {"seconds": time.perf_counter() - began})
     log.unlink()
-
-
-@contextlib.contextmanager
-def _told_to_end() -> Iterator[None]:
-    """Leave in good order when told to end, as by ``kill``: else the run would go on alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is told of signals
-        return
-
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _launcher(one: Configuration) -> list[str]:

@@ -4,7 +4,6 @@ The measures are those of Campos et al., ICCS 2017, Tables 1 to 3, and what that
 where the time of a step goes. A node is a worker or a dedicated server.
 """
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 
 from fineprune.errors import InputError
 from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration, configuration
-from fineprune.runs.files import SCALING
+from fineprune.runs.files import DURATION, SCALING, read_json
 from fineprune.runs.run import Run, read_run
 
 # In the order in which a gradient passes them. What a worker does, and what its servers do while
@@ -26,10 +25,18 @@ SERVER_PHASES = ("queue", "apply", "send")
 
 @dataclass(frozen=True)
 class Scaled:
-    """A configuration and its run."""
+    """A configuration and its run.
+
+    Attributes:
+        configuration: Who trained.
+        run: The run.
+        seconds_other: The wall-clock time of the command that is neither training nor evaluation;
+            None if the command was interrupted, so that it is not known.
+    """
 
     configuration: Configuration
     run: Run
+    seconds_other: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,10 @@ class ScaleRow:
         speedup_all_reduce: against all-reduce on as many workers.
         accuracy_last: after the last epoch, a share.
         seconds: of training in all.
-        target_loss: the mean training loss that is waited for.
+        seconds_other: from the start of the command to its end, less training and evaluation:
+            starting processes, Ray among them, loading data, writing checkpoints.
+        target_loss: the mean training loss that is waited for; None if no configuration has an
+            epoch on all data.
         epochs_to_target, samples_to_target, seconds_to_target: until the first epoch on all data
             whose mean training loss is at most the target; None where there is none.
         speedup_to_target: against one process alone.
@@ -87,7 +97,8 @@ class ScaleRow:
     speedup_all_reduce: float | None
     accuracy_last: float
     seconds: float
-    target_loss: float
+    seconds_other: float | None
+    target_loss: float | None
     epochs_to_target: int | None
     samples_to_target: int | None
     seconds_to_target: float | None
@@ -110,12 +121,29 @@ def read_scaling(folder: Path) -> Scaling:
     """
     if not (folder / SCALING).is_file():
         raise InputError(f"expected a folder of fineprune scale, with {SCALING}, got {folder}")
-    listed = json.loads((folder / SCALING).read_text(encoding="utf-8"))
-    runs = [
-        Scaled(configuration(run["configuration"]), read_run(folder / run["path"]))
-        for run in listed["runs"]
-    ]
-    return Scaling(listed["title"], listed["same_update"], runs)
+    listed = read_json(folder / SCALING)
+    try:
+        runs = [
+            _read_scaled(configuration(run["configuration"]), folder / run["path"])
+            for run in listed["runs"]
+        ]
+        return Scaling(str(listed["title"]), bool(listed["same_update"]), runs)
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"expected title, same_update and runs in {folder / SCALING}, one is missing: "
+            f"run fineprune scale again"
+        ) from error
+
+
+def _read_scaled(asked: Configuration, folder: Path) -> Scaled:
+    run = read_run(folder)
+    took = folder / DURATION
+    other = None
+    if took.exists():
+        summary = run.summary
+        other = read_json(took)["seconds"]
+        other -= summary["seconds_train"] + summary["seconds_evaluate"]
+    return Scaled(asked, run, other)
 
 
 def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list[ScaleRow]:
@@ -132,7 +160,9 @@ def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list
     if not runs:
         raise InputError("expected at least one run, got none")
     if target_loss is None:
-        target_loss = max(min(loss for _, loss in _losses(one.run)) for one in runs)
+        lowest = [min((loss for _, loss in _losses(one.run)), default=None) for one in runs]
+        known = [loss for loss in lowest if loss is not None]
+        target_loss = max(known) if len(known) == len(runs) else None
     base = _first(runs, ONE, 1)
     rows = []
     for one in runs:
@@ -166,6 +196,7 @@ def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list
                 ),
                 accuracy_last=one.run.summary["accuracy_last"],
                 seconds=one.run.summary["seconds_train"],
+                seconds_other=one.seconds_other,
                 target_loss=target_loss,
                 epochs_to_target=None if reached is None else reached + 1,
                 samples_to_target=(
@@ -197,8 +228,8 @@ def loss_curve(run: Run) -> tuple[list[float], list[float]]:
 
     The samples of a pruned epoch are others, and so is their loss.
     """
-    epochs, losses = zip(*_losses(run), strict=True)
-    return [_seconds(run, epoch) for epoch in epochs], list(losses)
+    known = _losses(run)
+    return [_seconds(run, epoch) for epoch, _ in known], [loss for _, loss in known]
 
 
 def _first(runs: Sequence[Scaled], strategy: str, workers: int) -> Run | None:
@@ -219,10 +250,16 @@ def _throughput(run: Run) -> list[float]:
 
 
 def _losses(run: Run) -> list[tuple[int, float]]:
-    return [(line["epoch"], line["train_loss"]) for line in run.metrics if not line["pruned"]]
+    return [
+        (line["epoch"], line["train_loss"])
+        for line in run.metrics
+        if not line["pruned"] and line["train_loss"] is not None
+    ]
 
 
-def _reached(run: Run, target: float) -> int | None:
+def _reached(run: Run, target: float | None) -> int | None:
+    if target is None:
+        return None
     return next((epoch for epoch, loss in _losses(run) if loss <= target), None)
 
 

@@ -37,8 +37,13 @@ RESULTS = {
 
 
 def paper_rows(row: Row) -> list[Row]:
-    """Return the paper's two lines for a row's network and data set; none where it has none."""
-    result = RESULTS.get(row.network) if row.dataset == "cifar10" else None
+    """Return the paper's two lines for a row's network and data set; none if it has none.
+
+    The paper's accuracies are of the test set, so runs that were evaluated on a validation part
+    have no lines beside them.
+    """
+    comparable = row.dataset == "cifar10" and row.evaluated_on == "test"
+    result = RESULTS.get(row.network) if comparable else None
     if result is None:
         return []
     loss = Difference(result.accuracy_pruned - result.accuracy_regular, None, 1)

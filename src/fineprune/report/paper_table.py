@@ -75,7 +75,7 @@ def _line(group: Group) -> list[str] | None:
 def _epochs(group: Group) -> int | None:
     """The epochs of a group that has a line; None where it has none."""
     first: Row = group_rows(group)[0]
-    known = first.dataset == "cifar10" and first.network in RESULTS
+    known = (first.dataset, first.evaluated_on) == ("cifar10", "test") and first.network in RESULTS
     if not known or not {BASELINE, METHOD} <= set(group.arms):
         return None
     epochs: int = group.of(METHOD)[0].summary["epochs"]

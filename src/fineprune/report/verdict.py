@@ -1,6 +1,7 @@
 """The verdict: what a comparison says, in plain words and no stronger than its numbers."""
 
 from fineprune.experiments.arm_table import BASELINE, Difference, Group, Row, paired_difference
+from fineprune.runs.run import Run
 
 METHOD = "fine-pruning"
 
@@ -51,15 +52,37 @@ def _against_full(row: Row) -> str:
 
 
 def _control(group: Group, row: Row, difference: Difference) -> str:
+    method, control = group.of(METHOD)[0], group.of(row.arm)[0]
     if row.arm == "random":
-        what = "Skipping as many samples at random, in the same epochs,"
+        what = f"Skipping samples at random, {_as_many(method, control)},"
     else:
-        epochs = group.of(row.arm)[0].summary["epochs"]
-        what = f"Training all samples for {epochs} epochs instead, at about the same cost,"
+        epochs = control.summary["epochs"]
+        what = f"Training all samples for {epochs} epochs instead, at {_cost(method, control)},"
     return (
         f"{what} reaches {_percent(row.accuracy_last, 2)}: fine-pruning is "
         f"{_height(difference, 'it')}, {_weight(difference)}."
     )
+
+
+def _as_many(method: Run, control: Run) -> str:
+    """Say whether a control skips as many samples as the method in each epoch."""
+    samples = [[line["samples"] for line in run.metrics] for run in (method, control)]
+    if samples[0] == samples[1]:
+        return "as many in the same epochs"
+    skipped = [_percent(run.summary["skipped_share"]) for run in (method, control)]
+    return (
+        f"{skipped[1]} of the sample-steps and not in the same epochs as fine-pruning with its "
+        f"{skipped[0]} (no control of equal cost)"
+    )
+
+
+def _cost(method: Run, control: Run) -> str:
+    """Say how a control's sample-steps compare with the method's."""
+    ratio = control.summary["samples_trained"] / method.summary["samples_trained"]
+    # Epochs are whole, so the nearest number of them is up to half an epoch off.
+    if abs(ratio - 1) <= 0.5 / control.summary["epochs"] + 1e-9:
+        return "about the same cost"
+    return f"{ratio:.2f} times the sample-steps (no control of equal cost)"
 
 
 def _alone(row: Row) -> str:

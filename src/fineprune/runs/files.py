@@ -23,6 +23,7 @@ CHECKPOINT = "checkpoint.pt"
 COUNTS = "counts"
 COMPARISON = "compare.json"
 SCALING = "scale.json"
+DURATION = "duration.json"
 
 
 class WriteError(OSError):

@@ -12,9 +12,15 @@ from fineprune.report.figures.style import FAINT, WIDTH, our_style
 from fineprune.report.scaling.colours import COLOURS, DASHES
 
 
-def draw_loss(runs: Sequence[Scaled], target_loss: float) -> Drawing:
-    """Draw the loss of each epoch on all data against the seconds of training so far."""
+def draw_loss(runs: Sequence[Scaled], target_loss: float | None) -> Drawing | None:
+    """Draw the loss of each epoch on all data against the seconds of training so far.
+
+    None if no configuration has an epoch on all data.
+    """
     curves = [(one.configuration, *loss_curve(one.run)) for one in runs]
+    curves = [curve for curve in curves if curve[1]]
+    if not curves:
+        return None
     unit, length = time_unit(max(seconds[-1] for _, seconds, _ in curves))
     seen: Counter[str] = Counter()
     with our_style():
@@ -30,7 +36,8 @@ def draw_loss(runs: Sequence[Scaled], target_loss: float) -> Drawing:
                 linestyle=dash,
                 label=asked.text,
             )
-        axes.axhline(target_loss, color=FAINT, linewidth=0.8, linestyle=":")
+        if target_loss is not None:
+            axes.axhline(target_loss, color=FAINT, linewidth=0.8, linestyle=":")
         axes.set_xlabel(f"training time, {unit}")
         axes.set_xlim(left=0)
         axes.set_ylabel("mean training loss of an epoch")
@@ -38,6 +45,6 @@ def draw_loss(runs: Sequence[Scaled], target_loss: float) -> Drawing:
         svg = svg_text(figure, "Training loss against time")
     caption = (
         "Mean training loss of each epoch on all data, at the time of its end; evaluation apart. "
-        "The dotted line is the loss that the table asks for."
+        "A dotted line is the loss that the table asks for."
     )
     return Drawing("Training loss against time (the paper's Figure 3)", svg, caption)

@@ -36,14 +36,15 @@ def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -
         facts=facts(runs),
         tables=scale_tables(rows),
         drawings=[drawing for drawing in drawings if drawing is not None],
-        caveats=_caveats(scaling),
+        caveats=scale_caveats(scaling),
         recipe=(runs[0].path / "recipe.toml").read_text(encoding="utf-8").strip(),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page)
 
 
-def _caveats(scaling: Scaling) -> list[str]:
+def scale_caveats(scaling: Scaling) -> list[str]:
+    """Return sentences on what the numbers do not say."""
     runs = [one.run for one in scaling.runs]
     hardware = runs[0].summary["hardware"]
     threads = max(run.summary["hardware"]["threads"] for run in runs)

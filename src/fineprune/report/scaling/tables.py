@@ -39,7 +39,7 @@ def scale_tables(rows: Sequence[ScaleRow]) -> list[Table]:
 
 
 def rich_tables(tables: Sequence[Table]) -> list[RichTable]:
-    """Make tables for the terminal."""
+    """Make tables for the terminal: a cell that has no room is broken over lines, never cut."""
     made = []
     for table in tables:
         rich = RichTable(
@@ -52,7 +52,7 @@ def rich_tables(tables: Sequence[Table]) -> list[RichTable]:
             caption_justify="left",
         )
         for number, header in enumerate(table.headers):
-            rich.add_column(Text(header), justify="right" if number else "left")
+            rich.add_column(Text(header), justify="right" if number else "left", overflow="fold")
         for line in table.lines:
             rich.add_row(*(Text(cell) for cell in line))
         made.append(rich)
@@ -104,12 +104,15 @@ def _throughput(rows: Sequence[ScaleRow]) -> Table:
 
 
 def _learning(rows: Sequence[ScaleRow]) -> Table:
+    target = rows[0].target_loss
+    loss = "that no epoch on all data shows" if target is None else f"of {target:.4f}"
     return Table(
-        f"Accuracy, and time to a training loss of {rows[0].target_loss:.4f} (the paper's Table 3)",
+        f"Accuracy, and time to a training loss {loss} (the paper's Table 3)",
         (
             "configuration",
             "last epoch, %",
             "training, s",
+            "other, s",
             "to the loss, s",
             "epochs",
             "samples",
@@ -120,6 +123,7 @@ def _learning(rows: Sequence[ScaleRow]) -> Table:
                 row.configuration,
                 f"{100 * row.accuracy_last:.2f}",
                 f"{row.seconds:,.1f}",
+                _or_nothing(row.seconds_other, ",.1f"),
                 _or_never(row.seconds_to_target, ",.1f"),
                 _or_never(row.epochs_to_target, "d"),
                 _or_never(row.samples_to_target, ",d"),
@@ -128,9 +132,10 @@ def _learning(rows: Sequence[ScaleRow]) -> Table:
             for row in rows
         ],
         "The loss is the mean over an epoch on all data, and the time ends with that epoch; "
-        "speedup is against one process alone.",
+        "speedup is against one process alone. Other: the rest of the command's time, such as "
+        "starting processes and Ray; evaluation apart.",
         tuple(
-            (text, f"{100 * accuracy:.1f}", f"{hours:g} h", NOTHING, NOTHING, NOTHING, _ratio(s))
+            (text, f"{100 * accuracy:.1f}", f"{hours:g} h", *[NOTHING] * 4, _ratio(s))
             for text, accuracy, hours, s in LEARNING
         ),
     )

@@ -21,13 +21,13 @@ def draw_throughput(rows: Sequence[ScaleRow]) -> Drawing:
             axes.plot(
                 [row.throughput_low, row.throughput_high], [place, place], color=INK, linewidth=1
             )
-            text = f" {row.throughput:,.0f}"
+            text = f"  {row.throughput:,.0f}"
             end = max(row.throughput, row.throughput_high)
             axes.text(end, place, text, va="center", ha="left", fontsize=8)
         axes.set_yticks(range(len(rows)), names)
         axes.invert_yaxis()
         axes.set_xlabel("training samples a second")
-        axes.set_xlim(0, 1.12 * max(max(row.throughput, row.throughput_high) for row in rows))
+        axes.set_xlim(0, 1.15 * max(max(row.throughput, row.throughput_high) for row in rows))
         svg = svg_text(figure, "Throughput by configuration")
     caption = "Medians over the epochs but the first; a line spans the quartiles."
     return Drawing("Throughput by configuration (the paper's Figure 1)", svg, caption)

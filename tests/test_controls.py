@@ -1,0 +1,57 @@
+"""Controls and predicted costs: they count the batches that are really trained."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.experiments.controls import arm_recipe, fewer_epochs
+from fineprune.training.cost import predicted_cost
+from fineprune.training.recipe import make_recipe
+
+RECIPE = {
+    "data": {"name": "digits", "train_size": 1024},
+    "training": {"epochs": 200, "batch_size": 32, "milestones": [60, 120, 160]},
+    "pruning": {"policy": "fine-pruning", "window": 60, "start": 30, "attenuation": 2.0,
+                "prune": 563},
+}  # fmt: skip
+SERVED = ("distributed.strategy=sync", "distributed.workers=4")
+
+
+def test_the_control_of_equal_cost_counts_the_workers_batches():
+    """Four workers average batches of 32: a pruned epoch keeps 512 samples, not 480."""
+    alone, served = make_recipe(RECIPE), make_recipe(RECIPE, SERVED)
+    pruned = alone.schedule().pruned_epochs()
+    costs = predicted_cost(alone, 1024), predicted_cost(served, 1024)
+    assert [cost.samples for cost in costs] == [
+        1024 * (200 - pruned) + kept * pruned for kept in (480, 512)
+    ]
+    assert [cost.steps for cost in costs] == [32 * 200 - 17 * pruned, 8 * 200 - 4 * pruned]
+    for recipe, cost in ((alone, costs[0]), (served, costs[1])):
+        assert fewer_epochs(recipe, 1024).training.epochs == round(cost.samples / 1024)
+
+
+@pytest.mark.parametrize(
+    ("options", "samples_per_step"),
+    [((), 32), (("--ranks", "4"), 128), (("--set", SERVED[0], "--set", SERVED[1]), 128)],
+)
+def test_plan_counts_ranks_and_workers(options, samples_per_step, tmp_path):
+    file = tmp_path / "recipe.toml"
+    file.write_text(make_recipe(RECIPE).to_toml())
+    done = CliRunner().invoke(app, ["plan", str(file), *options, "--json"])
+    assert done.exit_code == 0, done.stderr
+    planned = json.loads(done.stdout)
+    pruned = make_recipe(RECIPE).schedule().pruned_epochs()
+    kept = -(-461 // samples_per_step) * samples_per_step
+    assert planned["samples"] == 1024 * (200 - pruned) + kept * pruned
+    assert planned["steps_full"] == 200 * 1024 // samples_per_step
+
+
+def test_an_arm_keeps_all_but_what_makes_it_an_arm():
+    recipe = make_recipe(RECIPE)
+    assert arm_recipe(recipe, "fine-pruning", 1024) == recipe
+    for arm in ("full", "random"):
+        assert arm_recipe(recipe, arm, 1024).differences(recipe) == [
+            f'pruning.policy is "{arm}" and "fine-pruning"'
+        ]
