@@ -1,8 +1,10 @@
 """Data parallelism by all-reduce: two ranks are one process with the doubled batch."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -84,7 +86,7 @@ RECIPE = {
 }
 
 
-def torchrun(folder, ranks, *changes, resume=False):
+def torchrun_command(folder, ranks, *changes, resume=False):
     text = make_recipe(RECIPE, changes).to_toml()
     recipe = folder.parent / f"{folder.name}.toml"
     recipe.write_text(text)
@@ -92,7 +94,11 @@ def torchrun(folder, ranks, *changes, resume=False):
     # A store of this run alone, on a port that is free.
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     command += ["-m", "fineprune", "train", str(recipe), "--out", str(folder), "--json"]
-    command += ["--resume"] if resume else []
+    return [*command, "--resume"] if resume else command
+
+
+def torchrun(folder, ranks, *changes, resume=False):
+    command = torchrun_command(folder, ranks, *changes, resume=resume)
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -117,6 +123,27 @@ def test_torchrun_trains_a_recipe_together(two_ranks, tmp_path):
     for name, value in one["model"].items():
         torch.testing.assert_close(two["model"][name], value, rtol=1e-2, atol=1e-3)
     assert len(two["random"]) == 2
+
+
+def test_ranks_that_are_told_to_stop_write_one_checkpoint_after_the_same_step(tmp_path):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        torchrun_command(folder, 2, "training.epochs=4000", "training.milestones=[]"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while len(read_metrics(folder / "metrics.jsonl")) < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)  # torchrun passes it on to its ranks
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode != 0
+    assert "stopped by SIGTERM in epoch" in said
+    saved = load_checkpoint(folder / "checkpoint.pt")
+    assert len(saved["random"]) == 2
+    assert saved["pruner"]["epoch"] == len(read_metrics(folder / "metrics.jsonl"))
+    assert saved["epoch_so_far"]["samples"] == 2 * 32 * saved["epoch_so_far"]["batches"]
 
 
 class Stop(Exception):
