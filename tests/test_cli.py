@@ -167,6 +167,100 @@ def test_a_failure_while_running_is_exit_status_1(folder):
     assert "disk on fire" in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train"], "Missing argument 'recipe': see"),
+        (["trian", "recipes/digits.toml"], "Did you mean 'train'?: see"),
+        (["train", "recipes/digits.toml", "--seeds", "3"], "No such option: --seeds"),
+        (["train", "recipes/digits.toml", "--set"], "Option '--set' requires an argument"),
+        (["compare", "recipes/digits.toml", "--seeds", "many"], "integer, got 'many': see"),
+        (["slurm", "recipes/digits.toml"], "Missing option '--nodes': see"),
+        (["--verbose"], "No such option: --verbose"),
+    ],
+)
+def test_a_command_line_that_cannot_be_parsed_is_one_line_too(arguments, said, folder):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.startswith("fineprune: ")
+    assert result.stderr.endswith(" --help\n")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_no_verb_shows_the_help(folder):
+    result = run()
+    assert result.exit_code == 2
+    assert "Usage: " in result.stdout
+    assert all(f"\n  {verb} " in result.stdout for verb in ("train", "compare", "plan", "report"))
+
+
+def test_only_wrong_input_is_exit_status_2(folder, monkeypatch):
+    """A ValueError of the user's own code is no wrong input: its traceback must not be lost."""
+    monkeypatch.syspath_prepend(folder)
+    (folder / "own_data.py").write_text("def data():\n    raise ValueError('half a sentence')\n")
+    result = run("train", "recipes/digits.toml", *LESS, "--set", "data.name=own_data:data")
+    assert result.exit_code == 1
+    assert "Traceback (most recent call last):" in result.stderr
+    assert 'own_data.py", line 2, in data' in result.stderr
+    said = "fineprune: failed while running: half a sentence"
+    assert result.stderr.splitlines()[-1] == said
+
+
+INTERRUPTED = """
+import signal, torch
+from torch.utils.data import TensorDataset
+
+def data():
+    signal.raise_signal(signal.SIGINT)
+    images = TensorDataset(torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.int64))
+    return images, images
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("train", "add --resume to continue from the last checkpoint"),
+        ("compare", "run the same command again to continue"),
+    ],
+)
+def test_ctrl_c_says_how_to_continue(verb, said, folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    (folder / "interrupted.py").write_text(INTERRUPTED)
+    changes = ["--set", "data.name=interrupted:data", "network.classes=10"]
+    result = run(verb, "recipes/digits.toml", *LESS, *changes)
+    assert result.exit_code in (1, 130)
+    assert result.stderr.startswith("fineprune: stopped")
+    assert result.stderr.endswith(f"; {said}\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(folder):
+    command = [sys.executable, "-m", "fineprune", "plan", "--epochs", "20000"]
+    command += ["--window", "20", "--start", "10"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (1, "")
+
+
+def test_a_download_without_a_network_is_one_line_and_exit_status_1(folder, monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nothing listens on this port
+    before = sorted(folder.rglob("*"))
+    download = ["data.dir=new", "data.download=true"]
+    result = run("train", "recipes/paper/lenet.toml", "--set", *download)
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("fineprune: expected to download https://www.cs.toronto.edu/")
+    assert "Connection refused" in result.stderr
+    assert "put cifar-10-binary.tar.gz there yourself" in result.stderr
+    assert sorted(folder.rglob("*")) == before
+
+
 @pytest.mark.parametrize("verb", ["train", "compare", "plan", "report"])
 def test_every_verb_has_help_with_an_example(verb):
     result = run(verb, "--help")

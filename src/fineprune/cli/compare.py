@@ -19,7 +19,7 @@ from fineprune.runs.files import read_runs
 from fineprune.training.recipe import read_recipe
 
 
-@exits
+@exits(to_continue="run the same command again to continue")
 def compare(
     recipe: RecipeFile,
     more: MoreChanges = None,

@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from fineprune.cli.compare import compare
+from fineprune.cli.exits import Verbs
 from fineprune.cli.plan import plan
 from fineprune.cli.report import report
 from fineprune.cli.scale import scale
@@ -14,8 +15,8 @@ from fineprune.cli.train import train
 
 app = typer.Typer(
     name="fineprune",
+    cls=Verbs,
     help="Make the same training run cheaper: skip, for a while, the samples that do not help.",
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )

@@ -25,7 +25,7 @@ _PER_ROW = 10
 _TRAINING_IMAGES = {"cifar10": 50_000, "cifar100": 50_000}
 
 
-@exits
+@exits()
 def plan(
     recipe: Annotated[Path | None, typer.Argument(help="Recipe; or give plain options.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Length of the training.")] = None,

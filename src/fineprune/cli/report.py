@@ -15,7 +15,7 @@ from fineprune.report.tables import rich_table, row_dicts
 from fineprune.runs.files import read_runs
 
 
-@exits
+@exits()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of comparisons.")],
     out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),

@@ -23,7 +23,7 @@ _USUAL = ("one", "all-reduce 2", "sync 2+1", "async 1+1", "async 2+1", "async 2+
 _CHANGE = re.compile(r"\w+\.\w+=")
 
 
-@exits
+@exits(to_continue="run the same command again to continue")
 def scale(
     recipe: RecipeFile,
     configurations: Annotated[

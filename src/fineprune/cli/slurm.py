@@ -14,7 +14,7 @@ from fineprune.launch.slurm import STRATEGIES, batch_script, fit_servers, train_
 from fineprune.training.recipe import Recipe, read_recipe
 
 
-@exits
+@exits()
 def slurm(
     recipe: RecipeFile,
     nodes: Annotated[int, typer.Option(help="Nodes of the job.")],

@@ -14,7 +14,7 @@ from fineprune.training import loop
 from fineprune.training.recipe import read_recipe
 
 
-@exits
+@exits(to_continue="add --resume to continue from the last checkpoint")
 def train(
     recipe: RecipeFile,
     more: MoreChanges = None,
