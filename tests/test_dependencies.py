@@ -7,6 +7,7 @@ and nothing else besides the standard library and this package.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -140,3 +141,15 @@ def test_the_command_says_in_one_line_what_to_install(bare, tmp_path):
 def test_the_declared_dependencies_are_torch_and_numpy():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert [Requirement(text).name for text in project["dependencies"]] == ["torch", "numpy"]
+
+
+def test_no_file_of_the_package_is_ignored():
+    """The build backend leaves out of the wheel what ``.gitignore`` names, such as ``runs/``."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("no git checkout")
+    files = [str(file) for file in (ROOT / "src").rglob("*") if file.suffix in (".py", ".j2")]
+    command = ["git", "check-ignore", "--no-index", "--stdin"]
+    asked = subprocess.run(
+        command, cwd=ROOT, input="\n".join(files), capture_output=True, text=True
+    )
+    assert (asked.returncode, asked.stdout) == (1, ""), asked.stdout + asked.stderr
