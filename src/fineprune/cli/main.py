@@ -16,7 +16,7 @@ from fineprune.cli.train import train
 app = typer.Typer(
     name="fineprune",
     cls=Verbs,
-    help="Make the same training run cheaper: skip, for a while, the samples that do not help.",
+    help="Make the same training run cheaper: temporarily skip the samples that do not help.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -31,5 +31,5 @@ def main() -> None:
 
 
 def _one_line(message: Warning | str, *where: Any, **source: Any) -> str:
-    """A user of the command has no use for the line of code that warned."""
+    """Format a warning without the line of code that gave it, which users have no use for."""
     return f"fineprune: warning: {message}\n"

@@ -47,6 +47,7 @@ class Data:
         watched: indices of watched training samples, and batches of them, in their order.
         num_samples: N, the number of training samples.
         classes, channels: of the network to build.
+        blank: zeros like the x of one sample, shape (1, ...), to try the network on.
     """
 
     train: Any
@@ -58,6 +59,7 @@ class Data:
     num_samples: int
     classes: int
     channels: int
+    blank: torch.Tensor
 
 
 def load_data(recipe: Recipe) -> Data:
@@ -95,6 +97,7 @@ def _device_data(recipe: Recipe, train: ImageSet, evaluated: ImageSet, augment: 
     watched = _watched(recipe, len(train))
 
     def make_loader(pruner: Pruner) -> DeviceLoader:
+        _check_batches(recipe, pruner)
         return DeviceLoader(
             train,
             recipe.training.batch_size,
@@ -128,27 +131,25 @@ def _device_data(recipe: Recipe, train: ImageSet, evaluated: ImageSet, augment: 
         evaluated_on="validation" if recipe.data.validation else "test",
         watched=(watched, prepare(samples) if watched else ()),
         num_samples=len(train),
-        classes=recipe.network.classes or len(train.classes),
+        classes=_classes(recipe, len(train.classes)),
         channels=train.images.shape[1],
+        blank=torch.zeros(1, *train.images.shape[1:]),
     )
 
 
 def _own_data(recipe: Recipe) -> Data:
     """Data sets of the user's own, through a DataLoader."""
-    train, test = import_attribute(recipe.data.name)()
+    train, test = _made(recipe.data.name)
+    classes = _classes(recipe, len(getattr(train, "classes", ())))
     kept, held = _split(len(train), recipe.data.validation)
     evaluated = Subset(train, held.tolist()) if recipe.data.validation else test
     train = Subset(train, kept.tolist()) if recipe.data.validation else train
-    classes = recipe.network.classes or len(getattr(train, "classes", ()))
-    if not classes:
-        raise InputError(
-            f"expected network.classes for {recipe.data.name}, whose training set has no "
-            f"attribute classes: add --set network.classes=..."
-        )
     watched = _watched(recipe, len(train))
     workers = recipe.data.workers
+    blank = _blank(recipe.data.name, train)
 
     def make_loader(pruner: Pruner) -> Any:
+        _check_batches(recipe, pruner)
         return DataLoader(
             pruner.dataset,  # type: ignore[arg-type]  # given below, so never None
             batch_size=recipe.training.batch_size,
@@ -179,8 +180,72 @@ def _own_data(recipe: Recipe) -> Data:
         watched=(watched, batches(Subset(train, watched)) if watched else ()),
         num_samples=len(train),
         classes=classes,
-        channels=int(train[0][0].shape[0]),
+        channels=blank.shape[1],
+        blank=blank,
     )
+
+
+def _made(name: str) -> tuple[Any, Any]:
+    """Call the user's function, and check that it returns two data sets.
+
+    Raises:
+        InputError: It returns something else. What the function itself raises is passed on.
+    """
+    make = import_attribute(name)
+    if not callable(make):
+        raise InputError(f"expected {name!r} to be a function, got {type(make).__name__}")
+    made = make()
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise InputError(
+            f"expected {name!r} to return a training and a test data set, got {type(made).__name__}"
+        )
+    for dataset in made:
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise InputError(
+                f"expected map-style data sets, with __len__ and __getitem__, from {name!r}, got "
+                f"{type(dataset).__name__}"
+            )
+        if not len(dataset):
+            raise InputError(f"expected data sets with samples from {name!r}, got an empty one")
+    return made[0], made[1]
+
+
+def _blank(name: str, train: Any) -> torch.Tensor:
+    """Return zeros like the x of one sample, with a dimension for the batch."""
+    item = train[0]
+    if isinstance(item, tuple | list) and len(item) == 2:
+        x = default_collate([item])[0]
+        if isinstance(x, torch.Tensor) and x.ndim > 1:
+            return torch.zeros_like(x)
+    raise InputError(
+        f"expected items (x, y) with x of shape (channels, ...) from {name!r}, got {type(item)}"
+    )
+
+
+def _classes(recipe: Recipe, named: int) -> int:
+    """Return the number of classes: as the recipe sets it, else as many as the data name."""
+    classes = recipe.network.classes
+    if classes is None and not named:
+        raise InputError(
+            f"expected network.classes for {recipe.data.name}, whose training set has no "
+            f"attribute classes: add --set network.classes=..."
+        )
+    if classes is not None and classes < named:
+        raise InputError(
+            f"expected network.classes to be at least {named}, the classes of "
+            f"{recipe.data.name}, got {classes}"
+        )
+    return classes or named
+
+
+def _check_batches(recipe: Recipe, pruner: Pruner) -> None:
+    """Raise InputError if every batch of an epoch would be dropped as incomplete."""
+    samples, size = len(pruner.sampler), recipe.training.batch_size
+    if recipe.training.drop_last and samples < size:
+        raise InputError(
+            f"expected training.batch_size of at most {samples}, the samples of each process, with "
+            f"training.drop_last, got {size}: every batch would be dropped"
+        )
 
 
 def _evaluation_batch(device: str) -> int:
