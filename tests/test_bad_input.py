@@ -124,8 +124,8 @@ COMMANDS = [
     (f"train {QUICK} --set training.momentum=1.5", "training.momentum in [0, 1], got 1.5"),
     (f"train {QUICK} --set training.optimizer=sdg", "did you mean 'sgd'"),
     (f"train {QUICK} --set training.milestones=[9,3]", "expected training.milestones that rise"),
-    (f"train {QUICK} --set training.milestones=[99]", "within 1..12, got [99]"),
-    (f"train {QUICK} --set training.warmup=99", "training.warmup in [0, 12], got 99"),
+    (f"train {QUICK} --set training.milestones=[99]", "within 1..8, got [99]"),
+    (f"train {QUICK} --set training.warmup=99", "training.warmup in [0, 8], got 99"),
     (f"train {QUICK} --set training.batch_size=0", "training.batch_size to be at least 1, got 0"),
     (
         f"train {QUICK} --set training.drop_last=true training.batch_size=513 pruning.policy=full",
