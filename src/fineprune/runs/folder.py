@@ -12,6 +12,9 @@ import torch
 
 import fineprune
 from fineprune.errors import InputError
+from fineprune.training.hardware import describe
+from fineprune.training.train_state import Job
+from fineprune.training.recipe import Recipe
 from fineprune.runs.files import (
     METRICS,
     RECIPE,
@@ -21,9 +24,6 @@ from fineprune.runs.files import (
     write_atomically,
     write_json_atomically,
 )
-from fineprune.training.hardware import describe
-from fineprune.training.recipe import Recipe
-from fineprune.training.train_state import Job
 
 SUMMARY_VERSION = 1
 
