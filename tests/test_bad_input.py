@@ -170,7 +170,7 @@ COMMANDS = [
     (f"train {QUICK} --set network.name=nowhere:network", "there is no module 'nowhere'"),
     (f"train {QUICK} --set {own('nothing')}", "has no attribute 'nothing'"),
     (f"train {QUICK} --set {own('number')}", "to be a function, got int"),
-    (f"train {QUICK} --set {own('single')}", "a training and a test data set, got TensorDataset"),
+    (f"train {QUICK} --set {own('single')}", "got TensorDataset"),
     (f"train {QUICK} --set {own('stream')}", "expected map-style data sets"),
     (f"train {QUICK} --set {own('empty')}", "got an empty one"),
     (f"train {QUICK} --set {own('unlabelled')} network.classes=2", "expected items (x, y)"),

@@ -20,11 +20,11 @@ def recipe_network(recipe: Recipe, data: Data) -> nn.Module:
     """
     model = build_network(recipe.network.name, data.classes, data.channels)
     model.to(recipe.run.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    _try(model, recipe, data)
+    _check_fit(model, recipe, data)
     return model
 
 
-def _try(model: nn.Module, recipe: Recipe, data: Data) -> None:
+def _check_fit(model: nn.Module, recipe: Recipe, data: Data) -> None:
     """Call a network once, without a trace, to find out whether it fits the data."""
     name, shape = recipe.network.name, tuple(data.blank.shape[1:])
     own = ":" in name and name.partition(":")[0] not in ("timm", "torchvision")
