@@ -233,10 +233,10 @@ COMMANDS = [
     (f"plan {QUICK} --set pruning.policy=full", "expected a policy with a schedule"),
     ("plan --epochs 10", "pruning.window"),
     ("plan --epochs 1000000000 --window 5", "at most 100000, got 1000000000"),
-    (f"{PLAN} --step-time 0", "expected step_time (seconds) to be above 0, got 0"),
+    (f"{PLAN} --step-time 0", "expected --step-time to be above 0, got 0"),
     (f"{PLAN} --step-time nan", "got nan"),
-    (f"{PLAN} --overhead=-1", "overhead in seconds of at least 0, got -1"),
-    (f"{PLAN} --samples 0", "got 0"),
+    (f"{PLAN} --overhead=-1", "expected --overhead to be at least 0, got -1"),
+    (f"{PLAN} --samples 0", "expected --samples to be at least 1, got 0"),
     (f"{PLAN} --prune inf", "pruning.prune"),
     (
         f"{PLAN} --prune 0 --samples 100 --set training.drop_last=true",

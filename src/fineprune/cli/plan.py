@@ -12,7 +12,7 @@ from rich.text import Text
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes, all_changes, split_changes
 from fineprune.cli.outputs import check_file
-from fineprune.errors import InputError
+from fineprune.errors import InputError, check_above, check_at_least
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs, predict_savings
@@ -94,6 +94,11 @@ def plan(
         raise InputError(f"expected one recipe and section.key=value, got {' '.join(files)}")
     if svg is not None:
         check_file("--svg", svg)
+    if samples is not None:
+        check_at_least("--samples", samples, 1)
+    if step_time is not None:
+        check_above("--step-time", step_time, 0)
+    check_at_least("--overhead", overhead, 0)
     training = {
         "epochs": epochs,
         "batch_size": batch_size,
