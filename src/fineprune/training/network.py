@@ -34,11 +34,12 @@ def _check_fit(model: nn.Module, recipe: Recipe, data: Data) -> None:
         with torch.no_grad():
             logits = model(data.blank.to(recipe.run.device))
     except (RuntimeError, ValueError) as error:
-        if own:
-            raise  # the user needs the place in the code
+        if own or isinstance(error, torch.OutOfMemoryError):
+            raise  # with the place in the user's code; a full GPU is no wrong input
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(
             f"expected a network for samples of shape {shape}, got network.name {name!r}, which "
-            f"fails on them: {str(error).splitlines()[0]}"
+            f"fails on them: {reason}"
         ) from error
     finally:
         model.train()
