@@ -1,4 +1,5 @@
-# Two commands: `make demo` and `make test`. Both make .venv if need be, and need Python >= 3.11.
+# The two commands are `make demo` and `make test`. Both create .venv if it is missing, and need
+# Python >= 3.11 and nothing else.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +11,7 @@ demo: $(INSTALLED)
 	rm -rf runs/demo
 	$(BIN)/fineprune compare recipes/digits.toml --out runs/demo --seeds 3 --jobs 2
 
-# Two processes, since most tests of workers and servers wait; a file's tests share one Ray.
+# Two processes, because most tests of workers and servers wait. The tests of a file share one Ray.
 test: $(INSTALLED) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
@@ -22,7 +23,7 @@ lint: $(INSTALLED)
 clean:
 	rm -rf $(VENV) runs
 
-# torch first and alone: on machines without a GPU the pinned version is then all that is fetched.
+# torch comes first and alone: then only the pinned version is fetched, also without a GPU.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fineprune needs Python >= 3.11; give one: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fineprune.datasets import cifar, load_cifar10, load_cifar100
-from fineprune.datasets.cifar import CIFAR10, CIFAR100, CifarArchive, load_archive, save_download
+from fineprune.datasets import load_cifar10, load_cifar100
+from fineprune.datasets.cifar import CIFAR10, CIFAR100, CifarArchive, load_archive
 from fineprune.errors import InputError
 
 TEN = CifarArchive(
@@ -263,60 +263,6 @@ def test_two_processes_may_unpack_at_once(tmp_path, data, monkeypatch):
     assert names_in(data) == [archive.folder, archive.file]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_download_is_written_whole(known, tmp_path, data, capsys):
-    archive, content = pack(TEN, tmp_path)
-    size = len(content) if known else None
-    written = save_download(archive, data, io.BytesIO(content), size)
-    assert written == data / archive.file
-    assert written.read_bytes() == content
-    assert names_in(data) == [archive.file]
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err == f"downloading {archive.url}\n"
-
-
-def test_a_download_that_ends_early_leaves_nothing(tmp_path, data):
-    archive, content = pack(TEN, tmp_path)
-    with pytest.raises(ValueError, match=f"expected {len(content)} bytes of .*, got 100") as error:
-        save_download(archive, data, io.BytesIO(content[:100]), len(content))
-    one_line(error)
-    assert names_in(data) == []
-
-
-def test_a_download_with_another_digest_leaves_nothing(tmp_path, data):
-    archive, content = pack(TEN, tmp_path)
-    changed = content[:-1] + bytes([content[-1] ^ 1])
-    with pytest.raises(ValueError, match=f"expected MD5 {archive.md5}") as error:
-        save_download(archive, data, io.BytesIO(changed), len(changed))
-    assert archive.url in one_line(error)
-    assert names_in(data) == []
-
-
-@pytest.mark.parametrize("failure", [KeyboardInterrupt, ConnectionResetError])
-def test_a_broken_download_leaves_nothing(failure, data):
-    class Broken(io.RawIOBase):
-        reads = 0
-
-        def read(self, size=-1):
-            self.reads += 1
-            if self.reads > 2:
-                raise failure
-            return b"some bytes"
-
-    with pytest.raises(failure):
-        save_download(TEN, data, Broken(), 1000)
-    assert names_in(data) == []
-
-
-def test_an_older_archive_survives_a_failed_download(tmp_path, data):
-    archive, _ = pack(TEN, tmp_path)
-    (data / archive.file).write_bytes(b"mine")
-    with pytest.raises(ValueError, match="expected MD5"):
-        save_download(archive, data, io.BytesIO(b"other"), 5)
-    assert (data / archive.file).read_bytes() == b"mine"
-
-
 class Response(io.BytesIO):
     def __init__(self, content, length):
         super().__init__(content)
@@ -365,16 +311,6 @@ def test_only_https_is_downloaded(scheme, tmp_path, data):
         load_archive(archive, data, download=True)
     one_line(error)
     assert names_in(data) == []
-
-
-def test_a_redirect_away_from_https_is_refused():
-    request = urllib.request.Request(TEN.url)
-    handler = cifar._HttpsRedirects()
-    with pytest.raises(ValueError, match=r"expected an https address.*got http://"):
-        handler.redirect_request(request, None, 302, "", {}, "http://example.org/x.tar.gz")
-    elsewhere = "https://mirror.example.org/x.tar.gz"
-    followed = handler.redirect_request(request, None, 302, "", {}, elsewhere)
-    assert followed.full_url == elsewhere
 
 
 def test_the_published_archives_are_described_as_published():

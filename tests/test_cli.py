@@ -29,6 +29,10 @@ LESS = [
 LESS = [part for change in LESS for part in ("--set", change)]
 
 
+def own(name):
+    return [f"data.name={name}", "data.train_size=1024"]
+
+
 def run(*arguments):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
@@ -79,6 +83,49 @@ def test_changes_may_follow_one_set(folder):
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
     assert (summary["epochs"], summary["policy"]) == (2, "full")
+
+
+def test_plan_takes_changes_after_one_set_too(folder):
+    plain = json.loads(run("plan", "recipes/digits.toml", "--json").stdout)
+    changes = ["pruning.block=2", "pruning.count=1"]
+    result = run("plan", "recipes/digits.toml", "--json", "--set", *changes)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["pruned_epochs"] < plain["pruned_epochs"]
+    options = ["--epochs", "200", "--window", "60", "--start", "30", "--attenuation", "2"]
+    options += ["--prune", "0.625", "--json", "--set", *changes]
+    assert json.loads(run("plan", *options).stdout)["prunes"] == json.loads(result.stdout)["prunes"]
+
+
+NAMED = """
+import torch
+from torch.utils.data import TensorDataset
+
+def data():
+    images = TensorDataset(torch.rand(96, 3, 32, 32), torch.arange(96) % 3)
+    images.classes = ["one", "two", "three"]
+    return images, images
+"""
+
+
+def test_data_of_one_s_own_may_be_held_back_for_validation(folder, monkeypatch):
+    """The classes are named by the training set, not by the part of it that is left."""
+    monkeypatch.syspath_prepend(folder)
+    (folder / "named.py").write_text(NAMED)
+    changes = [*own("named:data"), "data.validation=32"]
+    result = run("train", "recipes/digits.toml", *LESS, "--set", *changes, "--json")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert (summary["train_samples"], summary["evaluated_on"]) == (64, "validation")
+
+
+def test_a_training_that_diverges_is_one_line_and_exit_status_1(folder):
+    result = run("train", "recipes/digits.toml", *LESS, "--set", "training.lr=1e30")
+    assert result.exit_code == 1
+    said = [line for line in result.stderr.splitlines() if line.startswith("fineprune: ")]
+    assert len(said) == 1
+    assert "diverged" in said[0]
+    assert "training.lr" in said[0]
+    assert "Traceback" not in result.stderr
 
 
 def test_the_command_of_the_method_page_works():
@@ -161,17 +208,131 @@ def test_wrong_input_is_one_line_and_exit_status_2(arguments, said, folder):
 def test_a_failure_while_running_is_exit_status_1(folder):
     (folder / "broken.py").write_text("def data():\n    raise OSError('disk on fire')\n")
     command = [sys.executable, "-m", "fineprune", "train", "recipes/digits.toml", *LESS]
-    command += ["--set", "data.name=broken:data"]
+    command += ["--set", "data.name=broken:data", "data.train_size=1024"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 1
     assert "disk on fire" in result.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("verb", ["train", "compare", "plan", "report"])
-def test_every_verb_has_help_with_an_example(verb):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train"], "Missing argument 'recipe': see"),
+        (["trian", "recipes/digits.toml"], "Did you mean 'train'?: see"),
+        (["train", "recipes/digits.toml", "--seeds", "3"], "No such option: --seeds"),
+        (["train", "recipes/digits.toml", "--set"], "Option '--set' requires an argument"),
+        (["compare", "recipes/digits.toml", "--seeds", "many"], "integer, got 'many': see"),
+        (["slurm", "recipes/digits.toml"], "Missing option '--nodes': see"),
+        (["--verbose"], "No such option: --verbose"),
+    ],
+)
+def test_a_command_line_that_cannot_be_parsed_is_one_line_too(arguments, said, folder):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.startswith("fineprune: ")
+    assert result.stderr.endswith(" --help\n")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_no_verb_shows_the_help(folder):
+    result = run()
+    assert result.exit_code == 2
+    assert "Usage: " in result.stdout
+    assert all(f"\n  {verb} " in result.stdout for verb in ("train", "compare", "plan", "report"))
+
+
+def test_only_wrong_input_is_exit_status_2(folder, monkeypatch):
+    """A ValueError of the user's own code is no wrong input: its traceback must not be lost."""
+    monkeypatch.syspath_prepend(folder)
+    (folder / "own_data.py").write_text("def data():\n    raise ValueError('half a sentence')\n")
+    result = run("train", "recipes/digits.toml", *LESS, "--set", *own("own_data:data"))
+    assert result.exit_code == 1
+    assert "Traceback (most recent call last):" in result.stderr
+    assert 'own_data.py", line 2, in data' in result.stderr
+    said = "fineprune: failed while running: half a sentence"
+    assert result.stderr.splitlines()[-1] == said
+
+
+INTERRUPTED = """
+import signal, torch
+from torch.utils.data import TensorDataset
+
+def data():
+    signal.raise_signal(signal.SIGINT)
+    images = TensorDataset(torch.zeros(64, 3, 32, 32), torch.zeros(64, dtype=torch.int64))
+    return images, images
+"""
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        ("train", "add --resume to continue from the last checkpoint"),
+        ("compare", "run the same command again to continue"),
+    ],
+)
+def test_ctrl_c_says_how_to_continue(verb, said, folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    (folder / "interrupted.py").write_text(INTERRUPTED)
+    changes = ["--set", *own("interrupted:data"), "network.classes=10"]
+    result = run(verb, "recipes/digits.toml", *LESS, *changes)
+    assert result.exit_code in (1, 130)
+    assert result.stderr.startswith("fineprune: stopped")
+    assert result.stderr.endswith(f"; {said}\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(folder):
+    command = [sys.executable, "-m", "fineprune", "plan", "--epochs", "20000"]
+    command += ["--window", "20", "--start", "10"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (1, "")
+
+
+def test_a_download_without_a_network_is_one_line_and_exit_status_1(folder, monkeypatch):
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nothing listens on this port
+    before = sorted(folder.rglob("*"))
+    download = ["data.dir=new", "data.download=true"]
+    result = run("train", "recipes/paper/lenet.toml", "--set", *download)
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("fineprune: expected to download https://www.cs.toronto.edu/")
+    assert "Connection refused" in result.stderr
+    assert "put cifar-10-binary.tar.gz there yourself" in result.stderr
+    assert sorted(folder.rglob("*")) == before
+
+
+VERBS = [verb.callback.__name__ for verb in app.registered_commands]
+
+
+def example_in_help(verb):
+    """The example that ``--help`` shows, as one line."""
     result = run(verb, "--help")
     assert result.exit_code == 0
-    assert f"Example: fineprune {verb}" in result.output
+    shown = re.search(r"Example: (.+?)\n\n", result.output, re.DOTALL)
+    assert shown, result.output
+    return " ".join(shown[1].split())
+
+
+def test_every_example_in_the_help_runs(folder):
+    """One after another, since ``report`` reads what ``compare`` wrote."""
+    pytest.importorskip("ray")  # for scale
+    for verb in VERBS:
+        command, *arguments = shlex.split(example_in_help(verb))
+        assert (command, arguments[0]) == ("fineprune", verb)
+        result = run(*arguments)
+        assert result.exit_code == 0, result.output
+    assert json.loads((folder / "runs/first/summary.json").read_text())["seed"] == 1
+    assert (folder / "runs/quick-compare/fine-pruning-1/summary.json").exists()
+    assert "<svg" in (folder / "report.html").read_text(encoding="utf-8")
+    assert len(list((folder / "runs/quick-scale").glob("*/summary.json"))) == 2
+    assert "--nodes=8" in (folder / "job.sh").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)

@@ -168,7 +168,7 @@ def test_times_in_slurms_forms_pass(limit):
     "limit", ["", "1h", "1:2:3:4", "2-", "-1", "24:00:00\n", "2 days", "\u0661"]
 )
 def test_other_times_fail(limit):
-    with pytest.raises(ValueError, match="expected time in a form of Slurm's"):
+    with pytest.raises(ValueError, match="expected time in a form that Slurm accepts"):
         script(time=limit)
 
 
@@ -207,15 +207,15 @@ def test_processes_with_servers_share_a_nodes_cpus(nodes, settings, cpus, thread
         (8, {"workers": 2}, "all 8 nodes, got 2 workers.*--set distributed.workers=8$"),
         (4, {"workers": 4, "group": 2}, "groups of 2.*--set distributed.workers=8$"),
         (8, {"workers": 2, "dedicated": 3}, "3 dedicated.*--set distributed.workers=5$"),
-        (2, {"workers": 4, "cpus_per_task": 1}, "expected 2 CPUs a node, 1 for each of its 2"),
-        (2, {"workers": 2, "threads": 4, "cpus_per_task": 3}, "expected 4 CPUs a node, 4 for"),
-        (2, {"workers": 2, "cpus_per_task": 0}, "expected 1 CPUs a node"),
-        (2, {"workers": 2, "on_gpus": True}, "expected 1 GPUs a node.*got 0"),
+        (2, {"workers": 4, "cpus_per_task": 1}, "expected 2 CPUs per node, 1 for each of its 2"),
+        (2, {"workers": 2, "threads": 4, "cpus_per_task": 3}, "expected 4 CPUs per node, 4 for"),
+        (2, {"workers": 2, "cpus_per_task": 0}, "expected 1 CPUs per node"),
+        (2, {"workers": 2, "on_gpus": True}, "expected 1 GPUs per node.*got 0"),
         # Three GPUs a node are enough for six workers, but not for three groups of two.
         (
             2,
             {"workers": 6, "group": 2, "on_gpus": True, "gpus_per_node": 3},
-            "expected 4 GPUs a node.*got 3",
+            "expected 4 GPUs per node.*got 3",
         ),
     ],
 )

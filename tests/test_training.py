@@ -215,6 +215,7 @@ def own_data():
 def test_data_of_one_s_own_trains_the_same_with_any_number_of_workers(workers, tmp_path):
     recipe = small(
         f"data.name={__name__}:own_data",
+        "data.train_size=1024",
         "network.classes=2",
         "training.epochs=2",
         "training.milestones=[]",

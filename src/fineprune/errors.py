@@ -1,4 +1,4 @@
-"""InputError: what was given is wrong, as opposed to a failure while running; and its checks."""
+"""The errors that the command line prints as one line, and checks that raise ``InputError``."""
 
 import difflib
 import math
@@ -8,8 +8,21 @@ class InputError(ValueError):
     """A setting, a file or an argument is wrong.
 
     The message is one line: what was expected, what was given, and what to do. The command line
-    prints that line alone and exits with status 2. Every other exception keeps its traceback.
+    prints only this line and exits with status 2.
     """
+
+
+class RunError(RuntimeError):
+    """A run failed while running, and the message explains the failure completely.
+
+    The message is one line. The command line prints only this line. Every other exception keeps its
+    traceback.
+
+    Attributes:
+        exit_status: The status with which the command line exits.
+    """
+
+    exit_status = 1
 
 
 def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -1,1 +1,1 @@
-"""The command line: parses, calls and prints. One verb a file."""
+"""The command line: it parses, calls and prints. Each verb has a file of its own."""

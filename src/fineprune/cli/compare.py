@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
+from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
 from fineprune.experiments import compare as comparing
 from fineprune.experiments.arm_table import table_rows
@@ -19,25 +20,28 @@ from fineprune.runs.run import read_runs
 from fineprune.training.recipe import read_recipe
 
 
-@exits
+@exits(to_continue="run the same command again to continue")
 def compare(
     recipe: RecipeFile,
     more: MoreChanges = None,
-    out: Annotated[Path | None, typer.Option(help="Folder [runs/<recipe>-compare].")] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each arm.")] = 1,
-    arms: Annotated[str, typer.Option(help="Arms, separated by commas.")] = ",".join(ARMS),
-    jobs: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of all runs [runs/<recipe>-compare].")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="The number of runs of each arm.")] = 1,
+    arms: Annotated[str, typer.Option(help="The arms, separated by commas.")] = ",".join(ARMS),
+    jobs: Annotated[int, typer.Option(help="The number of runs at the same time.")] = 1,
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe beside its controls, print the paper's table and write a report.
+    """Train a recipe and its controls, print the paper's table and write a report.
 
-    Run again, it continues where it stopped.
+    The same command continues a comparison that was stopped.
 
-    Example: fineprune compare recipes/digits.toml --seeds 3
+    Example: fineprune compare recipes/quick.toml --arms full,fine-pruning --seeds 2
     """
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-compare"
+    check_folder("--out", folder)
     with progress() as tell:
         comparing.compare(
             made,

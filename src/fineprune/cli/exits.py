@@ -1,44 +1,92 @@
-"""Exit statuses: 0 done, 2 wrong input (one line says what), 1 a failure while running."""
+"""Exit statuses: 0 on success, 2 on wrong input, 1 on a failure while running.
+
+``InputError`` and ``RunError`` become one line on standard error. Every other exception keeps its
+traceback, because it is a fault of the program or of the user's own code.
+"""
 
 import functools
+import sys
 import traceback
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import typer
+from typer.core import TyperGroup
 
-from fineprune.errors import InputError
-from fineprune.runs.files import WriteError
-from fineprune.training.epoch_metrics import TrainingDiverged
+from fineprune.errors import InputError, RunError
 from fineprune.training.stop import Stopped
 
 P = ParamSpec("P")
 
+FAILED, WRONG_INPUT = 1, 2
 
-def exits(verb: Callable[P, None]) -> Callable[P, None]:
-    """Turn a verb's exceptions into exit statuses and one line on standard error."""
 
-    @functools.wraps(verb)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Return a decorator that turns the exceptions of a verb into exit statuses.
+
+    Args:
+        to_continue: What to do after Ctrl-C to continue; None if the verb keeps nothing.
+    """
+
+    def decorate(verb: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(verb)
+        def run(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                verb(*args, **kwargs)
+            except InputError as error:
+                _say(str(error))
+                raise typer.Exit(WRONG_INPUT) from error
+            except RunError as error:
+                _say(str(error))
+                raise typer.Exit(error.exit_status) from error
+            except Stopped as error:
+                _say(f"{error}; {to_continue}")
+                raise typer.Exit(128 + error.number) from None
+            except KeyboardInterrupt:
+                _say("stopped" if to_continue is None else f"stopped; {to_continue}")
+                raise typer.Exit(FAILED) from None
+            except (typer.Exit, BrokenPipeError):  # typer ends quietly if a pipe has no reader
+                raise
+            except Exception as error:
+                traceback.print_exc()
+                _say(f"failed while running: {error}")
+                raise typer.Exit(FAILED) from error
+
+        return run
+
+    return decorate
+
+
+class Verbs(TyperGroup):
+    """The group of verbs. A command line that cannot be parsed is wrong input, said in one line."""
+
+    def main(self, args: Any = None, *rest: Any, **settings: Any) -> Any:
+        """Run the command line and exit with its status.
+
+        Args:
+            args: The arguments; None takes those of the process.
+            rest, settings: As in ``TyperGroup.main``.
+        """
+        arguments = sys.argv[1:] if args is None else list(args)
         try:
-            verb(*args, **kwargs)
-        except InputError as error:
-            typer.echo(f"fineprune: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(2) from error
-        except KeyboardInterrupt:
-            typer.echo("fineprune: stopped; --resume goes on from the last checkpoint", err=True)
-            raise typer.Exit(1) from None
-        except Stopped as stopped:
-            typer.echo(f"fineprune: {stopped}; run it again to go on (train: --resume)", err=True)
-            raise typer.Exit(128 + stopped.number) from None
-        except (TrainingDiverged, WriteError) as error:
-            typer.echo(f"fineprune: {error}", err=True)
-            raise typer.Exit(1) from None
-        except typer.Exit:
-            raise
-        except Exception as error:
-            traceback.print_exc()
-            typer.echo(f"fineprune: failed while running: {error}", err=True)
-            raise typer.Exit(1) from error
+            settings["standalone_mode"] = False
+            status = super().main(arguments or ["--help"], *rest, **settings)
+        except typer.TyperException as error:
+            _say(_usage(error))
+            sys.exit(WRONG_INPUT)
+        sys.exit(status if arguments else WRONG_INPUT)
 
-    return run
+
+def _usage(error: typer.TyperException) -> str:
+    """Say in one line what is wrong with a command line, and where its help is."""
+    message = error.format_message().rstrip(".")
+    details = getattr(error.__cause__, "errors", None)  # of pydantic, which converts the values
+    if details is not None:
+        message += f", got {details()[0]['input']!r}"
+    context = getattr(error, "ctx", None)
+    command = "fineprune" if context is None else context.command_path
+    return f"{message}: see {command} --help"
+
+
+def _say(message: str) -> None:
+    typer.echo(f"fineprune: {' '.join(message.split())}", err=True)

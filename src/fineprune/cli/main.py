@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from fineprune.cli.compare import compare
+from fineprune.cli.exits import Verbs
 from fineprune.cli.plan import plan
 from fineprune.cli.report import report
 from fineprune.cli.scale import scale
@@ -14,8 +15,8 @@ from fineprune.cli.train import train
 
 app = typer.Typer(
     name="fineprune",
-    help="Make the same training run cheaper: skip, for a while, the samples that do not help.",
-    no_args_is_help=True,
+    cls=Verbs,
+    help="Make the same training run cheaper: temporarily skip the samples that do not help.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -30,5 +31,5 @@ def main() -> None:
 
 
 def _one_line(message: Warning | str, *where: Any, **source: Any) -> str:
-    """A user of the command has no use for the line of code that warned."""
+    """Format a warning without the line of code that gave it, which users have no use for."""
     return f"fineprune: warning: {message}\n"

@@ -1,11 +1,13 @@
-"""Options that several verbs share."""
+"""Arguments and options that several verbs share."""
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-RecipeFile = Annotated[Path, typer.Argument(help="Recipe, a TOML file.")]
+RecipeFile = Annotated[Path, typer.Argument(help="The recipe, a TOML file.")]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting of the recipe."),
@@ -13,12 +15,22 @@ Changes = Annotated[
 MoreChanges = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="SECTION.KEY=VALUE", help="More changes, as after --set.", show_default=False
+        metavar="SECTION.KEY=VALUE",
+        help="More changes. One --set may be followed by several.",
+        show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+_CHANGE = re.compile(r"\w+\.\w+=.*", re.DOTALL)
 
 
-def all_changes(changes: list[str] | None, more: list[str] | None) -> list[str]:
+def all_changes(changes: list[str] | None, more: Iterable[str] | None) -> list[str]:
     """Return the changes given after --set and those that follow them, in their order."""
     return [*(changes or ()), *(more or ())]
+
+
+def split_changes(words: list[str] | None) -> tuple[list[str], list[str]]:
+    """Split the arguments of a verb into its own ones and changes ``section.key=value``."""
+    changes = [word for word in words or () if _CHANGE.fullmatch(word)]
+    return [word for word in words or () if word not in changes], changes

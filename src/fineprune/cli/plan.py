@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes
-from fineprune.errors import InputError
+from fineprune.cli.options import AsJson, Changes, all_changes, split_changes
+from fineprune.cli.outputs import check_file
+from fineprune.errors import InputError, check_above, check_at_least
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs
 from fineprune.pruning.schedule import Schedule
@@ -21,37 +22,67 @@ from fineprune.training.recipe import Recipe, make_recipe, read_recipe
 
 _PER_ROW = 10
 
-# Sizes that need no data files to be known.
+# The sizes of training sets that are known without their files.
 _TRAINING_IMAGES = {"cifar10": 50_000, "cifar100": 50_000}
 
 
-@exits
+@exits()
 def plan(
-    recipe: Annotated[Path | None, typer.Argument(help="Recipe; or give plain options.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Length of the training.")] = None,
-    window: Annotated[int | None, typer.Option(help="Epochs in a window.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RECIPE] [SECTION.KEY=VALUE]...",
+            help="The recipe, or no recipe but options; and more changes. One --set may be "
+            "followed by several.",
+            show_default=False,
+        ),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="The length of the training.")] = None,
+    window: Annotated[int | None, typer.Option(help="The epochs per window.")] = None,
     milestones: Annotated[
-        str | None, typer.Option(help="Epochs after which the rate falls: 60,120,160.")
+        str | None,
+        typer.Option(help="The epochs after which the learning rate falls, such as 60,120,160."),
     ] = None,
     windows_per_interval: Annotated[
-        int | None, typer.Option(help="Windows between milestones, in place of --window.")
+        int | None,
+        typer.Option(help="The windows between two milestones, instead of --window."),
     ] = None,
     start: Annotated[
-        float | None, typer.Option(help="StartingPoint in epochs; a share with milestones.")
+        float | None,
+        typer.Option(
+            help="The paper's StartingPoint: epochs with --window, a share of each window with "
+            "--windows-per-interval."
+        ),
     ] = None,
-    attenuation: Annotated[float | None, typer.Option(help="Divides the start.")] = None,
-    attenuate: Annotated[str | None, typer.Option(help="window (text) or epoch (listing).")] = None,
-    block: Annotated[int | None, typer.Option(help="PruningBlock, in epochs.")] = None,
-    count: Annotated[int | None, typer.Option(help="PruningCount, epochs in a block.")] = None,
+    attenuation: Annotated[
+        float | None, typer.Option(help="The divisor of the start, applied again and again.")
+    ] = None,
+    attenuate: Annotated[
+        str | None,
+        typer.Option(
+            help="Apply the divisor per window (as in the paper's text) or per epoch (as in its "
+            "listing)."
+        ),
+    ] = None,
+    block: Annotated[int | None, typer.Option(help="The paper's PruningBlock, in epochs.")] = None,
+    count: Annotated[
+        int | None, typer.Option(help="The paper's PruningCount: pruned epochs per block.")
+    ] = None,
     prune: Annotated[
-        float | None, typer.Option(help="Share of the samples to skip [0.25].")
+        float | None, typer.Option(help="The share of the samples to skip [0.25].")
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Training samples [50000].")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Samples in a batch [128].")] = None,
-    ranks: Annotated[int, typer.Option(help="Processes that torchrun starts.")] = 1,
-    step_time: Annotated[float | None, typer.Option(help="Seconds of a step.")] = None,
-    overhead: Annotated[float, typer.Option(help="Seconds of bookkeeping a pruned epoch.")] = 0.0,
-    svg: Annotated[Path | None, typer.Option(help="Write the picture as SVG.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="The number of training samples [50000].")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="The number of samples per batch [128].")
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="The number of processes of torchrun.")] = 1,
+    step_time: Annotated[float | None, typer.Option(help="The seconds per optimizer step.")] = None,
+    overhead: Annotated[
+        float, typer.Option(help="The seconds of bookkeeping per pruned epoch.")
+    ] = 0.0,
+    svg: Annotated[Path | None, typer.Option(help="An SVG file to write the picture to.")] = None,
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
@@ -59,10 +90,20 @@ def plan(
 
     Example: fineprune plan --epochs 200 --window 60 --start 30 --attenuation 2 --block 3 --count 2
     """
+    files, more = split_changes(words)
+    if len(files) > 1:
+        raise InputError(f"expected one recipe and section.key=value, got {' '.join(files)}")
+    if svg is not None:
+        check_file("--svg", svg)
+    if samples is not None:
+        check_at_least("--samples", samples, 1)
+    if step_time is not None:
+        check_above("--step-time", step_time, 0)
+    check_at_least("--overhead", overhead, 0)
     training = {
         "epochs": epochs,
         "batch_size": batch_size,
-        "milestones": milestones and [int(part) for part in milestones.split(",")],
+        "milestones": None if milestones is None else _whole_numbers("--milestones", milestones),
     }
     whole = start is not None and windows_per_interval is None and start.is_integer()
     pruning = {
@@ -75,7 +116,8 @@ def plan(
         "count": count,
         "prune": prune,
     }
-    made = _recipe(recipe, _given(training), _given(pruning), changes or [])
+    recipe = Path(files[0]) if files else None
+    made = _recipe(recipe, _given(training), _given(pruning), all_changes(changes, more))
     policy = made.policy()
     if not isinstance(policy, ScheduledPolicy):
         raise InputError(
@@ -83,9 +125,10 @@ def plan(
             f'set pruning.policy = "fine-pruning"'
         )
     schedule = policy.schedule
-    number = samples or _training_samples(made, recipe is None)
+    number = _training_samples(made, recipe is None) if samples is None else samples
     savings = _predicted(made, number, ranks, step_time, overhead)
     if svg is not None:
+        svg.parent.mkdir(parents=True, exist_ok=True)
         svg.write_text(_svg(schedule), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(_as_json(schedule, savings, number)))
@@ -94,6 +137,16 @@ def plan(
     console.print(_picture(schedule), soft_wrap=True)
     for line in _lines(schedule, savings, number, made):
         console.print(line, soft_wrap=True)
+
+
+def _whole_numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(
+            f"expected {option} to be whole numbers separated by commas, such as 60,120,160, "
+            f"got {text!r}"
+        ) from error
 
 
 def _recipe(
@@ -116,11 +169,14 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 def _training_samples(recipe: Recipe, plain: bool) -> int:
     if plain:
         return 50_000
-    if recipe.data.name == "digits":
+    if recipe.data.name in ("digits", "synthetic"):
         return recipe.data.train_size - recipe.data.validation
     if recipe.data.name not in _TRAINING_IMAGES:
-        # Asking the data set would run the user's code, which planning does not.
-        raise InputError(f"expected --samples for data of your own, {recipe.data.name}, got none")
+        # The data set would tell, but asking it would run the user's code, which planning does not.
+        raise InputError(
+            f"expected --samples with data of your own, {recipe.data.name}, got none: give the "
+            f"number of training samples"
+        )
     return _TRAINING_IMAGES[recipe.data.name] - recipe.data.validation
 
 
@@ -154,7 +210,7 @@ def _as_json(schedule: Schedule, savings: Savings, samples: int) -> dict[str, An
 
 
 def _picture(schedule: Schedule) -> Text:
-    """Numbered cells, epochs from 1 as in the paper's Figure 3; pruned ones stand in brackets."""
+    """Return numbered epochs, from 1 as in the paper's Figure 3, the pruned ones in brackets."""
     picture = Text()
     for epoch in range(schedule.epochs):
         number = f"{epoch + 1}".rjust(3)
@@ -171,11 +227,11 @@ def _picture(schedule: Schedule) -> Text:
 def _lines(schedule: Schedule, savings: Savings, samples: int, recipe: Recipe) -> list[str]:
     closed = _closed_form(schedule)
     lines = [
-        "in brackets: pruned; | counts are cleared after this epoch",
+        "in brackets: pruned epochs; | counts are cleared after this epoch",
         f"pruned epochs: {schedule.pruned_epochs()} of {schedule.epochs} by Algorithm 2"
         + ("" if closed is None else f" (the paper's closed form, formula 3 or 4: {closed})"),
         f"samples: {savings.samples:,} of {savings.samples_full:,} "
-        f"({savings.skipped_share:.2%} skipped, {samples:,} a full epoch)",
+        f"({savings.skipped_share:.2%} skipped, {samples:,} per full epoch)",
         f"steps: {savings.steps:,} of {savings.steps_full:,} "
         f"in batches of {recipe.training.batch_size}",
     ]

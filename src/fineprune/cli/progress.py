@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, plain lines elsewhere. On standard error."""
+"""Progress of long operations on standard error: a bar on a terminal, plain lines elsewhere."""
 
 import contextlib
 import sys
@@ -12,7 +12,11 @@ Tell = Callable[[str, int, int], None]
 
 @contextlib.contextmanager
 def progress() -> Iterator[Tell]:
-    """Yield a function of a line of text (or none), epochs done and epochs in all."""
+    """Yield a function to call with a line of text, the epochs done and the number of all epochs.
+
+    The line may be empty. The bar appears with the first call, so that a download or an error
+    before it has the terminal to itself.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _plain
@@ -23,15 +27,19 @@ def progress() -> Iterator[Tell]:
         TaskProgressColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("epochs", total=None)
+    bar = Progress(*columns, console=console)
+    task = bar.add_task("epochs", total=None)
 
-        def tell(line: str, done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-            if line:
-                bar.console.print(line)
+    def tell(line: str, done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total)
+        bar.start()
+        if line:
+            bar.console.print(line)
 
+    try:
         yield tell
+    finally:
+        bar.stop()
 
 
 def _plain(line: str, done: int, total: int) -> None:

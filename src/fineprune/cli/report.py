@@ -9,22 +9,26 @@ from rich.console import Console
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson
+from fineprune.cli.outputs import check_file
 from fineprune.experiments.arm_table import table_rows
 from fineprune.report.html import write_report
 from fineprune.report.tables import rich_table, row_dicts
 from fineprune.runs.run import read_runs
 
 
-@exits
+@exits()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of comparisons.")],
-    out: Annotated[Path, typer.Option(help="The HTML file.")] = Path("report.html"),
+    runs: Annotated[
+        list[Path], typer.Argument(help="The folders of finished runs or comparisons.")
+    ],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
     as_json: AsJson = False,
 ) -> None:
-    """Write finished runs up as one self-contained HTML file. Trains nothing.
+    """Write one self-contained HTML file about finished runs. Trains nothing.
 
-    Example: fineprune report runs/digits-compare --out report.html
+    Example: fineprune report runs/quick-compare --out report.html
     """
+    check_file("--out", out)
     read = read_runs(runs)
     rows = table_rows(read)
     write_report(read, out)

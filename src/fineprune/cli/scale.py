@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +9,10 @@ import typer
 from rich.console import Console
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, RecipeFile, all_changes
+from fineprune.cli.options import AsJson, Changes, RecipeFile, all_changes, split_changes
+from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
+from fineprune.errors import check_above
 from fineprune.experiments import scale as scaling
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.scale_table import read_scaling, scale_rows
@@ -20,32 +21,36 @@ from fineprune.report.scaling.tables import rich_tables, scale_tables
 from fineprune.training.recipe import read_recipe
 
 _USUAL = ("one", "all-reduce 2", "sync 2+1", "async 1+1", "async 2+1", "async 2+2")
-_CHANGE = re.compile(r"\w+\.\w+=")
 
 
-@exits
+@exits(to_continue="run the same command again to continue")
 def scale(
     recipe: RecipeFile,
     configurations: Annotated[
         list[str] | None,
         typer.Argument(
-            help="one, 'all-reduce 2', 'sync 3+1 backup=1', 'async 4+3 dedicated', "
-            "'async 2+1 bound=1', 'mixed 4+2 group=2': workers+servers "
-            f"[{', '.join(_USUAL)}].",
+            help="The configurations, as workers+servers: one, 'all-reduce 2', "
+            "'sync 3+1 backup=1', 'async 4+3 dedicated', 'async 2+1 bound=1', "
+            f"'mixed 4+2 group=2' [{', '.join(_USUAL)}].",
             show_default=False,
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder [runs/<recipe>-scale].")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of all runs [runs/<recipe>-scale].")
+    ] = None,
     target_loss: Annotated[
         float | None,
-        typer.Option(help="Training loss to wait for [the lowest that all configurations reach]."),
+        typer.Option(
+            help="The training loss to which the time is measured [the lowest loss that all "
+            "configurations reach]."
+        ),
     ] = None,
     same_update: Annotated[
         bool,
         typer.Option(
             "--same-update",
-            help="Divide the batch by the gradients that an update averages; "
-            "else every worker's batch is the recipe's.",
+            help="Divide the batch size by the number of gradients that an update averages. "
+            "Without this option, each worker trains batches of the recipe's size.",
         ),
     ] = False,
     changes: Changes = None,
@@ -53,20 +58,21 @@ def scale(
 ) -> None:
     """Train a recipe with several numbers of workers and servers, and compare them.
 
-    Run again, it continues where it stopped.
+    The same command continues where it was stopped.
 
-    Example: fineprune scale recipes/digits.toml one 'sync 2+1' 'async 2+2 dedicated'
+    Example: fineprune scale recipes/quick.toml one 'async 2+1'
     """
-    words = configurations or []
-    more = [word for word in words if _CHANGE.match(word)]  # as after --set, so in every verb
-    asked = [word for word in words if word not in more] or _USUAL
+    words, more = split_changes(configurations)
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-scale"
+    check_folder("--out", folder)
+    if target_loss is not None:
+        check_above("--target-loss", target_loss, 0)
     with progress() as tell:
         scaling.scale(
             made,
             folder,
-            [configuration(text) for text in asked],
+            [configuration(text) for text in words or _USUAL],
             title=recipe.stem,
             same_update=same_update,
             on_progress=tell,

@@ -9,49 +9,61 @@ import typer
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
-from fineprune.errors import InputError
+from fineprune.cli.outputs import check_file
+from fineprune.errors import check_one_of
 from fineprune.launch.slurm import STRATEGIES, batch_script, fit_servers, train_command
 from fineprune.training.recipe import Recipe, read_recipe
 
 
-@exits
+@exits()
 def slurm(
     recipe: RecipeFile,
-    nodes: Annotated[int, typer.Option(help="Nodes of the job.")],
+    nodes: Annotated[int, typer.Option(help="The number of nodes of the job.")],
     more: MoreChanges = None,
     strategy: Annotated[
         str | None,
-        typer.Option(help=f"{', '.join(STRATEGIES)} [the recipe's, or all-reduce]."),
+        typer.Option(help=f"{', '.join(STRATEGIES)} [as in the recipe, or all-reduce]."),
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="Run folder [runs/<recipe>-<policy>].")] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="The run folder [runs/<recipe>-<policy>].")
+    ] = None,
     processes: Annotated[
-        int | None, typer.Option(help="Processes on a node [one for each GPU, or one].")
+        int | None, typer.Option(help="The processes per node [one per GPU, or one].")
     ] = None,
-    gpus: Annotated[int, typer.Option(help="GPUs of a node.")] = 0,
+    gpus: Annotated[int, typer.Option(help="The GPUs per node.")] = 0,
     cpus: Annotated[
         int | None,
-        typer.Option(help="CPUs of a node [what its processes take; with servers, one more]."),
+        typer.Option(
+            help="The CPUs per node [as many as its processes use; with servers, one more]."
+        ),
     ] = None,
-    time: Annotated[str | None, typer.Option(help="Time limit, as 24:00:00 or 2-12.")] = None,
-    partition: Annotated[str | None, typer.Option(help="Slurm's partition.")] = None,
-    account: Annotated[str | None, typer.Option(help="Slurm's account.")] = None,
+    time: Annotated[
+        str | None, typer.Option(help="The time limit, such as 24:00:00 or 2-12.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="The partition of the cluster.")] = None,
+    account: Annotated[str | None, typer.Option(help="The account to charge.")] = None,
     job_name: Annotated[
-        str | None, typer.Option(help="Name of the job [fineprune-<recipe>].")
+        str | None, typer.Option(help="The name of the job [fineprune-<recipe>].")
     ] = None,
     setup: Annotated[
-        list[str] | None, typer.Option(help="Line of shell to begin with: 'module load cuda'.")
+        list[str] | None,
+        typer.Option(help="A shell command to run first, such as 'module load cuda'."),
     ] = None,
     changes: Changes = None,
-    out: Annotated[Path | None, typer.Option(help="File to write [standard output].")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write the script to [standard output].")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a Slurm batch script that trains a recipe on several nodes. Submits nothing.
 
     Example: fineprune slurm recipes/digits.toml --nodes 8 --gpus 4 --time 24:00:00 --out job.sh
     """
+    if out is not None:
+        check_file("--out", out)
     told = all_changes(changes, more)
     if strategy is not None:
-        _known(strategy)
+        check_one_of("--strategy", strategy, STRATEGIES)
         told.append(f"distributed.strategy={'none' if strategy == 'all-reduce' else strategy}")
     made = read_recipe(recipe, told)
     folder = run or Path("runs") / f"{recipe.stem}-{made.pruning.policy}"
@@ -84,15 +96,8 @@ def slurm(
         typer.echo(f"written to {out}; submit it from here with: sbatch {out}")
 
 
-def _known(strategy: str) -> None:
-    if strategy not in STRATEGIES:
-        raise InputError(
-            f"expected --strategy to be one of {', '.join(STRATEGIES)}, got {strategy!r}"
-        )
-
-
 def _spread(recipe: Recipe, nodes: int, gpus: int, cpus: int | None) -> tuple[int, list[str]]:
-    """Return the CPUs of a node, and what the recipe has to be told of the nodes."""
+    """Return the CPUs per node, and the changes that fit the recipe to the nodes."""
     settings, run = recipe.distributed, recipe.run
     cpus, threads = fit_servers(
         nodes,
@@ -104,8 +109,8 @@ def _spread(recipe: Recipe, nodes: int, gpus: int, cpus: int | None) -> tuple[in
         gpus_per_node=gpus,
         cpus_per_task=cpus,
     )
-    # "auto" is decided on the first node, from its cores and for all workers; and a node that was
-    # asked for without GPUs may have some, which Ray would not be told of.
+    # The first node alone would resolve 0 and "auto", from its own cores and for all workers. And a
+    # node that was asked for without GPUs may have some, which Ray does not give to workers.
     told = [] if run.threads else [f"run.threads={threads}"]
     if run.device == "auto" and not gpus:
         told.append("run.device=cpu")
@@ -113,5 +118,5 @@ def _spread(recipe: Recipe, nodes: int, gpus: int, cpus: int | None) -> tuple[in
 
 
 def _plain(stem: str) -> str:
-    """A file's name may hold what a job's may not."""
+    """Return a job name for a recipe, without the characters that Slurm does not allow."""
     return "fineprune-" + re.sub(r"[^A-Za-z0-9_.-]", "-", stem)

@@ -8,6 +8,7 @@ import typer
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
+from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
 from fineprune.distributed.all_reduce import is_main
 from fineprune.launch.follow_parent import follow_parent_if_told
@@ -15,24 +16,27 @@ from fineprune.training import loop
 from fineprune.training.recipe import read_recipe
 
 
-@exits
+@exits(to_continue="add --resume to continue from the last checkpoint")
 def train(
     recipe: RecipeFile,
     more: MoreChanges = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder [runs/<recipe>-<policy>].")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder [runs/<recipe>-<policy>].")
+    ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the folder's checkpoint.")
+        bool, typer.Option("--resume", help="Continue from the checkpoint in the run folder.")
     ] = False,
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe and write its run folder. Under torchrun the processes train together.
+    """Train a recipe and write its run folder. Under torchrun, the processes train together.
 
-    Example: fineprune train recipes/digits.toml --set training.epochs=20 --out runs/first
+    Example: fineprune train recipes/quick.toml --set run.seed=1 --out runs/first
     """
     follow_parent_if_told()
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy}"
+    check_folder("--out", folder)
     epochs = made.training.epochs
     with progress() as tell:
 

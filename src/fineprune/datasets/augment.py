@@ -1,8 +1,8 @@
-"""Augment: random crop and horizontal flip, for whole batches and by draws that are repeatable.
+"""Augment: random crop and horizontal flip of whole batches, with repeatable random numbers.
 
-The draw of a sample depends on the seed, the epoch and its index only. Neither the order nor the
-batch size, the number of ranks or a resume in the middle of an epoch change it, and a sample that
-an epoch skips takes no other sample's draw.
+The random numbers of a sample depend only on the seed, the epoch and the sample's index. They do
+not depend on the order, the batch size, the number of ranks, a resume in the middle of an epoch, or
+on which other samples the epoch skips.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from torch import Tensor
 from fineprune.errors import InputError
 from fineprune.pruning.random_streams import stream
 
-# Offsets 0..2 * padding fit a byte.
+# Offsets 0..2 * padding must fit into a byte.
 _LARGEST_PADDING = 127
 
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done to training images.
+    """How training images are varied.
 
     Attributes:
-        padding: pixels of value 0 added on each side before a window of the image's own size is
-            cut out at random; 0 leaves the image in its place.
-        flip: mirror left and right, with probability one half.
+        padding: The number of pixels of value 0 that are added on each side before a window of the
+            original size is cut out at a random position. With 0, images are not moved.
+        flip: Whether to mirror images left to right with probability one half.
 
     Raises:
-        InputError: a padding outside 0..127.
+        InputError: ``padding`` is outside 0..127.
     """
 
     padding: int = 0
@@ -46,12 +46,12 @@ class Augment:
 
 
 class Draws(NamedTuple):
-    """One epoch's random numbers, one of each for every sample of the set.
+    """The random numbers of one epoch, for every sample of the set.
 
     Attributes:
-        top: uint8, shape (N,): the first row of the window in the padded image, 0..2 * padding.
-        left: uint8, shape (N,): its first column, likewise.
-        flip: bool, shape (N,): whether the window is mirrored after it is cut out.
+        top: The first row of the window in the padded image, 0..2 * padding; uint8, shape (N,).
+        left: The first column of the window, 0..2 * padding; uint8, shape (N,).
+        flip: Whether the window is mirrored after it is cut out; bool, shape (N,).
     """
 
     top: NDArray[np.uint8]
@@ -60,9 +60,15 @@ class Draws(NamedTuple):
 
 
 def draw(augment: Augment, *, seed: int, epoch: int, samples: int) -> Draws:
-    """Draw for all ``samples`` of the set, so that sample i always gets the i-th draw.
+    """Draw the random numbers of an epoch for all samples, so that sample i always gets the i-th.
 
     The windows are the same with and without flipping.
+
+    Args:
+        augment: How images are varied.
+        seed: The seed of the run.
+        epoch: The epoch, from 0.
+        samples: The number of samples N of the whole set.
     """
     generator = stream(seed, epoch, "augment")
     offsets = generator.integers(0, 2 * augment.padding + 1, size=(2, samples), dtype=np.uint8)
@@ -74,18 +80,18 @@ def draw(augment: Augment, *, seed: int, epoch: int, samples: int) -> Draws:
 
 
 class Canvas:
-    """All images of a set, padded, and mirrored beside them where they may be flipped.
+    """All images of a set with their padding, and their mirror images if flips are needed.
 
-    The layout is one flat row of bytes, image after image and pixel after pixel with a pixel's
-    channels together. A line of any window is then a run of bytes: a batch of windows, mirrored
-    or not, is one gather of such runs. It takes ``N * (height + 2 * padding) * (width + 2 *
-    padding) * channels`` bytes, twice that with flipping (CIFAR-10: 480 MB), and in return
-    flipping is free.
+    The images are stored as one flat row of bytes, image after image, and pixel after pixel with
+    the channels of a pixel together. A line of any window is then a contiguous run of bytes, and a
+    batch of windows, mirrored or not, is a single gather of such runs. The canvas takes ``N *
+    (height + 2 * padding) * (width + 2 * padding) * channels`` bytes, and twice as many with
+    flipping (480 MB for CIFAR-10), but flipping then takes no time.
 
     Args:
-        images: uint8, shape (N, channels, height, width).
-        augment: the padding, and whether mirror images are needed.
-        device: where the canvas lies and windows are cut.
+        images: The images; uint8, shape (N, channels, height, width).
+        augment: The padding, and whether mirror images are needed.
+        device: Where the canvas is stored and windows are cut out.
     """
 
     def __init__(self, images: Tensor, augment: Augment, device: torch.device) -> None:
@@ -105,55 +111,61 @@ class Canvas:
         inner = padded[:, 0, padding : padding + height, padding : padding + width]
         inner.copy_(images.to(device).permute(0, 2, 3, 1))
         if augment.flip:
-            # The padding is the same on both sides, so the padded image is mirrored whole.
+            # The padding is the same on both sides, so the padded image can be mirrored as a whole.
             padded[:, 1] = padded[:, 0].flip(2)
 
-        # Row k of this view is the run of one line's bytes that starts at byte k. The view costs
-        # nothing, its rows overlap, and it is only ever read.
+        # Row k of this view is the run of one line's bytes that starts at byte k. The rows overlap
+        # in memory, and they are only read.
         line = width * channels
         flat = padded.view(-1)
         self._runs = flat.as_strided((max(flat.numel() - line + 1, 0), line), (1, 1))
         self._lines = torch.arange(height, device=device) * self._step
 
     def starts(self, index: Tensor, draws: Draws) -> Tensor:
-        """Return the first byte of each sample's window: int64 of shape (B,), on the CPU.
+        """Return the position of the first byte of each sample's window.
 
         Args:
-            index: int64, shape (B,), on the CPU: which samples.
-            draws: the epoch's draws for the whole set.
+            index: The indices of the samples; int64, shape (B,), on the CPU.
+            draws: The random numbers of the epoch.
+
+        Returns:
+            int64, shape (B,), on the CPU.
         """
         chosen = index.numpy()
         top = draws.top[chosen].astype(np.int64)
         left = draws.left[chosen].astype(np.int64)
         flip = draws.flip[chosen]
-        # In the mirrored copy a window that began `left` pixels from the left edge begins as
-        # far from the other one: 2 * padding - left.
+        # A window that starts `left` pixels from the left edge ends 2 * padding - left pixels from
+        # the right edge, and that is where it starts in the mirrored copy.
         left = np.where(flip, 2 * self.augment.padding - left, left)
         image = chosen * self._copies + flip
         channels = self._shape[2]
         return torch.from_numpy(image * self._area + top * self._step + left * channels)
 
     def cut(self, starts: Tensor) -> Tensor:
-        """Cut out windows: uint8 of shape (B, height, width, channels), on the canvas's device.
+        """Cut out windows.
 
         Args:
-            starts: int64, shape (B,), on the canvas's device, as ``starts`` returns them.
+            starts: What the method ``starts`` returned, on the device of the canvas.
+
+        Returns:
+            uint8, shape (B, height, width, channels), on the device of the canvas.
         """
         runs = starts[:, None] + self._lines
         return self._runs.index_select(0, runs.view(-1)).view(-1, *self._shape)
 
 
 class Normalise:
-    """Turn bytes into float32 of about zero mean and unit deviation: ``(v / 255 - mean) / std``.
+    """Convert bytes to float32 with about zero mean and unit deviation: ``(v / 255 - mean) / std``.
 
     Args:
-        mean: one float a channel, over values scaled to 0..1.
-        std: likewise, greater than 0.
-        width: the images' width in pixels.
-        device: where the images lie.
+        mean: One float per channel, computed from values scaled to 0..1.
+        std: One float per channel, computed likewise; greater than 0.
+        width: The width of the images in pixels.
+        device: The device of the images.
 
     Raises:
-        InputError: ``mean`` and ``std`` of different lengths, or a deviation that is not positive.
+        InputError: ``mean`` and ``std`` differ in length, or a deviation is not positive.
     """
 
     def __init__(
@@ -164,16 +176,16 @@ class Normalise:
                 f"expected a mean and a positive std for each channel, got mean {tuple(mean)} and "
                 f"std {tuple(std)}: channel_statistics gives both from the training images"
             )
-        # Repeated to a whole line of pixels: the inner loop over three channels alone is six
-        # times slower.
+        # The values are repeated for a whole line of pixels, because an inner loop over only three
+        # channels is six times slower.
         centre = torch.tensor(mean, dtype=torch.float64) * 255
         factor = 1 / (torch.tensor(std, dtype=torch.float64) * 255)
         self._centre = centre.repeat(width).to(torch.float32).to(device)
         self._factor = factor.repeat(width).to(torch.float32).to(device)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Normalise uint8 pixels of shape (B, height, width, channels); same shape, float32."""
-        # Two operations, each rounded on its own: a fused one may round differently at the end
-        # of a batch, and then a sample's value would depend on its place.
+        """Normalise uint8 pixels of shape (B, height, width, channels) to float32."""
+        # These are two operations that round separately. A fused operation may round differently at
+        # the end of a batch, and then a sample's value would depend on its place in the batch.
         lines = pixels.reshape(-1, self._centre.numel()).to(torch.float32)
         return lines.sub_(self._centre).mul_(self._factor).view(pixels.shape)

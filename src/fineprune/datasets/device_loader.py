@@ -1,8 +1,8 @@
 """DeviceLoader: a whole image set on the device, and batches made there without waiting.
 
-An image set that fits into memory needs no loader processes: the bytes go to the device once, and
-a batch is one gather of bytes, one conversion and one normalisation. Nothing in an epoch waits for
-the device: the indices of the whole epoch go there at its start.
+An image set that fits into memory needs no loader processes. Its bytes are copied to the device
+once, and a batch is one gather of bytes, one conversion and one normalisation. Nothing waits for
+the device during an epoch, because the indices of the whole epoch are copied there at its start.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,10 +17,10 @@ from fineprune.errors import InputError
 
 
 class EpochSampler(Protocol):
-    """What a DeviceLoader asks of a sampler.
+    """What a ``DeviceLoader`` requires of a sampler.
 
-    One that also has ``order() -> int64 tensor of shape (n,)`` is asked for that instead of being
-    iterated: it is the same indices, faster.
+    If the sampler also has a method ``order()`` that returns its indices as an int64 tensor of
+    shape (n,), this method is called instead of iterating the sampler, which is slower.
     """
 
     epoch: int
@@ -31,9 +31,19 @@ class EpochSampler(Protocol):
 
 
 class DeviceImages:
-    """A whole image set on the device, and any batch of it, augmented and normalised.
+    """A whole image set on the device, from which any batch can be made.
 
-    Args and errors: as those of ``DeviceLoader``, which makes one.
+    Args:
+        data: The images.
+        seed: The seed of the run, as in ``DeviceLoader``.
+        device: Where batches are made.
+        augment: How images are varied.
+        mean: The mean of the training images, as in ``DeviceLoader``.
+        std: The standard deviation of the training images, as in ``DeviceLoader``.
+        channels_last: The memory format of batches, as in ``DeviceLoader``.
+
+    Raises:
+        InputError: The set is empty, or ``mean`` and ``std`` do not fit the images.
     """
 
     def __init__(
@@ -61,27 +71,31 @@ class DeviceImages:
         return self._samples
 
     def upload(self, index: Tensor, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return index, windows and labels of samples on the device, int64 of shape (n,) each.
+        """Copy indices to the device, with the windows and the labels of their samples.
 
         Args:
-            index: which samples, int64, shape (n,), on the CPU.
-            epoch: whose crops and flips they get.
+            index: The indices of the samples; int64, shape (n,), on the CPU.
+            epoch: The epoch, from 0, that determines crops and flips.
+
+        Returns:
+            The indices, the positions of the windows (for ``images``) and the labels; each int64 of
+            shape (n,), on the device.
         """
         if self._drawn is None or self._drawn[0] != epoch:
             augment = self._canvas.augment
             drawn = draw(augment, seed=self._seed, epoch=epoch, samples=self._samples)
             self._drawn = (epoch, drawn)
-        # No copy waits: the driver takes pageable memory over before it returns.
+        # The copies do not wait: pageable memory is staged before the call returns.
         starts = self._canvas.starts(index, self._drawn[1]).to(self.device, non_blocking=True)
         index = index.to(self.device, non_blocking=True)
         return index, starts, self._labels.index_select(0, index)
 
     def images(self, starts: Tensor) -> Tensor:
-        """Return the windows as float32 of shape (n, channels, height, width), normalised."""
+        """Return normalised windows; float32, shape (n, channels, height, width)."""
         return _to_nchw(self._normalise(self._canvas.cut(starts)), self._channels_last)
 
     def fetch(self, index: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
-        """Return one batch ``(x, y)`` of these samples, as ``epoch`` augments them."""
+        """Return one batch ``(x, y)`` of these samples with the crops and flips of ``epoch``."""
         _, starts, labels = self.upload(index, epoch)
         return self.images(starts), labels
 
@@ -89,27 +103,29 @@ class DeviceImages:
 class DeviceLoader:
     """Batches ``(index, (x, y))`` of an image set, augmented and normalised on the device.
 
-    ``index`` is int64 of shape (B,), ``x`` float32 of shape (B, channels, height, width), ``y``
-    int64 of shape (B,), all on the device. Each iteration is one epoch, in the sampler's order and
-    with the draws of ``sampler.epoch``; call the sampler's ``set_epoch`` before it.
+    ``index`` is int64 of shape (B,), ``x`` is float32 of shape (B, channels, height, width) and
+    ``y`` is int64 of shape (B,), all on the device. Each iteration is one epoch, in the order of
+    the sampler and with the crops and flips of ``sampler.epoch``. Call ``set_epoch`` of the sampler
+    before it.
 
     Args:
-        data: the training images; a copy of them goes to the device (``Canvas`` says how large).
-        batch_size: samples in a batch; the last may be smaller.
-        sampler: gives the order and the epoch; a ``Pruner``'s sampler, or a
-            ``DistributedSampler``.
-        seed: the run's seed; augmentation depends on it, the epoch and a sample's index only.
-        device: where batches are made.
-        augment: random crop and flip.
-        mean: one float a channel over values scaled to 0..1, as ``channel_statistics`` gives.
-        std: likewise.
-        drop_last: leave out a last batch that is not whole.
-        channels_last: lay ``x`` out with a pixel's channels together, which convolutions on
-            most devices prefer; the shape is the same either way.
+        data: The training images. A copy of them is stored on the device (see ``Canvas`` for its
+            size).
+        batch_size: The number of samples per batch. The last batch may be smaller.
+        sampler: The sampler of a ``Pruner``, or a ``DistributedSampler``.
+        seed: The seed of the run. Crops and flips depend only on it, on the epoch and on a sample's
+            index.
+        device: Where batches are made.
+        augment: How images are varied.
+        mean: One float per channel from values scaled to 0..1, as ``channel_statistics`` returns.
+        std: One float per channel, likewise.
+        drop_last: Whether to drop an incomplete last batch.
+        channels_last: Whether the memory format of ``x`` is channels last, which is faster for
+            convolutions on most devices. The shape is the same in both cases.
 
     Raises:
-        InputError: a batch size below 1, an empty set, a sampler without ``epoch``, or ``mean``
-            and ``std`` that do not fit the images.
+        InputError: The batch size is below 1, the set is empty, the sampler has no ``epoch``, or
+            ``mean`` and ``std`` do not fit the images.
     """
 
     def __init__(
@@ -155,7 +171,7 @@ class DeviceLoader:
         order, starts, labels = self._images.upload(order, self.sampler.epoch)
         last = len(order) - len(order) % self.batch_size if self.drop_last else len(order)
         for first in range(0, last, self.batch_size):
-            # Slices are views of the epoch's tensors: no batch copies its index or its labels.
+            # Slices are views of the tensors of the epoch, so indices and labels are not copied.
             batch = slice(first, first + self.batch_size)
             yield order[batch], (self._images.images(starts[batch]), labels[batch])
 
@@ -181,24 +197,26 @@ def evaluation_batches(
     std: Sequence[float],
     channels_last: bool = True,
 ) -> Iterable[tuple[Tensor, Tensor]]:
-    """Prepare all of ``data`` for evaluation: in order, normalised, not augmented.
+    """Prepare images for evaluation: in order, normalised, and without augmentation.
 
-    The bytes go to the device once, at this call; the result can be iterated again and again, so
+    This call copies the bytes to the device. The result can be iterated any number of times, so
     keep it for the whole run.
 
     Args:
-        data: the images to evaluate.
-        batch_size: samples in a batch; the last may be smaller. Large batches are faster.
-        device: where batches are made.
-        mean: the training images' mean, one float a channel over values scaled to 0..1.
-        std: likewise.
-        channels_last: as for ``DeviceLoader``.
+        data: The images to evaluate.
+        batch_size: The number of samples per batch. The last batch may be smaller. Large batches
+            are faster.
+        device: Where batches are made.
+        mean: The mean of the training images, one float per channel, from values scaled to 0..1.
+        std: The standard deviation of the training images, likewise.
+        channels_last: The memory format of ``x``, as in ``DeviceLoader``.
 
     Returns:
         Batches ``(x, y)``: float32 of shape (B, channels, height, width) and int64 of shape (B,).
 
     Raises:
-        InputError: a batch size below 1, an empty set, or ``mean`` and ``std`` that do not fit.
+        InputError: The batch size is below 1, the set is empty, or ``mean`` and ``std`` do not fit
+            the images.
     """
     _check(data, batch_size, mean)
     return _EvaluationBatches(data, batch_size, torch.device(device), mean, std, channels_last)
@@ -239,7 +257,7 @@ def _check(data: ImageSet, batch_size: int, mean: Sequence[float]) -> None:
     if batch_size < 1:
         raise InputError(f"expected a batch_size of at least 1, got {batch_size}: 128 is usual")
     if not len(data):
-        raise InputError("expected at least one image, got an empty set: leave it out")
+        raise InputError("expected at least one image, got an empty set: remove the set")
     channels = data.images.shape[1]
     if len(mean) != channels:
         raise InputError(

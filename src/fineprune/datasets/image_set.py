@@ -1,4 +1,4 @@
-"""ImageSet: labelled images of one size in memory, as they come from a data set's files."""
+"""ImageSet: labelled images of one size in memory, as the files of a data set store them."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,21 @@ from torch import Tensor
 
 from fineprune.errors import InputError
 
-# float64 copies of this many images at a time are enough to be fast and too few to matter.
+# Images are converted to float64 in chunks of this many, which is fast and takes little memory.
 _CHUNK = 1024
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Labelled images of one size, whole in memory.
+    """Labelled images of one size, all of them in memory.
 
     Attributes:
         images: uint8, shape (N, channels, height, width), values 0..255.
         labels: int64, shape (N,), values 0..len(classes) - 1.
-        classes: the name of each class.
+        classes: The name of each class.
 
     Raises:
-        InputError: a dtype, a shape or a label that does not fit this description.
+        InputError: A dtype, a shape or a label does not fit this description.
     """
 
     images: Tensor
@@ -56,10 +56,13 @@ class ImageSet:
         return len(self.images)
 
     def subset(self, index: Tensor) -> "ImageSet":
-        """Return a copy of the images at ``index``, an int64 tensor of shape (M,), in its order.
+        """Return a copy of some images, in the given order.
+
+        Args:
+            index: The indices of the images; int64, shape (M,).
 
         Raises:
-            InputError: an index outside 0..N - 1, or an index of another kind.
+            InputError: An index is outside 0..N - 1, or ``index`` has another dtype or shape.
         """
         if index.dtype != torch.int64 or index.ndim != 1:
             raise InputError(
@@ -75,17 +78,17 @@ class ImageSet:
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel, over all images and pixels.
+    """Return the mean and the standard deviation of each channel over all images and pixels.
 
     Args:
         images: uint8, shape (N, channels, height, width).
 
     Returns:
-        (mean, std), one float a channel, over values scaled to 0..1; the standard deviation is
-        that of the whole population (divided by the number of pixels).
+        (mean, std), one float per channel, computed from values scaled to 0..1. The standard
+        deviation is that of the whole population (the sum is divided by the number of pixels).
 
     Raises:
-        InputError: images of another kind, or none.
+        InputError: The images have another dtype or shape, or there are none.
     """
     if images.dtype != torch.uint8 or images.ndim != 4 or images.numel() == 0:
         raise InputError(
@@ -96,7 +99,7 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     total = torch.zeros(channels, dtype=torch.float64)
     squares = torch.zeros(channels, dtype=torch.float64)
     for first in range(0, len(images), _CHUNK):
-        # Sums of whole numbers below 2**53 are exact in float64, so chunks change no digit.
+        # Sums of whole numbers below 2**53 are exact in float64, so the chunks change nothing.
         values = images[first : first + _CHUNK].cpu().to(torch.float64)
         total += values.sum(dim=(0, 2, 3))
         squares += values.square().sum(dim=(0, 2, 3))

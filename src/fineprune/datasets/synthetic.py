@@ -1,4 +1,4 @@
-"""Images made up from noise and a pattern for each class: for measuring speed without data."""
+"""Synthetic images, made of noise and one pattern per class, to measure speed without data."""
 
 import torch
 
@@ -11,15 +11,15 @@ _PATTERN = 4
 def make_synthetic(
     train_size: int, *, size: int = 32, classes: int = 10
 ) -> tuple[ImageSet, ImageSet]:
-    """Make images that a network can learn a little from, always the same ones.
+    """Make images from which a network can learn a little; they are the same in every call.
 
-    Each class has a coarse pattern of 4x4 colours; an image is its class's pattern under noise of
-    about the same strength. Nothing measured on them says anything about accuracy.
+    Each class has a coarse pattern of 4x4 colours, and an image is the pattern of its class plus
+    noise of about the same strength. Accuracies on these images mean nothing.
 
     Args:
-        train_size: number of training images; the test set has a fifth as many, at least one.
-        size: height and width in pixels.
-        classes: number of classes.
+        train_size: The number of training images. The test set has a fifth as many, at least one.
+        size: The height and width in pixels.
+        classes: The number of classes.
 
     Returns:
         (train, test), each with images of shape (n, 3, size, size).

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, RunError
 from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.experiments.planned_run import PlannedRun, epochs_done
 from fineprune.launch.follow_parent import end_with_parent
@@ -73,7 +73,7 @@ def compare(
     Raises:
         InputError: A setting is wrong, the folder holds runs of another recipe, or another process
             writes it.
-        RuntimeError: A run's process was killed.
+        RunError: A run's process was killed.
         Stopped: A signal asked this process to stop; the runs have written checkpoints.
     """
     if jobs < 1:
@@ -124,7 +124,7 @@ def _trained(
                     raise Stopped(stop.number, f"with {len(pending)} runs to go")
             pool.shutdown()
         except BrokenProcessPool:
-            raise RuntimeError(
+            raise RunError(
                 "the process of a run was killed, perhaps for want of memory: run the same command "
                 "again to go on"
             ) from None

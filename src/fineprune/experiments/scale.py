@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, RunError
 from fineprune.experiments.configurations import ALL_REDUCE, Configuration, configured
 from fineprune.experiments.planned_run import PlannedRun, epochs_done
 from fineprune.launch.follow_parent import PARENT_VARIABLE
@@ -47,7 +47,7 @@ def scale(
 
     Raises:
         InputError: a setting is wrong, or the folder holds runs of another recipe.
-        RuntimeError: a run failed.
+        RunError: a run failed.
         Stopped: A signal asked this process to stop; the run has written a checkpoint.
     """
     if recipe.training.epochs < 2:
@@ -125,7 +125,7 @@ def _train(run: PlannedRun, one: Configuration, on_poll: Callable[[], None]) -> 
     if process.returncode:
         said = log.read_text(encoding="utf-8", errors="replace").splitlines()
         ours = [line for line in said if line.startswith("fineprune:")] or [f"see {log}"]
-        raise RuntimeError(f"{one.text!r} failed: {ours[-1]}")
+        raise RunError(f"{one.text!r} failed: {ours[-1]}")
     if fresh:  # else a part of the time was spent before an interruption
         write_json(run.folder / DURATION, {"seconds": time.perf_counter() - began})
     log.unlink()

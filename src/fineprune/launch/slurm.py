@@ -1,30 +1,32 @@
-"""Batch scripts for Slurm: one Python command, started on every node of a job."""
+"""Batch scripts for Slurm that start one Python command on every node of a job."""
 
 import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, check_one_of
 
 STRATEGIES = ("all-reduce", "sync", "async", "mixed")
 
-# Below Linux's ephemeral ports and above those that Ray's workers take by default.
+# These ports are below Linux's ephemeral ports and above those of Ray's workers.
 _FIRST_PORT, _PORTS = 20_000, 10_000
 
-# Slurm's own forms: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
+# The forms that Slurm accepts: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
 _TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+@-]*")
 
 
 def train_command(recipe: Path, out: Path, changes: Iterable[str] = ()) -> list[str]:
-    """Return the arguments of Python that train a recipe, or go on with it, in a job.
+    """Return the arguments of Python that start or resume the training of a recipe in a job.
+
+    The command contains ``--resume``, which starts a new training if there is no checkpoint. So the
+    same command serves for the first start and for every later one.
 
     Args:
-        recipe: the recipe's file, as the nodes see it.
-        out: run folder, as the nodes see it. ``--resume`` starts afresh where it holds no
-            checkpoint, so the same command serves the first start and every later one.
-        changes: ``section.key=value`` each.
+        recipe: The path of the recipe on the nodes.
+        out: The path of the run folder on the nodes.
+        changes: Changes of the recipe, each ``section.key=value``.
     """
     command = ["-m", "fineprune", "train", str(recipe), "--out", str(out), "--resume"]
     for change in changes:
@@ -43,24 +45,26 @@ def fit_servers(
     gpus_per_node: int = 0,
     cpus_per_task: int | None = None,
 ) -> tuple[int, int]:
-    """Check that a training with servers fits a job's nodes, as Ray spreads it over them.
+    """Check that a training with parameter servers fits the nodes of a job.
 
     Args:
-        nodes: of the job.
-        workers: replicas of the network.
-        group: of them, all on one node.
-        dedicated: servers that have CPUs of their own; 0 where they share the workers'.
-        threads: CPUs of each worker and dedicated server; 0 for as many as there is room for.
-        on_gpus: whether each worker takes a GPU.
-        gpus_per_node: of each node.
-        cpus_per_task: of each node; by default what its processes take, and one more for the
-            driver and for servers that share.
+        nodes: The number of nodes of the job.
+        workers: The number of replicas of the network.
+        group: The number of workers per group. The workers of a group run on one node.
+        dedicated: The number of servers that have CPUs of their own; 0 if servers share the CPUs of
+            the workers.
+        threads: The number of CPUs of each worker and dedicated server; 0 to divide the CPUs of a
+            node among its processes.
+        on_gpus: Whether each worker uses a GPU.
+        gpus_per_node: The number of GPUs per node.
+        cpus_per_task: The number of CPUs per node. By default, this is what the processes of a node
+            use, plus one for the driver and for servers that share CPUs.
 
     Returns:
-        CPUs of a node, and threads of each process.
+        The number of CPUs per node, and the number of threads of each process.
 
     Raises:
-        InputError: it does not fit.
+        InputError: The training does not fit the nodes.
     """
     _at_least("nodes", nodes, 1)
     if workers // group + dedicated < nodes:
@@ -70,7 +74,7 @@ def fit_servers(
             f"expected work for all {nodes} nodes, got {workers} workers in groups of "
             f"{group}{servers}: ask for fewer nodes, or --set distributed.workers={fewest}"
         )
-    # Each next one goes to the node with the most room, and a group is not split.
+    # Ray puts each group or dedicated server on the node with the fewest processes so far.
     processes = [0] * nodes
     for size in [group] * (workers // group) + [1] * dedicated:
         processes[processes.index(min(processes))] += size
@@ -78,14 +82,14 @@ def fit_servers(
     gpus = -(-(workers // group) // nodes) * group if on_gpus else 0
     if gpus > gpus_per_node:
         raise InputError(
-            f"expected {gpus} GPUs a node, one for each of its workers, got {gpus_per_node}: ask "
+            f"expected {gpus} GPUs per node, one for each of its workers, got {gpus_per_node}: ask "
             f"for more GPUs or nodes, for fewer distributed.workers, or --set run.device=cpu"
         )
     least = most * max(1, threads)
     cpus = least + 1 if cpus_per_task is None else cpus_per_task
     if cpus < least:
         raise InputError(
-            f"expected {least} CPUs a node, {max(1, threads)} for each of its {most} processes, "
+            f"expected {least} CPUs per node, {max(1, threads)} for each of its {most} processes, "
             f"got {cpus}: ask for more CPUs or nodes, or for fewer distributed.workers or "
             f"run.threads"
         )
@@ -110,31 +114,29 @@ def batch_script(
     """Return the text of a batch script for ``sbatch``.
 
     Args:
-        command: arguments of Python: ``-m fineprune train ...`` (``train_command``), or a script of
-            your own and its arguments.
-        out: folder for the job's log, made by the job.
-        nodes: how many; each gets one Slurm task, which starts the node's processes.
-        strategy: ``all-reduce`` runs the command in every process of ``torchrun``; ``sync``,
+        command: The arguments of Python: ``-m fineprune train ...`` (see ``train_command``), or a
+            script of the user's own and its arguments.
+        out: The folder of the job's log. The job creates it.
+        nodes: The number of nodes. Each node runs one Slurm task, which starts its processes.
+        strategy: ``all-reduce`` runs the command in every process of ``torchrun``. ``sync``,
             ``async`` and ``mixed`` run it once, on the first node of a Ray cluster over all nodes.
-        processes_per_node: of ``torchrun``; by default one for each GPU, or one. With servers, the
-            recipe says how many workers there are.
-        gpus_per_node: 0 to train on CPUs.
-        cpus_per_task: CPUs of a node, for all its processes; by default one for each process, and
-            one for a server.
-        time: limit in one of Slurm's forms, ``24:00:00`` or ``2-12``; by default the partition's.
-        partition: by default the cluster's.
-        account: by default the user's.
-        job_name: letters, digits and ``_.,+@-``.
-        setup: lines of shell that run once, before anything else: ``module load cuda``,
-            ``source venv/bin/activate``. They are taken as they are.
+        processes_per_node: The number of processes that ``torchrun`` starts on each node; by
+            default one per GPU, or one. With servers, the recipe determines the number of workers.
+        gpus_per_node: The number of GPUs per node; 0 to train on CPUs.
+        cpus_per_task: The number of CPUs per node, for all its processes; by default one for each
+            process, and one more with servers.
+        time: The time limit in a form that Slurm accepts, such as ``24:00:00`` or ``2-12``; by
+            default that of the partition.
+        partition: The partition; by default that of the cluster.
+        account: The account; by default that of the user.
+        job_name: The name of the job: letters, digits and ``_.,+@-``.
+        setup: Lines of shell that run before anything else, such as ``module load cuda`` or
+            ``source venv/bin/activate``. They are written to the script unchanged.
 
     Raises:
-        InputError: a setting is wrong.
+        InputError: A setting is wrong.
     """
-    if strategy not in STRATEGIES:
-        raise InputError(
-            f"expected strategy to be one of {', '.join(STRATEGIES)}, got {strategy!r}"
-        )
+    check_one_of("strategy", strategy, STRATEGIES)
     _at_least("nodes", nodes, 1)
     _at_least("gpus_per_node", gpus_per_node, 0)
     processes = _processes(strategy, processes_per_node, gpus_per_node)
@@ -143,7 +145,7 @@ def batch_script(
     _at_least("cpus_per_task", cpus, 1)
     if time is not None and not _TIME.fullmatch(time):
         raise InputError(
-            f"expected time in a form of Slurm's, such as 90 (minutes), 24:00:00 or 2-12, "
+            f"expected time in a form that Slurm accepts, such as 90 (minutes), 24:00:00 or 2-12, "
             f"got {time!r}"
         )
     for what, name in (("partition", partition), ("account", account), ("job_name", job_name)):
@@ -162,7 +164,7 @@ def batch_script(
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH --{key}={value}" for key, value in asked.items() if value is not None]
     if servers:
-        # Ray counts a whole machine as its own, and stops every Ray process on it at the end.
+        # Ray takes a machine as a whole, and stops every Ray process on it at the end.
         lines.append("#SBATCH --exclusive")
     lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append", "set -euo pipefail", ""]
     lines += _log(out)
@@ -183,15 +185,18 @@ def _processes(strategy: str, given: int | None, gpus: int) -> int:
     if strategy != "all-reduce":
         raise InputError(
             f"expected processes_per_node with all-reduce only, got {given} with {strategy}: "
-            f"the recipe's distributed.workers says how many workers there are"
+            f"set distributed.workers in the recipe"
         )
     if gpus and given > gpus:
-        raise InputError(f"expected a GPU for each process of a node, got {given} on {gpus}")
+        raise InputError(
+            f"expected a GPU for each process of a node, got {given} on {gpus}: ask for more GPUs "
+            f"or fewer processes"
+        )
     return given
 
 
 def _log(out: Path) -> list[str]:
-    # Slurm does not make the folder of --output, so the script opens its log itself.
+    # The script opens its log itself, because Slurm does not create the folder of --output.
     return [
         f"out={shlex.quote(str(out))}",
         'mkdir -p -- "$out"',
@@ -203,13 +208,13 @@ def _log(out: Path) -> list[str]:
 
 
 def _setup(setup: Sequence[str]) -> list[str]:
-    # What environments source themselves is seldom written for "set -u".
+    # Scripts that activate environments often fail with "set -u".
     return ["set +u", *setup, "set -u", ""] if setup else []
 
 
 def _first_node() -> list[str]:
     return [
-        "# Where the nodes meet: the first one, by the address that Slurm itself reaches it at.",
+        "# The nodes meet at the first one, at the address by which Slurm itself reaches it.",
         'nodes="$(scontrol show hostnames "$SLURM_JOB_NODELIST")"',
         "first=\"${nodes%%$'\\n'*}\"",
         'if [[ "$(scontrol show node "$first")" =~ NodeAddr=([^[:space:]]+) ]]; then',
@@ -225,10 +230,11 @@ def _torchrun(
 ) -> list[str]:
     return [
         f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"',
-        "# Without this, a restart under Gloo finds the store of the attempt before.",
+        "# Without this, a restart under Gloo finds the store of the previous attempt.",
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
         f"{step} --label \\",
-        # Said by rank, since torchrun's guess from the host name fails where that is 127.0.1.1.
+        # The rank determines the host, because torchrun's guess from the host name is wrong if
+        # that name means 127.0.1.1.
         "  bash -c 'exec torchrun --rdzv-conf is_host=$((SLURM_NODEID == 0)) \"$@\"' torchrun \\",
         f"  --nnodes={nodes} --nproc-per-node={processes} --max-restarts=3 \\",
         '  --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$meet" \\',
@@ -240,23 +246,23 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
     return [
         'export RAY_ADDRESS="$meet"',
         "export RAY_USAGE_STATS_ENABLED=0",
-        "# Who reaches a Ray without a token runs what he likes as its owner.",
+        "# Without a token, anyone who reaches Ray's ports can run any program as the job's user.",
         'RAY_AUTH_TOKEN="$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")"',
         "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN",
         "export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300",
         'ended="$out/slurm-$SLURM_JOB_ID.ended"',
         'rm -f -- "$ended"',
-        "# The other nodes' Rays would look for the first one for a minute after its end.",
+        "# Without --wait, Ray on the other nodes looks for the first one for a minute at the end.",
         f"{step} --wait=10 --label \\",
         f'  ray symmetric-run --address "$meet" --min-nodes {nodes} \\',
         f"  --num-cpus={cpus} --num-gpus={gpus} -- \\",
         '  bash -c \'"$@" && touch -- "$0"\' "$ended" \\',
         f"  python {shlex.join(command)} || status=$?",
-        "# srun's status says little: waiting Rays are killed, and symmetric-run says that all is",
-        "# well also where Ray did not start.",
+        "# The status of srun is not reliable: Ray on waiting nodes is killed, and symmetric-run",
+        "# reports success even if Ray did not start.",
         'if [[ ! -e "$ended" ]]; then',
         '  echo "the command did not run to its end"',
-        "  # One that was killed has not stopped its Ray.",
+        "  # A command that was killed has not stopped Ray.",
         '  [[ "${status:-1}" != 137 ]] || srun --export=ALL ray stop --force || true',
         '  exit "${status:-1}"',
         "fi",

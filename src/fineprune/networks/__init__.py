@@ -1,1 +1,1 @@
-"""Networks by name. One family a file."""
+"""Networks by name. Each family has a file of its own."""

@@ -5,19 +5,19 @@ from torch import nn
 
 
 class LeNet(nn.Module):
-    """Two 5x5 convolutions (6 and 16 channels) and linear layers of 120, 84 and the classes.
+    """Two 5x5 convolutions (6 and 16 channels) and three linear layers (120, 84 and the classes).
 
-    62,006 parameters with 3 channels and 10 classes. Takes float images of shape
-    (B, channels, 32, 32) and returns logits of shape (B, classes).
+    With 3 channels and 10 classes, the network has 62,006 parameters. The input is float images of
+    shape (B, channels, 32, 32). The output is logits of shape (B, classes).
 
     Args:
-        classes: number of classes.
-        channels: channels of the images.
+        classes: The number of classes.
+        channels: The number of channels of the images.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
-        # ReLU after the pooling: max and ReLU commute, and there is a quarter as much to clip.
+        # ReLU comes after the pooling: the result is the same, and it has a quarter of the work.
         self.features = nn.Sequential(
             nn.Conv2d(channels, 6, 5),
             nn.MaxPool2d(2),

@@ -1,6 +1,7 @@
-"""Build a network by its name: ours, timm's, torchvision's, or a module of the user's own."""
+"""Build a network by its name: built in, from timm or torchvision, or the user's own."""
 
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -28,18 +29,19 @@ NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
 
 
 def build_network(name: str, classes: int, channels: int) -> nn.Module:
-    """Build a network with freshly drawn weights, from torch's current random state.
+    """Build a network with initial weights drawn from torch's current random state.
 
     Args:
-        name: one of ``NETWORKS``; ``timm:NAME`` or ``torchvision:NAME``, a model of that library,
-            which must be installed; or ``module:attribute``, a class or function of your own that
-            is called with the keywords ``classes`` and ``channels``.
-        classes: number of classes.
-        channels: channels of the images. torchvision's models take 3.
+        name: One of ``NETWORKS``; ``timm:NAME`` or ``torchvision:NAME``, a model of that library,
+            which must be installed; or ``module:attribute``, a class or function of the user's own
+            that is called with the keyword arguments ``classes`` and ``channels``. An exception in
+            the user's own code is passed on unchanged.
+        classes: The number of classes.
+        channels: The number of channels of the images. Models of torchvision accept 3 only.
 
     Raises:
-        InputError: the name is not known, its library is not installed, or it does not make a
-            network of so many classes and channels.
+        InputError: The name is not known, its library is not installed, or what it names cannot be
+            called with these arguments or does not return a network.
     """
     library, colon, model = name.partition(":")
     if not colon:
@@ -49,12 +51,23 @@ def build_network(name: str, classes: int, channels: int) -> nn.Module:
             )
         return NETWORKS[name](classes, channels)
     if library == "timm":
-        return _built(name, _library(name), model, num_classes=classes, in_chans=channels)
+        return _built_by_library(name, model, num_classes=classes, in_chans=channels)
     if library == "torchvision":
         if channels != 3:
             raise InputError(f"expected images of 3 channels for {name}, got {channels}")
-        return _built(name, _library(name), model, num_classes=classes)
-    return _built(name, import_attribute(name), classes=classes, channels=channels)
+        return _built_by_library(name, model, num_classes=classes)
+    return _own(name, import_attribute(name), classes=classes, channels=channels)
+
+
+def _built_by_library(name: str, model: str, **values: Any) -> nn.Module:
+    create = _library(name)
+    try:
+        network = create(model, **values)
+    except (TypeError, ValueError, RuntimeError) as error:  # also what timm raises for its names
+        raise InputError(
+            f"expected {name!r} to make a network when called with {_listed(values)}: {error}"
+        ) from error
+    return _checked(name, network)
 
 
 def _library(name: str) -> Callable[..., Any]:
@@ -72,16 +85,29 @@ def _library(name: str) -> Callable[..., Any]:
     return create
 
 
-def _built(name: str, make: Callable[..., Any], *args: Any, **values: Any) -> nn.Module:
-    try:
-        network = make(*args, **values)
-    except (TypeError, ValueError, RuntimeError) as error:  # timm raises RuntimeError for a name
-        given = ", ".join(f"{key}={value}" for key, value in values.items())
+def _own(name: str, make: Any, **values: Any) -> nn.Module:
+    if not callable(make):
         raise InputError(
-            f"expected {name!r} to make a network when called with {given}: {error}"
+            f"expected {name!r} to be a class or a function, got {type(make).__name__}"
+        )
+    try:
+        inspect.signature(make).bind(**values)
+    except TypeError as error:
+        raise InputError(
+            f"expected {name!r} to make a network when called with {_listed(values)}: {error}"
         ) from error
+    except ValueError:
+        pass  # a callable written in C tells nothing about its arguments
+    return _checked(name, make(**values))
+
+
+def _checked(name: str, network: Any) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise InputError(
             f"expected {name!r} to make a torch.nn.Module, got {type(network).__name__}"
         )
     return network
+
+
+def _listed(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in values.items())

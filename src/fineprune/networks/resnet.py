@@ -1,9 +1,10 @@
-"""ResNets (He et al. 2016) in the thin form for 32x32 images: three stages of 16, 32 and 64.
+"""ResNets (He et al. 2016) in the thin form for 32x32 images: three stages of widths 16, 32 and 64.
 
-ResNet-18/34/50 as the fine-pruning paper has them keep the block counts of the first three stages
-of the ImageNet networks of those names and have no fourth stage; the stem is one 3x3 convolution.
-Initialised as in He et al. 2015, normal with variance 2 / fan-out; batch normalisation starts at
-1 and 0. A convolution before a batch normalisation has no bias: the normalisation would remove it.
+ResNet-18/34/50 of the fine-pruning paper have the block counts of the first three stages of the
+ImageNet networks with these names, and no fourth stage. The stem is one 3x3 convolution. The
+weights are initialised as in He et al. 2015, normal with variance 2 / fan-out, and batch
+normalisation starts with scale 1 and shift 0. Convolutions before a batch normalisation have no
+bias, because the normalisation would remove it.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ _WIDTHS = (16, 32, 64)
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, a 1x1 projection where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 projection if the shape changes."""
 
     expansion = 1
 
@@ -62,14 +63,14 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """A stem, three stages of blocks, global average pooling and one linear layer.
 
-    Takes float images of shape (B, channels, H, W), H and W at least 4, and returns logits of
-    shape (B, classes).
+    The input is float images of shape (B, channels, H, W), with H and W at least 4. The output is
+    logits of shape (B, classes).
 
     Args:
-        block: the kind of block.
-        blocks: how many in each of the three stages.
-        classes: number of classes.
-        channels: channels of the images.
+        block: The class of the blocks.
+        blocks: The number of blocks in each of the three stages.
+        classes: The number of classes.
+        channels: The number of channels of the images.
     """
 
     def __init__(

@@ -1,15 +1,16 @@
 """VGG networks (Simonyan & Zisserman 2015) for small images, with batch normalisation.
 
-Configurations B, D and E of the paper's Table 1, and one linear layer of 512 to the classes after
-the last pooling. Initialised as the paper's footnote has it, by Glorot & Bengio (2010); biases
-start at zero. A convolution before a batch normalisation has no bias: it would be removed again.
+The convolutions are those of configurations B, D and E in the paper's Table 1. One linear layer
+maps the 512 features after the last pooling to the classes. The weights are initialised as the
+paper's footnote says, after Glorot & Bengio (2010), and the biases start at zero. Convolutions
+before a batch normalisation have no bias, because the normalisation would remove it.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-# Convolutions in each of the five stages, all 3x3; a stage ends in 2x2 max-pooling.
+# The number of 3x3 convolutions in each of the five stages. A stage ends with a 2x2 max-pooling.
 _STAGES = {13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 _WIDTHS = (64, 128, 256, 512, 512)
 
@@ -17,13 +18,14 @@ _WIDTHS = (64, 128, 256, 512, 512)
 class VGG(nn.Module):
     """Five stages of 3x3 convolutions, and one linear layer.
 
-    Takes float images of shape (B, channels, H, W), H and W at least 32 (larger ones are averaged
-    after the last pooling), and returns logits of shape (B, classes).
+    The input is float images of shape (B, channels, H, W), with H and W at least 32; the features
+    of larger images are averaged after the last pooling. The output is logits of shape
+    (B, classes).
 
     Args:
         depth: 13, 16 or 19.
-        classes: number of classes.
-        channels: channels of the images.
+        classes: The number of classes.
+        channels: The number of channels of the images.
     """
 
     def __init__(self, depth: int, classes: int = 10, channels: int = 3) -> None:

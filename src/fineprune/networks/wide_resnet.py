@@ -1,6 +1,6 @@
 """Wide residual networks (Zagoruyko & Komodakis 2016): pre-activation, widen factor 10.
 
-Initialised as in the paper, after He et al. 2015: normal with variance 2 / fan-out.
+The weights are initialised as in the paper, after He et al. 2015: normal with variance 2 / fan-out.
 """
 
 import torch
@@ -13,7 +13,7 @@ _WIDTHS = (16 * _WIDEN, 32 * _WIDEN, 64 * _WIDEN)
 
 
 class WideBlock(nn.Module):
-    """Normalisation and ReLU before each of two 3x3 convolutions, dropout between them."""
+    """Two 3x3 convolutions, each after a normalisation and a ReLU, with dropout between them."""
 
     def __init__(self, entering: int, width: int, stride: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class WideBlock(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return features of shape (B, width, height / stride, width / stride)."""
         y = F.relu(self.norm1(x), inplace=True)
-        # A projection takes the activated input, as the paper's own code has it.
+        # The input of a projection is the activated one, as in the paper's own code.
         shortcut = x if self.shortcut is None else self.shortcut(y)
         y = self.conv1(y)
         y = self.conv2(self.dropout(F.relu(self.norm2(y), inplace=True)))
@@ -39,13 +39,13 @@ class WideBlock(nn.Module):
 class WideResNet(nn.Module):
     """WRN-depth-10: a stem of 16, three stages of (depth - 4) / 6 blocks, one linear layer.
 
-    Takes float images of shape (B, channels, H, W), H and W at least 4, and returns logits of
-    shape (B, classes).
+    The input is float images of shape (B, channels, H, W), with H and W at least 4. The output is
+    logits of shape (B, classes).
 
     Args:
-        depth: 6 n + 4.
-        classes: number of classes.
-        channels: channels of the images.
+        depth: The number of layers, 6 n + 4.
+        classes: The number of classes.
+        channels: The number of channels of the images.
     """
 
     def __init__(self, depth: int, classes: int = 10, channels: int = 3) -> None:

@@ -3,7 +3,7 @@
 import copy
 from dataclasses import dataclass
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, check_above
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.schedule import Schedule
@@ -100,10 +100,17 @@ def predict_savings(
     policy = copy.deepcopy(policy)  # binding it to N is no business of the caller's
     policy.bind(num_samples)
     check_rounding(policy, num_samples, shape)
+    if step_time is not None:
+        check_above("step_time (seconds)", step_time, 0)
     full = FullData(policy.epochs)
     full.bind(num_samples)
     steps = total_steps(policy, num_samples, shape)
     steps_full = total_steps(full, num_samples, shape)
+    if not steps_full:
+        raise InputError(
+            f"expected batch_size of at most {num_samples // num_replicas}, the samples of each "
+            f"rank, with drop_last, got {batch_size}: every batch would be dropped"
+        )
     kept = [num_kept(policy, num_samples, epoch, shape) or 0 for epoch in range(policy.epochs)]
     pruned_epochs = sum(number < num_samples for number in kept)
     return Savings(

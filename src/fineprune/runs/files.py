@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, RunError
 
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
@@ -26,7 +26,7 @@ SCALING = "scale.json"
 DURATION = "duration.json"
 
 
-class WriteError(OSError):
+class WriteError(RunError, OSError):
     """A file could not be written: the disk is full, for example."""
 
 

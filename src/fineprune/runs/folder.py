@@ -75,8 +75,8 @@ class RunFolder:
         lines = whole_lines(self.metrics)
         if len(lines) < epochs:
             raise InputError(
-                f"expected the metrics of {epochs} epochs in {self.metrics}, as {CHECKPOINT} beside "
-                f"it has, got {len(lines)}: restore the file, or train into a new folder"
+                f"expected the metrics of {epochs} epochs in {self.metrics}, as {CHECKPOINT} "
+                f"beside it has, got {len(lines)}: restore the file, or train into a new folder"
             )
         if digest(lines[:epochs]) != metrics_digest:
             raise InputError(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 
 from fineprune.datasets.augment import Augment
 from fineprune.datasets.cifar import load_cifar10, load_cifar100
@@ -54,6 +55,7 @@ class Data:
         watched: indices of watched training samples, and batches of them, in their order.
         num_samples: N, the number of training samples.
         classes, channels: of the network to build.
+        blank: zeros like the x of one sample, shape (1, ...), to try the network on.
     """
 
     train: Any
@@ -65,6 +67,7 @@ class Data:
     num_samples: int
     classes: int
     channels: int
+    blank: torch.Tensor
 
 
 def load_data(recipe: Recipe) -> Data:
@@ -102,6 +105,7 @@ def _device_data(recipe: Recipe, train: ImageSet, evaluated: ImageSet, augment: 
     watched = _watched(recipe, len(train))
 
     def make_loader(pruner: Pruner) -> DeviceLoader:
+        _check_batches(recipe, pruner)
         return DeviceLoader(
             train,
             recipe.training.batch_size,
@@ -135,8 +139,9 @@ def _device_data(recipe: Recipe, train: ImageSet, evaluated: ImageSet, augment: 
         evaluated_on="validation" if recipe.data.validation else "test",
         watched=(watched, prepare(samples) if watched else ()),
         num_samples=len(train),
-        classes=recipe.network.classes or len(train.classes),
+        classes=number_of_classes(train, recipe.data.name, recipe.network.classes),
         channels=train.images.shape[1],
+        blank=torch.zeros(1, *train.images.shape[1:]),
     )
 
 
@@ -151,8 +156,10 @@ def _own_data(recipe: Recipe) -> Data:
         train, plain, evaluated = subset(train, kept), subset(plain, kept), subset(plain, held)
     watched = _watched(recipe, len(train))
     size = _evaluation_batch(run.device)
+    blank = _blank(settings.name, PlainSamples(plain)[0])
 
     def make_loader(pruner: Pruner) -> Any:
+        _check_batches(recipe, pruner)
         return training_loader(
             train,
             pruner.sampler,
@@ -176,8 +183,30 @@ def _own_data(recipe: Recipe) -> Data:
         watched=(watched, evaluation_loader(plain, size, watched) if watched else ()),
         num_samples=len(train),
         classes=classes,
-        channels=int(PlainSamples(plain)[0][0].shape[0]),
+        channels=blank.shape[1],
+        blank=blank,
     )
+
+
+def _blank(name: str, item: Any) -> torch.Tensor:
+    """Return zeros like the x of one sample, with a dimension for the batch."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        x = default_collate([item])[0]
+        if isinstance(x, torch.Tensor) and x.ndim > 1:
+            return torch.zeros_like(x)
+    raise InputError(
+        f"expected items (x, y) with x of shape (channels, ...) from {name!r}, got {type(item)}"
+    )
+
+
+def _check_batches(recipe: Recipe, pruner: Pruner) -> None:
+    """Raise InputError if every batch of an epoch would be dropped as incomplete."""
+    samples, size = len(pruner.sampler), recipe.training.batch_size
+    if recipe.training.drop_last and samples < size:
+        raise InputError(
+            f"expected training.batch_size of at most {samples}, the samples of each process, with "
+            f"training.drop_last, got {size}: every batch would be dropped"
+        )
 
 
 def _evaluation_batch(device: str) -> int:

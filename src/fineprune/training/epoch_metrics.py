@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fineprune.errors import RunError
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.folder import RunFolder
 from fineprune.training.evaluate import evaluate, sample_losses
@@ -13,7 +14,7 @@ from fineprune.training.learning_rate import rate_at
 from fineprune.training.train_state import EpochTotals, TrainState
 
 
-class TrainingDiverged(RuntimeError):
+class TrainingDiverged(RunError):
     """The mean loss of an epoch is not finite: the weights are of no use any more."""
 
 

@@ -4,16 +4,52 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fineprune.errors import InputError
 from fineprune.networks.registry import build_network
 from fineprune.training.data import Data
+from fineprune.training.random_state import random_state, set_random_state
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings import RunSettings, TrainingSettings
 
 
 def recipe_network(recipe: Recipe, data: Data) -> nn.Module:
-    """Build a recipe's network for its data on its device, from torch's current random state."""
+    """Build a recipe's network for its data on its device, from torch's current random state.
+
+    Raises:
+        InputError: The network does not fit the data.
+    """
     model = build_network(recipe.network.name, data.classes, data.channels)
-    return model.to(recipe.run.device).to(memory_format=torch.channels_last)  # type: ignore[no-any-return, call-overload]
+    model.to(recipe.run.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    _check_fit(model, recipe, data)
+    return model
+
+
+def _check_fit(model: nn.Module, recipe: Recipe, data: Data) -> None:
+    """Call a network once, without a trace, to find out whether it fits the data."""
+    name, shape = recipe.network.name, tuple(data.blank.shape[1:])
+    own = ":" in name and name.partition(":")[0] not in ("timm", "torchvision")
+    before = random_state(recipe.run.device)
+    model.eval()
+    try:
+        with torch.no_grad():
+            logits = model(data.blank.to(recipe.run.device))
+    except (RuntimeError, ValueError) as error:
+        if own or isinstance(error, torch.OutOfMemoryError):
+            raise  # with the place in the user's code; a full GPU is no wrong input
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"expected a network for samples of shape {shape}, got network.name {name!r}, which "
+            f"fails on them: {reason}"
+        ) from error
+    finally:
+        model.train()
+        set_random_state(before, recipe.run.device)
+    given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if not isinstance(given, tuple) or len(given) != 2 or given[1] < data.classes:
+        raise InputError(
+            f"expected logits of shape (1, {data.classes}) from network.name {name!r} for one "
+            f"sample of shape {shape}, got {given}"
+        )
 
 
 def precision(run: RunSettings) -> torch.autocast:

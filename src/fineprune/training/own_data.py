@@ -96,12 +96,23 @@ def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
     Raises:
         InputError: The function returns something else, or random transforms would be evaluated.
     """
-    returned = import_attribute(name)()
+    function = import_attribute(name)
+    if not callable(function):
+        raise InputError(f"expected {name!r} to be a function, got {type(function).__name__}")
+    returned = function()
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
         raise InputError(
             f"expected {name} to return (train, test) or (train, test, plain), got "
             f"{type(returned).__name__}"
         )
+    for dataset in returned:
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise InputError(
+                f"expected map-style data sets, with __len__ and __getitem__, from {name!r}, got "
+                f"{type(dataset).__name__}"
+            )
+        if not len(dataset):
+            raise InputError(f"expected data sets with samples from {name!r}, got an empty one")
     train, test, *rest = returned
     plain = rest[0] if rest else train
     if len(plain) != len(train):
@@ -121,9 +132,14 @@ def number_of_classes(train: Any, name: str, given: int | None) -> int:
     """Return the number of classes that a recipe or the training set names.
 
     Raises:
-        InputError: Neither does.
+        InputError: Neither does, or the recipe names fewer than the training set.
     """
-    classes = given or len(getattr(train, "classes", ()))
+    named = len(getattr(train, "classes", ()))
+    if given is not None and given < named:
+        raise InputError(
+            f"expected network.classes to be at least {named}, the classes of {name}, got {given}"
+        )
+    classes = given or named
     if not classes:
         raise InputError(
             f"expected network.classes for {name}, whose training set has no attribute classes: "

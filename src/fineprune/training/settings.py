@@ -4,9 +4,33 @@ A wrong value fails here, before anything is built.
 """
 
 import dataclasses
+import json
+import re
 
 from fineprune.errors import InputError, check_above, check_at_least, check_between, check_one_of
+from fineprune.importing import check_import_name
 from fineprune.networks.registry import NETWORKS
+
+_OWN = "data of your own"
+_IMAGE_SETS = ("digits", "synthetic", "cifar10", "cifar100")
+
+# The data that a setting applies to. With other data it would have no effect, without any message.
+# Where data are (dir, download) may always be said.
+_APPLIES_TO: dict[str, tuple[str, ...]] = {
+    "train_size": ("digits", "synthetic"),
+    "image_size": ("synthetic",),
+    "crop_padding": _IMAGE_SETS,
+    "flip": _IMAGE_SETS,
+    "workers": (_OWN,),
+}
+
+# A schedule is planned epoch by epoch before the training starts; with this many it takes seconds.
+_MOST_EPOCHS = 100_000
+
+# TOML's whole numbers have 64 bits with a sign; and an epoch's order is drawn from seed + epoch.
+_LARGEST_SEED = 2**63 - 1
+
+_DEVICES = re.compile(r"auto|cpu|cuda(:[0-9]+)?|mps")
 
 _OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "rmsprop-tf")
 
@@ -41,19 +65,25 @@ class DataSettings:
     workers: int = 0
 
     def __post_init__(self) -> None:
-        if ":" not in self.name:
-            check_one_of("data.name", self.name, ("digits", "cifar10", "cifar100", "synthetic"))
+        if ":" in self.name:
+            check_import_name("data.name", self.name)
+        else:
+            check_one_of("data.name", self.name, _IMAGE_SETS)
         check_at_least("data.train_size", self.train_size, 1)
         check_at_least("data.image_size", self.image_size, 1)
         check_at_least("data.validation", self.validation, 0)
         check_at_least("data.workers", self.workers, 0)
         if self.crop_padding is not None:
             check_at_least("data.crop_padding", self.crop_padding, 0)
-        if self.name in ("cifar10", "cifar100") and self.train_size != DataSettings.train_size:
-            raise InputError(
-                f"expected data.train_size with digits or synthetic only, got {self.train_size} "
-                f"with {self.name}: data.validation holds images back"
-            )
+        data = _OWN if ":" in self.name else self.name
+        for field in dataclasses.fields(self):
+            names = _APPLIES_TO.get(field.name, (data,))
+            given = getattr(self, field.name)
+            if data not in names and given != field.default:
+                raise InputError(
+                    f"expected data.{field.name} with {' or '.join(names)} only, got "
+                    f"{json.dumps(given)} with {self.name!r}: remove this setting"
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,8 +101,11 @@ class NetworkSettings:
     classes: int | None = None
 
     def __post_init__(self) -> None:
-        if ":" not in self.name:
+        library, colon, model = self.name.partition(":")
+        if not colon:
             check_one_of("network.name", self.name, tuple(NETWORKS))
+        elif library not in ("timm", "torchvision") or not model:
+            check_import_name("network.name", self.name)
         if self.classes is not None:
             check_at_least("network.classes", self.classes, 1)
 
@@ -124,6 +157,10 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulation", "evaluate_every", "evaluate_last"):
             check_at_least(f"training.{name}", getattr(self, name), 1)
+        if self.epochs > _MOST_EPOCHS:
+            raise InputError(
+                f"expected training.epochs to be at most {_MOST_EPOCHS}, got {self.epochs}"
+            )
         check_one_of("training.optimizer", self.optimizer, _OPTIMIZERS)
         check_one_of(
             "training.schedule", self.schedule, ("milestones", "cosine", "one-cycle", "constant")
@@ -214,8 +251,14 @@ class RunSettings:
     arm: str | None = None
 
     def __post_init__(self) -> None:
+        if not _DEVICES.fullmatch(self.device):
+            raise InputError(
+                f"expected run.device to be auto, cpu, cuda, cuda:N or mps, got {self.device!r}"
+            )
         check_one_of("run.precision", self.precision, ("auto", "float32", "bfloat16"))
         check_one_of("run.compile", self.compile, ("auto", "on", "off"))
         check_at_least("run.checkpoint_every", self.checkpoint_every, 1)
         for name in ("seed", "threads", "checkpoint_steps", "watch"):
             check_at_least(f"run.{name}", getattr(self, name), 0)
+        if self.seed > _LARGEST_SEED:
+            raise InputError(f"expected run.seed to be at most 2^63 - 1, got {self.seed}")

@@ -1,0 +1,231 @@
+"""Download a published file over https, check its digest, and unpack it.
+
+Every file and folder appears under its name only when it is complete. Nothing half-written stays
+behind after an error or an interrupt.
+"""
+
+import hashlib
+import http.client
+import secrets
+import shutil
+import sys
+import tarfile
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+from urllib.parse import urlsplit
+
+from fineprune.errors import InputError, RunError
+
+_CHUNK = 1 << 20
+_TIMEOUT_SECONDS = 60
+
+
+class DownloadError(RunError, ConnectionError):
+    """A file could not be fetched, for example because there is no network connection."""
+
+
+def fetch(url: str, md5: str, directory: Path) -> Path:
+    """Fetch a file into a directory, under the name that it has in its address.
+
+    Progress goes to standard error: a line that is rewritten on a terminal, one plain line
+    elsewhere.
+
+    Args:
+        url: The address; https only, which also holds for redirects.
+        md5: The published digest, in hexadecimal.
+        directory: Where the file is written; it is created if it does not exist.
+
+    Returns:
+        The written file.
+
+    Raises:
+        InputError: The address is not https, the directory cannot be created, or the bytes have
+            another length or digest than announced.
+        DownloadError: The server cannot be reached or does not send the file.
+    """
+    _require_https(url)
+    opener = urllib.request.build_opener(_HttpsRedirects)
+    try:
+        with opener.open(url, timeout=_TIMEOUT_SECONDS) as response:
+            length = response.headers.get("Content-Length")
+            _make(directory)
+            return save(response, None if length is None else int(length), url, md5, directory)
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it is also the server's response, with an open connection
+        raise DownloadError(
+            f"expected to download {url} to {directory}, but failed: {_reason(error)}: "
+            f"try again, or put {file_name(url)} there yourself"
+        ) from error
+
+
+def save(stream: BinaryIO, size: int | None, url: str, md5: str, directory: Path) -> Path:
+    """Write the bytes of a download into a directory: all of them, or nothing.
+
+    Args:
+        stream: The bytes, which are read to their end.
+        size: The number of bytes to expect; None if it is not known.
+        url: The address that the bytes come from; its last part names the file.
+        md5: The published digest, in hexadecimal.
+        directory: An existing directory.
+
+    Returns:
+        The written file.
+
+    Raises:
+        InputError: The number of bytes or their digest is another one.
+    """
+    digest = _md5()
+    received = 0
+    with temporary(directory, file_name(url)) as partial:
+        with partial.open("xb") as file, _progress(url, size) as show:
+            for chunk in iter(lambda: stream.read(_CHUNK), b""):
+                file.write(chunk)
+                digest.update(chunk)
+                received += len(chunk)
+                show(received)
+        if size is not None and received != size:
+            raise InputError(f"expected {size} bytes of {url}, got {received}: download it again")
+        _compare_digests(md5, digest.hexdigest(), f"{url}: download it again")
+        return partial.replace(directory / file_name(url))
+
+
+def check_digest(path: Path, md5: str) -> None:
+    """Raise InputError unless a file has the published digest, given in hexadecimal."""
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, _md5).hexdigest()
+    _compare_digests(md5, digest, f"{path}: delete it and download it again")
+
+
+def unpack(packed: Path, folder: str) -> Path:
+    """Unpack a tar.gz archive that holds one folder, beside the archive.
+
+    Members that would be written outside (by their path or through a link) are refused, by the
+    ``data`` filter of ``tarfile``.
+
+    Args:
+        packed: The archive.
+        folder: The name of the folder inside the archive.
+
+    Returns:
+        The unpacked folder.
+
+    Raises:
+        InputError: The archive is damaged, unsafe, or does not contain the folder.
+    """
+    target = packed.parent / folder
+    with temporary(packed.parent, folder) as partial:
+        try:
+            partial.mkdir()
+            with tarfile.open(packed, "r:gz") as tar:
+                tar.extractall(partial, filter="data")
+        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+            raise InputError(
+                f"expected a whole tar.gz archive in {packed}, got {error!r} while unpacking it: "
+                "check the free disk space and the permissions of the folder, or delete the "
+                "archive and download it again"
+            ) from error
+        if not (partial / folder).is_dir():
+            raise InputError(
+                f"expected a folder {folder} inside {packed}, found none: "
+                "delete the archive and download it again"
+            )
+        try:
+            (partial / folder).rename(target)
+        except OSError:
+            # Several processes may start on one directory at the same time. The folder of the
+            # first one is as good as ours.
+            if not target.is_dir():
+                raise
+    return target
+
+
+def file_name(url: str) -> str:
+    """Return the name of the file at an address."""
+    return url.rpartition("/")[2]
+
+
+@contextmanager
+def temporary(directory: Path, name: str) -> Iterator[Path]:
+    """Yield a path in ``directory`` for something unfinished, and remove what is left of it."""
+    path = directory / f".{name}.{secrets.token_hex(8)}.part"
+    try:
+        yield path
+    finally:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"expected a folder to download to, cannot create {directory}: {error.strerror}"
+        ) from error
+
+
+class _HttpsRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        try:
+            _require_https(newurl)
+        except InputError:
+            fp.close()
+            raise
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _require_https(url: str) -> None:
+    if urlsplit(url).scheme != "https":
+        raise InputError(f"expected an https address to download from, got {url}: use https only")
+
+
+def _reason(error: Exception) -> str:
+    """Return why a download failed, without the layers of urllib."""
+    reason = getattr(error, "reason", None) or error
+    text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+    return " ".join(str(text).split())
+
+
+def _compare_digests(expected: str, digest: str, where: str) -> None:
+    if digest != expected:
+        raise InputError(f"expected MD5 {expected}, got {digest} for {where}")
+
+
+def _md5() -> Any:
+    # MD5 is what is published. Systems that forbid MD5 for security still allow this use.
+    return hashlib.md5(usedforsecurity=False)
+
+
+@contextmanager
+def _progress(url: str, size: int | None) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is told the number of bytes received so far, and shows it."""
+    if not sys.stderr.isatty():
+        print(f"downloading {url}", file=sys.stderr, flush=True)
+        yield lambda received: None
+        return
+    total = "" if size is None else f" of {size / 1e6:.0f}"
+
+    def show(received: int) -> None:
+        line = f"\rdownloading {url}: {received / 1e6:.0f}{total} MB"
+        print(line, end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        print(file=sys.stderr, flush=True)

@@ -1,0 +1,443 @@
+"""Wrong input of a hundred kinds: one line that says what was expected and given, and no change.
+
+On the command line, the exit status is 2 and the line begins with ``fineprune: ``. In the library,
+it is the message of an ``InputError``. Nothing on disk is created, changed or removed.
+"""
+
+import hashlib
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fineprune as fp
+from fineprune.cli.main import app
+from fineprune.datasets import (
+    Augment,
+    DeviceLoader,
+    ImageSet,
+    channel_statistics,
+    evaluation_batches,
+    load_cifar10,
+    load_digits,
+)
+from fineprune.datasets.download import fetch
+from fineprune.distributed.strategy import Strategy
+from fineprune.errors import InputError
+from fineprune.importing import import_attribute
+from fineprune.launch.slurm import batch_script, fit_servers
+from fineprune.networks.registry import build_network
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe, read_recipe
+
+ROOT = Path(__file__).parent.parent
+
+OWN_INPUTS = """
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+number = 3
+images = TensorDataset(torch.zeros(8, 3, 32, 32), torch.zeros(8, dtype=torch.int64))
+labelled = TensorDataset(torch.zeros(8, 3, 32, 32), torch.zeros(8, dtype=torch.int64))
+labelled.classes = ["one", "two", "three"]
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(8))
+
+def pair():
+    return images, images
+
+def named():
+    return labelled, labelled
+
+def single():
+    return images
+
+def stream():
+    return Stream(), Stream()
+
+def empty():
+    return [], []
+
+def unlabelled():
+    return [torch.zeros(3, 32, 32)] * 8, images
+
+def two_logits(classes, channels):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(channels * 1024, 2))
+
+def no_arguments():
+    return torch.nn.Flatten()
+
+def no_network(classes, channels):
+    return "a network"
+"""
+
+QUICK = "recipes/quick.toml"
+PLAN = "plan --epochs 20 --window 10 --start 4"
+
+
+def own(name: str) -> str:
+    return f"data.name=own_inputs:{name} data.train_size=1024"
+
+
+# Each command, and what its line must contain.
+COMMANDS = [
+    # The command line itself.
+    ("tarin recipes/quick.toml", "No such command 'tarin'. Did you mean 'train'?"),
+    ("--recipe recipes/quick.toml", "No such option: --recipe"),
+    ("train", "Missing argument 'recipe'"),
+    (f"train {QUICK} --sets a=1", "No such option: --sets"),
+    (f"train {QUICK} --out", "Option '--out' requires an argument"),
+    (f"train {QUICK} nonsense", "expected --set section.key=value, got 'nonsense'"),
+    (
+        f"compare {QUICK} --seeds two",
+        "valid integer, unable to parse string as an integer, got 'two",
+    ),
+    (f"compare {QUICK} --jobs 1.5", "got '1.5'"),
+    (f"slurm {QUICK}", "Missing option '--nodes'"),
+    # Recipes and their settings.
+    ("train missing.toml", "cannot read missing.toml: No such file"),
+    ("train runs", "cannot read runs: Is a directory"),
+    ("train not-toml.toml", "expected TOML in not-toml.toml"),
+    ("train latin1.toml", "expected TOML in latin1.toml"),
+    ("train flat.toml", "expected [epochs] to be a section with keys, got epochs = 3"),
+    (f"train {QUICK} --set training.epoch=3", "did you mean 'epochs'"),
+    (f"train {QUICK} --set trainig.epochs=3", "did you mean 'training'"),
+    (f"train {QUICK} --set training.epochs", "expected --set section.key=value, got"),
+    (f"train {QUICK} --set training.epochs=ten", "expected training.epochs to be int, got 'ten'"),
+    (f"train {QUICK} --set training.epochs=0", "training.epochs to be at least 1, got 0"),
+    (f"train {QUICK} --set training.epochs=1000000000", "at most 100000, got 1000000000"),
+    (f"train {QUICK} --set training.lr=0", "expected training.lr to be above 0, got 0"),
+    (f"train {QUICK} --set training.lr=nan", "expected training.lr to be above 0, got nan"),
+    (f"train {QUICK} --set training.momentum=1.5", "training.momentum in [0, 1], got 1.5"),
+    (f"train {QUICK} --set training.optimizer=sdg", "did you mean 'sgd'"),
+    (f"train {QUICK} --set training.milestones=[9,3]", "expected training.milestones that rise"),
+    (f"train {QUICK} --set training.milestones=[99]", "within 1..8, got [99]"),
+    (f"train {QUICK} --set training.warmup=99", "training.warmup in [0, 8], got 99"),
+    (f"train {QUICK} --set training.batch_size=0", "training.batch_size to be at least 1, got 0"),
+    (
+        f"train {QUICK} --set training.drop_last=true training.batch_size=513 pruning.policy=full",
+        "at most 512, the samples of each process, with training.drop_last, got 513",
+    ),
+    (f"train {QUICK} --set pruning.policy=rondom", "did you mean 'random'"),
+    (f"train {QUICK} --set pruning.prune=1.5", "1.5"),
+    (f"train {QUICK} --set pruning.prune=512", "512"),
+    (f"train {QUICK} --set pruning.start=0.5", "pruning.start in whole epochs"),
+    (f"train {QUICK} --set pruning.count=3", "count=3 and block=1"),
+    (f"train {QUICK} --set pruning.attenuation=0.5", "at least 1, got 0.5"),
+    (f"train {QUICK} --set run.seed=-1", "expected run.seed to be at least 0, got -1"),
+    (f"train {QUICK} --set run.seed=18446744073709551616", "2^63 - 1, got 18446744073709551616"),
+    (f"train {QUICK} --set run.device=meta", "auto, cpu, cuda, cuda:N or mps, got 'meta'"),
+    (f"train {QUICK} --set run.device=cuda:99", "cuda:99"),
+    (f"train {QUICK} --set run.precision=float16", "did you mean 'bfloat16'"),
+    (f"train {QUICK} --set distributed.strategy=sink", "did you mean 'sync'"),
+    (f"train {QUICK} --set distributed.backup=2", "expected distributed.backup below"),
+    # Data and networks.
+    (f"train {QUICK} --set data.name=digit", "did you mean 'digits'"),
+    (f"train {QUICK} --set data.train_size=1797", "train_size in 1..1796, got 1797"),
+    (f"train {QUICK} --set data.validation=512", "training images of 512, got 512"),
+    (f"train {QUICK} --set data.workers=2", "data.workers with data of your own only, got 2"),
+    (f"train {QUICK} --set data.image_size=64", "data.image_size with synthetic only, got 64"),
+    (f"train {QUICK} --set data.crop_padding=128", "padding in 0..127, got 128"),
+    (
+        f"train {QUICK} --set data.name=synthetic data.image_size=64",
+        "expected a network for samples of shape (3, 64, 64), got network.name 'lenet'",
+    ),
+    (
+        f"train {QUICK} --set data.name=synthetic data.image_size=16 network.name=vgg13",
+        "expected a network for samples of shape (3, 16, 16), got network.name 'vgg13'",
+    ),
+    (f"train {QUICK} --set network.classes=9", "at least 10, the classes of digits, got 9"),
+    (f"train {QUICK} --set network.name=resnet19", "did you mean 'resnet18'"),
+    (f"train {QUICK} --set network.name=own_inputs", "own_inputs"),
+    (f"train {QUICK} --set network.name=own_inputs:", "module:attribute, got 'own_inputs:'"),
+    (f"train {QUICK} --set network.name=own_inputs:number", "a class or a function, got int"),
+    (f"train {QUICK} --set network.name=own_inputs:no_arguments", "classes=10, channels=3"),
+    (f"train {QUICK} --set network.name=own_inputs:no_network", "torch.nn.Module, got str"),
+    (f"train {QUICK} --set network.name=own_inputs:two_logits", "(1, 10) from network.name"),
+    (f"train {QUICK} --set network.name=nowhere:network", "there is no module 'nowhere'"),
+    (f"train {QUICK} --set {own('nothing')}", "has no attribute 'nothing'"),
+    (f"train {QUICK} --set {own('number')}", "to be a function, got int"),
+    (f"train {QUICK} --set {own('single')}", "got TensorDataset"),
+    (f"train {QUICK} --set {own('stream')}", "expected map-style data sets"),
+    (f"train {QUICK} --set {own('empty')}", "got an empty one"),
+    (f"train {QUICK} --set {own('unlabelled')} network.classes=2", "expected items (x, y)"),
+    (f"train {QUICK} --set {own('pair')} pruning.policy=full", "expected network.classes for"),
+    (f"train {QUICK} --set {own('named')} network.classes=2", "at least 3, the classes of"),
+    (f"train {QUICK} --set {own('named')} data.flip=true", "expected data.flip with digits or"),
+    ("train recipes/paper/lenet.toml --set data.dir=nowhere", "in nowhere, found neither"),
+    ("train recipes/paper/lenet.toml --set data.dir=cut-short", "expected MD5"),
+    ("train recipes/paper/lenet.toml --set data.train_size=99", "expected data.train_size with"),
+    # Where results are written.
+    (f"train {QUICK} --out file", "expected --out to be in a folder, got file, but file is a file"),
+    (f"train {QUICK} --out file/below/it", "got file/below/it, but file is a file"),
+    (f"train {QUICK} --out runs/done", "expected a new folder"),
+    (f"compare {QUICK} --out file/below", "expected --out to be in a folder, got file/below"),
+    (f"scale {QUICK} one --out file", "expected --out to be in a folder, got file"),
+    ("report runs/done --out runs", "expected --out to be a file, got the folder runs"),
+    ("report runs/done --out file/report.html", "got file/report.html, but file is a file"),
+    (f"{PLAN} --svg runs", "expected --svg to be a file, got the folder runs"),
+    (f"slurm {QUICK} --nodes 2 --out runs", "expected --out to be a file, got the folder runs"),
+    # Runs that are resumed or reported.
+    (
+        f"train {QUICK} --set training.epochs=2 training.milestones=[] training.lr=0.5 "
+        "--out runs/stopped --resume",
+        "expected a checkpoint of this recipe",
+    ),
+    (
+        f"train {QUICK} --set training.epochs=2 training.milestones=[] run.threads=1 "
+        "--out runs/checkpoint-list --resume",
+        "expected a checkpoint",
+    ),
+    (
+        f"train {QUICK} --set training.epochs=2 training.milestones=[] run.threads=1 "
+        "--out runs/checkpoint-text --resume",
+        "expected a checkpoint in",
+    ),
+    ("report nowhere", "expected a finished run"),
+    ("report file", "expected a finished run"),
+    ("report runs/stopped", "expected a finished run"),
+    ("report runs/recipe-text", "runs/recipe-text"),
+    ("report runs/summary-text", "runs/summary-text"),
+    ("report runs/summary-empty", "summary.json, got None"),
+    ("report runs/metrics-text", "runs/metrics-text"),
+    ("report runs/counts-text", "expected counts in"),
+    ("report runs/comparison-text", "expected JSON in"),
+    ("report runs/comparison-empty", "the runs of a comparison"),
+    # Comparisons and configurations.
+    (f"compare {QUICK} --seeds 0", "expected at least one seed, got 0"),
+    (f"compare {QUICK} --jobs 0", "expected at least one job, got 0"),
+    (f"compare {QUICK} --arms full,half", "expected arms of full, fine-pruning"),
+    (f"compare {QUICK} --set pruning.policy=full", "expected a recipe with a pruning schedule"),
+    (f"scale {QUICK} 'sync 2'", "expected a configuration such as"),
+    (f"scale {QUICK} 'all-reduce 1'", "at least two processes for all-reduce"),
+    (f"scale {QUICK} one one", "expected each configuration once"),
+    (f"scale {QUICK} --same-update 'async 2+1 bond=1'", "expected one of group, backup, bound"),
+    (f"scale {QUICK} one --target-loss nan", "expected --target-loss to be above 0, got nan"),
+    # Plans.
+    ("plan", "expected a recipe, or --epochs"),
+    (f"plan {QUICK} {QUICK}", "expected one recipe"),
+    (f"plan {QUICK} --set pruning.policy=full", "expected a policy with a schedule"),
+    ("plan --epochs 10", "pruning.window"),
+    ("plan --epochs 1000000000 --window 5", "at most 100000, got 1000000000"),
+    (f"{PLAN} --step-time 0", "expected --step-time to be above 0, got 0"),
+    (f"{PLAN} --step-time nan", "got nan"),
+    (f"{PLAN} --overhead=-1", "expected --overhead to be at least 0, got -1"),
+    (f"{PLAN} --samples 0", "expected --samples to be at least 1, got 0"),
+    (f"{PLAN} --prune inf", "pruning.prune"),
+    (
+        f"{PLAN} --prune 0 --samples 100 --set training.drop_last=true",
+        "at most 100, the samples of each rank",
+    ),
+    (
+        "plan --epochs 20 --windows-per-interval 1 --milestones a,b",
+        "--milestones to be whole numbers separated by commas, such as 60,120,160, got 'a,b'",
+    ),
+    (
+        "plan --epochs 20 --windows-per-interval 9 --milestones 4,8",
+        "at most 4 windows_per_interval",
+    ),
+    (f"plan {QUICK} --set {own('pair')}", "expected --samples with data of your own"),
+    # Batch scripts.
+    (f"slurm {QUICK} --nodes 0", "expected nodes to be at least 1, got 0"),
+    (f"slurm {QUICK} --nodes 2 --strategy sink", "did you mean 'sync'"),
+    (f"slurm {QUICK} --nodes 2 --time tomorrow", "got 'tomorrow'"),
+    (f"slurm {QUICK} --nodes 2 --partition 'a b'", "got 'a b'"),
+    (f"slurm {QUICK} --nodes 2 --processes 8 --gpus 4", "got 8 on 4"),
+    (f"slurm {QUICK} --nodes 9 --strategy async", "expected work for all 9 nodes"),
+]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with recipes, data, modules and runs, sound ones and damaged ones."""
+    folder = tmp_path_factory.mktemp("prepared")
+    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    (folder / "own_inputs.py").write_text(OWN_INPUTS)
+    (folder / "file").write_text("a file")
+    (folder / "not-toml.toml").write_text("[training\nepochs = 3\n")
+    (folder / "latin1.toml").write_bytes('[data]\ndir = "d\xe4ta"\n'.encode("latin-1"))
+    (folder / "flat.toml").write_text("epochs = 3\n")
+    (folder / "cut-short").mkdir()
+    (folder / "cut-short/cifar-10-binary.tar.gz").write_bytes(b"the first bytes")
+
+    done = folder / "runs/done"
+    less = ["training.epochs=2", "training.milestones=[]", "run.threads=1"]
+    train(read_recipe(folder / "recipes/quick.toml", less), done)
+    for name, file, content in (
+        ("stopped", "summary.json", None),
+        ("recipe-text", "recipe.toml", "[training\n"),
+        ("summary-text", "summary.json", "finished"),
+        ("summary-empty", "summary.json", "{}"),
+        ("metrics-text", "metrics.jsonl", "epoch 1\n"),
+        ("counts-text", "counts/epoch-0002.npy", "many"),
+        ("checkpoint-text", "checkpoint.pt", "a checkpoint"),
+        ("checkpoint-list", "checkpoint.pt", None),
+    ):
+        damaged = folder / "runs" / name
+        shutil.copytree(done, damaged)
+        if content is not None:
+            (damaged / file).write_text(content)
+        if name == "stopped" or name.startswith("checkpoint"):
+            (damaged / "summary.json").unlink()
+    torch.save([1, 2, 3], folder / "runs/checkpoint-list/checkpoint.pt")
+    for name, content in (("text", "two runs"), ("empty", "{}")):
+        (folder / f"runs/comparison-{name}").mkdir()
+        (folder / f"runs/comparison-{name}/compare.json").write_text(content)
+    return folder
+
+
+def state_of(folder: Path) -> dict[str, str]:
+    """Everything in a folder: the names of folders, and the digests of files."""
+    return {
+        str(path.relative_to(folder)): (
+            "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+        )
+        for path in sorted(folder.rglob("*"))
+        if "__pycache__" not in path.parts
+    }
+
+
+@pytest.mark.parametrize(("command", "said"), COMMANDS, ids=str)
+def test_a_wrong_command_says_so_in_one_line_and_changes_nothing(
+    command, said, prepared, monkeypatch
+):
+    monkeypatch.chdir(prepared)
+    monkeypatch.syspath_prepend(prepared)
+    before = state_of(prepared)
+    result = CliRunner().invoke(app, shlex.split(command))
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("fineprune: ")
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert state_of(prepared) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (f"train {QUICK} --set training.epochs=20 training.milestones=[30]", "got [30]"),
+        (f"train {QUICK} --seeds 3", "No such option: --seeds"),
+        (f"{PLAN} --svg runs", "got the folder runs"),
+        ("report file", "expected a finished run"),
+    ],
+)
+def test_a_process_ends_with_the_same_line_and_status(command, said, prepared):
+    before = state_of(prepared)
+    arguments = [sys.executable, "-m", "fineprune", *shlex.split(command)]
+    result = subprocess.run(arguments, cwd=prepared, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.startswith("fineprune: ")
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    assert state_of(prepared) == before
+
+
+SCHEDULE = fp.Schedule(epochs=4, window=2, start=1)
+IMAGES = ImageSet(
+    torch.zeros((8, 3, 4, 4), dtype=torch.uint8), torch.zeros(8, dtype=torch.int64), ("one",)
+)
+STATISTICS = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+
+
+def pruner(**settings):
+    return fp.Pruner(100, fp.FinePruning(SCHEDULE, prune=0.3), **settings)
+
+
+def loader(**settings):
+    usual = {"batch_size": 4, "sampler": pruner().sampler, "seed": 0, **STATISTICS}
+    usual |= settings
+    return DeviceLoader(IMAGES, usual.pop("batch_size"), **usual)
+
+
+# Each call, and what the message of its InputError must contain.
+CALLS = [
+    (lambda: fp.Schedule(epochs=0, window=2, start=1), "epochs", "got 0"),
+    (lambda: fp.Schedule(epochs=4, window=0, start=1), "window", "got 0"),
+    (lambda: fp.Schedule(epochs=4, window=2, start=-1), "start", "got -1"),
+    (lambda: fp.Schedule(epochs=4, window=2.5, start=1), "window", "got 2.5"),
+    (lambda: fp.Schedule(4, 2, 1, block=1, count=2), "count=2", "block=1"),
+    (lambda: fp.Schedule(4, 2, 1, attenuation=0.5), "attenuation", "got 0.5"),
+    (lambda: fp.Schedule(4, 2, 1, attenuate="batch"), "attenuate", "got 'batch'"),
+    (lambda: fp.Schedule(4, (2, 1), (1,)), "start", "window"),
+    (lambda: fp.Schedule.from_milestones(9, [6, 3]), "milestones that rise", "got [6, 3]"),
+    (lambda: fp.Schedule.from_milestones(9, [3], start=2), "share of each window", "got 2"),
+    (lambda: fp.Schedule.from_milestones(9, [3], 4), "windows_per_interval", "got 4"),
+    (lambda: SCHEDULE.prunes(4), "epoch in 0..3", "got 4"),
+    (lambda: SCHEDULE.clears(-1), "epoch in 0..3", "got -1"),
+    (lambda: SCHEDULE.open_window(9), "epoch in 0..3", "got 9"),
+    (lambda: fp.FinePruning(SCHEDULE, prune=1.0), "share", "got 1.0"),
+    (lambda: fp.FinePruning(SCHEDULE, prune=-0.1), "share", "got -0.1"),
+    (lambda: fp.FinePruning(SCHEDULE, prune=0.3, tolerance=float("nan")), "tolerance", "got nan"),
+    (lambda: fp.FinePruning("60 epochs", prune=0.3), "Schedule", "got str"),
+    (lambda: fp.FullData(0), "epochs", "got 0"),
+    (lambda: fp.Pruner(0, fp.FullData(3)), "number of samples", "got 0"),
+    (lambda: fp.Pruner(10, fp.FinePruning(SCHEDULE, prune=10)), "prune", "10"),
+    (lambda: pruner(seed=-1), "seed", "got -1"),
+    (lambda: pruner(batch_size=0), "batch_size", "got 0"),
+    (lambda: pruner(accumulation=2), "batch_size beside accumulation=2", "got None"),
+    (lambda: pruner(batch_size=100), "batch_size", "100 samples"),
+    (lambda: pruner(num_replicas=2, rank=2), "rank in 0..1", "got 2"),
+    (lambda: pruner().set_epoch(4), "epoch", "got 4"),
+    (lambda: next(pruner().epochs(4)), "start in 0..3", "got 4"),
+    (lambda: pruner().record(torch.tensor([0, 1]), torch.zeros(3)), "shape", "(3,)"),
+    (lambda: pruner().record(torch.tensor([100]), torch.zeros(1)), "99", "100"),
+    (lambda: pruner().total_steps(), "batch_size=...", "got None"),
+    (lambda: pruner().load_state_dict({"version": 0}), "version", "got 0"),
+    (lambda: fp.predict_savings(fp.FullData(3), 0, 10), "num_samples", "got 0"),
+    (lambda: fp.predict_savings(fp.FullData(3), 9, 3, step_time=0), "step_time", "got 0"),
+    (lambda: fp.predict_savings(fp.FullData(3), 9, 10, drop_last=True), "at most 9", "got 10"),
+    (lambda: loader(batch_size=0), "batch_size", "got 0"),
+    (lambda: loader(sampler=range(3)), "sampler with an epoch", "got range"),
+    (lambda: loader(mean=(0.5,)), "each of 3 channels", "got 1"),
+    (lambda: loader(std=(0.0,) * 3), "positive std", "(0.0, 0.0, 0.0)"),
+    (lambda: next(iter(loader(sampler=pruner().sampler))), "indices 0..7", "99"),
+    (lambda: evaluation_batches(IMAGES, 0, "cpu", **STATISTICS), "batch_size", "got 0"),
+    (lambda: ImageSet(IMAGES.images.float(), IMAGES.labels, ("one",)), "uint8", "float32"),
+    (lambda: ImageSet(IMAGES.images, IMAGES.labels + 1, ("one",)), "labels 0..0", "1..1"),
+    (lambda: IMAGES.subset(torch.tensor([8])), "indices 0..7", "8..8"),
+    (lambda: channel_statistics(IMAGES.images[:0]), "at least one image", "(0, 3, 4, 4)"),
+    (lambda: Augment(padding=128), "padding in 0..127", "got 128"),
+    (lambda: load_digits(0), "train_size in 1..1796", "got 0"),
+    (lambda: load_cifar10("nowhere"), "CIFAR-10", "nowhere"),
+    (lambda: fetch("http://example.org/x", "0", Path("new")), "https", "http://example.org/x"),
+    (lambda: build_network("resnet19", 10, 3), "network.name", "resnet19"),
+    (lambda: build_network("torchvision:resnet18", 10, 1), "3 channels", "got 1"),
+    (lambda: import_attribute("nowhere:data"), "module:attribute", "nowhere"),
+    (lambda: import_attribute("json:datta"), "module:attribute", "datta"),
+    (lambda: make_recipe({"run": {"device": "tpu"}}), "run.device", "got 'tpu'"),
+    (lambda: make_recipe({"run": {"seed": 2**64}}), "run.seed", f"got {2**64}"),
+    (lambda: make_recipe({"training": 3}), "[training]", "training = 3"),
+    (lambda: make_recipe({}, ["training.epochs=1.5"]), "training.epochs", "got 1.5"),
+    (lambda: Strategy(strategy="sync", workers=2, backup=2), "backup", "got 2 of 2"),
+    (lambda: Strategy(strategy="async", group=2), "group", "'async'"),
+    (lambda: batch_script(["x.py"], Path("a"), nodes=0), "nodes", "got 0"),
+    (lambda: batch_script(["x.py"], Path("a"), nodes=1, job_name="a b"), "job_name", "got 'a b'"),
+    (lambda: fit_servers(2, workers=4, group=4), "all 2 nodes", "4 workers"),
+]
+
+
+@pytest.mark.parametrize(("call", "expected", "given"), CALLS)
+def test_wrong_arguments_raise_an_error_of_one_line(call, expected, given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as error:
+        call()
+    message = str(error.value)
+    assert "expected" in message
+    assert expected in message
+    assert given in message
+    assert "\n" not in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_there_are_at_least_a_hundred_of_each_kind_together():
+    assert len(COMMANDS) >= 100
+    assert len(CALLS) >= 50

@@ -1,0 +1,244 @@
+"""Downloads: whole or not at all, from https only, and a missing network in one line."""
+
+import contextlib
+import functools
+import hashlib
+import http.server
+import io
+import os
+import pty
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from fineprune.datasets import download
+from fineprune.datasets.download import DownloadError, fetch, save
+from fineprune.errors import InputError
+
+URL = "https://example.org/some-file.tar.gz"
+CONTENT = bytes(range(256)) * 40
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_download_is_written_whole(known, tmp_path, capsys):
+    size = len(CONTENT) if known else None
+    written = save(io.BytesIO(CONTENT), size, URL, MD5, tmp_path)
+    assert written == tmp_path / "some-file.tar.gz"
+    assert written.read_bytes() == CONTENT
+    assert names_in(tmp_path) == ["some-file.tar.gz"]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"downloading {URL}\n"
+
+
+def test_a_download_that_ends_early_leaves_nothing(tmp_path):
+    said = f"expected {len(CONTENT)} bytes of .*, got 100"
+    with pytest.raises(ValueError, match=said) as error:
+        save(io.BytesIO(CONTENT[:100]), len(CONTENT), URL, MD5, tmp_path)
+    one_line(error)
+    assert names_in(tmp_path) == []
+
+
+def test_a_download_with_another_digest_leaves_nothing(tmp_path):
+    changed = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
+    with pytest.raises(ValueError, match=f"expected MD5 {MD5}") as error:
+        save(io.BytesIO(changed), len(changed), URL, MD5, tmp_path)
+    assert URL in one_line(error)
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, ConnectionResetError])
+def test_a_broken_download_leaves_nothing(failure, tmp_path):
+    class Broken(io.RawIOBase):
+        reads = 0
+
+        def read(self, size=-1):
+            self.reads += 1
+            if self.reads > 2:
+                raise failure
+            return b"some bytes"
+
+    with pytest.raises(failure):
+        save(Broken(), 1000, URL, MD5, tmp_path)
+    assert names_in(tmp_path) == []
+
+
+def test_an_older_file_survives_a_failed_download(tmp_path):
+    (tmp_path / "some-file.tar.gz").write_bytes(b"mine")
+    with pytest.raises(ValueError, match="expected MD5"):
+        save(io.BytesIO(b"other"), 5, URL, MD5, tmp_path)
+    assert (tmp_path / "some-file.tar.gz").read_bytes() == b"mine"
+
+
+def test_progress_on_a_terminal_is_one_line_that_is_rewritten(tmp_path):
+    program = (
+        "import io, sys; from pathlib import Path; from fineprune.datasets.download import save\n"
+        f"content = bytes(3_500_000); save(io.BytesIO(content), len(content), {URL!r}, "
+        f"{hashlib.md5(bytes(3_500_000)).hexdigest()!r}, Path({str(tmp_path)!r}))"
+    )
+    reader, writer = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=writer)
+    os.close(writer)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal's other end is closed
+        while part := os.read(reader, 4096):
+            shown += part
+    os.close(reader)
+    assert process.wait() == 0
+    lines = shown.decode().replace("\r\n", "\n").split("\r")
+    assert lines == [
+        "",
+        *(f"downloading {URL}: {done} of 4 MB" for done in (1, 2, 3)),
+        f"downloading {URL}: 4 of 4 MB\n",
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["http", "file", "ftp"])
+def test_only_https_is_downloaded(scheme, tmp_path):
+    served = tmp_path / "some-file.tar.gz"
+    served.write_bytes(CONTENT)
+    with pytest.raises(InputError, match="expected an https address") as error:
+        fetch(f"{scheme}://{served}", MD5, tmp_path / "new")
+    one_line(error)
+    assert names_in(tmp_path) == ["some-file.tar.gz"]
+
+
+def test_a_redirect_away_from_https_is_refused():
+    request = urllib.request.Request(URL)
+    handler = download._HttpsRedirects()
+    with pytest.raises(ValueError, match=r"expected an https address.*got http://"):
+        handler.redirect_request(request, io.BytesIO(), 302, "", {}, "http://example.org/x.tar.gz")
+    elsewhere = "https://mirror.example.org/x.tar.gz"
+    followed = handler.redirect_request(request, io.BytesIO(), 302, "", {}, elsewhere)
+    assert followed.full_url == elsewhere
+
+
+def refused_address():
+    """The address of a port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"https://127.0.0.1:{probe.getsockname()[1]}/some-file.tar.gz"
+
+
+def test_a_refused_connection_says_what_to_do(tmp_path):
+    url = refused_address()
+    with pytest.raises(DownloadError, match="Connection refused") as error:
+        fetch(url, MD5, tmp_path / "new")
+    message = one_line(error)
+    assert url in message
+    assert "put some-file.tar.gz there yourself" in message
+    assert names_in(tmp_path) == []
+
+
+class Served(http.server.BaseHTTPRequestHandler):
+    """Serves ``CONTENT`` under some paths, and errors under others."""
+
+    def do_GET(self):  # the name that the base class calls
+        path = self.path.strip("/").split("/")[0]
+        if path == "moved":
+            self.send_response(302)
+            self.send_header("Location", self.server.address + "/whole/some-file.tar.gz")
+        elif path == "moved-to-http":
+            self.send_response(302)
+            self.send_header("Location", self.server.address.replace("https", "http") + "/whole")
+        elif path in ("whole", "cut"):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(CONTENT)))
+        else:
+            self.send_response(404)
+        self.end_headers()
+        if path in ("whole", "cut"):
+            self.wfile.write(CONTENT if path == "whole" else CONTENT[:100])
+
+    def log_message(self, *arguments):
+        pass
+
+
+class QuietServer(http.server.ThreadingHTTPServer):
+    """Says nothing of clients that refuse its certificate."""
+
+    def handle_error(self, request, client_address):
+        pass
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A web server on this machine whose certificate is trusted while the tests run."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("certificate")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    making = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1"]
+    making += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate]
+    subprocess.run(["openssl", *making], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with QuietServer(("127.0.0.1", 0), Served) as running:
+        running.socket = context.wrap_socket(
+            running.socket, server_side=True, do_handshake_on_connect=False
+        )
+        running.address = f"https://127.0.0.1:{running.server_port}"
+        running.certificate = certificate
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+@pytest.fixture
+def trusted(server, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(server.certificate))
+    return functools.partial("{}/{}/some-file.tar.gz".format, server.address)
+
+
+@pytest.mark.parametrize("path", ["whole", "moved"])
+def test_a_file_is_fetched_from_a_server(path, trusted, tmp_path):
+    written = fetch(trusted(path), MD5, tmp_path / "new/folder")
+    assert written.read_bytes() == CONTENT
+    assert names_in(written.parent) == ["some-file.tar.gz"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "said"),
+    [
+        ("missing", DownloadError, "Not Found"),
+        ("cut", InputError, "expected 10240 bytes of .*, got 100"),
+        ("moved-to-http", InputError, "expected an https address"),
+    ],
+)
+def test_a_server_that_does_not_send_the_file(path, kind, said, trusted, tmp_path):
+    with pytest.raises(kind, match=said) as error:
+        fetch(trusted(path), MD5, tmp_path)
+    one_line(error)
+    assert names_in(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_wrong_input(trusted, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(InputError, match=r"cannot create .*file/below") as error:
+        fetch(trusted("whole"), MD5, tmp_path / "file/below")
+    one_line(error)
+
+
+def test_an_unknown_certificate_is_refused(server, tmp_path):
+    with pytest.raises(DownloadError, match="CERTIFICATE_VERIFY_FAILED") as error:
+        fetch(f"{server.address}/whole/some-file.tar.gz", MD5, tmp_path)
+    one_line(error)
+    assert names_in(tmp_path) == []
