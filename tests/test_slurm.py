@@ -18,6 +18,9 @@ from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.launch.slurm import STRATEGIES, batch_script, fit_servers, train_command
+from fineprune.runs.files import read_metrics
+from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.recipe import read_recipe
 
 ROOT = Path(__file__).parent.parent
 DIGITS = ROOT / "recipes/digits.toml"
@@ -233,7 +236,7 @@ def test_the_verb_writes_the_script(tmp_path):
     assert result.exit_code == 0, result.output
     assert result.output.startswith("#!/bin/bash\n#SBATCH --job-name=fineprune-digits\n")
     command = f"-m fineprune train {shlex.quote(str(DIGITS))} --out runs/digits-fine-pruning"
-    assert f"  {command} --resume\n" in result.output
+    assert f"  {command} --resume &\n" in result.output
     file = tmp_path / "jobs/job.sh"
     written = run(DIGITS, "--nodes", 8, "--out", file)
     assert "sbatch" in written.output
@@ -268,7 +271,7 @@ def test_the_verb_writes_the_script(tmp_path):
 def test_the_strategy_is_the_recipes_unless_one_is_given(options, told):
     result = run(DIGITS, "--nodes", 2, *options.split())
     assert result.exit_code == 0, result.output
-    lines = result.output.replace(" || status=$?", "").splitlines()
+    lines = result.output.replace(" &\n", "\n").splitlines()
     assert any(line.endswith(f" --resume{told}") for line in lines)
     assert ("torchrun" in result.output) == ("strategy" not in options or "all-reduce" in options)
 
@@ -458,39 +461,78 @@ dist.destroy_process_group()
 """
 
 
+def in_python_s_path():
+    return [f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"]
+
+
+class Job:
+    """A job on a real Slurm."""
+
+    def __init__(self, slurm, folder, text, log_of):
+        self.slurm = slurm
+        self.early = folder / "early.out"
+        (folder / "job.sh").write_text(text, encoding="utf-8")
+        command = ["sbatch", "--parsable", f"--chdir={folder}", f"--output={self.early}"]
+        self.number = output([*command, str(folder / "job.sh")], slurm).strip()
+        self.log = log_of(self.number)
+
+    def state(self):
+        return output(["scontrol", "show", "job", self.number], self.slurm)
+
+    def over(self):
+        state = self.state()
+        return not any(f"JobState={word}" in state for word in UNFINISHED)
+
+    def explain(self):
+        files = [file for file in (self.early, self.log) if file.exists()]
+        return "\n".join([self.state(), *(file.read_text() for file in files)])
+
+    def wait(self, seconds=300):
+        wait_for(self.over, seconds, "the job", self.explain)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        output(["scancel", self.number], self.slurm, check=False)
+        self.wait(90)
+
+
 @needs_bash
 def test_a_job_on_a_real_slurm_meets_and_restarts(slurm, tmp_path):
-    """Two nodes, a process each, add up their ranks, after one of them was killed."""
+    """Two nodes, one process each, add up their ranks after one of them was killed."""
     program = tmp_path / "sum of ranks.py"
     program.write_text(SUM_OF_RANKS, encoding="utf-8")
     out = tmp_path / "it's $out"
-    setup = [f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"]
-    text = batch_script([str(program), str(out)], out, nodes=2, time="5", setup=setup)
-    (tmp_path / "job.sh").write_text(text, encoding="utf-8")
-    early = tmp_path / "early.out"
-    job = ["sbatch", "--parsable", f"--chdir={tmp_path}", f"--output={early}"]
-    number = output([*job, str(tmp_path / "job.sh")], slurm).strip()
-    log = out / f"slurm-{number}.log"
-
-    def state():
-        return output(["scontrol", "show", "job", number], slurm)
-
-    def over():
-        said = state()
-        return not any(f"JobState={word}" in said for word in UNFINISHED)
-
-    def explain():
-        files = [file for file in (early, log) if file.exists()]
-        return "\n".join([state(), *(file.read_text() for file in files)])
-
-    try:
-        wait_for(over, 300, "the job", explain)
-        assert "JobState=COMPLETED" in state(), explain()
-    finally:
-        output(["scancel", number], slurm, check=False)
-        wait_for(over, 90, "the end of the job", explain)
+    command = [str(program), str(out)]
+    text = batch_script(command, out, nodes=2, time="5", setup=in_python_s_path())
+    with Job(slurm, tmp_path, text, lambda number: out / f"slurm-{number}.log") as job:
+        job.wait()
+        assert "JobState=COMPLETED" in job.state(), job.explain()
     assert (out / "killed").exists()
     said = [json.loads((out / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
     assert [(one["sum"], one["world"]) for one in said] == [(3, 2), (3, 2)]
     assert {one["node"] for one in said} == {"n1", "n2"}
-    assert early.read_text() == f"the log is {log}\n"
+    assert job.early.read_text() == f"the log is {job.log}\n"
+
+
+@needs_bash
+def test_a_job_on_a_real_slurm_that_is_told_to_stop_writes_a_checkpoint(slurm, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    changes = ["data.train_size=256", "training.epochs=100000", "training.milestones=[]"]
+    changes += ["training.batch_size=32", "run.checkpoint_every=100000", "run.device=cpu"]
+    recipe.write_text(read_recipe(DIGITS, changes).to_toml())
+    out = tmp_path / "run"
+    command = train_command(recipe, out)
+    text = batch_script(command, out, nodes=2, time="5", setup=in_python_s_path())
+    assert "#SBATCH --signal=B:USR1@120" in text
+    with Job(slurm, tmp_path, text, lambda number: out / f"slurm-{number}.log") as job:
+        metrics = out / "metrics.jsonl"
+        wait_for(lambda: len(read_metrics(metrics)) > 2, 120, "three epochs", job.explain)
+        output(["scancel", "--batch", "--signal=USR1", job.number], slurm)
+        job.wait(60)
+        assert "asked to stop" in job.log.read_text()
+        assert "stopped by SIGTERM in epoch" in job.log.read_text()
+    saved = load_checkpoint(out / "checkpoint.pt")
+    assert len(saved["random"]) == 2
+    assert saved["pruner"]["epoch"] == len(read_metrics(metrics))

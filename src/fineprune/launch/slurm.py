@@ -109,6 +109,7 @@ def batch_script(
     partition: str | None = None,
     account: str | None = None,
     job_name: str = "fineprune",
+    stop_seconds: int = 120,
     setup: Sequence[str] = (),
 ) -> str:
     """Return the text of a batch script for ``sbatch``.
@@ -130,6 +131,8 @@ def batch_script(
         partition: The partition; by default that of the cluster.
         account: The account; by default that of the user.
         job_name: The name of the job: letters, digits and ``_.,+@-``.
+        stop_seconds: How long before its time limit the job is told to stop, so that the training
+            can write a checkpoint; 0 for never.
         setup: Lines of shell that run before anything else, such as ``module load cuda`` or
             ``source venv/bin/activate``. They are written to the script unchanged.
 
@@ -139,6 +142,7 @@ def batch_script(
     check_one_of("strategy", strategy, STRATEGIES)
     _at_least("nodes", nodes, 1)
     _at_least("gpus_per_node", gpus_per_node, 0)
+    _at_least("stop_seconds", stop_seconds, 0)
     processes = _processes(strategy, processes_per_node, gpus_per_node)
     servers = 0 if strategy == "all-reduce" else 1
     cpus = processes + servers if cpus_per_task is None else cpus_per_task
@@ -166,6 +170,8 @@ def batch_script(
     if servers:
         # Ray takes a machine as a whole, and stops every Ray process on it at the end.
         lines.append("#SBATCH --exclusive")
+    if stop_seconds:
+        lines.append(f"#SBATCH --signal=B:USR1@{stop_seconds}")
     lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append", "set -euo pipefail", ""]
     lines += _log(out)
     lines += _setup(setup)
@@ -225,13 +231,32 @@ def _first_node() -> list[str]:
     ]
 
 
+def _in_background(step: list[str], stop: str) -> list[str]:
+    """Run a step so that a signal reaches the script meanwhile, and passes on to the training.
+
+    Args:
+        step: The lines of the command.
+        stop: The command that tells the training to stop. The training then writes a checkpoint.
+    """
+    return [
+        "stop() {",
+        '  echo "asked to stop: the training writes a checkpoint"',
+        f"  {stop}",
+        "}",
+        "trap stop USR1",
+        *step[:-1],
+        f"{step[-1]} &",
+        "step=$!",
+        "# A signal interrupts wait, so ask again until the step has ended.",
+        "status=0",
+        'while kill -0 "$step" 2>/dev/null; do status=0; wait "$step" || status=$?; done',
+    ]
+
+
 def _torchrun(
     step: str, command: Sequence[str], nodes: int, processes: int, threads: int
 ) -> list[str]:
-    return [
-        f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"',
-        "# Without this, a restart under Gloo finds the store of the previous attempt.",
-        "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+    run = [
         f"{step} --label \\",
         # The rank determines the host, because torchrun's guess from the host name is wrong if
         # that name means 127.0.1.1.
@@ -240,9 +265,24 @@ def _torchrun(
         '  --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" --rdzv-endpoint="$meet" \\',
         f"  {shlex.join(command)}",
     ]
+    return [
+        f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"',
+        "# Without this, a restart under Gloo finds the store of the previous attempt.",
+        "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+        # To the processes of the step, and not to this script.
+        *_in_background(run, 'scancel --signal=TERM "$SLURM_JOB_ID"'),
+        'exit "$status"',
+    ]
 
 
 def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) -> list[str]:
+    run = [
+        f"{step} --wait=10 --label \\",
+        f'  ray symmetric-run --address "$meet" --min-nodes {nodes} \\',
+        f"  --num-cpus={cpus} --num-gpus={gpus} -- \\",
+        '  bash -c \'"$@" && touch -- "$0"\' "$ended" \\',
+        f"  python {shlex.join(command)}",
+    ]
     return [
         'export RAY_ADDRESS="$meet"',
         "export RAY_USAGE_STATS_ENABLED=0",
@@ -253,18 +293,15 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         'ended="$out/slurm-$SLURM_JOB_ID.ended"',
         'rm -f -- "$ended"',
         "# Without --wait, Ray on the other nodes looks for the first one for a minute at the end.",
-        f"{step} --wait=10 --label \\",
-        f'  ray symmetric-run --address "$meet" --min-nodes {nodes} \\',
-        f"  --num-cpus={cpus} --num-gpus={gpus} -- \\",
-        '  bash -c \'"$@" && touch -- "$0"\' "$ended" \\',
-        f"  python {shlex.join(command)} || status=$?",
+        # The coordinator, which runs on this node, has written its number into the lock.
+        *_in_background(run, 'kill -USR1 "$(cat -- "$out/.lock")"'),
         "# The status of srun is not reliable: Ray on waiting nodes is killed, and symmetric-run",
         "# reports success even if Ray did not start.",
         'if [[ ! -e "$ended" ]]; then',
         '  echo "the command did not run to its end"',
         "  # A command that was killed has not stopped Ray.",
-        '  [[ "${status:-1}" != 137 ]] || srun --export=ALL ray stop --force || true',
-        '  exit "${status:-1}"',
+        '  [[ "$status" != 137 ]] || srun --export=ALL ray stop --force || true',
+        '  exit "$((status ? status : 1))"',
         "fi",
         'rm -- "$ended"',
     ]
