@@ -1,0 +1,1 @@
+"""A run on disk: its folder, its files, and whether they belong together. Trains nothing."""

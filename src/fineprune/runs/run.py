@@ -1,0 +1,199 @@
+"""Run: a finished run, read from its folder and checked for completeness."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fineprune.errors import InputError
+from fineprune.runs.files import (
+    COMPARISON,
+    COUNTS,
+    METRICS,
+    RECIPE,
+    SUMMARY,
+    read_json,
+    read_metrics,
+)
+
+SUMMARY_VERSION = 1
+
+_NUMBER = (int, float)
+_IN_SUMMARY: dict[str, Any] = {
+    "arm": str,
+    "policy": str,
+    "seed": int,
+    "epochs": int,
+    "network": str,
+    "dataset": str,
+    "parameters": int,
+    "train_samples": int,
+    "samples_trained": int,
+    "samples_full": int,
+    "skipped_share": _NUMBER,
+    "steps": int,
+    "pruned_epochs": int,
+    "seconds_train": _NUMBER,
+    "seconds_bookkeeping": _NUMBER,
+    "accuracy_last": _NUMBER,
+    "accuracy_best3": _NUMBER,
+    "evaluated_on": str,
+    "hardware": dict,
+    "versions": dict,
+    "precision": str,
+}
+_IN_METRICS: dict[str, Any] = {
+    "epoch": int,
+    "pruned": bool,
+    "samples": int,
+    "skipped": int,
+    "steps": int,
+    "nonfinite": int,
+    "seconds": _NUMBER,
+    "bookkeeping_seconds": _NUMBER,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, read from its folder.
+
+    Attributes:
+        path: The run's folder.
+        summary: The content of ``summary.json``.
+        metrics: One dict per epoch, in order.
+        recipe: The sections of ``recipe.toml``.
+        title: The title of the comparison that the run is part of, or the folder's name.
+        comparison: The folder of that comparison; None if the run is no part of one.
+    """
+
+    path: Path
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    recipe: dict[str, Any]
+    title: str = ""
+    comparison: Path | None = None
+
+    def counts(self) -> dict[int, npt.NDArray[np.integer]]:
+        """Read the counts of each window.
+
+        Returns:
+            From the number of the window's last epoch, counted from 1, to integers of shape (N,).
+
+        Raises:
+            InputError: A file is not an array of N integers.
+        """
+        counts = {}
+        samples = self.summary["train_samples"]
+        for file in sorted((self.path / COUNTS).glob("epoch-*.npy")):
+            try:
+                array = np.load(file, allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise InputError(f"expected counts in {file}, cannot read it: {error}") from error
+            if array.shape != (samples,) or not np.issubdtype(array.dtype, np.integer):
+                raise InputError(
+                    f"expected {samples} integers in {file}, got {array.dtype} of shape "
+                    f"{array.shape}"
+                )
+            counts[int(file.stem.removeprefix("epoch-"))] = array
+        return counts
+
+
+def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run:
+    """Read a finished run.
+
+    Args:
+        path: The run's folder.
+        title: The title of the comparison that it is part of, if it is.
+        comparison: The folder of that comparison.
+
+    Raises:
+        InputError: The folder does not hold a finished run, or its files do not belong together.
+    """
+    if not (path / SUMMARY).is_file():
+        raise InputError(
+            f"expected a finished run (a folder with {SUMMARY}) in {path}, found none: "
+            f"finish it with --resume"
+        )
+    summary = read_json(path / SUMMARY)
+    _check_keys(path / SUMMARY, summary, _IN_SUMMARY)
+    try:
+        recipe = tomllib.loads((path / RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"expected the recipe of a run in {path / RECIPE}, cannot read it: {error}"
+        ) from error
+    metrics = read_metrics(path / METRICS)
+    run = Run(path, summary, metrics, recipe, title or path.name, comparison)
+    _check_belonging(run)
+    return run
+
+
+def read_runs(paths: Iterable[Path]) -> list[Run]:
+    """Read finished runs; the folder of a comparison stands for all of its runs.
+
+    Raises:
+        InputError: A folder holds neither, a run is not finished, or files are damaged.
+    """
+    runs: list[Run] = []
+    for path in paths:
+        file = path / COMPARISON
+        if not file.is_file():
+            runs.append(read_run(path))
+            continue
+        listed = read_json(file)
+        try:
+            title, folders = str(listed["title"]), [path / run["path"] for run in listed["runs"]]
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"expected the title and the runs of a comparison in {file}, got neither or one: "
+                f"run fineprune compare again"
+            ) from error
+        runs += [read_run(folder, title, path) for folder in folders]
+    return runs
+
+
+def _check_keys(place: Path | str, values: Any, kinds: Mapping[str, Any]) -> None:
+    if not isinstance(values, dict):
+        raise InputError(f"expected an object in {place}, got {type(values).__name__}")
+    for key, kind in kinds.items():
+        value = values.get(key)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise InputError(f"expected {key} in {place}, got {value!r}: the file is damaged")
+
+
+def _check_belonging(run: Run) -> None:
+    """Raise InputError unless recipe, metrics and summary are of one run, and complete."""
+    epochs = [line.get("epoch") for line in run.metrics]
+    wanted = run.summary["epochs"]
+    if epochs != list(range(wanted)):
+        raise InputError(
+            f"expected one line for each of the {wanted} epochs in {run.path / METRICS}, got "
+            f"{len(epochs)} lines: restore the file, or train again into a new folder"
+        )
+    for number, line in enumerate(run.metrics, start=1):
+        _check_keys(f"line {number} of {run.path / METRICS}", line, _IN_METRICS)
+    evaluated_on = run.summary["evaluated_on"]
+    accuracies = [line.get(f"{evaluated_on}_accuracy") for line in run.metrics]
+    given = {
+        "samples_trained": sum(line["samples"] for line in run.metrics),
+        "steps": sum(line["steps"] for line in run.metrics),
+        "accuracy_last": next((a for a in reversed(accuracies) if a is not None), None),
+    }
+    for key, value in given.items():
+        if run.summary[key] != value:
+            raise InputError(
+                f"expected {key} = {run.summary[key]} of {run.path / SUMMARY} in the metrics "
+                f"beside it, got {value}: the files are of different runs"
+            )
+    recipe = (run.recipe.get("training", {}).get("epochs"), run.recipe.get("run", {}).get("seed"))
+    if recipe != (wanted, run.summary["seed"]):
+        raise InputError(
+            f"expected the recipe of {wanted} epochs with seed {run.summary['seed']} in "
+            f"{run.path / RECIPE}, got {recipe[0]} epochs with seed {recipe[1]}: the files are of "
+            f"different runs"
+        )
