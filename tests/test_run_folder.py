@@ -252,7 +252,7 @@ def test_the_error_of_a_second_writer_names_the_first_one(tmp_path):
     process = context.Process(target=hold, args=(tmp_path / "run", held, release))
     process.start()
     held.wait(60)
-    with pytest.raises(InputError, match=f"process {process.pid} does: wait until"):
+    with pytest.raises(InputError, match=f"got process {process.pid}: wait until"):
         train(small(), tmp_path / "run")
     os.kill(process.pid, signal.SIGKILL)
     process.join()
