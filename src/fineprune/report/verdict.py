@@ -85,7 +85,8 @@ def _cost(method: Run, control: Run) -> str:
     """Describe the cost of a control relative to the method, in sample-steps."""
     ratio = control.summary["samples_trained"] / method.summary["samples_trained"]
     # The control has a whole number of epochs, so its cost may differ by up to half an epoch.
-    if abs(ratio - 1) <= 0.5 / control.summary["epochs"] + 1e-9:
+    half_epoch = 0.5 * ratio / control.summary["epochs"]  # As a share of the method's cost.
+    if abs(ratio - 1) <= half_epoch + 1e-9:
         return "about the same cost"
     return f"{ratio:.2f} times the sample-steps (not a control of equal cost)"
 
