@@ -1,4 +1,4 @@
-"""A recipe's network, its precision and its losses: the same in every process that trains it."""
+"""The network of a recipe, its precision and its losses, which are the same in every process."""
 
 import torch
 import torch.nn.functional as F
@@ -53,7 +53,7 @@ def _check_fit(model: nn.Module, recipe: Recipe, data: Data) -> None:
 
 
 def precision(run: RunSettings) -> torch.autocast:
-    """Return the context in which a run's networks are called."""
+    """Return the autocast context in which a run calls its network."""
     return torch.autocast(
         run.device.partition(":")[0],
         dtype=torch.bfloat16,
@@ -62,12 +62,12 @@ def precision(run: RunSettings) -> torch.autocast:
 
 
 def training_losses(logits: Tensor, y: Tensor, training: TrainingSettings) -> Tensor:
-    """Return the cross-entropies to train on, float32, shape (B,), in nats.
+    """Return the cross-entropy of each sample in nats; float32, shape (B,).
 
     Args:
-        logits: floating point, shape (B, classes).
-        y: int64, shape (B,).
-        training: for its label smoothing.
+        logits: The output of the network; floating point, shape (B, classes).
+        y: The labels; int64, shape (B,).
+        training: The training section of the recipe, which sets the label smoothing.
     """
     return F.cross_entropy(
         logits.float(), y, reduction="none", label_smoothing=training.label_smoothing
