@@ -102,7 +102,8 @@ def test_a_stopped_comparison_ends_its_processes_and_continues_with_the_same_res
     assert not wait_until_ended(process.pid)
     if number == signal.SIGTERM:
         lines = process.stderr.read().splitlines()
-        assert lines[-1].startswith("fineprune: stopped by SIGTERM with 2 runs to go; run it again")
+        stopped = "fineprune: stopped by SIGTERM with 2 runs to go; run the same command again"
+        assert lines[-1].startswith(stopped)
     process.stderr.close()
     assert all(before.values())
     compare(small("run.threads=1"), tmp_path / "c", title="c", arms=ARMS, jobs=2)

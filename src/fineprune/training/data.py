@@ -194,7 +194,7 @@ def _own_data(recipe: Recipe) -> Data:
 
 
 def _blank(name: str, item: Any) -> torch.Tensor:
-    """Return zeros like the x of one sample, with a dimension for the batch."""
+    """Return zeros with the shape and dtype of the ``x`` of a sample, plus a batch dimension."""
     if isinstance(item, tuple | list) and len(item) == 2:
         x = default_collate([item])[0]
         if isinstance(x, torch.Tensor) and x.ndim > 1:

@@ -110,11 +110,11 @@ def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
     for dataset in returned:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise InputError(
-                f"expected map-style data sets, with __len__ and __getitem__, from {name!r}, got "
+                f"expected map-style datasets, with __len__ and __getitem__, from {name!r}, got "
                 f"{type(dataset).__name__}"
             )
         if not len(dataset):
-            raise InputError(f"expected data sets with samples from {name!r}, got an empty one")
+            raise InputError(f"expected datasets with samples from {name!r}, got an empty one")
     train, test, *rest = returned
     plain = rest[0] if rest else train
     if len(plain) != len(train):
@@ -142,12 +142,12 @@ def number_of_classes(train: Any, name: str, given: int | None) -> int:
         InputError: Neither the recipe nor the training set gives the classes, or the recipe gives
             fewer classes than the training set.
     """
-    named = len(getattr(train, "classes", ()))
-    if given is not None and given < named:
+    listed = len(getattr(train, "classes", ()))
+    if given is not None and given < listed:
         raise InputError(
-            f"expected network.classes to be at least {named}, the classes of {name}, got {given}"
+            f"expected network.classes to be at least {listed}, the classes of {name}, got {given}"
         )
-    classes = given or named
+    classes = given or listed
     if not classes:
         raise InputError(
             f"expected network.classes for {name}, whose training set has no attribute classes: "

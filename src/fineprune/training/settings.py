@@ -11,23 +11,23 @@ from fineprune.errors import InputError, check_above, check_at_least, check_betw
 from fineprune.importing import check_import_name
 from fineprune.networks.registry import NETWORKS
 
-_OWN = "data of your own"
+_USER_DEFINED = "user-defined data"
 _IMAGE_SETS = ("digits", "synthetic", "cifar10", "cifar100")
 
-# The data that a setting applies to. With other data it would have no effect, without any message.
-# Where data are (dir, download) may always be said.
+# The data that a setting applies to. With other data, the setting would be ignored silently. The
+# settings ``dir`` and ``download`` are always allowed.
 _APPLIES_TO: dict[str, tuple[str, ...]] = {
     "train_size": ("digits", "synthetic"),
     "image_size": ("synthetic",),
     "crop_padding": _IMAGE_SETS,
     "flip": _IMAGE_SETS,
-    "workers": (_OWN,),
+    "workers": (_USER_DEFINED,),
 }
 
-# A schedule is planned epoch by epoch before the training starts; with this many it takes seconds.
+# A schedule is planned epoch by epoch before the training, which takes seconds for this number.
 _MOST_EPOCHS = 100_000
 
-# TOML's whole numbers have 64 bits with a sign; and an epoch's order is drawn from seed + epoch.
+# TOML's integers are signed and have 64 bits, and an epoch's order is drawn from seed + epoch.
 _LARGEST_SEED = 2**63 - 1
 
 _DEVICES = re.compile(r"auto|cpu|cuda(:[0-9]+)?|mps")
@@ -77,7 +77,7 @@ class DataSettings:
         check_at_least("data.workers", self.workers, 0)
         if self.crop_padding is not None:
             check_at_least("data.crop_padding", self.crop_padding, 0)
-        data = _OWN if ":" in self.name else self.name
+        data = _USER_DEFINED if ":" in self.name else self.name
         for field in dataclasses.fields(self):
             names = _APPLIES_TO.get(field.name, (data,))
             given = getattr(self, field.name)
