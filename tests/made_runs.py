@@ -1,4 +1,4 @@
-"""Made-up run folders, well-formed to the last file, so that reports can be tested untrained."""
+"""Writes complete run folders with invented numbers, to test reports without training."""
 
 import dataclasses
 import statistics
@@ -12,7 +12,7 @@ from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.files import append_metrics, write_atomically, write_json
 from fineprune.training.recipe import Recipe, make_recipe
 
-# Accuracy that an arm lies above or below the full one in the end.
+# The difference between the final accuracies of each arm and of the full arm.
 _SHIFTS = {"full": 0.0, "fine-pruning": -0.002, "random": -0.006, "fewer-epochs": -0.004}
 
 
@@ -23,7 +23,7 @@ def made_recipe(
     train_size: int = 512,
     **training: object,
 ) -> Recipe:
-    """A recipe with the usual shape: milestones at 30, 60 and 80 per cent of the epochs."""
+    """Return a recipe with milestones at 30, 60 and 80 % of the epochs."""
     return make_recipe(
         {
             "data": {"name": dataset, "train_size": train_size},
@@ -59,7 +59,7 @@ def make_compare(
     counts: bool = True,
     watched: bool = True,
 ) -> Path:
-    """Write a comparison's folder with invented numbers, the same ones every time."""
+    """Write the folder of a comparison with invented numbers, which are the same every time."""
     recipe = recipe or made_recipe()
     folder.mkdir(parents=True)
     runs = []
@@ -67,8 +67,8 @@ def make_compare(
         for arm in arms:
             name = f"{arm}-{number}"
             seeded = recipe.replaced("run", seed=seed)
-            made = arm_recipe(seeded, arm, recipe.data.train_size)
-            make_run(folder / name, made, arm, counts=counts, watched=watched)
+            run_recipe = arm_recipe(seeded, arm, recipe.data.train_size)
+            make_run(folder / name, run_recipe, arm, counts=counts, watched=watched)
             runs.append({"arm": arm, "seed": seed, "path": name})
     comparison = {"version": 1, "title": title, "arms": [*arms], "seeds": [*seeds], "runs": runs}
     write_json(folder / "compare.json", comparison)
@@ -78,7 +78,7 @@ def make_compare(
 def make_run(
     folder: Path, recipe: Recipe, arm: str, *, counts: bool = True, watched: bool = True
 ) -> None:
-    """Write one run's folder: noisy curves that fall, and rise, at the milestones."""
+    """Write the folder of one run, with noisy curves that change at the milestones."""
     folder.mkdir()
     training, number = recipe.training, recipe.data.train_size
     policy = recipe.policy()
@@ -179,5 +179,5 @@ def _summary(recipe: Recipe, arm: str, lines: list[dict]) -> dict:
 
 
 def with_summary(run, **values):
-    """Return a run read from a folder with some of its summary replaced."""
+    """Return a copy of a run with some values of its summary replaced."""
     return dataclasses.replace(run, summary={**run.summary, **values})

@@ -1,4 +1,4 @@
-"""Data parallelism by all-reduce: two ranks are one process with the doubled batch."""
+"""Data parallelism by all-reduce: two ranks train like one process with twice the batch size."""
 
 import json
 import signal
@@ -42,7 +42,7 @@ def new_model():
 
 
 def users_loop(model, batch_size):
-    """The three lines, as a user has them; returns how far each loss was from its batch's mean."""
+    """Train a model in a user's own loop with ``Pruner``, and return the counts."""
     x, y = samples()
     pruner = fp.Pruner(N, POLICY, batch_size=batch_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -66,7 +66,7 @@ def ranks_main(rank, folder):
         dist.destroy_process_group()
 
 
-def test_two_ranks_train_as_one_process_with_the_doubled_batch(tmp_path):
+def test_two_ranks_train_like_one_process_with_twice_the_batch_size(tmp_path):
     mp.spawn(ranks_main, args=(str(tmp_path),), nprocs=2)
     model = new_model()
     counts = users_loop(model, 16)
@@ -108,24 +108,24 @@ def two_ranks(tmp_path_factory):
     return folder, torchrun(folder, 2)
 
 
-def test_torchrun_trains_a_recipe_together(two_ranks, tmp_path):
+def test_torchrun_trains_a_recipe_like_one_process(two_ranks, tmp_path):
     folder, done = two_ranks
     assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout)  # rank 0 speaks, alone
+    summary = json.loads(done.stdout)  # Only rank 0 prints.
     assert summary["ranks"] == 2
     alone = train(make_recipe(RECIPE, ["training.batch_size=64"]), tmp_path / "one")
     assert summary["samples_trained"] == alone["samples_trained"]
     assert summary["steps"] == alone["steps"]
     one, two = (read_metrics(f / "metrics.jsonl") for f in (tmp_path / "one", folder))
-    for mine, theirs in zip(one, two, strict=True):
-        assert mine["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
+    for line, other in zip(one, two, strict=True):
+        assert line["train_loss"] == pytest.approx(other["train_loss"], rel=1e-3)
     one, two = (load_checkpoint(f / "checkpoint.pt") for f in (tmp_path / "one", folder))
     for name, value in one["model"].items():
         torch.testing.assert_close(two["model"][name], value, rtol=1e-2, atol=1e-3)
     assert len(two["random"]) == 2
 
 
-def test_ranks_that_are_told_to_stop_write_one_checkpoint_after_the_same_step(tmp_path):
+def test_ranks_that_a_signal_stops_write_one_checkpoint_after_the_same_step(tmp_path):
     folder = tmp_path / "run"
     process = subprocess.Popen(
         torchrun_command(folder, 2, "training.epochs=4000", "training.milestones=[]"),
@@ -136,10 +136,10 @@ def test_ranks_that_are_told_to_stop_write_one_checkpoint_after_the_same_step(tm
     deadline = time.monotonic() + 60
     while len(read_metrics(folder / "metrics.jsonl")) < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)  # torchrun passes it on to its ranks
-    said = process.communicate(timeout=60)[1]
+    process.send_signal(signal.SIGTERM)  # torchrun passes the signal on to the ranks.
+    stderr = process.communicate(timeout=60)[1]
     assert process.returncode != 0
-    assert "stopped by SIGTERM in epoch" in said
+    assert "stopped by SIGTERM in epoch" in stderr
     saved = load_checkpoint(folder / "checkpoint.pt")
     assert len(saved["random"]) == 2
     assert saved["pruner"]["epoch"] == len(read_metrics(folder / "metrics.jsonl"))
@@ -153,12 +153,14 @@ class Stop(Exception):
 @pytest.mark.parametrize(
     ("batches", "steps"),
     [
-        (14, [6, 4, 3, 4]),  # after epoch 1's last batch, its end still to come
-        (18, [6, 8, 2 + 1, 4]),  # after 4 of epoch 2's 6 batches: two of today's, and one to come
+        (14, [6, 4, 3, 4]),  # After the last batch of epoch 1, before the epoch has ended.
+        (18, [6, 8, 2 + 1, 4]),  # After 4 of the 6 batches of epoch 2: 2 of 3 with two ranks.
     ],
 )
-def test_a_checkpoint_goes_on_with_another_number_of_ranks(batches, steps, tmp_path, monkeypatch):
-    """Taken by one process, continued by two: half as many steps of the same batch each."""
+def test_a_checkpoint_can_be_resumed_with_another_number_of_ranks(
+    batches, steps, tmp_path, monkeypatch
+):
+    """One process writes the checkpoint. Two processes then need half as many steps per epoch."""
     folder = tmp_path / "run"
     saves = []
 
@@ -182,14 +184,14 @@ def test_a_checkpoint_goes_on_with_another_number_of_ranks(batches, steps, tmp_p
     assert [line["samples"] for line in metrics] == [192, 256, 192, 256]
 
 
-def test_an_error_on_rank_0_is_one_line_on_all(two_ranks):
+def test_an_error_on_rank_0_is_reported_by_all_ranks(two_ranks):
     folder, _ = two_ranks
     done = torchrun(folder, 2)
     assert done.returncode != 0
     assert done.stderr.count("expected a new folder for the run") == 2
 
 
-def test_one_process_joins_nobody():
+def test_a_single_process_forms_a_group_of_one():
     with joined("cpu") as ranks:
         assert ranks == RankGroup(0, 1)
         assert not dist.is_initialized()

@@ -1,4 +1,4 @@
-"""Statistics of comparisons, against numbers worked out by hand."""
+"""Statistics of comparisons, compared with numbers that were computed by hand."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from fineprune.experiments.arm_table import (
 )
 from fineprune.runs.run import Run
 
-# Student's quantiles at 0.975, from any printed table.
+# The 0.975 quantiles of Student's t distribution with 1 and 2 degrees of freedom.
 STUDENT_1, STUDENT_2 = 12.706204736, 4.302652730
 
 
-def made(arm, seed, accuracy, *, seconds=100.0, samples=1000, title="made", lr=0.1, **summary):
+def make_run(arm, seed, accuracy, *, seconds=100.0, samples=1000, title="title", lr=0.1, **summary):
     values = {
         "arm": arm,
         "seed": seed,
@@ -44,7 +44,7 @@ def made(arm, seed, accuracy, *, seconds=100.0, samples=1000, title="made", lr=0
 
 def pruned(seed, accuracy, **values):
     medians = {"pruned_epochs": 4, "median_pruned_epoch_seconds": 7.0}
-    return made("fine-pruning", seed, accuracy, samples=880, **medians, **values)
+    return make_run("fine-pruning", seed, accuracy, samples=880, **medians, **values)
 
 
 def small_comparison():
@@ -52,21 +52,21 @@ def small_comparison():
         pruned(0, 0.895, seconds=90.0),
         pruned(7, 0.90, seconds=170.0),
         pruned(3, 0.92, seconds=380.0),
-        made("full", 0, 0.90, seconds=100.0),
-        made("full", 3, 0.92, seconds=400.0),
-        made("full", 7, 0.91, seconds=200.0),
+        make_run("full", 0, 0.90, seconds=100.0),
+        make_run("full", 3, 0.92, seconds=400.0),
+        make_run("full", 7, 0.91, seconds=200.0),
     ]
 
 
-def test_a_row_holds_the_numbers_worked_out_by_hand():
+def test_a_row_equals_the_numbers_computed_by_hand():
     full, row = table_rows(small_comparison())
     assert (full.arm, row.arm) == ("full", "fine-pruning")
     assert row.group == "lenet on digits"
     assert row.seeds == 3
     assert row.seconds_train == pytest.approx(640 / 3)
-    # 10 %, 15 % and 5 %, matched by seed; the total seconds would say 8.6 %.
+    # The seeds save 10 %, 15 % and 5 %. The sums of the seconds would give 8.6 %.
     assert row.time_saved == pytest.approx(0.10)
-    # 6 full epochs of 10 s and 4 pruned ones of 7 s: 88 s in place of 100 s.
+    # 6 full epochs of 10 s and 4 pruned epochs of 7 s take 88 s instead of 100 s.
     assert row.saved_in_epochs == pytest.approx(0.12)
     assert row.seconds_bookkeeping == 2.0
     assert (row.samples_trained, row.steps) == (880, 88)
@@ -82,9 +82,9 @@ def test_the_full_row_is_not_compared_with_itself():
     assert full.last_difference is full.best3_difference is None
 
 
-def test_the_interval_is_students_over_paired_differences():
+def test_the_interval_is_students_interval_of_the_paired_differences():
     row = table_rows(small_comparison())[1]
-    # Differences -0.005, -0.010 and 0: mean -0.005, standard deviation 0.005.
+    # The differences -0.005, -0.010 and 0 have mean -0.005 and standard deviation 0.005.
     half = STUDENT_2 * 0.005 / 3**0.5
     for difference in (row.last_difference, row.best3_difference):
         assert difference.mean == pytest.approx(-0.005)
@@ -95,80 +95,89 @@ def test_the_interval_is_students_over_paired_differences():
 
 
 def test_only_seeds_of_both_arms_are_paired():
-    row = table_rows([*small_comparison()[:3], made("full", 0, 0.80), made("full", 7, 0.80)])[1]
+    row = table_rows(
+        [*small_comparison()[:3], make_run("full", 0, 0.80), make_run("full", 7, 0.80)]
+    )[1]
     assert row.seeds == 3
     assert row.last_difference.pairs == 2
     assert row.last_difference.mean == pytest.approx(0.0975)
-    # 0.095 and 0.100: standard deviation 0.005 / sqrt(2), of which the error is 0.0025.
+    # 0.095 and 0.100 have standard deviation 0.005 / sqrt(2) and standard error 0.0025.
     assert row.last_difference.half_width == pytest.approx(STUDENT_1 * 0.0025)
 
 
 def test_one_seed_gives_a_difference_without_an_interval():
-    row = table_rows([made("full", 0, 0.90), pruned(0, 0.89)])[1]
+    row = table_rows([make_run("full", 0, 0.90), pruned(0, 0.89)])[1]
     assert row.last_difference == Difference(pytest.approx(-0.01), None, 1)
     assert row.last_difference.low is row.last_difference.high is None
 
 
-def test_without_full_there_is_no_comparison():
+def test_without_full_runs_nothing_is_compared():
     (row,) = table_rows([pruned(0, 0.89)])
     assert row.time_saved is row.last_difference is row.best3_difference is None
-    assert row.skipped == pytest.approx(0.12)  # of its own epochs, as its summary says
+    assert row.skipped == pytest.approx(0.12)  # From its own summary.
     assert row.saved_in_epochs == pytest.approx(0.12)
 
 
-def test_with_full_runs_of_other_seeds_nothing_is_matched():
-    row = table_rows([made("full", 1, 0.90), pruned(0, 0.89)])[1]
+def test_full_runs_with_other_seeds_are_not_paired():
+    row = table_rows([make_run("full", 1, 0.90), pruned(0, 0.89)])[1]
     assert row.time_saved is row.skipped is row.last_difference is None
 
 
-def test_fewer_epochs_skips_what_full_trains_beyond_it():
-    runs = [made("full", 0, 0.90), made("fewer-epochs", 0, 0.89, samples=900, skipped_share=0.0)]
+def test_the_skipped_share_of_fewer_epochs_is_relative_to_full():
+    runs = [
+        make_run("full", 0, 0.90),
+        make_run("fewer-epochs", 0, 0.89, samples=900, skipped_share=0.0),
+    ]
     row = table_rows(runs)[1]
     assert row.skipped == pytest.approx(0.1)
     assert row.saved_in_epochs is None
 
 
-def test_arms_stand_in_the_order_of_the_table_and_others_last():
+def test_rows_are_in_the_order_of_the_arms_with_unknown_arms_last():
     arms = ["other", "fewer-epochs", "another", "random", "fine-pruning", "full"]
-    rows = table_rows([made(arm, 0, 0.9) for arm in arms])
+    rows = table_rows([make_run(arm, 0, 0.9) for arm in arms])
     expected = ["full", "fine-pruning", "random", "fewer-epochs", "another", "other"]
     assert [row.arm for row in rows] == expected
 
 
-def test_no_saving_in_epochs_where_every_epoch_is_pruned():
+def test_the_saving_in_epochs_is_none_if_every_epoch_is_pruned():
     summary = {"median_full_epoch_seconds": None, "median_pruned_epoch_seconds": 7.0}
     assert saved_in_epochs({**summary, "epochs": 4, "pruned_epochs": 4}) is None
 
 
 def test_any_two_arms_can_be_compared():
-    (group,) = grouped([made("random", 0, 0.88), pruned(0, 0.89)])
+    (group,) = grouped([make_run("random", 0, 0.88), pruned(0, 0.89)])
     difference = paired_difference(group, "fine-pruning", "random", "accuracy_last")
     assert difference.mean == pytest.approx(0.01)
     assert paired_difference(group, "fine-pruning", "full", "accuracy_last") is None
 
 
-def test_networks_and_data_sets_are_groups_of_their_own():
-    runs = [made("full", 0, 0.9), made("full", 0, 0.8, network="vgg13"), made("random", 0, 0.9)]
+def test_runs_are_grouped_by_network():
+    runs = [
+        make_run("full", 0, 0.9),
+        make_run("full", 0, 0.8, network="vgg13"),
+        make_run("random", 0, 0.9),
+    ]
     groups = grouped(runs)
     assert [group.label for group in groups] == ["lenet on digits", "vgg13 on digits"]
     assert [group.arms for group in groups] == [["full", "random"], ["full"]]
 
 
-def test_two_comparisons_of_one_network_are_told_apart_by_title():
-    runs = [made("full", 0, 0.9, title="a"), made("full", 0, 0.8, title="b", lr=0.2)]
+def test_two_comparisons_of_one_network_are_grouped_by_title():
+    runs = [make_run("full", 0, 0.9, title="a"), make_run("full", 0, 0.8, title="b", lr=0.2)]
     assert [group.label for group in grouped(runs)] == ["lenet on digits, a", "lenet on digits, b"]
 
 
-def test_runs_that_cannot_be_told_apart_are_refused():
+def test_runs_that_cannot_be_compared_are_refused():
     with pytest.raises(ValueError, match="2 runs of arm full with seed 0"):
-        table_rows([made("full", 0, 0.9), made("full", 0, 0.8)])
-    with pytest.raises(ValueError, match="unlike settings in full-0 and full-1"):
-        table_rows([made("full", 0, 0.9), made("full", 1, 0.8, lr=0.2)])
-    with pytest.raises(ValueError, match="unlike settings in full-0 and fine-pruning-0"):
-        table_rows([made("full", 0, 0.9), pruned(0, 0.8, lr=0.2)])
+        table_rows([make_run("full", 0, 0.9), make_run("full", 0, 0.8)])
+    with pytest.raises(ValueError, match="different settings in full-0 and full-1"):
+        table_rows([make_run("full", 0, 0.9), make_run("full", 1, 0.8, lr=0.2)])
+    with pytest.raises(ValueError, match="different settings in full-0 and fine-pruning-0"):
+        table_rows([make_run("full", 0, 0.9), pruned(0, 0.8, lr=0.2)])
 
 
 def test_an_interval_over_equal_differences_has_no_width():
-    runs = [made("full", seed, 0.75) for seed in (0, 1)]
+    runs = [make_run("full", seed, 0.75) for seed in (0, 1)]
     runs += [pruned(seed, 0.5) for seed in (0, 1)]
     assert table_rows(runs)[1].last_difference == Difference(-0.25, 0.0, 2)

@@ -117,7 +117,10 @@ COMMANDS = [
     (f"train {QUICK} --set training.lr=nan", "expected training.lr to be above 0, got nan"),
     (f"train {QUICK} --set training.momentum=1.5", "training.momentum in [0, 1], got 1.5"),
     (f"train {QUICK} --set training.optimizer=sdg", "did you mean 'sgd'"),
-    (f"train {QUICK} --set training.milestones=[9,3]", "expected training.milestones that rise"),
+    (
+        f"train {QUICK} --set training.milestones=[9,3]",
+        "expected training.milestones to be strictly increasing",
+    ),
     (f"train {QUICK} --set training.milestones=[99]", "within 1..8, got [99]"),
     (f"train {QUICK} --set training.warmup=99", "training.warmup in [0, 8], got 99"),
     (f"train {QUICK} --set training.batch_size=0", "training.batch_size to be at least 1, got 0"),
@@ -141,8 +144,11 @@ COMMANDS = [
     # Data and networks.
     (f"train {QUICK} --set data.name=digit", "did you mean 'digits'"),
     (f"train {QUICK} --set data.train_size=1797", "train_size in 1..1796, got 1797"),
-    (f"train {QUICK} --set data.validation=512", "training images of 512, got 512"),
-    (f"train {QUICK} --set data.workers=2", "data.workers with data of your own only, got 2"),
+    (
+        f"train {QUICK} --set data.validation=512",
+        "to be below 512, the number of training samples, got 512",
+    ),
+    (f"train {QUICK} --set data.workers=2", "data.workers with user-defined data only, got 2"),
     (f"train {QUICK} --set data.image_size=64", "data.image_size with synthetic only, got 64"),
     (f"train {QUICK} --set data.crop_padding=128", "padding in 0..127, got 128"),
     (
@@ -165,7 +171,7 @@ COMMANDS = [
     (f"train {QUICK} --set {own('nothing')}", "has no attribute 'nothing'"),
     (f"train {QUICK} --set {own('number')}", "to be a function, got int"),
     (f"train {QUICK} --set {own('single')}", "got TensorDataset"),
-    (f"train {QUICK} --set {own('stream')}", "expected map-style data sets"),
+    (f"train {QUICK} --set {own('stream')}", "expected map-style datasets"),
     (f"train {QUICK} --set {own('empty')}", "got an empty one"),
     (f"train {QUICK} --set {own('unlabelled')} network.classes=2", "expected items (x, y)"),
     (f"train {QUICK} --set {own('pair')} pruning.policy=full", "expected network.classes for"),
@@ -209,11 +215,11 @@ COMMANDS = [
     ("report runs/metrics-text", "runs/metrics-text"),
     ("report runs/counts-text", "expected counts in"),
     ("report runs/comparison-text", "expected JSON in"),
-    ("report runs/comparison-empty", "the runs of a comparison"),
+    ("report runs/comparison-empty", "expected title and runs in"),
     # Comparisons and configurations.
     (f"compare {QUICK} --seeds 0", "expected at least one seed, got 0"),
     (f"compare {QUICK} --jobs 0", "expected at least one job, got 0"),
-    (f"compare {QUICK} --arms full,half", "expected arms of full, fine-pruning"),
+    (f"compare {QUICK} --arms full,half", "expected arms out of full, fine-pruning"),
     (f"compare {QUICK} --set pruning.policy=full", "expected a recipe with a pruning schedule"),
     (f"scale {QUICK} 'sync 2'", "expected a configuration such as"),
     (f"scale {QUICK} 'all-reduce 1'", "at least two processes for all-reduce"),

@@ -1,4 +1,4 @@
-"""The benchmarks run, on little data; what they measure is not tested."""
+"""The benchmarks run on little data. Their measurements are not tested."""
 
 import json
 import runpy
@@ -27,7 +27,7 @@ def test_throughput_compares_three_loops():
     assert result["summary"]["ours_to_plain"] > 0
 
 
-def test_backup_workers_compares_a_held_up_worker_with_and_without_one():
+def test_backup_workers_compares_delayed_workers_with_and_without_a_backup():
     pytest.importorskip("ray")
     done = run("backup_workers.py", "--updates", 5, "--rounds", 1, "--json")
     assert done.returncode == 0, done.stderr
@@ -38,10 +38,10 @@ def test_backup_workers_compares_a_held_up_worker_with_and_without_one():
     assert result["summary"]["1 backup, kept"] > 0
 
 
-def test_the_queue_stops_when_time_is_up_and_goes_on_when_called_again(
+def test_the_queue_stops_when_its_time_is_up_and_continues_when_called_again(
     tmp_path, monkeypatch, capsys
 ):
-    """On digits, in place of CIFAR-10, and with no time at all: one epoch a call."""
+    """With the digits instead of CIFAR-10 and no time left, each call trains one epoch."""
     recipes = tmp_path / "recipes"
     recipes.mkdir()
     text = Path("recipes/digits.toml").read_text()

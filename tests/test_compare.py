@@ -1,4 +1,4 @@
-"""A comparison's processes: they end with it, and it goes on where it stopped."""
+"""Comparisons, whose processes end with them and which continue after an interruption."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ def small(*changes):
 
 
 def in_session(number):
-    """Return the processes of a session, Python's tracker of resources apart."""
+    """Return the numbers of the running processes of a session."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -45,7 +45,7 @@ def in_session(number):
 
 
 def started(folder, recipe):
-    """Start a comparison in a session of its own; return it when both arms are training."""
+    """Start a comparison in a new session, and return its process when both arms are training."""
     file = folder.parent / "recipe.toml"
     file.write_text(recipe.to_toml())
     command = [sys.executable, "-m", "fineprune", "compare", str(file), "--out", str(folder)]
@@ -64,7 +64,8 @@ def started(folder, recipe):
     return process
 
 
-def wait_until_gone(session, seconds=10):
+def wait_until_ended(session, seconds=10):
+    """Wait until all processes of a session have ended, and return those that have not."""
     deadline = time.monotonic() + seconds
     while (left := in_session(session)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -72,7 +73,7 @@ def wait_until_gone(session, seconds=10):
 
 
 def results(folder):
-    """What must not depend on how a comparison was interrupted."""
+    """Return the metrics of all arms without times, which must not depend on interruptions."""
     times = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
     return {
         run.summary["arm"]: [
@@ -91,17 +92,18 @@ def whole(tmp_path_factory):
 
 @on_linux
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_processes_end_with_their_comparison_and_its_next_start_ends_as_if_nothing_was(
+def test_a_stopped_comparison_ends_its_processes_and_continues_with_the_same_result(
     number, tmp_path, whole
 ):
     process = started(tmp_path / "c", small("run.threads=1"))
     before = {arm: len(read_metrics(tmp_path / f"c/{arm}-0/metrics.jsonl")) for arm in ARMS}
     os.kill(process.pid, number)
     assert process.wait(30) == (-9 if number == signal.SIGKILL else 128 + 15)
-    assert not wait_until_gone(process.pid)
+    assert not wait_until_ended(process.pid)
     if number == signal.SIGTERM:
-        said = process.stderr.read().splitlines()
-        assert said[-1].startswith("fineprune: stopped by SIGTERM with 2 runs to go; run it again")
+        lines = process.stderr.read().splitlines()
+        stopped = "fineprune: stopped by SIGTERM with 2 runs to go; run the same command again"
+        assert lines[-1].startswith(stopped)
     process.stderr.close()
     assert all(before.values())
     compare(small("run.threads=1"), tmp_path / "c", title="c", arms=ARMS, jobs=2)
@@ -109,37 +111,37 @@ def test_processes_end_with_their_comparison_and_its_next_start_ends_as_if_nothi
 
 
 @on_linux
-def test_a_killed_run_ends_its_comparison_with_a_reason(tmp_path, whole):
+def test_a_killed_run_ends_its_comparison_with_an_error(tmp_path, whole):
     process = started(tmp_path / "c", small("run.threads=1"))
     victim = int((tmp_path / "c/full-0/.lock").read_text())
     os.kill(victim, signal.SIGKILL)
     assert process.wait(60) == 1
     assert "the process of a run was killed" in process.stderr.read()
     process.stderr.close()
-    assert not wait_until_gone(process.pid)
+    assert not wait_until_ended(process.pid)
     compare(small("run.threads=1"), tmp_path / "c", title="c", arms=ARMS, jobs=2)
     assert results(tmp_path / "c") == results(whole)
 
 
-def test_an_arm_given_twice_is_an_error_at_the_start(tmp_path):
+def test_an_arm_given_twice_is_refused_before_the_training(tmp_path):
     with pytest.raises(InputError, match="every arm once, got 'full' 2 times"):
         compare(small(), tmp_path / "c", title="c", arms=["full", "full"])
     assert not (tmp_path / "c").exists()
 
 
-def test_a_finished_comparison_is_left_alone_on_any_number_of_cores(whole):
+def test_a_finished_comparison_is_not_changed_by_other_threads_or_data_settings(whole):
     before = {path: path.stat().st_mtime_ns for path in whole.glob("*-0/*")}
     for changed in (small("run.threads=2"), small("data.download=true")):
         compare(changed, whole, title="whole", arms=ARMS, jobs=1)
     assert {path: path.stat().st_mtime_ns for path in whole.glob("*-0/*")} == before
 
 
-def test_another_recipe_is_refused_with_what_differs(whole):
+def test_another_recipe_is_refused_with_the_difference(whole):
     with pytest.raises(InputError, match=r"training.lr is 0.02 and 0.5"):
         compare(small("training.lr=0.5"), whole, title="whole", arms=ARMS)
 
 
-def test_an_arm_that_is_finished_with_train_keeps_its_name(tmp_path):
+def test_an_arm_that_train_resumes_keeps_its_name(tmp_path):
     class Stop(Exception):
         pass
 
@@ -149,12 +151,12 @@ def test_an_arm_that_is_finished_with_train_keeps_its_name(tmp_path):
     run = plan_runs(small("training.epochs=2"), tmp_path, 1, ["fewer-epochs"])[0]
     with pytest.raises(Stop):
         train(run.recipe, run.folder, on_epoch=stop)
-    plain = read_recipe(run.folder / "recipe.toml").replaced("run", arm=None)
-    train(plain, run.folder, resume=True)
+    without_arm = read_recipe(run.folder / "recipe.toml").replaced("run", arm=None)
+    train(without_arm, run.folder, resume=True)
     assert read_run(run.folder).summary["arm"] == "fewer-epochs"
 
 
-def test_a_comparison_keeps_the_recipe_that_makes_it_again(whole):
+def test_a_comparison_writes_the_recipe_that_repeats_it(whole):
     assert not read_recipe(whole / "recipe.toml").differences(small())
     listed = json.loads((whole / "compare.json").read_text())
     assert [run["arm"] for run in listed["runs"]] == list(ARMS)

@@ -1,4 +1,4 @@
-"""Controls and predicted costs: they count the batches that are really trained."""
+"""Controls and predicted costs, which count the batches that are actually trained."""
 
 import json
 
@@ -19,8 +19,8 @@ RECIPE = {
 SERVED = ("distributed.strategy=sync", "distributed.workers=4")
 
 
-def test_the_control_of_equal_cost_counts_the_workers_batches():
-    """Four workers average batches of 32: a pruned epoch keeps 512 samples, not 480."""
+def test_the_control_of_equal_cost_counts_the_batches_of_all_workers():
+    """Four workers average batches of 32, so a pruned epoch keeps 512 samples instead of 480."""
     alone, served = make_recipe(RECIPE), make_recipe(RECIPE, SERVED)
     pruned = alone.schedule().pruned_epochs()
     costs = predicted_cost(alone, 1024), predicted_cost(served, 1024)
@@ -48,7 +48,7 @@ def test_plan_counts_ranks_and_workers(options, samples_per_step, tmp_path):
     assert planned["steps_full"] == 200 * 1024 // samples_per_step
 
 
-def test_an_arm_keeps_all_but_what_makes_it_an_arm():
+def test_arms_differ_from_the_recipe_in_the_policy_only():
     recipe = make_recipe(RECIPE)
     assert arm_recipe(recipe, "fine-pruning", 1024) == recipe
     for arm in ("full", "random"):

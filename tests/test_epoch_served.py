@@ -1,4 +1,4 @@
-"""Recipes trained with parameter servers: as one process would, and resumed exactly."""
+"""Recipes trained with parameter servers have the results of one process and resume exactly."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 
 
 def recipe(epochs=4, batch_size=64, run=None, **distributed):
-    """Digits, with an epoch of each window's four pruned."""
+    """Return a recipe for the digits, with windows of four epochs, two of which are pruned."""
     settings = {
         "data": {"name": "digits", "train_size": 512},
         "training": {
@@ -28,10 +28,10 @@ def recipe(epochs=4, batch_size=64, run=None, **distributed):
         "run": {"threads": 1, "device": "cpu", "checkpoint_every": 1, **(run or {})},
         "distributed": distributed,
     }
-    made = Recipe()
+    result = Recipe()
     for section, values in settings.items():
-        made = made.replaced(section, **values)
-    return made
+        result = result.replaced(section, **values)
+    return result
 
 
 def metrics(folder):
@@ -48,7 +48,7 @@ def counts(folder):
 
 
 @pytest.mark.usefixtures("running_ray")
-def test_one_asynchronous_worker_is_plain_training_bit_for_bit(tmp_path):
+def test_one_asynchronous_worker_gives_the_same_bits_as_one_process(tmp_path):
     train(recipe(), tmp_path / "alone")
     train(recipe(strategy="async", workers=1, servers=2), tmp_path / "served")
     assert torch.equal(weights(tmp_path / "served"), weights(tmp_path / "alone"))
@@ -71,7 +71,7 @@ def test_one_asynchronous_worker_is_plain_training_bit_for_bit(tmp_path):
     ],
     ids=["sync", "mixed"],
 )
-def test_two_workers_are_one_process_with_twice_the_batch(tmp_path, distributed):
+def test_two_workers_train_like_one_process_with_twice_the_batch_size(tmp_path, distributed):
     train(recipe(batch_size=128), tmp_path / "alone")
     train(recipe(**distributed), tmp_path / "served")
     torch.testing.assert_close(
@@ -88,11 +88,11 @@ def test_two_workers_are_one_process_with_twice_the_batch(tmp_path, distributed)
 
 
 @pytest.mark.usefixtures("running_ray")
-def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path):
+def test_an_interrupted_run_gives_the_same_bits_after_resuming(tmp_path):
     served = recipe(strategy="sync", workers=2, servers=2)
 
-    def stop(told):
-        if told["epoch"] == 1:
+    def stop(metrics):
+        if metrics["epoch"] == 1:
             raise KeyboardInterrupt
 
     train(served, tmp_path / "whole")
@@ -109,14 +109,14 @@ def test_an_interrupted_run_goes_on_bit_for_bit(tmp_path):
 
 
 @pytest.mark.usefixtures("running_ray")
-def test_another_number_of_servers_is_another_training(tmp_path):
+def test_resuming_with_another_number_of_servers_is_refused(tmp_path):
     train(recipe(epochs=1, strategy="async", workers=1), tmp_path)
     with pytest.raises(ValueError, match="expected a checkpoint of this recipe"):
         train(recipe(epochs=1, strategy="async", workers=1, servers=2), tmp_path, resume=True)
 
 
 @pytest.mark.usefixtures("running_ray")
-def test_more_servers_than_parameters_fail_at_the_start(tmp_path):
+def test_more_servers_than_parameters_are_refused(tmp_path):
     with pytest.raises(ValueError, match="servers"):
         train(recipe(strategy="async", workers=1, servers=100_000_000), tmp_path)
 
@@ -139,7 +139,7 @@ def test_more_servers_than_parameters_fail_at_the_start(tmp_path):
         ({"strategy": "sync", "placement": "here"}, "expected distributed.placement to be one of"),
     ],
 )
-def test_settings_that_do_not_fit_are_errors(wrong, message):
+def test_incompatible_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         recipe(**wrong)
 
@@ -154,12 +154,12 @@ def test_settings_that_do_not_fit_are_errors(wrong, message):
         ("run", "device", "cuda:1"),
     ],
 )
-def test_what_servers_do_not_do_is_an_error_of_the_recipe(section, name, value):
+def test_settings_that_servers_do_not_support_are_refused(section, name, value):
     with pytest.raises(ValueError, match=rf"{section}\.{name} .* with distributed.strategy 'sync'"):
         recipe(strategy="sync").replaced(section, **{name: value})
 
 
-def test_torchrun_is_another_way(tmp_path, monkeypatch):
+def test_parameter_servers_under_torchrun_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="without torchrun"):
         train(recipe(strategy="sync"), tmp_path)
@@ -169,7 +169,7 @@ def test_cores_are_shared_by_the_workers(monkeypatch):
     from fineprune.training import hardware
 
     monkeypatch.setattr(hardware, "available_cores", lambda: 8)
-    asked = recipe(strategy="sync", workers=3, run={"threads": 0})
-    assert hardware.resolved(asked).run.threads == 2
-    alone = dataclasses.replace(asked, distributed=recipe().distributed)
+    served = recipe(strategy="sync", workers=3, run={"threads": 0})
+    assert hardware.resolved(served).run.threads == 2
+    alone = dataclasses.replace(served, distributed=recipe().distributed)
     assert hardware.resolved(alone).run.threads == 8

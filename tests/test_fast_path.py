@@ -1,4 +1,4 @@
-"""What makes training fast must not change what is trained; on a GPU, no step may wait."""
+"""Optimisations of speed must not change the result, and on a GPU no step may wait for it."""
 
 import shutil
 
@@ -31,14 +31,14 @@ def recipe(*changes):
     )
 
 
-def test_on_a_cpu_auto_compiles_nothing():
+def test_auto_does_not_compile_on_a_cpu():
     assert resolved(recipe()).run.compile == "off"
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler needs g++")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_compiled_network_trains_as_the_plain_one_does(tmp_path):
-    """It sums in another order, so the weights are close and not equal."""
+def test_a_compiled_network_trains_like_the_plain_one(tmp_path):
+    """The compiled network sums in another order, so the weights are close but not equal."""
     train(recipe(), tmp_path / "plain")
     try:
         train(recipe("run.compile=on"), tmp_path / "compiled")
@@ -54,7 +54,7 @@ def test_a_compiled_network_trains_as_the_plain_one_does(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_a_rate_in_a_tensor_steps_as_a_number_does_and_survives_loading(name):
+def test_a_tensor_as_learning_rate_gives_the_same_steps_and_is_kept_by_loading(name):
     def run(as_tensor):
         model = nn.Linear(3, 2, dtype=torch.float64)
         nn.init.constant_(model.weight, 0.5)
@@ -96,7 +96,7 @@ def test_no_step_waits_for_the_gpu(compiling, tmp_path, monkeypatch):
 
 
 @needs_gpu
-def test_on_a_gpu_a_resumed_run_goes_on(tmp_path):
+def test_a_run_can_be_resumed_on_a_gpu(tmp_path):
     class Stop(Exception):
         pass
 
@@ -104,9 +104,9 @@ def test_on_a_gpu_a_resumed_run_goes_on(tmp_path):
         if metrics["epoch"] == 1:
             raise Stop
 
-    made = recipe("run.device=cuda")
+    on_gpu = recipe("run.device=cuda")
     with pytest.raises(Stop):
-        train(made, tmp_path / "run", on_epoch=stop)
-    summary = train(made, tmp_path / "run", resume=True)
+        train(on_gpu, tmp_path / "run", on_epoch=stop)
+    summary = train(on_gpu, tmp_path / "run", resume=True)
     assert summary["epochs"] == 3
     assert [line["epoch"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 2]

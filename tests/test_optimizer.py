@@ -1,4 +1,4 @@
-"""RMSProp in TensorFlow's form, against its formula, and torch's own where the two agree."""
+"""The optimizers of a recipe, and RMSProp in TensorFlow's form compared with its formula."""
 
 import math
 
@@ -11,7 +11,7 @@ from fineprune.training.settings import TrainingSettings
 
 
 def scalars(gradients, *, rates, decay, epsilon, momentum, weight_decay):
-    """The formula by hand, for one number."""
+    """Return the parameter after each step, computed with the formula for a single number."""
     p, square, moment = 2.0, 1.0, 0.0
     path = []
     for g, lr in zip(gradients, rates, strict=True):
@@ -25,7 +25,7 @@ def scalars(gradients, *, rates, decay, epsilon, momentum, weight_decay):
 
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.01)])
 @pytest.mark.parametrize("as_tensor", [False, True])
-def test_it_follows_its_formula_also_while_the_rate_falls(momentum, weight_decay, as_tensor):
+def test_rmsprop_tf_follows_its_formula_while_the_rate_changes(momentum, weight_decay, as_tensor):
     gradients, rates = [0.5, -1.5, 2.0, 0.25], [0.1, 0.1, 0.02, 0.02]
     settings = {"decay": 0.9, "epsilon": 1.0, "momentum": momentum, "weight_decay": weight_decay}
     expected = scalars(gradients, rates=rates, **settings)
@@ -42,7 +42,7 @@ def test_it_follows_its_formula_also_while_the_rate_falls(momentum, weight_decay
     assert untouched.item() == 1.0
 
 
-def test_its_state_is_saved_and_goes_on():
+def test_rmsprop_tf_continues_from_its_saved_state():
     def run(optimizer, p, gradients):
         for gradient in gradients:
             p.grad = torch.full_like(p, gradient)

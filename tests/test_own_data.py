@@ -1,4 +1,4 @@
-"""Data sets of the user's own, with random transforms: repeatable sample by sample."""
+"""User-defined datasets with random transforms, which are reproducible for each sample."""
 
 import random
 
@@ -18,7 +18,7 @@ from fineprune.training.recipe import make_recipe
 
 
 class Noisy(Dataset):
-    """Images of two classes; training adds noise from all three generators that people use."""
+    """Images of two classes, with noise from the generators of torch, NumPy and Python."""
 
     classes = ("dark", "bright")
 
@@ -50,7 +50,7 @@ def noisy_test():
     return Noisy(96, noise=True), Noisy(32, noise=True)
 
 
-def three_of_unlike_length():
+def plain_samples_of_another_length():
     return *noisy(), Noisy(95, noise=False)
 
 
@@ -80,7 +80,7 @@ def reference(tmp_path_factory):
     return outcome(folder)
 
 
-def test_loader_processes_change_nothing(tmp_path, reference):
+def test_the_result_does_not_depend_on_the_number_of_loader_processes(tmp_path, reference):
     train(recipe("data.workers=2"), tmp_path / "run")
     weights, metrics = outcome(tmp_path / "run")
     assert torch.equal(weights, reference[0])
@@ -90,30 +90,34 @@ def test_loader_processes_change_nothing(tmp_path, reference):
 @pytest.mark.parametrize(
     "changes", [("run.watch=0",), ("training.evaluate_every=2", "training.evaluate_last=1")]
 )
-def test_evaluation_takes_no_random_number_from_the_training(changes, tmp_path, reference):
+def test_evaluation_does_not_change_the_random_numbers_of_the_training(
+    changes, tmp_path, reference
+):
     train(recipe(*changes), tmp_path / "run")
     assert torch.equal(outcome(tmp_path / "run")[0], reference[0])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_stopped_inside_an_epoch_goes_on_exactly(workers, tmp_path, reference, monkeypatch):
-    asked = []
+def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
+    workers, tmp_path, reference, monkeypatch
+):
+    votes = []
 
-    def ask(self, told):
-        asked.append(told)
-        return len(asked) == 2
+    def says_stop(self, requested):
+        votes.append(requested)
+        return len(votes) == 2
 
-    monkeypatch.setattr("fineprune.distributed.all_reduce.StopVote.says_stop", ask)
-    made = recipe(f"data.workers={workers}")
+    monkeypatch.setattr("fineprune.distributed.all_reduce.StopVote.says_stop", says_stop)
+    changed = recipe(f"data.workers={workers}")
     with pytest.raises(loop.Stopped):
-        train(made, tmp_path / "run")
-    train(made, tmp_path / "run", resume=True)
+        train(changed, tmp_path / "run")
+    train(changed, tmp_path / "run", resume=True)
     weights, metrics = outcome(tmp_path / "run")
     assert torch.equal(weights, reference[0])
     assert metrics == reference[1]
 
 
-def test_what_a_sample_draws_depends_on_seed_epoch_and_index_alone():
+def test_the_random_numbers_of_a_sample_depend_only_on_seed_epoch_and_index():
     samples = SeededSamples(Noisy(96, noise=True), seed=3)
     one = samples[1, 5][1][0]
     loader = DataLoader(samples, batch_size=None, sampler=[(0, 5), (1, 7), (1, 5)], num_workers=2)
@@ -133,11 +137,11 @@ def test_the_users_generators_are_restored():
     assert states[1:] == after[1:]
 
 
-def test_validation_is_of_plain_samples(tmp_path):
+def test_validation_uses_samples_without_random_transforms(tmp_path):
     with pytest.raises(InputError, match="random transforms only"):
         train(recipe("data.validation=32"), tmp_path / "run")
-    made = recipe("data.validation=32", function="noisy_with_plain")
-    summary = train(made, tmp_path / "run")
+    validated = recipe("data.validation=32", function="noisy_with_plain")
+    summary = train(validated, tmp_path / "run")
     assert summary["evaluated_on"] == "validation"
     watched = [line["watched"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
     assert len(watched[0]) == 4
@@ -145,21 +149,22 @@ def test_validation_is_of_plain_samples(tmp_path):
     model = load_checkpoint(tmp_path / "run" / "checkpoint.pt")["model"]
     network = build_network("lenet", 2, 3)
     network.load_state_dict(model)
-    # The watched samples are of the part that is trained on, whose indices the run does not tell.
+    # The metrics name the watched samples by their indices in the training part. Which samples of
+    # the dataset these are is not recorded, so each loss must be the loss of any plain sample.
     with torch.no_grad():
         losses = torch.nn.functional.cross_entropy(network(plain.x), plain.y, reduction="none")
     for loss in watched[-1].values():
         assert (losses - loss).abs().min() < 1e-5
 
 
-def test_the_test_set_is_read_the_same_each_time(tmp_path):
+def test_the_test_set_is_the_same_in_every_evaluation(tmp_path):
     train(recipe("training.lr=1e-12", function="noisy_test"), tmp_path / "run")
     first, second = (line["test_loss"] for line in read_metrics(tmp_path / "run/metrics.jsonl"))
     assert first == pytest.approx(second, abs=1e-6)
 
 
-def test_what_the_function_returns_is_checked(tmp_path):
-    with pytest.raises(InputError, match=r"same 96 training samples once more .* got 95"):
-        train(recipe(function="three_of_unlike_length"), tmp_path / "run")
+def test_the_datasets_that_the_function_returns_are_checked(tmp_path):
+    with pytest.raises(InputError, match=r"same 96 training samples, without .* got 95 samples"):
+        train(recipe(function="plain_samples_of_another_length"), tmp_path / "run")
     with pytest.raises(InputError, match=r"\(train, test\) or \(train, test, plain\), got Recipe"):
         train(recipe(function="recipe"), tmp_path / "run")

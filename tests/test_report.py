@@ -1,4 +1,4 @@
-"""Tables, figures and the page, from made-up runs."""
+"""Tables, figures and the HTML page, made from runs with invented numbers."""
 
 import json
 import re
@@ -73,16 +73,16 @@ def cells(markdown):
 # Tables
 
 
-def test_the_terminals_table_fits_80_characters_and_cuts_nothing(runs):
+def test_the_table_for_the_terminal_fits_80_characters_without_truncation(runs):
     text = terminal(table_rows(runs))
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
     for arm in ("full", "fine-pruning", "random", "fewer-epochs"):
         assert re.search(rf"^ *{arm} +3 ", text, re.MULTILINE)
-    assert "best-of on the evaluated set" in " ".join(text.split())
+    assert "selects epochs on the evaluated set" in " ".join(text.split())
 
 
-def test_the_markdown_table_shows_per_cent_and_points_with_two_decimals(runs):
+def test_the_markdown_table_shows_percentages_and_points_with_two_decimals(runs):
     rows = table_rows(runs)
     header, _, *lines = cells(markdown_table(rows))
     assert header == [column.header for column in COLUMNS]
@@ -101,7 +101,7 @@ def test_with_one_seed_no_interval_is_printed(runs):
     assert re.search(r"[+-]\d\.\d\d ", markdown_table(rows))
 
 
-def test_rows_become_plain_json(runs):
+def test_rows_can_be_written_as_json(runs):
     rows = table_rows(runs)
     full, pruned = json.loads(json.dumps(row_dicts(rows)))[:2]
     assert full["last_difference"] is None
@@ -114,7 +114,7 @@ def test_rows_become_plain_json(runs):
     }
 
 
-def test_the_papers_lines_stand_beside_its_networks_on_cifar10_only(tmp_path, runs):
+def test_the_papers_results_are_shown_for_its_networks_on_cifar10_only(tmp_path, runs):
     folder = make_compare(
         tmp_path / "c", recipe=made_recipe(dataset="cifar10", train_size=1024), seeds=[0]
     )
@@ -129,7 +129,7 @@ def test_the_papers_lines_stand_beside_its_networks_on_cifar10_only(tmp_path, ru
     assert len(RESULTS) == 10
 
 
-def test_the_papers_tables_stand_beside_ours_for_each_network_that_was_run(tmp_path, runs, page):
+def test_the_papers_tables_are_compared_with_each_network_that_was_run(tmp_path, runs, page):
     folder = make_compare(
         tmp_path / "c", recipe=made_recipe(dataset="cifar10", train_size=1024), seeds=[0]
     )
@@ -141,12 +141,12 @@ def test_the_papers_tables_stand_beside_ours_for_each_network_that_was_run(tmp_p
     assert [line[4] for line in lines] == ["11.80", "7.40"]
     pruned = next(run.summary for run in lenet if run.summary["arm"] == "fine-pruning")
     assert lines[0][11] == f"{100 * pruned['accuracy_best3']:.2f}"
-    assert f"Lines of {pruned['epochs']} epochs" in paper_notes(groups)[0]
+    assert f"Lines with {pruned['epochs']} epochs" in paper_notes(groups)[0]
     text = page([*runs, *lenet])
-    assert "ours beside them" in text
-    assert "reduced schedule" in text
+    assert "Tables 1 and 2, compared with ours" in text
+    assert "shortened schedule" in text
     parse_strictly(text)
-    assert "ours beside them" not in page(runs)
+    assert "Tables 1 and 2, compared with ours" not in page(runs)
     only_full = [run for run in lenet if run.summary["arm"] == "full"]
     assert paper_lines(grouped(only_full)) == []
 
@@ -159,7 +159,7 @@ def test_several_groups_share_one_table(runs):
     assert terminal(rows).count("fine-pruning") == 2
 
 
-def test_of_no_rows_the_tables_are_empty():
+def test_tables_without_rows_are_empty():
     assert markdown_table([]) == ""
     assert rich_table([]).row_count == 0
 
@@ -192,12 +192,12 @@ def test_an_arm_has_one_colour_and_ids_are_not_shared_between_figures(drawings):
         assert used == set(re.findall(r' id="([^"]+)"', drawing.svg))
 
 
-def test_drawing_leaves_matplotlibs_settings_and_ignores_the_users(runs):
+def test_drawing_neither_uses_nor_changes_the_users_matplotlib_settings(runs):
     group = one_group(runs)
-    usual = draw_curves(group).svg
+    expected = draw_curves(group).svg
     with matplotlib.rc_context({"font.size": 31, "lines.linewidth": 9}):
         before = dict(matplotlib.rcParams)
-        assert draw_curves(group).svg == usual
+        assert draw_curves(group).svg == expected
         assert dict(matplotlib.rcParams) == before
 
 
@@ -207,13 +207,13 @@ def test_watched_samples_are_those_whose_last_losses_differ_most(runs):
 
     drawing = draw_watched(one_group(runs))
     first, second = [last(run) for run in runs if run.summary["arm"] == "full"][:2]
-    apart = sorted(first, key=lambda index: -abs(first[index] - second[index]))
+    by_difference = sorted(first, key=lambda index: -abs(first[index] - second[index]))
     shown = {text for text in texts_of(drawing.svg) if text.startswith("sample ")}
-    assert shown == {f"sample {index}" for index in apart[:4]}
+    assert shown == {f"sample {index}" for index in by_difference[:4]}
     assert "of the 6 watched samples, these 4" in drawing.caption
 
 
-def test_two_samples_watched_are_two_lines(compared):
+def test_two_watched_samples_give_two_lines(compared):
     few = [keep_watched(run, {"17", "117"}) for run in read_runs([compared])]
     drawing = draw_watched(one_group(few))
     assert {t for t in texts_of(drawing.svg) if "sample " in t} == {"sample 17", "sample 117"}
@@ -230,13 +230,13 @@ def test_figures_without_their_data_are_left_out(tmp_path):
     assert len(draw_all(full)) == 2
 
 
-def test_counts_have_a_panel_for_each_window_without_the_epoch_that_ends_it(runs):
+def test_counts_have_one_panel_per_window_titled_with_the_counted_epochs(runs):
     drawing = draw_counts(one_group(runs))
     titles = {text for text in texts_of(drawing.svg) if text.startswith("epochs ")}
     assert titles == {"epochs 1 to 5", "epochs 6 to 11", "epochs 12 to 17", "epochs 18 to 20"}
 
 
-def test_many_windows_are_thinned_out_and_the_caption_says_so(tmp_path):
+def test_the_caption_says_how_many_of_many_windows_are_shown(tmp_path):
     recipe = made_recipe(epochs=40).replaced("pruning", window=2, start=1)
     folder = make_compare(tmp_path / "c", recipe=recipe, arms=["fine-pruning"], seeds=[0])
     drawing = draw_counts(one_group(read_runs([folder])))
@@ -245,7 +245,7 @@ def test_many_windows_are_thinned_out_and_the_caption_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("epochs", [1, 7, 20, 200, 400])
-def test_a_schedules_cells_are_numbered_and_inside_the_picture(epochs):
+def test_the_cells_of_a_schedule_are_numbered_and_inside_the_figure(epochs):
     prunes = [epoch % 3 == 1 for epoch in range(epochs)]
     svg = schedule_svg(prunes, [epoch for epoch in (10, 20) if epoch <= epochs])
     texts = texts_of(svg)
@@ -266,7 +266,7 @@ def test_a_schedule_of_no_epochs_is_refused():
 # The verdict
 
 
-def said(runs):
+def verdict_on(runs):
     group = one_group(runs)
     return verdict(group, table_rows(runs))
 
@@ -278,63 +278,67 @@ def with_accuracies(runs, **by_arm):
     ]
 
 
-def test_a_difference_is_claimed_only_beyond_its_interval(runs):
-    made = with_accuracies(
+def test_an_arm_is_better_or_worse_only_if_the_interval_excludes_zero(runs):
+    changed = with_accuracies(
         runs,
         full=lambda n: 0.95 + n / 1000,
         fine_pruning=lambda n: 0.94 + n / 1000 + n % 2 / 10000,
         random=lambda n: 0.94 + n / 100,
         fewer_epochs=lambda n: 0.92 + n / 1000 + n % 2 / 1000,
     )
-    full, random, fewer = said(made)
+    full, random, fewer = verdict_on(changed)
     assert "below full training" in full
-    assert "worse, beyond what chance between seeds explains" in full
+    assert "significantly worse" in full
+    assert "the same number of samples in the same epochs" in random
     assert "not distinguishable" in random
+    assert "significantly" not in random
     assert "above it" in fewer
-    assert "better, beyond what chance" in fewer
-    assert "18 epochs instead" in fewer
+    assert "significantly better" in fewer
+    assert "18 epochs instead, at about the same cost" in fewer
 
 
-def test_one_seed_claims_nothing(runs):
-    sentences = said([run for run in runs if run.summary["seed"] == 0])
+def test_with_one_seed_no_arm_is_better_or_worse(runs):
+    sentences = verdict_on([run for run in runs if run.summary["seed"] == 0])
     assert len(sentences) == 3
     for sentence in sentences:
-        assert "below about 0.5 points means nothing" in sentence
+        assert "below about 0.5 points is not meaningful" in sentence
         assert "interval" not in sentence
+        assert "significantly" not in sentence
 
 
-def test_a_run_that_took_longer_is_said_to(runs):
+def test_a_longer_training_time_is_reported(runs):
     slow = [
         with_summary(run, seconds_train=150.0 if run.summary["arm"] == "fine-pruning" else 100.0)
         for run in runs
     ]
-    assert "took 50.0 % more training time" in said(slow)[0]
+    assert "took 50.0 % more training time" in verdict_on(slow)[0]
 
 
-def test_an_arm_alone_is_compared_with_nothing(runs):
-    (sentence,) = said([run for run in runs if run.summary["arm"] == "fine-pruning"])
-    assert "Without a full run of the same seed" in sentence
-    (sentence,) = said(runs[:1])
+def test_a_single_arm_is_not_compared(runs):
+    (sentence,) = verdict_on([run for run in runs if run.summary["arm"] == "fine-pruning"])
+    assert "Without a full run with the same seed" in sentence
+    (sentence,) = verdict_on(runs[:1])
     assert sentence.startswith("Full reached")
-    assert "Without another arm of the same seed" in sentence
+    assert "Without another arm with the same seed" in sentence
 
 
-def test_equal_differences_are_no_proof(runs):
-    made = with_accuracies(
+def test_equal_differences_in_all_seeds_do_not_make_an_arm_better_or_worse(runs):
+    changed = with_accuracies(
         runs,
         full=lambda n: 0.75,
         fine_pruning=lambda n: 0.5,
         random=lambda n: 0.5,
         fewer_epochs=lambda n: 0.5,
     )
-    for sentence in said(made):
+    for sentence in verdict_on(changed):
         assert "the same in every seed, so these seeds do not show" in sentence
+        assert "significantly" not in sentence
 
 
 # The page
 
 
-def test_the_page_holds_everything_in_order_and_fetches_nothing(runs, page):
+def test_the_page_is_complete_and_in_order_and_fetches_nothing(runs, page):
     text = page(runs)
     order = ["<h1>digits-lenet</h1>", "Made CPU", 'class="verdict"', "<table>", "<svg", "What to"]
     places = [text.index(part) for part in [*order, "[pruning]"]]
@@ -365,7 +369,7 @@ def test_hostile_names_are_escaped(tmp_path, page):
         ElementTree.fromstring(svg)
 
 
-def test_each_group_gets_a_section_and_the_overview_names_all(runs, page):
+def test_each_group_has_a_section_and_a_line_in_the_overview(runs, page):
     text = page([*runs, *(with_summary(run, network="vgg13") for run in runs)])
     assert text.count("<section ") == 2
     assert "<h2>lenet on digits</h2>" in text
@@ -374,7 +378,7 @@ def test_each_group_gets_a_section_and_the_overview_names_all(runs, page):
     parse_strictly(text)
 
 
-def test_a_single_train_run_is_a_report_too(compared, page):
+def test_a_single_run_can_be_reported(compared, page):
     text = page([read_run(compared / "full-0")])
     assert "fineprune train recipe.toml" in text
     assert "There is no full run" not in text
@@ -382,7 +386,7 @@ def test_a_single_train_run_is_a_report_too(compared, page):
     assert text.count("<svg ") == 2
 
 
-def test_missing_evaluations_counts_and_watched_are_no_error(tmp_path, page):
+def test_evaluations_counts_and_watched_samples_may_be_missing(tmp_path, page):
     folder = make_compare(tmp_path / "c", counts=False, watched=False, arms=["fine-pruning"])
     shutil.rmtree(folder / "fine-pruning-2")
     blank = {"test_loss": None, "test_accuracy": None, "watched": None}
@@ -390,13 +394,13 @@ def test_missing_evaluations_counts_and_watched_are_no_error(tmp_path, page):
     run.metrics[:] = [{**line, **blank} for line in run.metrics]
     text = page([run])
     assert text.count("<svg ") == 1
-    assert "There is no full run among these" in text
+    assert "There is no full run, so no arm is compared" in text
 
 
-def test_caveats_say_what_the_numbers_are_of(runs, page):
+def test_caveats_name_the_evaluated_set_and_warn_of_a_single_seed(runs, page):
     text = page([with_summary(run, evaluated_on="validation") for run in runs])
-    assert "Accuracies are of the validation set" in text
-    assert "held back from the training set" in text
+    assert "Accuracies are measured on the validation set" in text
+    assert "held out from the training set" in text
     assert "With one seed" not in text
     assert "With one seed" in page([run for run in runs if run.summary["seed"] == 0])
 
@@ -407,7 +411,7 @@ def test_losses_that_were_not_finite_are_reported(compared, page):
     assert "1,234 losses were not finite" in page([run])
 
 
-def test_no_runs_no_report(tmp_path):
+def test_a_report_without_runs_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one finished run"):
         write_report([], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
@@ -426,7 +430,7 @@ def keep_watched(run, indices):
 
 
 def parse_strictly(text):
-    """Check that tags are closed in order and that no id stands twice."""
+    """Check that tags are closed in order and that every id is unique."""
     open_tags, ids = [], []
 
     class Checker(HTMLParser):
@@ -446,8 +450,8 @@ def parse_strictly(text):
     assert len(ids) == len(set(ids))
 
 
-def test_a_control_is_called_equal_only_if_it_is(tmp_path):
-    """Runs of another schedule, or of another length, are no controls of equal cost."""
+def test_controls_with_another_cost_are_not_called_equal(tmp_path):
+    """Runs with another schedule or another length are not controls of equal cost."""
     folder = make_compare(tmp_path / "c", seeds=[0])
     other = made_recipe().replaced("pruning", window=2, start=1)
     shutil.rmtree(folder / "random-0")
@@ -455,13 +459,13 @@ def test_a_control_is_called_equal_only_if_it_is(tmp_path):
     shutil.rmtree(folder / "fewer-epochs-0")
     longer = made_recipe().replaced("pruning", policy="full").replaced("training", epochs=19)
     make_run(folder / "fewer-epochs-0", longer, "fewer-epochs")
-    sentences = said(read_runs([folder]))
-    assert sum("(no control of equal cost)" in sentence for sentence in sentences) == 2
-    assert "as many in the same epochs" not in " ".join(sentences)
+    sentences = verdict_on(read_runs([folder]))
+    assert sum("(not a control of equal cost" in sentence for sentence in sentences) == 2
+    assert "the same number of samples in the same epochs" not in " ".join(sentences)
     assert "about the same cost" not in " ".join(sentences)
 
 
-def test_validation_runs_have_no_line_of_the_paper_beside_them(tmp_path):
+def test_the_papers_results_are_not_shown_for_validation_runs(tmp_path):
     recipe = made_recipe(dataset="cifar10", train_size=1024)
     runs = read_runs([make_compare(tmp_path / "c", recipe=recipe, seeds=[0])])
     assert paper_lines(grouped(runs))
@@ -470,7 +474,7 @@ def test_validation_runs_have_no_line_of_the_paper_beside_them(tmp_path):
     assert paper_rows(table_rows(validated)[0]) == []
 
 
-def test_the_recipe_of_a_report_makes_its_comparison_again(tmp_path, page):
+def test_the_recipe_and_command_of_a_report_repeat_its_comparison(tmp_path, page):
     folder = make_compare(tmp_path / "c", arms=["full", "fewer-epochs"], seeds=[0])
     (folder / "recipe.toml").write_text(made_recipe().to_toml())
     text = page(read_runs([folder]))

@@ -1,4 +1,4 @@
-"""A run's folder: one writer, files that belong together, and nothing finished that is lost."""
+"""The folder of a run: a single writer, files that belong together, and no lost results."""
 
 import json
 import multiprocessing
@@ -36,7 +36,7 @@ def small(*changes):
 
 
 def content(folder):
-    """All files of a folder but its lock, byte by byte."""
+    """Return the bytes of all files in a folder, except its lock file."""
     return {
         path.relative_to(folder): path.read_bytes()
         for path in folder.rglob("*")
@@ -57,7 +57,7 @@ def stop_after(epochs):
 
 
 def stopped(folder, epochs, *changes):
-    """Train a run that is stopped after so many epochs."""
+    """Train a run, and stop it after the given number of epochs."""
     with pytest.raises(Stop):
         train(small(*changes), folder, on_epoch=stop_after(epochs))
     return folder
@@ -90,12 +90,9 @@ def unfinished(half, tmp_path):
 
 def test_resuming_a_finished_run_changes_nothing_and_returns_its_summary(finished):
     before = content(finished)
-    assert train(small(), finished, resume=True) == json.loads(before_summary(finished))
+    summary = json.loads((finished / "summary.json").read_text())
+    assert train(small(), finished, resume=True) == summary
     assert content(finished) == before
-
-
-def before_summary(folder):
-    return (folder / "summary.json").read_text()
 
 
 def test_a_finished_run_without_its_checkpoint_is_still_finished(finished):
@@ -108,7 +105,7 @@ def test_a_finished_run_without_its_checkpoint_is_still_finished(finished):
 
 
 @pytest.mark.parametrize("name", ["checkpoint.pt", "summary.json", "metrics.jsonl", "recipe.toml"])
-def test_any_file_of_a_run_keeps_a_new_run_out(name, finished):
+def test_a_new_run_is_refused_if_the_folder_holds_any_file_of_a_run(name, finished):
     for path in finished.iterdir():
         if path.name not in (name, ".lock"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -138,9 +135,9 @@ def test_metrics_of_another_run_are_refused(unfinished, tmp_path):
         train(small(), unfinished, resume=True)
 
 
-def test_metrics_without_the_checkpoint_that_they_led_to_are_refused(unfinished):
+def test_metrics_without_their_checkpoint_are_refused(unfinished):
     (unfinished / "checkpoint.pt").unlink()
-    with pytest.raises(InputError, match="beside the metrics of 2 epochs, found none"):
+    with pytest.raises(InputError, match="which holds the metrics of 2 epochs, found none"):
         train(small(), unfinished, resume=True)
 
 
@@ -162,7 +159,7 @@ def test_a_checkpoint_without_its_recipe_is_refused(unfinished):
         ("recipe.toml", lambda text: "[data", "recipe of a run"),
     ],
 )
-def test_a_damaged_run_is_not_reported(finished, name, change, message):
+def test_a_damaged_run_is_refused(finished, name, change, message):
     text = (finished / name).read_text()
     assert change(text) != text
     (finished / name).write_text(change(text))
@@ -171,9 +168,9 @@ def test_a_damaged_run_is_not_reported(finished, name, change, message):
 
 
 @pytest.mark.parametrize("damage", [b"", b"not an array", None])
-def test_damaged_counts_are_not_reported(finished, damage):
+def test_damaged_counts_are_refused(finished, damage):
     file = next((finished / "counts").glob("*.npy"))
-    if damage is None:  # an array of another run
+    if damage is None:  # An array of another run.
         np.save(file, np.zeros(3))
     else:
         file.write_bytes(damage)
@@ -181,27 +178,27 @@ def test_damaged_counts_are_not_reported(finished, damage):
         read_run(finished).counts()
 
 
-def test_a_comparison_that_is_no_json_is_an_error_in_one_line(tmp_path):
+def test_a_comparison_that_is_not_json_is_refused(tmp_path):
     (tmp_path / "compare.json").write_text("nothing")
     with pytest.raises(InputError, match="expected JSON"):
         read_runs([tmp_path])
 
 
-# What resuming keeps
+# Resuming
 
 
-def test_a_resumed_run_keeps_its_name_and_what_auto_meant(tmp_path):
+def test_a_resumed_run_keeps_its_arm_and_its_resolved_settings(tmp_path):
     folder = stopped(tmp_path / "run", 1, "run.arm=control", "run.threads=1")
     summary = train(small("run.threads=0", "run.device=auto"), folder, resume=True)
     assert (summary["arm"], summary["hardware"]["threads"]) == ("control", 1)
 
 
-def test_where_data_come_from_is_no_part_of_a_run(unfinished):
+def test_a_run_can_be_resumed_with_another_data_folder(unfinished):
     summary = train(small("data.download=true", "data.dir=elsewhere"), unfinished, resume=True)
     assert summary["epochs"] == 4
 
 
-def test_counts_of_an_earlier_start_are_removed(tmp_path):
+def test_the_counts_of_an_earlier_start_are_removed(tmp_path):
     folder = stopped(tmp_path / "run", 2, "run.checkpoint_every=4", "pruning.window=1")
     assert sorted(p.name for p in (folder / "counts").iterdir()) == [
         "epoch-0001.npy",
@@ -212,14 +209,14 @@ def test_counts_of_an_earlier_start_are_removed(tmp_path):
     assert set(read_run(folder).counts()) == {2, 4}
 
 
-def test_a_run_stopped_after_an_epochs_last_batch_keeps_its_learning_rate(tmp_path, monkeypatch):
+def test_a_run_stopped_after_the_last_batch_of_an_epoch_keeps_its_rate(tmp_path, monkeypatch):
     saves = []
 
     def stop_inside(path, state):
         save(path, state)
         saves.append(state["epoch_so_far"])
         inside = [epoch for epoch in saves if epoch]
-        if len(inside) == 3 + 4 + 3:  # after the last batch of epoch 3, in which the rate is lower
+        if len(inside) == 3 + 4 + 3:  # After the last batch of epoch 3, which has the lower rate.
             raise Stop
 
     save = loop.save_checkpoint
@@ -233,14 +230,14 @@ def test_a_run_stopped_after_an_epochs_last_batch_keeps_its_learning_rate(tmp_pa
     assert rates == pytest.approx([0.02, 0.02, 0.004, 0.004])
 
 
-def test_a_recipe_survives_characters_beyond_the_basic_plane(tmp_path):
+def test_special_characters_in_a_recipe_are_unchanged_after_writing_and_reading(tmp_path):
     recipe = small('data.dir="dätä \U0001f600 \\u007f"')
     file = tmp_path / "recipe.toml"
     file.write_text(recipe.to_toml(), encoding="utf-8")
     assert read_recipe(file) == recipe
 
 
-# One writer
+# The lock
 
 
 def hold(folder, held, release):
@@ -249,13 +246,13 @@ def hold(folder, held, release):
         release.wait(60)
 
 
-def test_a_second_writer_is_told_who_the_first_one_is(tmp_path):
+def test_the_error_of_a_second_writer_names_the_first_one(tmp_path):
     context = multiprocessing.get_context("fork")
     held, release = context.Event(), context.Event()
     process = context.Process(target=hold, args=(tmp_path / "run", held, release))
     process.start()
     held.wait(60)
-    with pytest.raises(InputError, match=f"process {process.pid} does: wait until"):
+    with pytest.raises(InputError, match=f"got process {process.pid}: wait until"):
         train(small(), tmp_path / "run")
     os.kill(process.pid, signal.SIGKILL)
     process.join()
@@ -263,13 +260,13 @@ def test_a_second_writer_is_told_who_the_first_one_is(tmp_path):
         pass
 
 
-def test_a_folder_made_for_nothing_is_removed(tmp_path):
+def test_a_new_folder_is_removed_if_nothing_is_written_to_it(tmp_path):
     with pytest.raises(InputError), only_writer(tmp_path / "a" / "b"):
         raise InputError
     assert not (tmp_path / "a").exists()
 
 
-# Ends that are not the end
+# Signals and failures
 
 
 def command(folder, *changes):
@@ -279,7 +276,7 @@ def command(folder, *changes):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_run_told_to_stop_writes_a_checkpoint_and_goes_on_later(number, tmp_path, whole):
+def test_a_run_stopped_by_a_signal_writes_a_checkpoint(number, tmp_path, whole):
     recipe = small("training.epochs=400", "training.milestones=[200]")
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
     folder = tmp_path / "run"
@@ -288,25 +285,25 @@ def test_a_run_told_to_stop_writes_a_checkpoint_and_goes_on_later(number, tmp_pa
     while len(read_metrics(folder / "metrics.jsonl")) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(number)
-    said = process.communicate(timeout=60)[1].splitlines()
+    lines = process.communicate(timeout=60)[1].splitlines()
     assert process.returncode == 128 + number
-    assert f"fineprune: stopped by {number.name} in epoch" in said[-1]
-    assert "Traceback" not in said
+    assert f"fineprune: stopped by {number.name} in epoch" in lines[-1]
+    assert "Traceback" not in lines
     saved = load_checkpoint(folder / "checkpoint.pt")
-    # Inside the epoch or at its end: nothing that was trained is trained again.
+    # The checkpoint is in the epoch after those in the metrics, so no batch is trained twice.
     trained = len(read_metrics(folder / "metrics.jsonl"))
     assert saved["pruner"]["epoch"] == trained
     assert saved["epoch_so_far"]["batches"] > 0
 
 
-def test_a_run_that_was_told_to_stop_ends_as_if_it_never_was(whole, tmp_path, monkeypatch):
-    batches = []
+def test_a_run_stopped_twice_and_resumed_has_the_same_result(whole, tmp_path, monkeypatch):
+    votes = []
 
-    def ask(self, asked):
-        batches.append(asked)
-        return len(batches) in (2, 9)
+    def says_stop(self, requested):
+        votes.append(requested)
+        return len(votes) in (2, 9)
 
-    monkeypatch.setattr("fineprune.distributed.all_reduce.StopVote.says_stop", ask)
+    monkeypatch.setattr("fineprune.distributed.all_reduce.StopVote.says_stop", says_stop)
     for _ in range(2):
         with pytest.raises(loop.Stopped):
             train(small(), tmp_path / "run", resume=True)
@@ -319,8 +316,8 @@ def test_a_run_that_was_told_to_stop_ends_as_if_it_never_was(whole, tmp_path, mo
     assert one == other
 
 
-def test_a_full_disk_leaves_the_last_checkpoint_and_no_rest(unfinished):
-    """A limit on the size of files, since a full disk cannot be had in a test."""
+def test_a_full_disk_leaves_the_last_checkpoint_and_no_temporary_files(unfinished):
+    """A limit on the size of files takes the place of a full disk."""
     (unfinished.parent / "recipe.toml").write_text(small().to_toml())
     before = (unfinished / "checkpoint.pt").read_bytes()
     small_files = len(before) // 2
@@ -338,7 +335,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_rest(unfinished):
     assert train(small(), unfinished, resume=True)["epochs"] == 4
 
 
-def test_a_training_that_diverges_ends_with_its_reason(tmp_path):
+def test_a_training_that_diverges_ends_with_an_error(tmp_path):
     with pytest.raises(TrainingDiverged, match=r"mean loss of epoch 1 is nan: .* smaller"):
         train(small("training.lr=1e30"), tmp_path / "run")
     assert not (tmp_path / "run" / "summary.json").exists()

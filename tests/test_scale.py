@@ -1,4 +1,4 @@
-"""Several numbers of workers and servers: what is run, what is measured, what is written."""
+"""Scaling experiments: configurations, measures, figures and the command."""
 
 import json
 import signal
@@ -40,24 +40,24 @@ from fineprune.training.recipe import make_recipe
         ("mixed 4+2 dedicated group=2 bound=3", 4, 2, 6),
     ],
 )
-def test_a_configuration_says_who_trains(text, workers, servers, nodes):
-    asked = configuration(text)
-    assert (asked.workers, asked.servers, asked.nodes) == (workers, servers, nodes)
-    assert configuration(asked.text) == asked
+def test_a_configuration_is_parsed(text, workers, servers, nodes):
+    parsed = configuration(text)
+    assert (parsed.workers, parsed.servers, parsed.nodes) == (workers, servers, nodes)
+    assert configuration(parsed.text) == parsed
 
 
 def test_a_configuration_changes_the_recipe():
     recipe = make_recipe({"data": {"name": "digits"}, "training": {"batch_size": 64}})
-    made = configured(
+    changed = configured(
         recipe, configuration("mixed 4+2 dedicated group=2 bound=3"), same_update=True
     )
-    assert made.distributed.strategy == "mixed"
-    assert made.distributed.workers == 4
-    assert made.distributed.servers == 2
-    assert made.distributed.group == 2
-    assert made.distributed.staleness_bound == 3
-    assert made.distributed.placement == "dedicated"
-    assert made.training.batch_size == 32
+    assert changed.distributed.strategy == "mixed"
+    assert changed.distributed.workers == 4
+    assert changed.distributed.servers == 2
+    assert changed.distributed.group == 2
+    assert changed.distributed.staleness_bound == 3
+    assert changed.distributed.placement == "dedicated"
+    assert changed.training.batch_size == 32
     sizes = {
         text: configured(recipe, configuration(text), same_update=True).training.batch_size
         for text in ("one", "all-reduce 2", "async 2+1", "sync 2+1", "sync 5+1 backup=1")
@@ -78,7 +78,7 @@ def test_a_configuration_changes_the_recipe():
         ("sync 2+1 speed=3", "expected one of group, backup, bound, got 'speed'"),
     ],
 )
-def test_what_is_no_configuration_is_an_error(text, message):
+def test_an_invalid_configuration_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         configuration(text)
 
@@ -91,7 +91,7 @@ def test_what_is_no_configuration_is_an_error(text, message):
         ("sync 3+1", "expected training.batch_size to be a multiple of the 3 gradients"),
     ],
 )
-def test_settings_that_do_not_fit_fail_before_anything_runs(tmp_path, text, message):
+def test_incompatible_settings_are_refused_before_the_training(tmp_path, text, message):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[data]\nname = "digits"\n')
     out = tmp_path / "out"
@@ -108,10 +108,10 @@ def test_settings_that_do_not_fit_fail_before_anything_runs(tmp_path, text, mess
 
 def made_run(seconds, losses, *, samples=100, pruned=(), distributed=None, accuracy=0.5, group=1):
     metrics = []
-    for epoch, (took, loss) in enumerate(zip(seconds, losses, strict=True)):
+    for epoch, (duration, loss) in enumerate(zip(seconds, losses, strict=True)):
         line = {
             "epoch": epoch,
-            "seconds": took,
+            "seconds": duration,
             "train_loss": loss,
             "pruned": epoch in pruned,
             "samples": samples,
@@ -125,7 +125,7 @@ def made_run(seconds, losses, *, samples=100, pruned=(), distributed=None, accur
 
 @pytest.fixture
 def made_runs():
-    told = {
+    report = {
         "staleness": [2, 6, 2],
         "dropped": 2,
         "lost": [7],
@@ -136,7 +136,7 @@ def made_runs():
         Scaled(configuration("all-reduce 2"), made_run([9, 2, 2, 2], [3, 2.5, 1, 0.8])),
         Scaled(
             configuration("async 2+2 dedicated"),
-            made_run([9, 2, 2.5, 4], [3, 0.5, 2, 0.9], pruned=[1], distributed=told),
+            made_run([9, 2, 2.5, 4], [3, 0.5, 2, 0.9], pruned=[1], distributed=report),
         ),
     ]
 
@@ -145,7 +145,7 @@ def test_measures_are_those_of_the_paper(made_runs):
     one, reduced, served = scale_rows(made_runs)
     assert (one.throughput, one.speedup, one.efficiency) == (25, 1, 1)
     assert (reduced.throughput, reduced.speedup, reduced.efficiency) == (50, 2, 1)
-    # The median of 50, 40 and 25; four nodes, two of them servers.
+    # The throughput is the median of 50, 40 and 25. Two of the four nodes are servers.
     assert (served.throughput, served.throughput_low, served.throughput_high) == (40, 32.5, 45)
     assert (served.speedup, served.efficiency) == (1.6, 0.4)
     assert one.speedup_all_reduce is None
@@ -154,7 +154,7 @@ def test_measures_are_those_of_the_paper(made_runs):
 
 def test_the_time_to_a_loss_counts_epochs_on_all_data_only(made_runs):
     one, reduced, served = scale_rows(made_runs)
-    # By default the loss that all reach; the second epoch's 0.5 is of a pruned epoch.
+    # The default target is the loss that all runs reach. The loss 0.5 is that of a pruned epoch.
     assert one.target_loss == 0.9
     assert (one.epochs_to_target, one.seconds_to_target) == (4, 21)
     assert (reduced.epochs_to_target, reduced.seconds_to_target) == (4, 15)
@@ -166,18 +166,18 @@ def test_the_time_to_a_loss_counts_epochs_on_all_data_only(made_runs):
     assert served.speedup_to_target is None
 
 
-def test_staleness_and_the_time_of_a_step(made_runs):
+def test_staleness_dropped_gradients_and_phases(made_runs):
     one, _, served = scale_rows(made_runs)
     assert (one.staleness, one.staleness_mean, one.dropped, one.phases) == ((), None, None, {})
     assert served.staleness == (8, 24, 8)
     assert (served.staleness_mean, served.staleness_p95, served.staleness_max) == (1, 2, 2)
     assert served.lost == 4
-    # 400 samples in batches of 10 are 40 gradients, and 8 more were dropped.
+    # 400 samples in batches of 10 give 40 gradients, and 8 more gradients were dropped.
     assert served.dropped == 8 / 48
     assert served.phases == {"compute": 0.05, "push": 0.025, "apply": 0.0125}
 
 
-def test_without_a_process_alone_nothing_is_compared_with_one(made_runs):
+def test_without_a_single_process_there_is_no_speedup(made_runs):
     rows = scale_rows(made_runs[1:])
     assert [row.speedup for row in rows] == [None, None]
     assert draw_speedup(rows) is None
@@ -186,12 +186,12 @@ def test_without_a_process_alone_nothing_is_compared_with_one(made_runs):
     )
 
 
-def test_one_epoch_is_too_few():
+def test_a_run_of_one_epoch_cannot_be_measured():
     with pytest.raises(ValueError, match="at least two epochs"):
         scale_rows([Scaled(configuration("one"), made_run([1], [1]))])
 
 
-def test_figures_are_whole_and_the_same_for_the_same_runs(made_runs):
+def test_figures_are_well_formed_and_reproducible(made_runs):
     rows = scale_rows(made_runs)
     for draw in (
         lambda: draw_throughput(rows),
@@ -210,7 +210,7 @@ def test_figures_are_whole_and_the_same_for_the_same_runs(made_runs):
 # The command
 
 
-def test_scale_trains_measures_reports_and_goes_on(tmp_path):
+def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path):
     pytest.importorskip("ray")
     recipe = tmp_path / "small.toml"
     recipe.write_text(
@@ -219,31 +219,32 @@ def test_scale_trains_measures_reports_and_goes_on(tmp_path):
         '[run]\nthreads = 1\ndevice = "cpu"\n'
     )
     out = tmp_path / "out"
-    asked = ["scale", str(recipe), "one", "all-reduce 2", "async 1+2", "--out", str(out), "--json"]
-    done = CliRunner().invoke(app, asked)
+    command = ["scale", str(recipe), "one", "all-reduce 2", "async 1+2"]
+    command += ["--out", str(out), "--json"]
+    done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.stderr
     one, reduced, served = json.loads(done.stdout)["rows"]
     assert reduced["workers"] == 2
     assert reduced["updates"] == one["updates"] / 2
-    # One asynchronous worker is plain training.
+    # Training with one asynchronous worker equals training in one process.
     assert served["accuracy_last"] == one["accuracy_last"]
     assert served["staleness"] == [16]
     assert set(served["phases"]) >= {"compute", "push", "pull", "apply"}
     page = (out / "report.html").read_text()
-    assert page.count("<svg") == 4  # nothing was stale
+    assert page.count("<svg") == 4  # No update was stale, so there is no figure of the staleness.
     assert "async 1+2" in page
 
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
     assert len(before) == 3
-    assert CliRunner().invoke(app, asked).exit_code == 0
+    assert CliRunner().invoke(app, command).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")} == before
     assert len(read_scaling(out).runs) == 3
-    changed = CliRunner().invoke(app, [*asked, "--set", "training.lr=0.01"])
+    changed = CliRunner().invoke(app, [*command, "--set", "training.lr=0.01"])
     assert changed.exit_code == 2
     assert "give another --out" in changed.stderr
 
 
-def test_a_run_that_fails_is_named_with_its_reason(tmp_path):
+def test_the_error_names_the_failed_run_and_the_reason(tmp_path):
     recipe = tmp_path / "small.toml"
     recipe.write_text(f'[data]\nname = "cifar10"\ndir = "{tmp_path / "nowhere"}"\n')
     done = CliRunner().invoke(app, ["scale", str(recipe), "one", "--out", str(tmp_path / "out")])
@@ -251,7 +252,7 @@ def test_a_run_that_fails_is_named_with_its_reason(tmp_path):
     assert "'one' failed: fineprune: expected" in done.stderr
 
 
-def test_told_to_end_it_ends_its_run_too(tmp_path):
+def test_a_signal_also_stops_the_current_run(tmp_path):
     recipe = tmp_path / "long.toml"
     recipe.write_text(
         '[data]\nname = "digits"\n[training]\nepochs = 100000\n[run]\nthreads = 1\ndevice = "cpu"\n'
@@ -265,7 +266,7 @@ def test_told_to_end_it_ends_its_run_too(tmp_path):
         scaling.terminate()
         assert scaling.wait() == 128 + signal.SIGTERM
     epochs = (out / "one/metrics.jsonl").read_bytes()
-    time.sleep(2)  # many epochs
+    time.sleep(2)  # A running process would train many epochs in this time.
     assert (out / "one/metrics.jsonl").read_bytes() == epochs
 
 
@@ -281,7 +282,7 @@ def test_a_schedule_that_prunes_every_epoch_has_no_time_to_a_loss():
     assert [row.seconds_to_target for row in scale_rows(runs, 0.1)] == [None, None]
 
 
-def test_one_epoch_fails_before_anything_is_trained(tmp_path):
+def test_a_recipe_of_one_epoch_is_refused_before_the_training(tmp_path):
     recipe = make_recipe({"training": {"epochs": 1}})
     with pytest.raises(InputError, match="at least 2, the first of which is a warm-up"):
         scale(recipe, tmp_path / "out", [configuration("one")], title="t")

@@ -1,4 +1,4 @@
-"""Recipes, learning rates, the loop, the run folder, and runs that were stopped or killed."""
+"""Recipes, learning rates, the training loop, the run folder, and interrupted runs."""
 
 import itertools
 import json
@@ -47,7 +47,7 @@ def small(*changes):
 
 
 def outcome(folder):
-    """Everything about a finished run that must not depend on how it was interrupted."""
+    """Return the results of a finished run, which must not depend on interruptions."""
     state = load_checkpoint(folder / "checkpoint.pt")
     weights = torch.cat([value.flatten() for value in state["model"].values()])
     metrics = [
@@ -72,10 +72,10 @@ def whole(tmp_path_factory):
     return folder
 
 
-def test_a_run_leaves_a_folder_that_says_everything(whole):
+def test_the_folder_of_a_run_holds_all_results(whole):
     run = read_run(whole)
     assert [line["epoch"] for line in run.metrics] == list(range(6))
-    # e = 1, 3, 5 stand at position 1, where the start of 1 lets them prune; the rest at 0.
+    # Epochs e = 1, 3, 5 are at position 1, which is at least start = 1. The others are at 0.
     assert [line["pruned"] for line in run.metrics] == [True, False] * 3
     assert [line["samples"] for line in run.metrics] == [192, 256] * 3
     assert [line["steps"] for line in run.metrics] == [3, 4] * 3
@@ -102,7 +102,7 @@ class Stop(Exception):
 
 
 @pytest.mark.parametrize("policy", ["fine-pruning", "random"])
-def test_a_run_stopped_after_any_epoch_ends_as_if_it_never_was(policy, tmp_path):
+def test_a_run_stopped_after_any_epoch_and_resumed_has_the_same_result(policy, tmp_path):
     recipe = small(f"pruning.policy={policy}")
     train(recipe, tmp_path / "whole")
     for last in range(6):
@@ -121,8 +121,10 @@ def test_a_run_stopped_after_any_epoch_ends_as_if_it_never_was(policy, tmp_path)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 6, 7, 9])
-def test_a_run_stopped_inside_an_epoch_ends_as_if_it_never_was(batch, whole, tmp_path, monkeypatch):
-    """Batches 1-3 are of a pruning epoch, 4-7 of one that clears, 8-10 of the next window."""
+def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
+    batch, whole, tmp_path, monkeypatch
+):
+    """Stop in a pruning epoch (batches 1-3), in one that clears (4-7), or in the next (8-10)."""
     from fineprune.training import loop
 
     saved = []
@@ -130,7 +132,8 @@ def test_a_run_stopped_inside_an_epoch_ends_as_if_it_never_was(batch, whole, tmp
     def stop_after(path, state):
         save(path, state)
         saved.append(path)
-        if len(saved) == batch + (batch > 3) + (batch > 7):  # the epochs' own checkpoints between
+        # One more checkpoint is written at the end of each epoch.
+        if len(saved) == batch + (batch > 3) + (batch > 7):
             raise Stop
 
     save = loop.save_checkpoint
@@ -143,7 +146,7 @@ def test_a_run_stopped_inside_an_epoch_ends_as_if_it_never_was(batch, whole, tmp
     assert_same(outcome(whole), outcome(tmp_path / "run"))
 
 
-def test_a_run_killed_at_random_moments_ends_as_if_it_never_was(whole, tmp_path):
+def test_a_run_killed_at_random_moments_and_resumed_has_the_same_result(whole, tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(small("run.checkpoint_steps=1").to_toml())
     folder = tmp_path / "run"
@@ -165,8 +168,8 @@ def read_mtime(path):
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-def test_accumulation_takes_the_mean_over_its_window(tmp_path):
-    """256 samples in one batch, or in four accumulated ones: the same full-batch steps."""
+def test_accumulation_averages_the_gradients_of_its_batches(tmp_path):
+    """One batch of 256 samples and four accumulated batches of 64 give the same steps."""
     options = ["pruning.policy=full", "data.crop_padding=0", "training.epochs=3"]
     options += ["training.milestones=[]"]
     train(small(*options, "training.batch_size=256"), tmp_path / "one")
@@ -188,13 +191,13 @@ def test_a_checkpoint_of_another_recipe_is_refused(whole):
         train(small("training.lr=0.5"), whole, resume=True)
 
 
-def test_a_damaged_checkpoint_says_so(tmp_path):
+def test_a_damaged_checkpoint_is_refused(tmp_path):
     (tmp_path / "checkpoint.pt").write_bytes(b"not a checkpoint")
     with pytest.raises(ValueError, match="cannot read it"):
         load_checkpoint(tmp_path / "checkpoint.pt")
 
 
-def test_torchs_own_random_state_and_threads_come_back(tmp_path):
+def test_the_random_state_and_the_threads_of_torch_are_restored(tmp_path):
     torch.manual_seed(7)
     before, threads = torch.get_rng_state(), torch.get_num_threads()
     train(small("training.epochs=1", "training.milestones=[]"), tmp_path / "run")
@@ -203,7 +206,7 @@ def test_torchs_own_random_state_and_threads_come_back(tmp_path):
 
 
 def own_data():
-    """A data set of one's own: labels follow from the pixels."""
+    """Return user-defined datasets, whose labels are computed from the pixels."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(160, 3, 32, 32, generator=generator)
     y = (x.mean((1, 2, 3)) > x.mean()).long()
@@ -212,7 +215,7 @@ def own_data():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_data_of_one_s_own_trains_the_same_with_any_number_of_workers(workers, tmp_path):
+def test_user_defined_data_train_the_same_with_any_number_of_workers(workers, tmp_path):
     recipe = small(
         f"data.name={__name__}:own_data",
         "data.train_size=1024",
@@ -229,7 +232,7 @@ def test_data_of_one_s_own_trains_the_same_with_any_number_of_workers(workers, t
     assert_same(outcome(reference), outcome(tmp_path / "run"))
 
 
-def test_a_validation_part_is_held_back(tmp_path):
+def test_a_validation_part_is_held_out(tmp_path):
     summary = train(
         small(
             "data.validation=56", "training.epochs=1", "training.milestones=[]", "pruning.prune=72"
@@ -241,19 +244,19 @@ def test_a_validation_part_is_held_back(tmp_path):
     assert read_run(tmp_path / "run").metrics[0]["test_accuracy"] is None
 
 
-def test_milestones_fall_where_multisteplr_has_them():
+def test_milestones_are_those_of_multisteplr():
     settings = small().training
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=settings.lr)
-    torchs = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5], gamma=settings.gamma)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5], gamma=settings.gamma)
     for epoch in range(6):
-        assert rate_at(settings, epoch + 0.5) == pytest.approx(torchs.get_last_lr()[0])
+        assert rate_at(settings, epoch + 0.5) == pytest.approx(scheduler.get_last_lr()[0])
         optimizer.step()
-        torchs.step()
+        scheduler.step()
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "one-cycle"])
-def test_rates_by_progress_end_where_they_should_however_short_the_epochs(schedule):
+def test_rates_have_the_base_rate_as_their_maximum_and_end_near_zero(schedule):
     settings = small(f"training.schedule={schedule}", "training.epochs=10").training
     rates = [rate_at(settings, progress) for progress in np.linspace(0, 10, 501)]
     assert max(rates) == pytest.approx(settings.lr)
@@ -288,7 +291,7 @@ def test_every_optimizer_trains(optimizer, tmp_path):
         ("training.lr=-0.1", "above 0"),
         ("training.lr=nan", "above 0"),
         ("training.optimizer=sdg", "did you mean 'sgd'"),
-        ("training.milestones=[5, 3]", "that rise"),
+        ("training.milestones=[5, 3]", "strictly increasing"),
         ("data.name=cifar", "did you mean 'cifar10'"),
         ("pruning.prune=1.5", "share in"),
         ("pruning.windows_per_interval=1", "either pruning.window"),
@@ -298,27 +301,27 @@ def test_every_optimizer_trains(optimizer, tmp_path):
         ("nonsense", "section.key=value"),
     ],
 )
-def test_a_wrong_recipe_fails_at_the_start_in_one_line(change, message):
+def test_a_wrong_recipe_is_refused_with_a_message_of_one_line(change, message):
     with pytest.raises(ValueError, match="expected") as raised:
         small(change)
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_a_device_that_is_not_there_fails_at_the_start(tmp_path):
+def test_an_unavailable_device_is_refused_before_the_training(tmp_path):
     with pytest.raises(ValueError, match=r"expected run\.device"):
         train(small("run.device=cuda:99"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_recipe_survives_toml(tmp_path):
+def test_a_recipe_is_unchanged_after_writing_and_reading(tmp_path):
     recipe = small('data.dir="a \\"quoted\\" \\\\ folder"', "pruning.prune=0.25")
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
     assert read_recipe(tmp_path / "recipe.toml") == recipe
     assert make_recipe({}) == Recipe()
 
 
-def test_windows_from_milestones_start_at_a_share():
+def test_windows_from_milestones_end_at_the_milestones():
     recipe = make_recipe(
         {
             "training": {"epochs": 20, "milestones": [6, 12, 16]},

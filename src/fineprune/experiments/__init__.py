@@ -1,1 +1,1 @@
-"""Experiments: comparisons at equal cost, and their statistics."""
+"""Experiments: comparisons at equal cost, scaling experiments, and their statistics."""

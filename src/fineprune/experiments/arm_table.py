@@ -1,8 +1,8 @@
-"""Statistics of comparisons: a row for each arm, with differences paired by seed.
+"""Statistics of comparisons: one row per arm, with differences that are paired by seed.
 
-Runs of one seed share their initial weights and orders, so an arm is compared with another seed by
-seed; the interval over the seeds says how far the mean difference may be trusted. Everything here
-is in plain shares and seconds, as in ``summary.json``; the report turns them into per cent.
+Runs with the same seed have the same initial weights and sample orders, so arms are compared seed
+by seed. The confidence interval over the seeds shows how precise the mean difference is. All values
+are fractions and seconds, as in ``summary.json``; the report converts fractions to percentages.
 """
 
 import itertools
@@ -24,21 +24,22 @@ BASELINE = "full"
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-# What the control of equal cost shortens; in these it differs from the other arms by design.
+# The settings that the control ``fewer-epochs`` shortens, so that they differ from the other arms.
 _LENGTHS = ("epochs", "milestones", "warmup")
 
-# Where and how data are read changes nothing that is learnt.
+# The settings of the data section that have no effect on what is learned.
 _PLACES = ("dir", "download", "workers")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference between two arms, paired by seed.
+    """The difference between two arms, paired by seed.
 
     Attributes:
-        mean: mean over the pairs; a share where it is of accuracies (0.01 is one point).
-        half_width: half of the 95 % Student interval around the mean; None with one pair.
-        pairs: number of seeds that both arms have.
+        mean: The mean difference over the pairs. For accuracies, 0.01 is one percentage point.
+        half_width: Half the width of the 95 % Student confidence interval of the mean; None with
+            one pair.
+        pairs: The number of seeds that both arms have.
     """
 
     mean: float
@@ -47,38 +48,41 @@ class Difference:
 
     @property
     def low(self) -> float | None:
-        """Lower end of the 95 % interval; None with one pair."""
+        """The lower end of the 95 % interval; None with one pair."""
         return None if self.half_width is None else self.mean - self.half_width
 
     @property
     def high(self) -> float | None:
-        """Upper end of the 95 % interval; None with one pair."""
+        """The upper end of the 95 % interval; None with one pair."""
         return None if self.half_width is None else self.mean + self.half_width
 
 
 @dataclass(frozen=True)
 class Row:
-    """One arm of a comparison, averaged over its seeds. None: cannot be said from these runs.
+    """One arm of a comparison, averaged over its seeds. None marks a value that is not available.
 
     Attributes:
-        group: the comparison that the arm belongs to, such as ``lenet on digits``.
-        network, dataset: their names.
-        evaluated_on: ``test`` or ``validation``.
-        arm: its name.
-        seeds: number of runs.
-        seconds_train: wall-clock seconds of the training phase, bookkeeping inside, evaluation
-            apart.
-        time_saved: share of ``seconds_train`` saved against ``full``, matched by seed.
-        saved_in_epochs: share saved, from each run's own median epochs (``saved_in_epochs``).
-        seconds_bookkeeping: the overhead: seconds of selection, records and counts in a run.
-        samples_trained: sample-steps, samples summed over the epochs.
-        steps: optimizer steps.
-        skipped: share of the sample-steps of ``full`` that the arm does not train.
-        accuracy_last: in the last epoch, a share: the headline.
-        last_difference: ``accuracy_last`` less that of ``full``.
-        accuracy_best3: mean of a run's three best evaluations, the paper's accuracy; a best-of on
-            the evaluated set, and so too high.
-        best3_difference: ``accuracy_best3`` less that of ``full``.
+        group: The label of the group that the arm belongs to, such as ``lenet on digits``.
+        network: The name of the network.
+        dataset: The name of the dataset.
+        evaluated_on: The set that the accuracies are measured on, ``test`` or ``validation``.
+        arm: The name of the arm.
+        seeds: The number of runs.
+        seconds_train: The wall-clock time of the training in seconds, including the bookkeeping and
+            excluding the evaluation.
+        time_saved: The fraction of the training time of ``full`` that is saved, paired by seed.
+        saved_in_epochs: The fraction of the training time that is saved, computed from the median
+            epoch times of each run; see ``saved_in_epochs``.
+        seconds_bookkeeping: The overhead of one run in seconds: the time for selecting samples,
+            recording losses and updating counts.
+        samples_trained: The number of sample-steps, that is, of samples summed over the epochs.
+        steps: The number of optimizer steps.
+        skipped: The fraction of the sample-steps of ``full`` that the arm does not train.
+        accuracy_last: The accuracy after the last epoch, as a fraction. This is the main result.
+        last_difference: The difference ``accuracy_last`` minus that of ``full``.
+        accuracy_best3: The mean of the three best evaluations of a run, which is the accuracy that
+            the paper reports. It is too high, because it selects epochs on the evaluated set.
+        best3_difference: The difference ``accuracy_best3`` minus that of ``full``.
     """
 
     group: str
@@ -102,11 +106,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that may be compared with each other.
+    """Runs that can be compared with each other.
 
     Attributes:
-        label: such as ``lenet on digits``.
-        runs: in the order of their arms, and of their seeds within an arm.
+        label: The name of the group, such as ``lenet on digits``.
+        runs: The runs, in the order of the arms and, within each arm, of the seeds.
     """
 
     label: str
@@ -118,7 +122,7 @@ class Group:
         return list(dict.fromkeys(run.summary["arm"] for run in self.runs))
 
     def of(self, arm: str) -> list[Run]:
-        """Return the arm's runs, in the order of their seeds; empty where there are none."""
+        """Return the runs of an arm, in the order of their seeds; an empty list if it has none."""
         return [run for run in self.runs if run.summary["arm"] == arm]
 
 
@@ -126,34 +130,34 @@ def table_rows(runs: Sequence[Run]) -> list[Row]:
     """Return one row for each arm of each group.
 
     Raises:
-        InputError: runs that cannot be told apart, as in ``grouped``.
+        InputError: The runs cannot be grouped; see ``grouped``.
     """
     return [row for group in grouped(runs) for row in group_rows(group)]
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """Split runs into groups of one network and data set, in the order given.
+    """Split runs into groups with the same network and dataset, in the given order.
 
-    Where these hold runs of unlike settings (two comparisons of the same network, say), they are
-    split by their titles too.
+    If such a group contains runs with different settings, for example two comparisons of the same
+    network, it is also split by the titles of the runs.
 
     Raises:
-        InputError: runs of one title have unlike settings, or the same arm and seed.
+        InputError: Runs with the same title have different settings, or the same arm and seed.
     """
     groups = []
-    for (network, dataset), same in _split(runs, _names).items():
+    for (network, dataset), same_data in _split(runs, _network_and_dataset).items():
         label = f"{network} on {dataset}"
-        if _clash(same) is None:
-            groups.append(_group(label, same))
+        if _conflict(same_data) is None:
+            groups.append(_group(label, same_data))
             continue
-        for title, titled in _split(same, lambda run: run.title).items():
-            clash = _clash(titled)
-            if clash is not None:
+        for title, same_title in _split(same_data, lambda run: run.title).items():
+            conflict = _conflict(same_title)
+            if conflict is not None:
                 raise InputError(
-                    f"expected comparable runs of {label} in {title!r}, got {clash}: "
-                    f"report them apart"
+                    f"expected comparable runs of {label} in {title!r}, got {conflict}: "
+                    f"report them separately"
                 )
-            groups.append(_group(f"{label}, {title}", titled))
+            groups.append(_group(f"{label}, {title}", same_title))
     return groups
 
 
@@ -163,16 +167,17 @@ def group_rows(group: Group) -> list[Row]:
 
 
 def paired_difference(group: Group, arm: str, other: str, key: str) -> Difference | None:
-    """Return how much an arm's value lies above another arm's, over the seeds that both have.
+    """Return the difference between the values of two arms, over the seeds that both arms have.
 
     Args:
-        group: the runs.
-        arm, other: names of the arms.
-        key: a number in ``summary.json``, such as ``accuracy_last``.
+        group: The group that contains the runs of both arms.
+        arm: The name of the arm.
+        other: The name of the arm whose values are subtracted.
+        key: The name of a number in ``summary.json``, such as ``accuracy_last``.
 
     Returns:
-        The mean difference with its 95 % Student interval, n - 1 degrees of freedom for n pairs;
-        None without a pair.
+        The mean difference with its 95 % Student confidence interval, which has n - 1 degrees of
+        freedom for n pairs; None if the arms have no seed in common.
     """
     pairs = _pairs(group, arm, other)
     if not pairs:
@@ -187,12 +192,18 @@ def paired_difference(group: Group, arm: str, other: str, key: str) -> Differenc
 
 
 def saved_in_epochs(summary: dict[str, Any]) -> float | None:
-    """Return the share of training time that a run's pruned epochs saved.
+    """Return the fraction of the training time that the pruned epochs of a run saved.
 
-    Only from medians within the run: with P pruned and F full epochs,
-    ``1 - (F * median_full + P * median_pruned) / ((F + P) * median_full)``. A machine that other
-    work slows down for a while changes the total time, but hardly this. None where no epoch, or
-    every epoch, is pruned.
+    The fraction is computed from the median epoch times of this run only. With P pruned and F full
+    epochs, it is ``1 - (F * median_full + P * median_pruned) / ((F + P) * median_full)``. If other
+    work slows the machine down for some time, the total time changes, but this fraction does not
+    change much.
+
+    Args:
+        summary: The content of ``summary.json``.
+
+    Returns:
+        The fraction; None if no epoch is pruned or if every epoch is pruned.
     """
     full, pruned = summary["median_full_epoch_seconds"], summary["median_pruned_epoch_seconds"]
     if not full or pruned is None:
@@ -268,16 +279,17 @@ def _group(label: str, runs: Sequence[Run]) -> Group:
 
 
 def _position(run: Run) -> tuple[int, str, int]:
+    """Return the sort key of a run: known arms in their order, then other arms by name."""
     arm = run.summary["arm"]
     return (ARMS.index(arm) if arm in ARMS else len(ARMS), arm, run.summary["seed"])
 
 
-def _names(run: Run) -> tuple[str, str]:
+def _network_and_dataset(run: Run) -> tuple[str, str]:
     return run.summary["network"], run.summary["dataset"]
 
 
-def _clash(runs: Sequence[Run]) -> str | None:
-    """Say why the runs cannot stand in one table; None where they can."""
+def _conflict(runs: Sequence[Run]) -> str | None:
+    """Return the reason why the runs cannot be compared in one table; None if they can."""
     seeds = Counter((run.summary["arm"], run.summary["seed"]) for run in runs)
     (arm, seed), times = seeds.most_common(1)[0]
     if times > 1:
@@ -285,20 +297,24 @@ def _clash(runs: Sequence[Run]) -> str | None:
     for run, other in itertools.pairwise(sorted(runs, key=_position)):
         arms = {run.summary["arm"], other.summary["arm"]}
         if _settings(run, arms) != _settings(other, arms):
-            return f"unlike settings in {run.path.name} and {other.path.name}"
+            return f"different settings in {run.path.name} and {other.path.name}"
     return None
 
 
 def _settings(run: Run, arms: set[str]) -> str:
-    """What runs must agree in: within one arm all but the seed, between two arms the training."""
-    one_arm = len(arms) == 1
-    left_out = {
+    """Return the settings that comparable runs of the given arms have in common, as JSON.
+
+    Runs of the same arm may differ in the ``run`` section only. Runs of two arms may also differ
+    in the ``pruning`` section, and ``fewer-epochs`` in the length of the training.
+    """
+    same_arm = len(arms) == 1
+    excluded = {
         "data": _PLACES,
-        "training": _LENGTHS if not one_arm and "fewer-epochs" in arms else (),
+        "training": _LENGTHS if not same_arm and "fewer-epochs" in arms else (),
     }
     sections = {
-        name: {key: value for key, value in values.items() if key not in left_out.get(name, ())}
+        name: {key: value for key, value in values.items() if key not in excluded.get(name, ())}
         for name, values in run.recipe.items()
-        if name != "run" and (one_arm or name != "pruning")
+        if name != "run" and (same_arm or name != "pruning")
     }
     return json.dumps([sections, run.summary["train_samples"]], sort_keys=True)

@@ -1,4 +1,4 @@
-"""Compare: train every arm with every seed, side by side, into one folder."""
+"""Comparisons: trains every arm with every seed, and writes all runs to one folder."""
 
 import concurrent.futures
 import multiprocessing
@@ -19,8 +19,8 @@ from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe
 from fineprune.training.stop import Stopped, stop_requests
 
-# The order of an epoch comes from seed + epoch, as in DistributedSampler: seeds that are nearer to
-# each other than the number of epochs would share most of their orders.
+# The sample order of an epoch is drawn from seed + epoch, as in DistributedSampler. Two seeds whose
+# difference is smaller than the number of epochs would therefore share most of their orders.
 _SEED_STEP = 1_000_003
 
 _POLL_SECONDS = 0.5
@@ -29,23 +29,33 @@ OnProgress = Callable[[str, int, int], None]
 
 
 def plan_runs(recipe: Recipe, folder: Path, seeds: int, arms: Sequence[str]) -> list[PlannedRun]:
-    """List the runs of a comparison, seed after seed, so that a noisy hour hurts all arms alike.
+    """List the runs of a comparison, ordered by seed.
+
+    In this order, a temporary slowdown of the machine affects all arms equally.
+
+    Args:
+        recipe: A recipe with a pruning schedule.
+        folder: The folder of the comparison.
+        seeds: The number of runs of each arm.
+        arms: The names of the arms, out of ``ARMS``.
 
     Raises:
-        InputError: An arm is not known or is given twice, or the recipe has no schedule.
+        InputError: An arm is unknown or given twice, the recipe has no pruning schedule, or
+            ``seeds`` is below 1.
     """
     if seeds < 1:
         raise InputError(f"expected at least one seed, got {seeds}")
-    twice = next((arm for arm in arms if list(arms).count(arm) > 1), None)
-    if twice is not None:
-        raise InputError(f"expected every arm once, got {twice!r} {list(arms).count(twice)} times")
+    repeated = next((arm for arm in arms if list(arms).count(arm) > 1), None)
+    if repeated is not None:
+        times = list(arms).count(repeated)
+        raise InputError(f"expected every arm once, got {repeated!r} {times} times")
     num_samples = load_data(resolved(recipe)).num_samples
     runs = []
     for number in range(seeds):
         seeded = recipe.replaced("run", seed=recipe.run.seed + number * _SEED_STEP)
         for arm in arms:
-            made = arm_recipe(seeded, arm, num_samples).replaced("run", arm=arm)
-            runs.append(PlannedRun(arm, number, made, folder / f"{arm}-{number}"))
+            run_recipe = arm_recipe(seeded, arm, num_samples).replaced("run", arm=arm)
+            runs.append(PlannedRun(arm, number, run_recipe, folder / f"{arm}-{number}"))
     return runs
 
 
@@ -59,28 +69,29 @@ def compare(
     jobs: int = 1,
     on_progress: OnProgress | None = None,
 ) -> None:
-    """Train all arms. Runs that the folder already holds are continued, or left if finished.
+    """Train all arms. Unfinished runs in the folder are continued, and finished ones are kept.
 
     Args:
         recipe: A recipe with a pruning schedule.
-        folder: Where the runs, the recipe and ``compare.json`` are written.
-        title: What the report calls the comparison.
+        folder: The folder to which the runs, the recipe and ``compare.json`` are written.
+        title: The title of the comparison in the report.
         seeds: The number of runs of each arm.
-        arms: Names from ``ARMS``.
-        jobs: The number of runs at the same time, each on its share of the cores.
-        on_progress: Called with a line of text, the epochs done and the number of all epochs.
+        arms: The names of the arms, out of ``ARMS``.
+        jobs: The number of runs that train at the same time and share the cores equally.
+        on_progress: Called with a line of text (which may be empty), the number of epochs trained
+            so far, and the number of all epochs.
 
     Raises:
         InputError: A setting is wrong, the folder holds runs of another recipe, or another process
-            writes it.
-        RunError: A run's process was killed.
-        Stopped: A signal asked this process to stop; the runs have written checkpoints.
+            writes to the folder.
+        RunError: The process of a run was killed.
+        Stopped: A signal asked this process to stop, and the runs have written checkpoints.
     """
     if jobs < 1:
         raise InputError(f"expected at least one job, got {jobs}")
     runs = plan_runs(recipe, folder, seeds, arms)
     with only_writer(folder):
-        waiting = [run for run in runs if not run.finished()]
+        unfinished = [run for run in runs if not run.finished()]
         write_atomically(folder / RECIPE, recipe.to_toml())
         write_json(
             folder / COMPARISON,
@@ -96,16 +107,16 @@ def compare(
             },
         )
         total = sum(run.recipe.training.epochs for run in runs)
-        tell = on_progress or (lambda line, done, total: None)
-        for run in _trained(waiting, jobs, lambda: tell("", epochs_done(runs), total)):
-            tell(f"{run.name}, seed {run.number + 1} of {seeds}", epochs_done(runs), total)
+        report = on_progress or (lambda line, done, total: None)
+        for run in _train_all(unfinished, jobs, lambda: report("", epochs_done(runs), total)):
+            report(f"{run.name}, seed {run.number + 1} of {seeds}", epochs_done(runs), total)
 
 
-def _trained(
+def _train_all(
     runs: Sequence[PlannedRun], jobs: int, on_poll: Callable[[], None]
 ) -> Iterator[PlannedRun]:
-    """Train runs in processes of their own, and yield each when it is finished."""
-    # One run's memory and threads must not be another's.
+    """Train the runs in separate processes, and yield each run when it is finished."""
+    # Spawned processes do not inherit the memory and the threads of this process.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
     pool = concurrent.futures.ProcessPoolExecutor(
@@ -125,11 +136,11 @@ def _trained(
             pool.shutdown()
         except BrokenProcessPool:
             raise RunError(
-                "the process of a run was killed, perhaps for want of memory: run the same command "
-                "again to go on"
+                "the process of a run was killed, perhaps because memory ran out: run the same "
+                "command again to continue"
             ) from None
         finally:
-            # A process that is told to end writes a checkpoint first.
+            # A terminated run writes a checkpoint before its process ends.
             pool.shutdown(wait=False, cancel_futures=True)
             started = set(multiprocessing.active_children()) - others
             for process in started:

@@ -1,4 +1,4 @@
-"""Configurations of a cluster in a few words, as the paper has them: ``async 4+3 dedicated``."""
+"""Parses configurations of workers and servers such as ``async 4+3 dedicated`` ([D] Table 1)."""
 
 import dataclasses
 import re
@@ -11,22 +11,24 @@ ONE, ALL_REDUCE = "one", "all-reduce"
 _SERVED = ("sync", "async", "mixed")
 _FORM = re.compile(rf"({'|'.join(_SERVED)}) (\d+)\+(\d+)( dedicated| shared)?((?: [a-z]+=\d+)*)")
 _OPTIONS = {"group": "group", "backup": "backup", "bound": "staleness_bound"}
-_FORMS = (
-    "'one', 'all-reduce 2', or 'async 4+3 dedicated': sync, async or mixed, workers+servers, "
-    "shared or dedicated, and group=, backup= or bound= where wanted"
+_EXAMPLES = "'one', 'all-reduce 2' or 'async 4+3 dedicated'"
+_SYNTAX = (
+    "write sync, async or mixed, then workers+servers, and optionally shared or dedicated, and "
+    "group=, backup= or bound="
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Configuration:
-    """Who trains.
+    """The workers and servers that train a recipe.
 
     Attributes:
-        text: as it was asked for, in one form.
-        strategy: ``one`` (a process alone), ``all-reduce``, ``sync``, ``async`` or ``mixed``.
-        workers: replicas of the model.
-        servers: parameter servers.
-        settings: of the recipe's ``distributed`` section.
+        text: The configuration as text, in its normal form.
+        strategy: The strategy: ``one`` (a single process), ``all-reduce``, ``sync``, ``async`` or
+            ``mixed``.
+        workers: The number of replicas of the model.
+        servers: The number of parameter servers.
+        settings: The settings of the recipe's ``distributed`` section.
     """
 
     text: str
@@ -37,26 +39,27 @@ class Configuration:
 
     @property
     def nodes(self) -> int:
-        """What is paid for: workers and dedicated servers; shared servers are on workers' nodes."""
+        """The number of workers and dedicated servers; shared servers are on the workers' nodes."""
         dedicated = self.settings.get("placement") == "dedicated"
         return self.workers + (self.servers if dedicated else 0)
 
     @property
     def folder(self) -> str:
-        """A name for files."""
+        """The name of the folder of the configuration's run."""
         return re.sub(r"[^a-z0-9]+", "-", self.text)
 
 
 def configuration(text: str) -> Configuration:
-    """Read a configuration.
+    """Parse a configuration.
 
     Args:
-        text: ``one``; ``all-reduce N``; ``sync``, ``async`` or ``mixed``, then ``N+S`` for N
-            workers and S servers, then ``dedicated`` where the servers have nodes of their own, and
-            ``group=``, ``backup=`` or ``bound=`` with a number.
+        text: The text: ``one``; ``all-reduce N`` for N processes; or ``sync``, ``async`` or
+            ``mixed``, followed by ``N+S`` for N workers and S servers, optionally by ``shared`` or
+            ``dedicated`` for the placement of the servers, and optionally by ``group=``,
+            ``backup=`` or ``bound=`` with a number.
 
     Raises:
-        InputError: it is none of these.
+        InputError: The text is not a configuration.
     """
     words = " ".join(text.split())
     if words == ONE:
@@ -68,7 +71,7 @@ def configuration(text: str) -> Configuration:
         return Configuration(words, ALL_REDUCE, workers, 0, {})
     found = _FORM.fullmatch(words)
     if found is None:
-        raise InputError(f"expected a configuration such as {_FORMS}; got {text!r}")
+        raise InputError(f"expected a configuration such as {_EXAMPLES}, got {text!r}: {_SYNTAX}")
     strategy, workers, servers = found[1], int(found[2]), int(found[3])
     settings: dict[str, Any] = {"strategy": strategy, "workers": workers, "servers": servers}
     settings["placement"] = (found[4] or "shared").strip()
@@ -80,30 +83,31 @@ def configuration(text: str) -> Configuration:
     return Configuration(words.replace(" shared", ""), strategy, workers, servers, settings)
 
 
-def configured(recipe: Recipe, asked: Configuration, *, same_update: bool) -> Recipe:
-    """Return the recipe as a configuration trains it.
+def configured(recipe: Recipe, chosen: Configuration, *, same_update: bool) -> Recipe:
+    """Return the recipe that trains with a configuration.
 
     Args:
-        recipe: of one process.
-        asked: the configuration.
-        same_update: divide ``training.batch_size`` by the gradients that an update averages, so
-            that updates are of as many samples in all configurations; else every worker's batch
-            is the recipe's.
+        recipe: The recipe for a single process.
+        chosen: The configuration.
+        same_update: Whether to divide ``training.batch_size`` by the number of gradients that an
+            update averages. If true, an update uses the same number of samples in every
+            configuration; if false, every worker has the batch size of the recipe.
 
     Raises:
-        InputError: the settings do not fit together, or the batch does not divide.
+        InputError: The settings do not fit together, or the batch size is not divisible.
     """
-    made = recipe.replaced("distributed", **asked.settings) if asked.settings else recipe
+    result = recipe.replaced("distributed", **chosen.settings) if chosen.settings else recipe
     if same_update:
         averaged = (
-            asked.workers if asked.strategy == ALL_REDUCE else made.distributed.batches_per_update
+            chosen.workers
+            if chosen.strategy == ALL_REDUCE
+            else result.distributed.batches_per_update
         )
-        # A group splits its batch over its members by itself.
         size, rest = divmod(recipe.training.batch_size, averaged)
         if rest:
             raise InputError(
                 f"expected training.batch_size to be a multiple of the {averaged} gradients that "
-                f"an update of {asked.text!r} averages, got {recipe.training.batch_size}"
+                f"an update of {chosen.text!r} averages, got {recipe.training.batch_size}"
             )
-        made = made.replaced("training", batch_size=size)
-    return made
+        result = result.replaced("training", batch_size=size)
+    return result

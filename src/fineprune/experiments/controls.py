@@ -1,4 +1,4 @@
-"""The arms of a comparison: the method, the baseline, and the controls that it has to beat."""
+"""The arms of a comparison: the baseline, the method, and the controls of equal cost."""
 
 from fineprune.errors import InputError
 from fineprune.training.cost import predicted_cost
@@ -8,20 +8,20 @@ ARMS = ("full", "fine-pruning", "random", "fewer-epochs")
 
 
 def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
-    """Return the recipe of one arm; network, data, order and augmentation stay the same.
+    """Return the recipe of one arm. All arms have the same network, data, order and augmentation.
 
     Args:
-        recipe: one whose pruning section describes a schedule.
-        arm: ``full`` skips nothing; ``fine-pruning`` is the recipe; ``random`` skips as many in
-            the same epochs at random; ``fewer-epochs`` trains on all data for as many epochs as
-            cost the same.
-        num_samples: N, the training samples.
+        recipe: A recipe with a pruning schedule.
+        arm: The name of the arm. ``full`` skips no samples. ``fine-pruning`` follows the recipe.
+            ``random`` skips the same number of samples in the same epochs, chosen at random.
+            ``fewer-epochs`` trains on all data, for the number of epochs that has the same cost.
+        num_samples: The number of training samples, N.
 
     Raises:
-        InputError: the arm is not known, or the recipe has no schedule to compare.
+        InputError: The arm is unknown, or the recipe has no pruning schedule.
     """
     if arm not in ARMS:
-        raise InputError(f"expected arms of {', '.join(ARMS)}, got {arm!r}")
+        raise InputError(f"expected arms out of {', '.join(ARMS)}, got {arm!r}")
     if recipe.pruning.policy == "full":
         raise InputError(
             'expected a recipe with a pruning schedule to compare, got policy = "full": '
@@ -35,11 +35,15 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
 
 
 def fewer_epochs(recipe: Recipe, num_samples: int) -> Recipe:
-    """Return the recipe on all data, shortened to what the pruned one costs.
+    """Return the recipe without pruning, shortened to the cost of the pruned run.
 
-    The whole number of epochs nearest to the pruned run's sample-steps; milestones and warm-up are
-    compressed in proportion, so that the rate decays fully (the control that "No Train No Gain",
-    NeurIPS 2023, asks for).
+    The sample-steps of the pruned run are rounded to whole epochs. The milestones and the warm-up
+    are shortened in proportion, so that the learning rate decays completely. "No Train No Gain"
+    (NeurIPS 2023) recommends this control.
+
+    Args:
+        recipe: A recipe with a pruning schedule.
+        num_samples: The number of training samples, N.
     """
     training = recipe.training
     cost = predicted_cost(recipe, num_samples)

@@ -1,4 +1,4 @@
-"""A run that an experiment will make or has made: its recipe, its folder, and how far it is."""
+"""A run of an experiment: its recipe, its folder, and its progress."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from fineprune.training.recipe import Recipe, read_recipe
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
-    """One run of an experiment.
+    """One run of an experiment, which may not have started yet.
 
     Attributes:
-        name: What it stands for: an arm, or a configuration.
-        number: The number of its seed, from 0.
-        recipe: The recipe; "auto" may be left in it.
-        folder: The run's folder.
+        name: The arm or the configuration that the run trains.
+        number: The number of the run's seed, counted from 0.
+        recipe: The recipe, which may contain "auto" settings.
+        folder: The folder of the run.
     """
 
     name: str
@@ -26,23 +26,26 @@ class PlannedRun:
     folder: Path
 
     def finished(self) -> bool:
-        """Say whether the run is finished.
+        """Return whether the run is finished.
 
         Raises:
             InputError: The folder holds a run of another recipe.
         """
         if not (self.folder / RECIPE).exists():
             return False
-        found = read_recipe(self.folder / RECIPE).differences(self.recipe)
-        if found:
+        changed = read_recipe(self.folder / RECIPE).differences(self.recipe)
+        if changed:
             raise InputError(
-                f"expected {self.folder} to hold this run, but its {RECIPE} differs "
-                f"({'; '.join(found)}): give another --out"
+                f"expected a run of this recipe in {self.folder}, got one whose {RECIPE} differs "
+                f"({'; '.join(changed)}): give another --out"
             )
         return (self.folder / SUMMARY).exists()
 
 
 def epochs_done(runs: Sequence[PlannedRun]) -> int:
-    """Count the epochs that are done, by lines of metrics, which is cheap to ask often."""
+    """Return the number of epochs that are trained.
+
+    The lines of metrics are counted, which is fast enough to be repeated often.
+    """
     files = [run.folder / METRICS for run in runs]
     return sum(file.read_bytes().count(b"\n") for file in files if file.exists())

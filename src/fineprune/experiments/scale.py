@@ -1,4 +1,4 @@
-"""Scale: train one recipe under several configurations of workers and servers, one by one."""
+"""Scaling experiments: trains a recipe with several configurations of workers and servers."""
 
 import os
 import subprocess
@@ -32,39 +32,42 @@ def scale(
     same_update: bool = False,
     on_progress: OnProgress | None = None,
 ) -> None:
-    """Train all configurations; runs that the folder already holds are continued or left.
+    """Train all configurations. Unfinished runs in the folder are continued, finished ones kept.
 
-    They run one after another, each in processes of its own, with as many threads a worker in all:
-    so that a worker is the same worker everywhere.
+    The configurations are trained one after another, in separate processes. A worker has the same
+    number of threads in every configuration, so that the speed of a worker is comparable.
 
     Args:
-        recipe: of one process.
-        folder: where the runs and ``scale.json`` are written.
-        configurations: in the order in which they run.
-        title: what the report calls it.
-        same_update: see ``configured``.
-        on_progress: called with a line of text, epochs done and epochs in all.
+        recipe: The recipe for a single process.
+        folder: The folder to which the runs and ``scale.json`` are written.
+        configurations: The configurations, in the order in which they are trained.
+        title: The title of the experiment in the report.
+        same_update: Whether an update uses the same number of samples in every configuration; see
+            ``configured``.
+        on_progress: Called with a line of text (which may be empty), the number of epochs trained
+            so far, and the number of all epochs.
 
     Raises:
-        InputError: a setting is wrong, or the folder holds runs of another recipe.
-        RunError: a run failed.
-        Stopped: A signal asked this process to stop; the run has written a checkpoint.
+        InputError: A setting is wrong, the folder holds runs of another recipe, or another process
+            writes to the folder.
+        RunError: A run failed.
+        Stopped: A signal asked this process to stop, and the run has written a checkpoint.
     """
     if recipe.training.epochs < 2:
         raise InputError(
             f"expected training.epochs of at least 2, the first of which is a warm-up, got "
             f"{recipe.training.epochs}"
         )
-    texts = [one.text for one in configurations]
+    texts = [configuration.text for configuration in configurations]
     if len(set(texts)) < len(texts):
         raise InputError(f"expected each configuration once, got {', '.join(texts)}")
     if not recipe.run.threads:
-        most = max(one.workers for one in configurations)
-        recipe = recipe.replaced("run", threads=max(1, available_cores() // most))
+        most_workers = max(configuration.workers for configuration in configurations)
+        recipe = recipe.replaced("run", threads=max(1, available_cores() // most_workers))
     runs = []
-    for one in configurations:
-        made = resolved(configured(recipe, one, same_update=same_update))
-        runs.append(PlannedRun(one.text, 0, made, folder / one.folder))
+    for configuration in configurations:
+        run_recipe = resolved(configured(recipe, configuration, same_update=same_update))
+        runs.append(PlannedRun(configuration.text, 0, run_recipe, folder / configuration.folder))
     with only_writer(folder):
         _train_all(runs, configurations, folder, title, same_update, on_progress)
 
@@ -77,7 +80,7 @@ def _train_all(
     same_update: bool,
     on_progress: OnProgress | None,
 ) -> None:
-    waiting = [not run.finished() for run in runs]
+    unfinished = [not run.finished() for run in runs]
     write_json(
         folder / SCALING,
         {
@@ -88,25 +91,25 @@ def _train_all(
         },
     )
     total = sum(run.recipe.training.epochs for run in runs)
-    tell = on_progress or (lambda line, done, total: None)
-    for run, one, needed in zip(runs, configurations, waiting, strict=True):
-        if needed:
-            _train(run, one, lambda: tell("", epochs_done(runs), total))
-            tell(run.name, epochs_done(runs), total)
+    report = on_progress or (lambda line, done, total: None)
+    for run, configuration, is_unfinished in zip(runs, configurations, unfinished, strict=True):
+        if is_unfinished:
+            _train(run, configuration, lambda: report("", epochs_done(runs), total))
+            report(run.name, epochs_done(runs), total)
 
 
-def _train(run: PlannedRun, one: Configuration, on_poll: Callable[[], None]) -> None:
-    """Train a run in processes of its own, to its end."""
-    with tempfile.TemporaryDirectory() as place:
-        recipe = Path(place) / "recipe.toml"
+def _train(run: PlannedRun, configuration: Configuration, on_poll: Callable[[], None]) -> None:
+    """Train a run to its end, in separate processes."""
+    with tempfile.TemporaryDirectory() as temporary:
+        recipe = Path(temporary) / "recipe.toml"
         write_atomically(recipe, run.recipe.to_toml())
         train = ["-m", "fineprune", "train", str(recipe), "--out", str(run.folder), "--resume"]
         log = run.folder.with_suffix(".log")
-        fresh = not run.folder.exists()
-        began = time.perf_counter()
+        is_new = not run.folder.exists()
+        started = time.perf_counter()
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, *_launcher(one), *train],
+                [sys.executable, *_launcher(configuration), *train],
                 env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -118,27 +121,27 @@ def _train(run: PlannedRun, one: Configuration, on_poll: Callable[[], None]) -> 
                         time.sleep(_POLL_SECONDS)
                         on_poll()
                         if stop.number is not None:
-                            raise Stopped(stop.number, f"in {one.text!r}")
+                            raise Stopped(stop.number, f"in {configuration.text!r}")
             finally:
-                process.terminate()  # the run writes a checkpoint first
+                process.terminate()  # The run writes a checkpoint before its process ends.
                 process.wait()
     if process.returncode:
-        said = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        ours = [line for line in said if line.startswith("fineprune:")] or [f"see {log}"]
-        raise RunError(f"{one.text!r} failed: {ours[-1]}")
-    if fresh:  # else a part of the time was spent before an interruption
-        write_json(run.folder / DURATION, {"seconds": time.perf_counter() - began})
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        messages = [line for line in lines if line.startswith("fineprune:")] or [f"see {log}"]
+        raise RunError(f"{configuration.text!r} failed: {messages[-1]}")
+    if is_new:  # The time of a run that was interrupted and continued is not known.
+        write_json(run.folder / DURATION, {"seconds": time.perf_counter() - started})
     log.unlink()
 
 
-def _launcher(one: Configuration) -> list[str]:
-    if one.strategy != ALL_REDUCE:
+def _launcher(configuration: Configuration) -> list[str]:
+    if configuration.strategy != ALL_REDUCE:
         return []
-    # A store of this run alone, on a free port of the loopback interface.
+    # Each run has its own rendezvous store, on a free port of the loopback interface.
     return [
         "-m",
         "fineprune.launch.torchrun",
-        f"--nproc-per-node={one.workers}",
+        f"--nproc-per-node={configuration.workers}",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=127.0.0.1:0",
         "--local-addr=127.0.0.1",

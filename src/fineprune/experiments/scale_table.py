@@ -1,7 +1,8 @@
-"""What a list of configurations gained and cost: throughput, speedup, staleness, time to a loss.
+"""The measures of a scaling experiment: throughput, speedup, staleness and the time to a loss.
 
-The measures are those of Campos et al., ICCS 2017, Tables 1 to 3, and what that paper left open:
-where the time of a step goes. A node is a worker or a dedicated server.
+The measures are those of [D] Tables 1 to 3 (Campos et al., ICCS 2017). In addition, the time of a
+step is split into its phases, which that paper leaves as future work. A node is a worker or a
+dedicated server.
 """
 
 import statistics
@@ -17,8 +18,8 @@ from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration,
 from fineprune.runs.files import DURATION, SCALING, read_json
 from fineprune.runs.run import Run, read_run
 
-# In the order in which a gradient passes them. What a worker does, and what its servers do while
-# it waits in its pull.
+# The phases of a step, in the order in which a gradient passes through them. The phases of the
+# servers take place while a worker waits for them.
 WORKER_PHASES = ("data", "compute", "group reduce", "push", "pull", "wait")
 SERVER_PHASES = ("queue", "apply", "send")
 
@@ -28,10 +29,10 @@ class Scaled:
     """A configuration and its run.
 
     Attributes:
-        configuration: Who trained.
-        run: The run.
-        seconds_other: The wall-clock time of the command that is neither training nor evaluation;
-            None if the command was interrupted, so that it is not known.
+        configuration: The configuration that was trained.
+        run: The finished run.
+        seconds_other: The wall-clock time of the run's processes in seconds, excluding training and
+            evaluation; None if the run was interrupted, because the time is then not known.
     """
 
     configuration: Configuration
@@ -41,12 +42,12 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Scaling:
-    """A folder of ``fineprune scale``, read.
+    """A scaling experiment, as read from its folder.
 
     Attributes:
-        title: of the recipe.
-        same_update: whether all configurations update by as many samples.
-        runs: in the order in which they were asked for.
+        title: The title of the experiment.
+        same_update: Whether an update uses the same number of samples in every configuration.
+        runs: The configurations and their runs, in the order in which they were trained.
     """
 
     title: str
@@ -56,32 +57,40 @@ class Scaling:
 
 @dataclass(frozen=True)
 class ScaleRow:
-    """One configuration. None: cannot be said from these runs.
+    """The measures of one configuration. None marks a value that is not available.
 
     Attributes:
-        configuration: its text.
-        strategy: of it.
-        workers, servers, nodes: how many; a node is a worker or a dedicated server.
-        throughput: samples a second, the median over the epochs but the first.
-        throughput_low, throughput_high: the quartiles.
-        speedup: against one process alone.
-        efficiency: speedup over nodes.
-        speedup_all_reduce: against all-reduce on as many workers.
-        accuracy_last: after the last epoch, a share.
-        seconds: of training in all.
-        seconds_other: from the start of the command to its end, less training and evaluation:
-            starting processes, Ray among them, loading data, writing checkpoints.
-        target_loss: the mean training loss that is waited for; None if no configuration has an
-            epoch on all data.
-        epochs_to_target, samples_to_target, seconds_to_target: until the first epoch on all data
-            whose mean training loss is at most the target; None where there is none.
-        speedup_to_target: against one process alone.
-        staleness: how many updates were 0, 1, ... updates stale; empty without servers.
-        staleness_mean, staleness_p95, staleness_max: over the updates.
-        updates: of the parameters.
-        dropped: gradients thrown away, as a share of all that were computed.
-        lost: batches that were lost with a server.
-        phases: seconds a gradient of each phase, over all processes; empty without servers.
+        configuration: The text of the configuration.
+        strategy: The strategy of the configuration.
+        workers: The number of workers.
+        servers: The number of parameter servers.
+        nodes: The number of workers and dedicated servers.
+        throughput: The number of samples per second, as the median over all epochs but the first.
+        throughput_low, throughput_high: The quartiles of the samples per second.
+        speedup: The throughput divided by that of a single process.
+        efficiency: The speedup divided by the number of nodes.
+        speedup_all_reduce: The throughput divided by that of all-reduce with the same number of
+            workers.
+        accuracy_last: The accuracy after the last epoch, as a fraction.
+        seconds: The training time, in seconds.
+        seconds_other: The time in seconds that the run's processes took for everything except
+            training and evaluation, such as starting Ray, loading data and writing checkpoints.
+        target_loss: The mean training loss to reach; None if it is not given and a configuration
+            has no epoch on all data.
+        epochs_to_target, samples_to_target, seconds_to_target: The epochs, samples and seconds to
+            the end of the first epoch on all data whose mean training loss is at most the target;
+            None if there is no such epoch.
+        speedup_to_target: The seconds to the target of a single process, divided by those of this
+            configuration.
+        staleness: The number of updates with a staleness of 0, 1, 2 and so on; empty without
+            servers.
+        staleness_mean, staleness_p95, staleness_max: The mean, 95th percentile and maximum of the
+            staleness of the updates.
+        updates: The number of updates of the parameters.
+        dropped: The fraction of the computed gradients that were discarded.
+        lost: The number of batches that were lost because a server failed.
+        phases: The time per gradient of each phase in seconds, summed over all processes; empty
+            without servers.
     """
 
     configuration: str
@@ -114,13 +123,15 @@ class ScaleRow:
 
 
 def read_scaling(folder: Path) -> Scaling:
-    """Read a folder of ``fineprune scale``.
+    """Read a scaling experiment from its folder.
 
     Raises:
-        InputError: it is none, or a run is not finished.
+        InputError: The folder was not written by ``fineprune scale``, or a run is not finished.
     """
     if not (folder / SCALING).is_file():
-        raise InputError(f"expected a folder of fineprune scale, with {SCALING}, got {folder}")
+        raise InputError(
+            f"expected a folder that fineprune scale wrote, with {SCALING}, got {folder}"
+        )
     listed = read_json(folder / SCALING)
     try:
         runs = [
@@ -130,116 +141,123 @@ def read_scaling(folder: Path) -> Scaling:
         return Scaling(str(listed["title"]), bool(listed["same_update"]), runs)
     except (KeyError, TypeError) as error:
         raise InputError(
-            f"expected title, same_update and runs in {folder / SCALING}, one is missing: "
+            f"expected title, same_update and runs in {folder / SCALING}, at least one is missing: "
             f"run fineprune scale again"
         ) from error
 
 
-def _read_scaled(asked: Configuration, folder: Path) -> Scaled:
+def _read_scaled(trained: Configuration, folder: Path) -> Scaled:
     run = read_run(folder)
-    took = folder / DURATION
+    duration = folder / DURATION
     other = None
-    if took.exists():
+    if duration.exists():
         summary = run.summary
-        other = read_json(took)["seconds"]
+        other = read_json(duration)["seconds"]
         other -= summary["seconds_train"] + summary["seconds_evaluate"]
-    return Scaled(asked, run, other)
+    return Scaled(trained, run, other)
 
 
 def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list[ScaleRow]:
-    """Return a row for each configuration.
+    """Return one row for each configuration.
 
     Args:
-        runs: of one recipe.
-        target_loss: of training; by default the lowest that all of them reach in an epoch on all
-            data.
+        runs: The runs of one recipe.
+        target_loss: The mean training loss to reach. By default, it is the lowest loss that every
+            configuration reaches in an epoch on all data.
 
     Raises:
-        InputError: there are no runs, or a run has too few epochs to measure.
+        InputError: There are no runs, or a run has fewer than two epochs.
     """
     if not runs:
         raise InputError("expected at least one run, got none")
     if target_loss is None:
-        lowest = [min((loss for _, loss in _losses(one.run)), default=None) for one in runs]
-        known = [loss for loss in lowest if loss is not None]
-        target_loss = max(known) if len(known) == len(runs) else None
-    base = _first(runs, ONE, 1)
+        lowest = [min((loss for _, loss in _losses(scaled.run)), default=None) for scaled in runs]
+        losses = [loss for loss in lowest if loss is not None]
+        target_loss = max(losses) if len(losses) == len(runs) else None
+    single = _find(runs, ONE, 1)
     rows = []
-    for one in runs:
-        throughput = _throughput(one.run)
+    for scaled in runs:
+        config, run = scaled.configuration, scaled.run
+        throughput = _throughput(run)
         median = statistics.median(throughput)
         low, high = np.percentile(throughput, [25, 75])
-        speedup = median / statistics.median(_throughput(base)) if base else None
-        peer = _first(runs, ALL_REDUCE, one.configuration.workers)
-        reached = _reached(one.run, target_loss)
-        seconds = None if reached is None else _seconds(one.run, reached)
-        base_reached = None if base is None else _reached(base, target_loss)
-        told = [line["distributed"] for line in one.run.metrics if "distributed" in line]
-        stale = _histogram(told)
-        steps = sum(line["steps"] for line in one.run.metrics)
-        gradients = _gradients(one.run) if told else 0
-        dropped = sum(line["dropped"] for line in told)
+        speedup = median / statistics.median(_throughput(single)) if single else None
+        all_reduce = _find(runs, ALL_REDUCE, config.workers)
+        reached = _reached(run, target_loss)
+        seconds = None if reached is None else _seconds(run, reached)
+        single_reached = None if single is None else _reached(single, target_loss)
+        reports = [line["distributed"] for line in run.metrics if "distributed" in line]
+        staleness = _histogram(reports)
+        steps = sum(line["steps"] for line in run.metrics)
+        gradients = _gradients(run) if reports else 0
+        dropped = sum(report["dropped"] for report in reports)
         rows.append(
             ScaleRow(
-                configuration=one.configuration.text,
-                strategy=one.configuration.strategy,
-                workers=one.configuration.workers,
-                servers=one.configuration.servers,
-                nodes=one.configuration.nodes,
+                configuration=config.text,
+                strategy=config.strategy,
+                workers=config.workers,
+                servers=config.servers,
+                nodes=config.nodes,
                 throughput=median,
                 throughput_low=float(low),
                 throughput_high=float(high),
                 speedup=speedup,
-                efficiency=None if speedup is None else speedup / one.configuration.nodes,
+                efficiency=None if speedup is None else speedup / config.nodes,
                 speedup_all_reduce=(
-                    None if peer is None else median / statistics.median(_throughput(peer))
+                    None
+                    if all_reduce is None
+                    else median / statistics.median(_throughput(all_reduce))
                 ),
-                accuracy_last=one.run.summary["accuracy_last"],
-                seconds=one.run.summary["seconds_train"],
-                seconds_other=one.seconds_other,
+                accuracy_last=run.summary["accuracy_last"],
+                seconds=run.summary["seconds_train"],
+                seconds_other=scaled.seconds_other,
                 target_loss=target_loss,
                 epochs_to_target=None if reached is None else reached + 1,
                 samples_to_target=(
                     None
                     if reached is None
-                    else sum(line["samples"] for line in one.run.metrics[: reached + 1])
+                    else sum(line["samples"] for line in run.metrics[: reached + 1])
                 ),
                 seconds_to_target=seconds,
                 speedup_to_target=(
                     None
-                    if seconds is None or base is None or base_reached is None
-                    else _seconds(base, base_reached) / seconds
+                    if seconds is None or single is None or single_reached is None
+                    else _seconds(single, single_reached) / seconds
                 ),
-                staleness=tuple(stale),
-                staleness_mean=_mean(stale),
-                staleness_p95=_percentile(stale, 95),
-                staleness_max=len(stale) - 1 if stale else None,
+                staleness=tuple(staleness),
+                staleness_mean=_mean(staleness),
+                staleness_p95=_percentile(staleness, 95),
+                staleness_max=len(staleness) - 1 if staleness else None,
                 updates=steps,
-                dropped=dropped / (gradients + dropped) if told else None,
-                lost=sum(len(line["lost"]) for line in told),
-                phases=_phases(told, gradients),
+                dropped=dropped / (gradients + dropped) if reports else None,
+                lost=sum(len(report["lost"]) for report in reports),
+                phases=_phases(reports, gradients),
             )
         )
     return rows
 
 
 def loss_curve(run: Run) -> tuple[list[float], list[float]]:
-    """Return seconds of training and mean training losses, after each epoch on all data.
+    """Return the training time in seconds and the mean training loss after each epoch on all data.
 
-    The samples of a pruned epoch are others, and so is their loss.
+    Pruned epochs are left out, because their mean loss is over other samples.
     """
-    known = _losses(run)
-    return [_seconds(run, epoch) for epoch, _ in known], [loss for _, loss in known]
+    losses = _losses(run)
+    return [_seconds(run, epoch) for epoch, _ in losses], [loss for _, loss in losses]
 
 
-def _first(runs: Sequence[Scaled], strategy: str, workers: int) -> Run | None:
-    wanted = (strategy, workers)
-    found = (r for r in runs if (r.configuration.strategy, r.configuration.workers) == wanted)
-    return next((one.run for one in found), None)
+def _find(runs: Sequence[Scaled], strategy: str, workers: int) -> Run | None:
+    """Return the first run with this strategy and number of workers; None if there is none."""
+    for scaled in runs:
+        config = scaled.configuration
+        if (config.strategy, config.workers) == (strategy, workers):
+            return scaled.run
+    return None
 
 
 def _throughput(run: Run) -> list[float]:
-    # The first epoch pays for what is made once.
+    """Return the number of samples per second in each epoch but the first."""
+    # The first epoch is slower because of work that is done only once, such as compilation.
     measured = [line["samples"] / line["seconds"] for line in run.metrics[1:]]
     if not measured:
         raise InputError(
@@ -250,6 +268,7 @@ def _throughput(run: Run) -> list[float]:
 
 
 def _losses(run: Run) -> list[tuple[int, float]]:
+    """Return the epochs on all data and their mean training losses."""
     return [
         (line["epoch"], line["train_loss"])
         for line in run.metrics
@@ -258,46 +277,49 @@ def _losses(run: Run) -> list[tuple[int, float]]:
 
 
 def _reached(run: Run, target: float | None) -> int | None:
+    """Return the first epoch on all data whose mean training loss is at most the target."""
     if target is None:
         return None
     return next((epoch for epoch, loss in _losses(run) if loss <= target), None)
 
 
 def _seconds(run: Run, epoch: int) -> float:
+    """Return the training time from the start of the run to the end of an epoch."""
     return float(sum(line["seconds"] for line in run.metrics[: epoch + 1]))
 
 
 def _gradients(run: Run) -> int:
-    """Gradients that were applied: each of a worker's or a group's batch."""
+    """Return the number of gradients that were applied: one per batch of a worker or a group."""
     distributed, size = run.recipe["distributed"], run.recipe["training"]["batch_size"]
     batch = size * distributed["group"]
     return sum(-(-line["samples"] // batch) for line in run.metrics)
 
 
-def _histogram(told: Sequence[dict[str, Any]]) -> list[int]:
-    if not told:
+def _histogram(reports: Sequence[dict[str, Any]]) -> list[int]:
+    """Add the histograms of staleness of all epochs."""
+    if not reports:
         return []
-    total = np.zeros(max(len(line["staleness"]) for line in told), dtype=np.int64)
-    for line in told:
-        total[: len(line["staleness"])] += np.array(line["staleness"], dtype=np.int64)
+    total = np.zeros(max(len(report["staleness"]) for report in reports), dtype=np.int64)
+    for report in reports:
+        total[: len(report["staleness"])] += np.array(report["staleness"], dtype=np.int64)
     return [int(count) for count in total]
 
 
 def _mean(histogram: Sequence[int]) -> float | None:
     if not sum(histogram):
         return None
-    return sum(stale * count for stale, count in enumerate(histogram)) / sum(histogram)
+    return sum(value * count for value, count in enumerate(histogram)) / sum(histogram)
 
 
-def _percentile(histogram: Sequence[int], share: float) -> float | None:
+def _percentile(histogram: Sequence[int], percent: float) -> float | None:
     if not sum(histogram):
         return None
-    return float(np.percentile(np.repeat(np.arange(len(histogram)), histogram), share))
+    return float(np.percentile(np.repeat(np.arange(len(histogram)), histogram), percent))
 
 
-def _phases(told: Sequence[dict[str, Any]], gradients: int) -> dict[str, float]:
+def _phases(reports: Sequence[dict[str, Any]], gradients: int) -> dict[str, float]:
     sums = {
-        phase: sum(line["seconds"].get(phase, 0.0) for line in told)
+        phase: sum(report["seconds"].get(phase, 0.0) for report in reports)
         for phase in WORKER_PHASES + SERVER_PHASES
     }
     return {phase: seconds / gradients for phase, seconds in sums.items() if seconds}

@@ -1,1 +1,1 @@
-"""Reports: tables, figures and pages, from finished runs on disk. Trains nothing."""
+"""Reports: tables, figures and HTML pages, made from finished runs on disk. Trains nothing."""

@@ -1,4 +1,4 @@
-"""What was run and on what, as terms and their values."""
+"""The facts of a report: what was run, on which data and on which hardware."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from fineprune.runs.run import Run
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return terms and their values, for runs of one network on one dataset."""
+    """Return pairs of a term and its value that describe runs of one network on one dataset."""
     summaries = [run.summary for run in runs]
     first = summaries[0]
     epochs = {summary["arm"]: summary["epochs"] for summary in summaries}
@@ -31,16 +31,16 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def hardware(summary: dict[str, Any]) -> str:
-    """Say on what a run was made, and in which precision."""
-    described = summary["hardware"]
-    threads = described["threads"]
-    cpu = f"{described['cpu']}, {threads} thread{'' if threads == 1 else 's'}"
-    machine = cpu if described["gpu"] is None else f"{described['gpu']} ({cpu})"
+    """Return the hardware and the precision of a run as text, from its summary."""
+    parts = summary["hardware"]
+    threads = parts["threads"]
+    cpu = f"{parts['cpu']}, {threads} thread{'' if threads == 1 else 's'}"
+    machine = cpu if parts["gpu"] is None else f"{parts['gpu']} ({cpu})"
     return f"{machine}, {summary['precision']}"
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
-    """Return each value once, in the order in which they came."""
+    """Return the values without duplicates, in the order of their first occurrence."""
     return list(dict.fromkeys(values))
 
 

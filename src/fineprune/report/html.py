@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else, for a browser, a phone or paper."""
+"""The report on comparisons: one self-contained HTML file, for screens and for printing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ from fineprune.runs.run import Run
 
 @dataclass(frozen=True)
 class Section:
-    """What the template is told of one group.
+    """The content of the page's section on one group of runs.
 
     Attributes:
-        anchor: its id in the page.
-        heading: such as ``lenet on digits``.
-        facts: terms and their values: what was run.
-        verdict: sentences.
-        rows: one for each arm.
-        paper: the paper's lines, where it has any.
-        drawings: the figures.
-        caveats: sentences.
-        recipe: TOML.
-        command: how to run it again.
+        anchor: The id of the section in the page.
+        heading: The heading, such as ``lenet on digits``.
+        facts: Pairs of a term and its value, which describe what was run.
+        verdict: The sentences of the verdict.
+        rows: The rows of the table, one for each arm.
+        paper: The rows with the paper's results; empty if the paper has none.
+        drawings: The figures.
+        caveats: The sentences on the limits of the results.
+        recipe: The recipe, as TOML.
+        command: The command that repeats the runs.
     """
 
     anchor: str
@@ -49,14 +49,16 @@ class Section:
 
 
 def write_report(runs: Sequence[Run], path: Path) -> None:
-    """Write finished runs up as one self-contained HTML file, a section for each group.
+    """Write a report on finished runs as one self-contained HTML file, with one section per group.
 
     Args:
-        runs: from ``read_runs``.
-        path: the file; its folder is made, and a file there is replaced in one step.
+        runs: The runs, from ``read_runs``.
+        path: The HTML file. Its folder is created if necessary, and an existing file is replaced
+            atomically.
 
     Raises:
-        InputError: there is no run, or the runs cannot be told apart.
+        InputError: There are no runs, or they cannot be grouped; see ``arm_table.grouped``.
+        WriteError: The file cannot be written.
     """
     if not runs:
         raise InputError("expected at least one finished run to report, got none")
@@ -77,7 +79,7 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
 
 
 def template(name: str) -> jinja2.Template:
-    """Return a page's template, in which all that is filled in is escaped."""
+    """Return the template of a page. Everything that is inserted into it is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fineprune.report", "templates"),
         autoescape=True,
@@ -85,7 +87,7 @@ def template(name: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["inline"] = Markup  # our own figures only; all else is escaped
+    environment.filters["inline"] = Markup  # The exception: only for SVG that this package drew.
     return environment.get_template(name)
 
 
@@ -107,11 +109,14 @@ def _section(group: Group, anchor: str) -> Section:
 
 def _title(runs: Sequence[Run]) -> str:
     titles = distinct(run.title for run in runs)
-    return titles[0] if len(titles) == 1 else "Fine-pruning, compared"
+    return titles[0] if len(titles) == 1 else "Comparisons of fine-pruning"
 
 
 def _overview(sections: Sequence[Section]) -> list[tuple[Section, Row]]:
-    """Where there are several groups: the method's row of each, or all rows of one without it."""
+    """Return the rows of the overview, which is empty if there is only one group.
+
+    They are the row of the method from each group, or all rows of a group without the method.
+    """
     if len(sections) == 1:
         return []
     return [(section, row) for section in sections for row in _of_method(section.rows)]
@@ -124,60 +129,61 @@ def _of_method(rows: Sequence[Row]) -> Sequence[Row]:
 def _caveats(group: Group, rows: Sequence[Row]) -> list[str]:
     kind = group.runs[0].summary["evaluated_on"]
     caveats = [
-        f"Accuracies are of the {kind} set. The headline is the last epoch's; the mean of the best "
-        f"three, which the paper reports, picks its epochs on the {kind} set itself and so lies "
-        f"too high in every arm."
+        f"Accuracies are measured on the {kind} set. The main result is the accuracy after the "
+        f"last epoch. The mean of the best three evaluations, which the paper reports, is too high "
+        f"in every arm, because it selects epochs on the {kind} set itself."
     ]
     if kind == "validation":
         caveats.append(
-            "The validation set was held back from the training set. Choices may be made on it; "
-            "a final table needs a run on the test set."
+            "The validation set was held out from the training set. Settings may be chosen with "
+            "it, but final results must be measured on the test set."
         )
     fewest = min(len(group.of(arm)) for arm in group.arms)
     if fewest == 1:
         caveats.append(
-            f"With one seed, differences under about {CHANCE_POINTS} points mean nothing: another "
-            f"seed would change them by as much."
+            f"With one seed, differences below about {CHANCE_POINTS} percentage points are not "
+            f"meaningful, because another seed would change the accuracy by about as much."
         )
     elif fewest == 2:
-        caveats.append("An interval over two seeds is very wide; three or more say much more.")
+        caveats.append("An interval over two seeds is very wide; use three or more seeds.")
     if len(group.arms) > 1:
         caveats.append(
-            "Times are wall-clock times of this machine. If it did other work meanwhile, trust the "
-            "column “saved in epochs”, and the skipped sample-steps, more than “time saved”."
+            "Times are wall-clock times. If the machine did other work at the same time, the "
+            "columns “saved in epochs” and “skipped” are more reliable than “time saved”."
         )
     if BASELINE not in group.arms:
-        caveats.append("There is no full run among these, so nothing is compared with one.")
+        caveats.append("There is no full run, so no arm is compared with full training.")
     elif any(
         row.last_difference is not None and row.last_difference.pairs < (row.seeds or 0)
         for row in rows
     ):
-        caveats.append("Some seeds have no full run; differences are over those that do.")
+        caveats.append("Some seeds have no full run; differences are over the seeds that have one.")
     if len({hardware(run.summary) for run in group.runs}) > 1:
-        caveats.append("The runs were made on unlike hardware: their times do not compare.")
+        caveats.append("The runs used different hardware, so their times cannot be compared.")
     nonfinite = sum(line["nonfinite"] for run in group.runs for line in run.metrics)
     if nonfinite:
         caveats.append(
-            f"{nonfinite:,} losses were not finite; they were neither counted nor averaged."
+            f"{nonfinite:,} losses were not finite. They received no marks and were left out of "
+            f"the mean loss of their batch."
         )
     if paper_rows(rows[0]):
         caveats.append(
-            "The paper's lines are of a GTX 1080 Ti and of hyper-parameters that it does not print "
-            "in full, and its accuracies are means of the best three."
+            "The paper's results were measured on a GTX 1080 Ti, with hyper-parameters that it "
+            "does not print in full. Its accuracies are means of the best three evaluations."
         )
     return caveats + paper_notes([group])
 
 
 def _comparison(group: Group) -> Path | None:
-    """Return the folder of the comparison that made all runs of a group; None if none did."""
+    """Return the folder of the comparison that contains all runs of a group; None if none does."""
     folders = {run.comparison for run in group.runs}
     folder = folders.pop()
-    # Comparisons of earlier versions did not keep their recipe.
+    # Earlier versions of fineprune did not write the recipe of a comparison.
     return folder if not folders and folder and (folder / RECIPE).exists() else None
 
 
 def _recipe_text(group: Group) -> str:
-    """Return the recipe that makes the group's runs again: the comparison's, or the method's."""
+    """Return the recipe that repeats the group's runs: the comparison's, or else the method's."""
     method = next((run for run in group.runs if run.summary["policy"] != BASELINE), group.runs[0])
     return ((_comparison(group) or method.path) / RECIPE).read_text(encoding="utf-8").strip()
 

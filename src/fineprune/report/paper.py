@@ -1,8 +1,8 @@
-"""The paper's own figures, to print beside ours.
+"""The results of [P], "Data fine-pruning" (Li, He, Ren, Mao, NPC 2018), for comparison with ours.
 
-Tables 1 and 2 of "Data fine-pruning" (Li, He, Ren, Mao, NPC 2018): CIFAR-10, 200 epochs, one GTX
-1080 Ti. Its accuracies are means of the three best test accuracies. It prints neither the number of
-runs nor all hyper-parameters.
+They are those of Tables 1 and 2: CIFAR-10, 200 epochs, one GTX 1080 Ti. The accuracies are means of
+the three best test accuracies of a run. The paper prints neither the number of runs nor all
+hyper-parameters.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,14 @@ from fineprune.experiments.arm_table import Difference, Row
 
 @dataclass(frozen=True)
 class PaperResult:
-    """What the paper prints of one network; shares, and seconds over 200 epochs."""
+    """The results that the paper prints for one network.
+
+    Attributes:
+        time_saved: The fraction of the training time that is saved.
+        overhead_seconds: The overhead over all 200 epochs, in seconds.
+        accuracy_regular: The accuracy of regular training, as a fraction.
+        accuracy_pruned: The accuracy with data fine-pruning, as a fraction.
+    """
 
     time_saved: float
     overhead_seconds: float
@@ -37,10 +44,11 @@ RESULTS = {
 
 
 def paper_rows(row: Row) -> list[Row]:
-    """Return the paper's two lines for a row's network and data set; none if it has none.
+    """Return two rows with the paper's results for the network and dataset of a row.
 
-    The paper's accuracies are of the test set, so runs that were evaluated on a validation part
-    have no lines beside them.
+    Returns:
+        The rows; none if the paper has no results for them, or if the runs were evaluated on a
+        validation set, because the paper's accuracies are measured on the test set.
     """
     comparable = row.dataset == "cifar10" and row.evaluated_on == "test"
     result = RESULTS.get(row.network) if comparable else None

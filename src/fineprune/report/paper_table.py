@@ -1,4 +1,4 @@
-"""The paper's Tables 1 and 2 with ours beside them: a line for each network that was run."""
+"""The results of [P] Tables 1 and 2 together with ours, with one line per network."""
 
 from collections.abc import Sequence
 
@@ -20,30 +20,31 @@ HEADERS = (
     "ours",
     "pruned, %: paper",
     "ours",
-    "pruned less regular, points: paper",
+    "pruned minus regular, points: paper",
     "ours",
 )
 
 
 def paper_lines(groups: Sequence[Group]) -> list[list[str]]:
-    """Return the cells of a line for each group that the paper has a column for.
+    """Return one line of cells for each group whose network and dataset are in the paper.
 
-    Accuracies are means of the best three evaluations of a run, as the paper's are. "Ours" of the
-    time saved is by wall clock against the full run. Groups on other data than CIFAR-10, or
-    without a full or a fine-pruned run, have no line.
+    Accuracies are means of the best three evaluations of a run, as in the paper. Our time saved is
+    the wall-clock time saved relative to the full run. A group has no line if its dataset is not
+    CIFAR-10, if it was not evaluated on the test set, or if it has no full or no fine-pruned run.
     """
     return [line for group in groups if (line := _line(group)) is not None]
 
 
 def paper_notes(groups: Sequence[Group]) -> list[str]:
-    """Say in sentences what keeps the table from being a repetition of the paper."""
+    """Return sentences on how the runs in the table differ from those of the paper."""
     shorter = sorted({epochs for g in groups if (epochs := _epochs(g)) not in (None, EPOCHS)})
     if not shorter:
         return []
     numbers = ", ".join(str(number) for number in shorter)
     return [
-        f"Lines of {numbers} epochs are of a reduced schedule; the paper's are of {EPOCHS}: they "
-        f"show that the code runs and what it saves, not the paper's accuracies."
+        f"Lines with {numbers} epochs use a shortened schedule, whereas the paper trains for "
+        f"{EPOCHS} epochs. They show what the method saves, but their accuracies cannot be "
+        f"compared with the paper's."
     ]
 
 
@@ -73,10 +74,11 @@ def _line(group: Group) -> list[str] | None:
 
 
 def _epochs(group: Group) -> int | None:
-    """The epochs of a group that has a line; None where it has none."""
+    """Return the number of epochs of a group that has a line in the table; None if it has none."""
     first: Row = group_rows(group)[0]
-    known = (first.dataset, first.evaluated_on) == ("cifar10", "test") and first.network in RESULTS
-    if not known or not {BASELINE, METHOD} <= set(group.arms):
+    in_paper = first.network in RESULTS and first.dataset == "cifar10"
+    comparable = in_paper and first.evaluated_on == "test"
+    if not comparable or not {BASELINE, METHOD} <= set(group.arms):
         return None
     epochs: int = group.of(METHOD)[0].summary["epochs"]
     return epochs

@@ -1,4 +1,4 @@
-"""The table of a comparison: for the terminal, for Markdown and for machines."""
+"""The table of a comparison, for the terminal, as Markdown and as JSON."""
 
 import dataclasses
 import itertools
@@ -15,9 +15,10 @@ from fineprune.report.paper import paper_rows
 NOTHING = "-"
 
 _NOTES = (
-    "Accuracy on the {sets} set. Time saved: against full, matched by seed; in epochs: by the "
-    "medians of a run's own epochs. Points: paired by seed, ± half the 95 % interval. Best three: "
-    "the paper's mean of the best three, a best-of on the evaluated set."
+    "Accuracy on the {sets} set. Time saved: relative to full, paired by seed. Saved in epochs: "
+    "from the median epoch times of each run. Points: percentage points, paired by seed, ± half "
+    "the 95 % interval. Best three: mean of the best three evaluations, as in the paper; it is too "
+    "high, because it selects epochs on the evaluated set."
 )
 
 
@@ -26,10 +27,11 @@ class Column:
     """A column of the table.
 
     Attributes:
-        header: its name, with the unit.
-        meaning: what it holds, as a phrase.
-        cell: the text that a row has in it.
-        short: its name in a terminal of 80 characters, in lines; None where it has no room there.
+        header: The name of the column, with the unit.
+        meaning: The explanation of the column, as a phrase.
+        cell: Returns the text of the cell in a row.
+        short: The name for a terminal of 80 characters, with line breaks; None if the column is not
+            shown there.
     """
 
     header: str
@@ -43,7 +45,7 @@ def _count(value: float | None) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    # A tenth of a second is noise in a long run, and takes room.
+    # In a long run, tenths of a second are noise.
     return NOTHING if value is None else f"{value:,.{1 if value < 1000 else 0}f}"
 
 
@@ -52,7 +54,7 @@ def _percent(value: float | None) -> str:
 
 
 def points(difference: Difference | None) -> str:
-    """Write a difference of shares in percentage points, with half its 95 % interval if any."""
+    """Format a difference of fractions in percentage points, with half its 95 % interval if any."""
     if difference is None:
         return NOTHING
     text = f"{100 * difference.mean:+.2f}"
@@ -62,35 +64,35 @@ def points(difference: Difference | None) -> str:
 
 
 COLUMNS = (
-    Column("arm", "how it was trained", lambda row: row.arm, "arm"),
+    Column("arm", "name of the arm", lambda row: row.arm, "arm"),
     Column(
         "seeds",
-        "number of runs; the row is their mean",
+        "number of runs; the other values are means over them",
         lambda row: NOTHING if row.seeds is None else str(row.seeds),
         "seeds",
     ),
     Column(
         "train, s",
-        "wall-clock seconds of training, overhead inside, evaluation apart",
+        "wall-clock time of the training, including overhead and excluding evaluation",
         lambda row: _seconds(row.seconds_train),
         "train\ns",
     ),
     Column(
         "time saved, %",
-        "of the full run's seconds, matched by seed",
+        "training time saved relative to the full run with the same seed",
         lambda row: _percent(row.time_saved),
         "time\nsaved\n%",
     ),
     Column(
         "saved in epochs, %",
-        "by the median times of a run's own full and pruned epochs, which a machine with other "
-        "work disturbs less",
+        "training time saved according to the median times of the full and pruned epochs of each "
+        "run; other work on the machine affects this value less",
         lambda row: _percent(row.saved_in_epochs),
         "saved\nin\nepochs\n%",
     ),
     Column(
         "overhead, s",
-        "seconds a run of recording losses and choosing samples",
+        "time per run for recording losses and selecting samples",
         lambda row: (
             NOTHING if row.seconds_bookkeeping is None else f"{row.seconds_bookkeeping:.2f}"
         ),
@@ -98,52 +100,53 @@ COLUMNS = (
     ),
     Column(
         "samples trained",
-        "sample-steps: samples summed over the epochs",
+        "number of sample-steps, that is, of samples summed over the epochs",
         lambda row: _count(row.samples_trained),
     ),
-    Column("steps", "optimizer steps", lambda row: _count(row.steps)),
+    Column("steps", "number of optimizer steps", lambda row: _count(row.steps)),
     Column(
         "skipped, %",
-        "sample-steps of the full run that are not trained",
+        "share of the full run's sample-steps that is not trained",
         lambda row: _percent(row.skipped),
         "samples\nskipped\n%",
     ),
     Column(
         "last epoch, %",
-        "accuracy after the last epoch, the headline",
+        "accuracy after the last epoch, which is the main result",
         lambda row: _percent(row.accuracy_last),
         "last\nepoch\n%",
     ),
     Column(
         "last vs full, points",
-        "its difference to the full run, paired by seed, ± half the 95 % interval",
+        "difference of the last-epoch accuracy from that of the full run, in percentage points, "
+        "paired by seed, ± half the 95 % interval",
         lambda row: points(row.last_difference),
         "last\nvs full\npoints",
     ),
     Column(
         "best three, %",
-        "the paper's mean of the best three accuracies of a run: a best-of on the evaluated set, "
-        "so it flatters every arm",
+        "mean of the best three accuracies of a run, as in the paper; it is too high in every arm, "
+        "because it selects epochs on the evaluated set",
         lambda row: _percent(row.accuracy_best3),
         "best\nthree\n%",
     ),
     Column(
         "best three vs full, points",
-        "its difference to the full run",
+        "difference of the best-three accuracy from that of the full run, in percentage points",
         lambda row: points(row.best3_difference),
     ),
 )
 
 
 def rich_table(rows: Sequence[Row]) -> Table:
-    """Make the terminal's table; the paper's lines follow each group that it has results for."""
+    """Return the table for the terminal. The paper's results, if any, follow each group."""
     groups = _groups(rows)
     sets = " or ".join(dict.fromkeys(str(row.evaluated_on) for row in rows))
     table = Table(
         title=Text(groups[0][0].group) if len(groups) == 1 else None,
         caption=Text(_NOTES.format(sets=sets)),
         box=box.SIMPLE_HEAD,
-        padding=0,  # the box leaves a space between columns; more does not fit 80 characters
+        padding=0,  # The box separates columns by a space; more does not fit into 80 characters.
         pad_edge=False,
         caption_justify="left",
     )
@@ -165,7 +168,7 @@ def rich_table(rows: Sequence[Row]) -> Table:
 
 
 def markdown_table(rows: Sequence[Row]) -> str:
-    """Write the table in Markdown, a heading line before each group where there are several."""
+    """Return the table as Markdown, with a heading before each group if there are several."""
     groups = _groups(rows)
     parts = []
     for group in groups:
@@ -179,10 +182,10 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 
 def row_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return rows as JSON can hold them: shares and seconds as in ``Row``, nothing rounded.
+    """Return rows as dicts for JSON, with the values of ``Row``, which are not rounded.
 
-    A difference is ``{"mean": ..., "low": ..., "high": ..., "pairs": ...}``, with ``low`` and
-    ``high`` null where there is one pair.
+    A difference is ``{"mean": ..., "low": ..., "high": ..., "pairs": ...}``, in which ``low`` and
+    ``high`` are null if there is only one pair.
     """
     dicts = []
     for row in rows:

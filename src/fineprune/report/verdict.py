@@ -1,25 +1,27 @@
-"""The verdict: what a comparison says, in plain words and no stronger than its numbers."""
+"""The verdict on a comparison, in sentences that claim no more than the numbers support."""
 
 from fineprune.experiments.arm_table import BASELINE, Difference, Group, Row, paired_difference
 from fineprune.runs.run import Run
 
 METHOD = "fine-pruning"
 
-# Differences of one run to another by chance alone: seeds differ by about as much on CIFAR-10.
+# On CIFAR-10, runs that differ only in their seed differ by about this many percentage points.
 CHANCE_POINTS = 0.5
 
-# Accuracies on few samples come in coarse steps, and their differences may be equal by accident.
+# Accuracies on few samples have a coarse resolution, so all differences can be equal by chance.
 _NO_WIDTH = 1e-9
 
 
 def verdict(group: Group, rows: list[Row]) -> list[str]:
-    """Return sentences on the cost and accuracy of each arm against full training.
+    """Return sentences on the cost and the accuracy of the arms.
 
-    A difference counts as one only where its 95 % interval over the seeds leaves out zero.
+    The method is compared with full training and with the controls. Without the method, each arm is
+    compared with full training. An arm is called better or worse only if the 95 % interval of the
+    difference over the seeds excludes zero.
 
     Args:
-        group: the runs.
-        rows: their rows, as ``group_rows`` gives them.
+        group: The runs.
+        rows: The rows of the group, from ``group_rows``.
     """
     by_arm = {row.arm: row for row in rows}
     compared = [row for row in rows if row.last_difference is not None]
@@ -44,78 +46,87 @@ def _against_full(row: Row) -> str:
         saved = f"saved {share} of the" if row.time_saved >= 0 else f"took {share} more"
         cost += f" and {saved} training time"
     if row.saved_in_epochs is not None:
-        cost += f" ({_percent(row.saved_in_epochs)} saved by the median times of its own epochs)"
+        saved = _percent(row.saved_in_epochs)
+        cost += f" ({saved} according to the median times of its epochs)"
     return (
-        f"{_name(row.arm)} {cost}. Its last-epoch accuracy, {_percent(row.accuracy_last, 2)}, is "
-        f"{_height(row.last_difference, 'full training')}: {_weight(row.last_difference)}."
+        f"{_capitalized(row.arm)} {cost}. Its last-epoch accuracy, "
+        f"{_percent(row.accuracy_last, 2)}, is {_size(row.last_difference, 'full training')}: "
+        f"{_significance(row.last_difference)}."
     )
 
 
 def _control(group: Group, row: Row, difference: Difference) -> str:
     method, control = group.of(METHOD)[0], group.of(row.arm)[0]
     if row.arm == "random":
-        what = f"Skipping samples at random, {_as_many(method, control)},"
+        control_name = _random_control(method, control)
     else:
         epochs = control.summary["epochs"]
-        what = f"Training all samples for {epochs} epochs instead, at {_cost(method, control)},"
+        cost = _cost(method, control)
+        control_name = f"Training on all samples for {epochs} epochs instead, at {cost},"
     return (
-        f"{what} reaches {_percent(row.accuracy_last, 2)}: fine-pruning is "
-        f"{_height(difference, 'it')}, {_weight(difference)}."
+        f"{control_name} reaches {_percent(row.accuracy_last, 2)}: fine-pruning is "
+        f"{_size(difference, 'it')}, {_significance(difference)}."
     )
 
 
-def _as_many(method: Run, control: Run) -> str:
-    """Say whether a control skips as many samples as the method in each epoch."""
+def _random_control(method: Run, control: Run) -> str:
+    """Describe the random control, and whether its cost equals that of the method."""
     samples = [[line["samples"] for line in run.metrics] for run in (method, control)]
     if samples[0] == samples[1]:
-        return "as many in the same epochs"
+        return "Skipping the same number of samples in the same epochs, but at random,"
     skipped = [_percent(run.summary["skipped_share"]) for run in (method, control)]
     return (
-        f"{skipped[1]} of the sample-steps and not in the same epochs as fine-pruning with its "
-        f"{skipped[0]} (no control of equal cost)"
+        f"Skipping {skipped[1]} of the sample-steps at random (not a control of equal cost: "
+        f"fine-pruning skips {skipped[0]}, and other numbers of samples per epoch)"
     )
 
 
 def _cost(method: Run, control: Run) -> str:
-    """Say how a control's sample-steps compare with the method's."""
+    """Describe the cost of a control relative to the method, in sample-steps."""
     ratio = control.summary["samples_trained"] / method.summary["samples_trained"]
-    # Epochs are whole, so the nearest number of them is up to half an epoch off.
-    if abs(ratio - 1) <= 0.5 / control.summary["epochs"] + 1e-9:
+    # The control has a whole number of epochs, so its cost may differ by up to half an epoch.
+    half_epoch = 0.5 * ratio / control.summary["epochs"]  # As a share of the method's cost.
+    if abs(ratio - 1) <= half_epoch + 1e-9:
         return "about the same cost"
-    return f"{ratio:.2f} times the sample-steps (no control of equal cost)"
+    return f"{ratio:.2f} times the sample-steps (not a control of equal cost)"
 
 
 def _alone(row: Row) -> str:
-    reached = f"{_name(row.arm)} reached {_percent(row.accuracy_last, 2)} in the last epoch."
+    accuracy = _percent(row.accuracy_last, 2)
     missing = "another arm" if row.arm == BASELINE else "a full run"
-    return f"{reached} Without {missing} of the same seed there is nothing to compare it with."
+    return (
+        f"{_capitalized(row.arm)} reached {accuracy} in the last epoch. Without {missing} with the "
+        f"same seed, it cannot be compared."
+    )
 
 
-def _height(difference: Difference, other: str) -> str:
+def _size(difference: Difference, other: str) -> str:
+    """Describe the size of a difference and its interval."""
     mean = 100 * difference.mean
     if round(mean, 2) == 0:
-        text = f"the same as {other} to a hundredth of a point"
+        text = f"within 0.01 percentage points of {other}"
     else:
-        text = f"{abs(mean):.2f} points {'above' if mean > 0 else 'below'} {other}"
+        text = f"{abs(mean):.2f} percentage points {'above' if mean > 0 else 'below'} {other}"
     if difference.low is None or difference.high is None:
         return text
     low, high = 100 * difference.low, 100 * difference.high
     return f"{text} (95 % interval {low:+.2f} to {high:+.2f}, {difference.pairs} seeds)"
 
 
-def _weight(difference: Difference) -> str:
+def _significance(difference: Difference) -> str:
+    """Describe what the seeds show about a difference."""
     if difference.low is None or difference.high is None:
-        return f"one seed, so a difference below about {CHANCE_POINTS} points means nothing"
+        return f"with one seed, a difference below about {CHANCE_POINTS} points is not meaningful"
     if difference.high - difference.low < _NO_WIDTH:
-        return "the same in every seed, so these seeds do not show how far chance reaches"
+        return "the same in every seed, so these seeds do not show the variation between seeds"
     if difference.low > 0:
-        return "better, beyond what chance between seeds explains"
+        return "significantly better (the interval excludes zero)"
     if difference.high < 0:
-        return "worse, beyond what chance between seeds explains"
+        return "significantly worse (the interval excludes zero)"
     return "not distinguishable with these seeds"
 
 
-def _name(arm: str) -> str:
+def _capitalized(arm: str) -> str:
     return arm[:1].upper() + arm[1:]
 
 

@@ -1,1 +1,1 @@
-"""A run on disk: its folder, its files, and whether they belong together. Trains nothing."""
+"""Runs on disk: writes, reads and checks the files of a run. Trains nothing."""

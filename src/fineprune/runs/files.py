@@ -1,8 +1,8 @@
-"""The files of a run: written so that a crash loses nothing, read back, and checked.
+"""Writes, reads and checks the files of a run, so that a crash loses no data.
 
-Every file but the metrics is replaced in one step, so that it is always either the old one or the
-new one. Metrics are appended one line per epoch, and each line is on disk before anything that
-depends on it.
+Every file except the metrics is replaced atomically, so that it is always either the old file or
+the new one. The metrics are appended, one line per epoch, and each line is on disk before any file
+that depends on it is written.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ DURATION = "duration.json"
 
 
 class WriteError(RunError, OSError):
-    """A file could not be written: the disk is full, for example."""
+    """A file cannot be written, for example because the disk is full."""
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of ``path`` when the block ends without an exception.
+    """Open a temporary file that replaces ``path`` if the block ends without an exception.
 
-    After an exception, the old file is still there and the new one is removed.
+    After an exception, the old file is unchanged, and the temporary file is removed.
 
     Raises:
-        WriteError: The file cannot be written, because the disk is full, for example.
+        WriteError: The file cannot be written, for example because the disk is full.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -55,10 +55,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write text in UTF-8, all of it or nothing.
+    """Write text in UTF-8, and replace a file at ``path`` atomically.
 
     Raises:
         InputError: ``path`` is a folder.
+        WriteError: The file cannot be written.
     """
     if path.is_dir():
         raise InputError(f"expected a file to write, got the folder {path}: add a file name")
@@ -67,7 +68,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON, all of it or nothing. Numbers that are not finite become null."""
+    """Write JSON, and replace a file at ``path`` atomically. Non-finite numbers become null.
+
+    Raises:
+        InputError: ``path`` is a folder.
+        WriteError: The file cannot be written.
+    """
     write_atomically(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
 
 
@@ -84,15 +90,15 @@ def read_json(path: Path) -> Any:
 
 
 def metrics_line(metrics: dict[str, Any]) -> str:
-    """Return one epoch's metrics as a line. Numbers that are not finite become null."""
+    """Return the metrics of one epoch as one line of JSON. Non-finite numbers become null."""
     return json.dumps(finite(metrics), allow_nan=False) + "\n"
 
 
 def append_metrics(path: Path, metrics: dict[str, Any]) -> None:
-    """Append one epoch's metrics as a line, and return when the line is on disk.
+    """Append the metrics of one epoch as one line. The line is on disk when this function returns.
 
     Raises:
-        WriteError: The line cannot be written. What was written of it is not read back.
+        WriteError: The line cannot be written completely. ``read_metrics`` ignores such a line.
     """
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -104,17 +110,19 @@ def append_metrics(path: Path, metrics: dict[str, Any]) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the metrics of all epochs. A last line that a crash cut short is left out.
+    """Read the metrics of all epochs, without a last line that a crash has left incomplete.
 
     Raises:
-        InputError: A line is not a JSON object.
+        InputError: A line is not a JSON object, or the file is not UTF-8.
     """
     metrics = []
     for number, line in enumerate(whole_lines(path), start=1):
         try:
             values = json.loads(line)
         except ValueError as error:
-            raise InputError(f"expected JSON in line {number} of {path}: {error}") from error
+            raise InputError(
+                f"expected JSON in line {number} of {path}, cannot read it: {error}"
+            ) from error
         if not isinstance(values, dict):
             raise InputError(f"expected an object in line {number} of {path}, got {line.strip()}")
         metrics.append(values)
@@ -122,23 +130,27 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Return the lines of a text file that end with a line break; none if there is no file."""
+    """Return the lines of a text file that end with a line break; no lines if there is no file.
+
+    Raises:
+        InputError: The file is not UTF-8.
+    """
     if not path.exists():
         return []
     try:
         text = path.read_text(encoding="utf-8")
     except ValueError as error:
-        raise InputError(f"expected UTF-8 in {path}: {error}") from error
+        raise InputError(f"expected UTF-8 in {path}, cannot read it: {error}") from error
     return text.splitlines(keepends=True)[: text.count("\n")]
 
 
 def digest(lines: Iterable[str]) -> str:
-    """Return the SHA-256 of lines, in hexadecimal."""
+    """Return the SHA-256 digest of the joined lines, in hexadecimal."""
     return hashlib.sha256("".join(lines).encode("utf-8")).hexdigest()
 
 
 def finite(content: Any) -> Any:
-    """Return JSON content with None in place of every number that is not finite."""
+    """Return JSON content in which every non-finite number is replaced by None."""
     if isinstance(content, dict):
         return {key: finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):

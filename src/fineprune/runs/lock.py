@@ -1,4 +1,4 @@
-"""One writer per folder: an advisory lock that ends with the process that holds it."""
+"""An advisory lock that allows one writer per folder and ends with the process that holds it."""
 
 import contextlib
 import os
@@ -11,56 +11,58 @@ from fineprune.errors import InputError
 
 _NAME = ".lock"
 
-# A process that was just killed may still be on its way out.
-_PATIENCE_SECONDS = 1.0
+# A process that has just been killed may need a moment to end.
+_TIMEOUT_SECONDS = 1.0
 
 
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it is not there.
+    """Hold the lock of a folder, which is created if it does not exist.
 
-    The lock file stays in the folder, but the lock itself does not outlive its process, however
-    that process ends. If nothing was written to a folder that was made here, it is removed again.
+    The lock ends with the process, even if the process is killed; the lock file stays in the
+    folder. If this function created the folder and nothing was written to it, the folder is
+    removed again.
 
     Raises:
-        InputError: Another process holds the lock, or the folder cannot be made.
+        InputError: Another process holds the lock, or the folder cannot be created.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"expected a folder to write to, cannot make {folder}: {error.strerror}"
+            f"expected a folder to write to, cannot create {folder}: {error.strerror}"
         ) from error
     file = folder / _NAME
-    lock = filelock.FileLock(file, timeout=_PATIENCE_SECONDS)
+    lock = filelock.FileLock(file, timeout=_TIMEOUT_SECONDS)
     try:
         lock.acquire()
     except filelock.Timeout:
         raise InputError(
-            f"expected no other process that writes {folder}, but {_holder(file)} does: "
-            f"wait until it has ended, or stop it"
+            f"expected no other process that writes to {folder}, got {_holder(file)}: wait until "
+            f"it has ended, or stop it"
         ) from None
     try:
-        with contextlib.suppress(OSError):  # Windows lets nobody write a locked file
+        with contextlib.suppress(OSError):  # On Windows, a locked file cannot be written.
             file.write_text(str(os.getpid()))
         yield
     finally:
-        if made and list(folder.iterdir()) == [file]:
+        if created and list(folder.iterdir()) == [file]:
             file.unlink()
-            _remove_empty(made)
+            _remove_empty(created)
         lock.release()
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    with contextlib.suppress(OSError):  # another process has written to one
+    with contextlib.suppress(OSError):  # Another process may have written to one of them.
         for folder in folders:
             folder.rmdir()
 
 
 def _holder(file: Path) -> str:
+    """Describe the process that holds the lock, by its number if the file can be read."""
     try:
         number = file.read_text().strip()
     except OSError:
         number = ""
-    return f"process {number}" if number.isdigit() else "one"
+    return f"process {number}" if number.isdigit() else "a process whose number is unknown"

@@ -65,10 +65,10 @@ class Run:
     Attributes:
         path: The run's folder.
         summary: The content of ``summary.json``.
-        metrics: One dict per epoch, in order.
+        metrics: The metrics, as one dict per epoch, in order.
         recipe: The sections of ``recipe.toml``.
-        title: The title of the comparison that the run is part of, or the folder's name.
-        comparison: The folder of that comparison; None if the run is no part of one.
+        title: The title of the comparison that the run belongs to, or the name of its folder.
+        comparison: The folder of that comparison; None if the run does not belong to one.
     """
 
     path: Path
@@ -82,10 +82,11 @@ class Run:
         """Read the counts of each window.
 
         Returns:
-            From the number of the window's last epoch, counted from 1, to integers of shape (N,).
+            The counts of each window (integers, shape (N,)), by the window's last epoch, counted
+            from 1.
 
         Raises:
-            InputError: A file is not an array of N integers.
+            InputError: A file does not hold an array of N integers.
         """
         counts = {}
         samples = self.summary["train_samples"]
@@ -108,8 +109,8 @@ def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run
 
     Args:
         path: The run's folder.
-        title: The title of the comparison that it is part of, if it is.
-        comparison: The folder of that comparison.
+        title: The title of the comparison that the run belongs to; empty for the folder's name.
+        comparison: The folder of that comparison; None if the run does not belong to one.
 
     Raises:
         InputError: The folder does not hold a finished run, or its files do not belong together.
@@ -117,7 +118,7 @@ def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run
     if not (path / SUMMARY).is_file():
         raise InputError(
             f"expected a finished run (a folder with {SUMMARY}) in {path}, found none: "
-            f"finish it with --resume"
+            f"finish the run with --resume"
         )
     summary = read_json(path / SUMMARY)
     _check_keys(path / SUMMARY, summary, _IN_SUMMARY)
@@ -134,10 +135,13 @@ def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """Read finished runs; the folder of a comparison stands for all of its runs.
+    """Read finished runs.
+
+    Args:
+        paths: Folders of runs, or folders of comparisons, which stand for all of their runs.
 
     Raises:
-        InputError: A folder holds neither, a run is not finished, or files are damaged.
+        InputError: A folder is neither, a run is not finished, or a file is damaged.
     """
     runs: list[Run] = []
     for path in paths:
@@ -150,50 +154,50 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
             title, folders = str(listed["title"]), [path / run["path"] for run in listed["runs"]]
         except (KeyError, TypeError) as error:
             raise InputError(
-                f"expected the title and the runs of a comparison in {file}, got neither or one: "
+                f"expected title and runs in {file}, at least one is missing: "
                 f"run fineprune compare again"
             ) from error
         runs += [read_run(folder, title, path) for folder in folders]
     return runs
 
 
-def _check_keys(place: Path | str, values: Any, kinds: Mapping[str, Any]) -> None:
+def _check_keys(place: Path | str, values: Any, types: Mapping[str, Any]) -> None:
     if not isinstance(values, dict):
         raise InputError(f"expected an object in {place}, got {type(values).__name__}")
-    for key, kind in kinds.items():
+    for key, expected in types.items():
         value = values.get(key)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
             raise InputError(f"expected {key} in {place}, got {value!r}: the file is damaged")
 
 
 def _check_belonging(run: Run) -> None:
-    """Raise InputError unless recipe, metrics and summary are of one run, and complete."""
+    """Raise InputError unless the recipe, metrics and summary are complete and of the same run."""
     epochs = [line.get("epoch") for line in run.metrics]
-    wanted = run.summary["epochs"]
-    if epochs != list(range(wanted)):
+    num_epochs = run.summary["epochs"]
+    if epochs != list(range(num_epochs)):
         raise InputError(
-            f"expected one line for each of the {wanted} epochs in {run.path / METRICS}, got "
+            f"expected one line for each of the {num_epochs} epochs in {run.path / METRICS}, got "
             f"{len(epochs)} lines: restore the file, or train again into a new folder"
         )
     for number, line in enumerate(run.metrics, start=1):
         _check_keys(f"line {number} of {run.path / METRICS}", line, _IN_METRICS)
     evaluated_on = run.summary["evaluated_on"]
     accuracies = [line.get(f"{evaluated_on}_accuracy") for line in run.metrics]
-    given = {
+    from_metrics = {
         "samples_trained": sum(line["samples"] for line in run.metrics),
         "steps": sum(line["steps"] for line in run.metrics),
         "accuracy_last": next((a for a in reversed(accuracies) if a is not None), None),
     }
-    for key, value in given.items():
+    for key, value in from_metrics.items():
         if run.summary[key] != value:
             raise InputError(
-                f"expected {key} = {run.summary[key]} of {run.path / SUMMARY} in the metrics "
-                f"beside it, got {value}: the files are of different runs"
+                f"expected {key} = {run.summary[key]} from the metrics, as in "
+                f"{run.path / SUMMARY}, got {value}: the files are of different runs"
             )
     recipe = (run.recipe.get("training", {}).get("epochs"), run.recipe.get("run", {}).get("seed"))
-    if recipe != (wanted, run.summary["seed"]):
+    if recipe != (num_epochs, run.summary["seed"]):
         raise InputError(
-            f"expected the recipe of {wanted} epochs with seed {run.summary['seed']} in "
+            f"expected a recipe of {num_epochs} epochs with seed {run.summary['seed']} in "
             f"{run.path / RECIPE}, got {recipe[0]} epochs with seed {recipe[1]}: the files are of "
             f"different runs"
         )

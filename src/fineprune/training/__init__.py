@@ -1,1 +1,1 @@
-"""Training: a recipe, one readable loop, and the run folder it leaves."""
+"""Training: recipes, the training loop, and the run folder that it writes."""

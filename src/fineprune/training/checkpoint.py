@@ -1,4 +1,4 @@
-"""Checkpoints: written atomically, and read without trusting a pickle."""
+"""Checkpoints, which are written atomically and loaded with ``weights_only=True``."""
 
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,34 @@ CHECKPOINT_VERSION = 3
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint so that the file is always either the old one or the new one, whole."""
+    """Write a checkpoint atomically: after a crash, the file is either the old one or the new one.
+
+    Args:
+        path: The checkpoint file.
+        state: The content, in types that load with ``weights_only=True``.
+
+    Raises:
+        WriteError: The file cannot be written.
+    """
     with replacing(path) as file:
         torch.save({"version": CHECKPOINT_VERSION, **state}, file)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint with ``weights_only=True``; its tensors stay on the CPU.
+    """Read a checkpoint with ``weights_only=True``, with all tensors on the CPU.
 
     Raises:
-        InputError: The file cannot be read as a checkpoint of this version.
+        InputError: The file does not exist, is damaged, or has another checkpoint version.
     """
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for a damaged file
+    except Exception as error:  # For damaged files, torch raises many types of exceptions.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"expected a checkpoint in {path}, cannot read it: {reason}") from error
     version = state.get("version") if isinstance(state, dict) else None
     if version != CHECKPOINT_VERSION:
         raise InputError(
-            f"expected a checkpoint of version {CHECKPOINT_VERSION} in {path}, got {version}"
+            f"expected a checkpoint of version {CHECKPOINT_VERSION} in {path}, got {version}: "
+            f"resume with the fineprune version that wrote it, or train into a new folder"
         )
     return state

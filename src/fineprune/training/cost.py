@@ -1,4 +1,4 @@
-"""What a recipe will cost, predicted from its own batches, ranks and workers."""
+"""Predicts the cost of a recipe before it is trained."""
 
 from fineprune.pruning.savings import Savings, predict_savings
 from fineprune.training.recipe import Recipe
@@ -12,22 +12,22 @@ def predicted_cost(
     step_time: float | None = None,
     overhead: float = 0.0,
 ) -> Savings:
-    """Predict the cost of a recipe beside that of training on all data ([P] section 4.4).
+    """Predict the cost of a recipe, and that of training on all data ([P] section 4.4).
 
     Args:
         recipe: The recipe.
-        num_samples: N, the number of training samples.
+        num_samples: The number of training samples, N.
         ranks: The number of processes that ``torchrun`` starts; 1 with parameter servers.
-        step_time: Seconds per optimizer step, the paper's T; None if not known.
-        overhead: Seconds of bookkeeping per pruned epoch, the paper's t0.
+        step_time: The time per optimizer step in seconds (the paper's T); None if it is not known.
+        overhead: The bookkeeping time per pruned epoch in seconds (the paper's t0).
 
     Raises:
-        InputError: A value is out of range, or the number of samples depends on data.
+        InputError: A value is out of range, or the number of kept samples depends on the data.
     """
     return predict_savings(
         recipe.policy(),
         num_samples,
-        # An update averages this many samples on each rank, and kept sets are rounded up to it.
+        # The number of samples per update and rank; kept sets are rounded up to a multiple of it.
         recipe.training.batch_size * recipe.distributed.batches_per_update,
         step_time=step_time,
         overhead=overhead,

@@ -1,4 +1,4 @@
-"""From a recipe's data section to what the loop needs: a training loader and evaluation batches."""
+"""Builds the training loader and the evaluation batches that a recipe's data section describes."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -30,12 +30,14 @@ from fineprune.training.own_data import (
 )
 from fineprune.training.recipe import Recipe
 
-# Larger batches than in training cost memory, not time: nothing is kept for a backward pass. On a
-# CPU the batch's features had better stay in the cache. Both divide the test set of CIFAR.
+# Evaluation keeps nothing for a backward pass, so its batches can be larger than those of training.
+# On a CPU, they are smaller than on a GPU so that the activations stay in the cache. Both sizes
+# divide the size of CIFAR's test set.
 _EVALUATION_BATCH = {"cpu": 500, "cuda": 2000}
 
-# The held-back part and the watched samples are the same for every seed, so that runs compare.
-_FIXED = 0
+# The validation part and the watched samples are drawn from this seed instead of the run's, so that
+# runs with different seeds can be compared.
+_FIXED_SEED = 0
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 Fetch = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
@@ -43,19 +45,22 @@ Fetch = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Data:
-    """What a run trains and evaluates on.
+    """The data that a run trains and evaluates on.
 
     Attributes:
-        train: the training data set, or its number of samples where the loader needs no more.
-        make_loader: makes the loader of ``(index, (x, y))`` from a pruner.
-        make_fetch: makes a function that returns one batch ``(x, y)`` of given indices (int64,
-            shape (B,)) in an epoch: for workers that are told their batches one by one.
-        evaluation: batches ``(x, y)`` to evaluate on, to be iterated again and again.
-        evaluated_on: ``test`` or ``validation``.
-        watched: indices of watched training samples, and batches of them, in their order.
-        num_samples: N, the number of training samples.
-        classes, channels: of the network to build.
-        blank: zeros like the x of one sample, shape (1, ...), to try the network on.
+        train: The first argument of ``Pruner``: the training dataset, or its number of samples.
+        make_loader: Builds the training loader for a pruner; it yields ``(index, (x, y))``.
+        make_fetch: Builds a function that takes the indices of a batch (int64, shape (B,)) and an
+            epoch and returns ``(x, y)``. Workers of parameter servers load their batches with it.
+        evaluation: The batches ``(x, y)`` to evaluate on; they can be iterated more than once.
+        evaluated_on: The name of the set to evaluate on, ``test`` or ``validation``.
+        watched: The indices of the watched training samples, and batches of these samples in the
+            same order.
+        num_samples: The number of training samples, N.
+        classes: The number of classes of the network to build.
+        channels: The number of input channels of the network to build.
+        blank: Zeros with the shape (1, ...) and dtype of the ``x`` of one sample, to check that the
+            network fits the data.
     """
 
     train: Any
@@ -74,27 +79,27 @@ def load_data(recipe: Recipe) -> Data:
     """Load the data that a recipe names.
 
     Raises:
-        InputError: the data are not there or not as they should be.
+        InputError: The data are missing or damaged, or have too few samples for a validation part.
     """
     if ":" in recipe.data.name:
         return _own_data(recipe)
     settings = recipe.data
     if settings.name == "digits":
         train, test = load_digits(settings.train_size)
-        usual = Augment(padding=2, flip=False)  # a mirrored digit is another sign
+        default = Augment(padding=2, flip=False)  # A mirrored digit is not a valid digit.
     elif settings.name == "synthetic":
         train, test = make_synthetic(
             settings.train_size, size=settings.image_size, classes=recipe.network.classes or 10
         )
-        usual = Augment(padding=4, flip=True)
+        default = Augment(padding=4, flip=True)
     else:
         load = load_cifar10 if settings.name == "cifar10" else load_cifar100
         train, test = load(Path(settings.dir), download=settings.download)
-        usual = Augment(padding=4, flip=True)
-    padding = usual.padding if settings.crop_padding is None else settings.crop_padding
-    flip = usual.flip if settings.flip is None else settings.flip
-    kept, held = _split(len(train), settings.validation)
-    evaluated = train.subset(torch.from_numpy(held)) if settings.validation else test
+        default = Augment(padding=4, flip=True)
+    padding = default.padding if settings.crop_padding is None else settings.crop_padding
+    flip = default.flip if settings.flip is None else settings.flip
+    kept, held_out = _split(len(train), settings.validation)
+    evaluated = train.subset(torch.from_numpy(held_out)) if settings.validation else test
     train = train.subset(torch.from_numpy(kept)) if settings.validation else train
     return _device_data(recipe, train, evaluated, Augment(padding=padding, flip=flip))
 
@@ -146,14 +151,14 @@ def _device_data(recipe: Recipe, train: ImageSet, evaluated: ImageSet, augment: 
 
 
 def _own_data(recipe: Recipe) -> Data:
-    """Data sets of the user's own, through a DataLoader."""
+    """Load user-defined datasets, which are read through a ``DataLoader``."""
     settings, run = recipe.data, recipe.run
     train, test, plain = load_own(settings.name, needs_plain=settings.validation > 0)
     classes = number_of_classes(train, settings.name, recipe.network.classes)
     evaluated = test
     if settings.validation:
-        kept, held = _split(len(train), settings.validation)
-        train, plain, evaluated = subset(train, kept), subset(plain, kept), subset(plain, held)
+        kept, held_out = _split(len(train), settings.validation)
+        train, plain, evaluated = subset(train, kept), subset(plain, kept), subset(plain, held_out)
     watched = _watched(recipe, len(train))
     size = _evaluation_batch(run.device)
     blank = _blank(settings.name, PlainSamples(plain)[0])
@@ -189,7 +194,7 @@ def _own_data(recipe: Recipe) -> Data:
 
 
 def _blank(name: str, item: Any) -> torch.Tensor:
-    """Return zeros like the x of one sample, with a dimension for the batch."""
+    """Return zeros with the shape and dtype of the ``x`` of a sample, plus a batch dimension."""
     if isinstance(item, tuple | list) and len(item) == 2:
         x = default_collate([item])[0]
         if isinstance(x, torch.Tensor) and x.ndim > 1:
@@ -213,16 +218,18 @@ def _evaluation_batch(device: str) -> int:
     return _EVALUATION_BATCH.get(device.partition(":")[0], 500)
 
 
-def _split(number: int, validation: int) -> tuple[Any, Any]:
-    if validation >= number:
+def _split(num_samples: int, validation: int) -> tuple[Any, Any]:
+    """Return the indices of the samples to train on, and of those held out for validation."""
+    if validation >= num_samples:
         raise InputError(
-            f"expected data.validation to leave training images of {number}, got {validation}"
+            f"expected data.validation to be below {num_samples}, the number of training samples, "
+            f"got {validation}"
         )
-    order = stream(_FIXED, 0, "validation").permutation(number)
+    order = stream(_FIXED_SEED, 0, "validation").permutation(num_samples)
     return np.sort(order[validation:]), np.sort(order[:validation])
 
 
-def _watched(recipe: Recipe, number: int) -> list[int]:
-    wanted = min(recipe.run.watch, number)
-    chosen = stream(_FIXED, 0, "watch").choice(number, size=wanted, replace=False)
+def _watched(recipe: Recipe, num_samples: int) -> list[int]:
+    size = min(recipe.run.watch, num_samples)
+    chosen = stream(_FIXED_SEED, 0, "watch").choice(num_samples, size=size, replace=False)
     return sorted(int(index) for index in chosen)

@@ -1,4 +1,4 @@
-"""One epoch trained in this process, alone or as one of several ranks that train by all-reduce."""
+"""Trains one epoch in this process, alone or together with other ranks by all-reduce."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -20,13 +20,18 @@ from fineprune.training.train_state import EpochTotals, TrainState, build_local_
 def local_training(
     recipe: Recipe, ranks: RankGroup, folder: Path, saved: dict[str, Any] | None
 ) -> Iterator[TrainState]:
-    """Build a run that is trained by this process and the other ranks, with torch's threads set.
+    """Build a run that this process trains, alone or together with other ranks.
+
+    Inside the block, torch uses the recipe's number of threads.
 
     Args:
-        recipe: As run.
+        recipe: The recipe, without "auto" settings.
         ranks: The processes that train together.
         folder: The run's folder; not used.
-        saved: The checkpoint that the run goes on from; not used, since it is restored later.
+        saved: The checkpoint that the run continues from; not used, because it is restored later.
+
+    Raises:
+        InputError: The data cannot be loaded, or the recipe simulates workers on several ranks.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(recipe.run.threads)
@@ -45,17 +50,17 @@ def train_epoch_locally(
     save: Callable[[EpochTotals], None],
     stop: StopRequest,
 ) -> bool:
-    """Train the batches of an epoch, or the rest of them after a resume.
+    """Train the batches of an epoch, or the remaining ones after a resume.
 
     Args:
-        state: The run.
-        epoch: The epoch, from 0; the pruner is at it.
-        totals: What is known of the epoch so far; added to.
-        save: Saves a checkpoint inside the epoch.
-        stop: Whether this process was asked to stop.
+        state: The state of the run.
+        epoch: The current epoch of the pruner, counted from 0.
+        totals: The sums over the batches trained so far. This function adds to them.
+        save: Saves a checkpoint in the middle of the epoch.
+        stop: True if a signal has asked this process to stop.
 
     Returns:
-        True after the last batch; False if the ranks stopped before, after an optimizer step.
+        True after the last batch; False if the ranks stopped earlier, after an optimizer step.
     """
     training, run, local = state.recipe.training, state.recipe.run, state.local
     assert local is not None
@@ -68,13 +73,13 @@ def train_epoch_locally(
     for index, (x, y) in local.loader:
         x = _to_device(x, run.device)
         y = y.to(run.device, non_blocking=True)
-        wanted = rate_at(training, epoch + totals.batches / batches)
-        if wanted != rate:
-            rate = wanted
+        new_rate = rate_at(training, epoch + totals.batches / batches)
+        if new_rate != rate:
+            rate = new_rate
             set_rate(optimizer, rate)
         ends_window = (totals.batches + 1) % training.accumulation == 0
-        steps = ends_window or totals.batches + 1 == batches
-        with state.autocast, _averaging(state, steps):
+        step_follows = ends_window or totals.batches + 1 == batches
+        with state.autocast, _gradient_averaging(state, step_follows):
             logits = local.forward(x)
         losses = training_losses(logits, y, training)
         with totals.bookkeeping():
@@ -82,10 +87,11 @@ def train_epoch_locally(
         totals.loss_sum += losses.detach().sum()
         totals.samples += len(y)
         totals.batches += 1
-        # The last window of an epoch may be shorter; its gradient is the mean of what it has.
+        # The last accumulation window of an epoch may have fewer batches. Its gradient is the mean
+        # over the batches that it has.
         window = min(training.accumulation, batches - _window_start(totals.batches, training))
         (loss / window if window > 1 else loss).backward()  # type: ignore[no-untyped-call]
-        if not steps:
+        if not step_follows:
             continue
         if local.simulated:
             local.simulated.step(optimizer)
@@ -101,10 +107,12 @@ def train_epoch_locally(
     return True
 
 
-def _averaging(state: TrainState, steps: bool) -> contextlib.AbstractContextManager[None]:
-    """Let replicas average gradients only in the backward pass that a step follows."""
+def _gradient_averaging(
+    state: TrainState, step_follows: bool
+) -> contextlib.AbstractContextManager[None]:
+    """Let the ranks average gradients only in the backward pass before an optimizer step."""
     assert state.local is not None
-    if state.ranks.size == 1 or steps:
+    if state.ranks.size == 1 or step_follows:
         return contextlib.nullcontext()
     return state.local.forward.no_sync()  # type: ignore[no-any-return, operator]
 

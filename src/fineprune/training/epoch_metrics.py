@@ -1,4 +1,4 @@
-"""What a run writes of an epoch: a line of ``metrics.jsonl``, and the counts of a window."""
+"""What a run records about an epoch: one line of ``metrics.jsonl``, and the counts of a window."""
 
 import math
 import time
@@ -15,25 +15,31 @@ from fineprune.training.train_state import EpochTotals, TrainState
 
 
 class TrainingDiverged(RunError):
-    """The mean loss of an epoch is not finite: the weights are of no use any more."""
+    """The mean loss of an epoch is not finite, so the weights are no longer usable."""
 
 
 def mean_loss(state: TrainState, epoch: int, totals: EpochTotals) -> float | None:
-    """Return the mean loss of an epoch in nats, over all ranks, which all must call it.
+    """Return the mean loss of an epoch over all ranks, in nats. Every rank must call it.
 
-    None if no sample is left, because all batches of the epoch were lost with a server.
+    Args:
+        state: The state of the run.
+        epoch: The epoch that has ended, counted from 0.
+        totals: The sums over the batches of the epoch.
+
+    Returns:
+        The mean loss; None if all batches of the epoch were lost because a server failed.
 
     Raises:
         TrainingDiverged: The mean loss is not finite.
     """
-    samples = totals.samples * state.ranks.size  # every rank has equally many
+    samples = totals.samples * state.ranks.size  # Every rank trains the same number of samples.
     if not samples:
         return None
     loss: float = state.ranks.sum(totals.loss_sum).item() / samples
     if not math.isfinite(loss):
         raise TrainingDiverged(
-            f"the mean loss of epoch {epoch + 1} is {loss}: the training diverged; try a smaller "
-            f"training.lr (it is {state.recipe.training.lr:g})"
+            f"the mean loss of epoch {epoch + 1} is {loss}: the training diverged, so try a "
+            f"smaller training.lr than {state.recipe.training.lr:g}"
         )
     return loss
 
@@ -41,13 +47,13 @@ def mean_loss(state: TrainState, epoch: int, totals: EpochTotals) -> float | Non
 def epoch_metrics(
     state: TrainState, epoch: int, totals: EpochTotals, loss: float | None
 ) -> dict[str, Any]:
-    """Return an epoch's metrics, not evaluated yet. With several ranks, all must call it.
+    """Return the metrics of an epoch, with no evaluation yet. Every rank must call it.
 
     Args:
-        state: The run.
-        epoch: The epoch, from 0, which has ended.
-        totals: Its sums.
-        loss: Its mean loss.
+        state: The state of the run.
+        epoch: The epoch that has ended, counted from 0.
+        totals: The sums over the batches of the epoch.
+        loss: The result of ``mean_loss``.
     """
     training, kept = state.recipe.training, state.pruner.plan.kept
     metrics: dict[str, Any] = {
@@ -71,10 +77,16 @@ def epoch_metrics(
 
 
 def add_evaluation(state: TrainState, epoch: int, metrics: dict[str, Any]) -> None:
-    """Add an evaluation to the metrics of an epoch that is evaluated."""
+    """Evaluate the model if the recipe asks for it after this epoch, and add the result.
+
+    Args:
+        state: The state of the run.
+        epoch: The epoch that has ended, counted from 0.
+        metrics: The metrics of the epoch. The result is added to them.
+    """
     training = state.recipe.training
-    left = training.epochs - 1 - epoch
-    if (epoch + 1) % training.evaluate_every == 0 or left < training.evaluate_last:
+    epochs_left = training.epochs - 1 - epoch
+    if (epoch + 1) % training.evaluate_every == 0 or epochs_left < training.evaluate_last:
         started = time.perf_counter()
         device, data = state.recipe.run.device, state.data
         loss, accuracy = evaluate(state.model, data.evaluation, device, state.autocast)
@@ -87,7 +99,15 @@ def add_evaluation(state: TrainState, epoch: int, metrics: dict[str, Any]) -> No
 
 
 def closing_counts(state: TrainState, epoch: int) -> torch.Tensor | None:
-    """Return the counts of the window that the end of ``epoch`` closes, before it clears them."""
+    """Return the counts of the window that ends with ``epoch``, before they are cleared.
+
+    Args:
+        state: The state of the run, before ``Pruner.end_epoch()``.
+        epoch: The epoch, counted from 0.
+
+    Returns:
+        The counts, as integers of shape (N,); None if the epoch does not end a window.
+    """
     policy = state.pruner.policy
     if not isinstance(policy, ScheduledPolicy) or not policy.schedule.clears(epoch):
         return None
@@ -97,13 +117,13 @@ def closing_counts(state: TrainState, epoch: int) -> torch.Tensor | None:
 def write_epoch(
     state: TrainState, files: RunFolder, metrics: dict[str, Any], closing: torch.Tensor | None
 ) -> None:
-    """Write the metrics of an ended epoch, and the counts of the window that it closes.
+    """Write the metrics of an epoch that has ended, and the counts of the window that it ends.
 
     Args:
-        state: The run.
-        files: Its folder.
+        state: The state of the run.
+        files: The folder of the run.
         metrics: The metrics of the epoch.
-        closing: The result of ``closing_counts``. The last epoch closes its window in any case.
+        closing: The result of ``closing_counts``. The last epoch of the run always ends a window.
     """
     epoch = metrics["epoch"]
     if closing is None and epoch == state.recipe.training.epochs - 1:

@@ -1,8 +1,8 @@
-"""One epoch trained by workers and parameter servers, which this process coordinates.
+"""Trains one epoch with parameter servers and workers, which this process coordinates.
 
-The coordinator's process owns the pruner: it plans each epoch, has its batches trained by the
-workers, and records the losses that come back, one update at a time. So every sample is trained by
-one worker per epoch, and all workers train by one plan, whatever the strategy.
+The pruner runs in the coordinator's process, which plans each epoch, sends the batches to the
+workers, and records the losses that they return, one update at a time. Therefore, with every
+strategy, each kept sample is trained by one worker per epoch, and all workers follow the same plan.
 """
 
 import contextlib
@@ -29,7 +29,8 @@ from fineprune.training.train_state import (
     unpacked_servers,
 )
 
-# Updates between two snapshots of the servers: what the death of a server can cost.
+# The number of updates between two snapshots of the servers. If a server dies, the updates since
+# its last snapshot are lost.
 _SNAPSHOT_EVERY = 50
 
 
@@ -37,17 +38,18 @@ _SNAPSHOT_EVERY = 50
 def served_training(
     recipe: Recipe, ranks: RankGroup, folder: Path, saved: dict[str, Any] | None
 ) -> Iterator[TrainState]:
-    """Build a run that is trained by parameter servers, and start their processes.
+    """Build a run that is trained with parameter servers, and start their processes.
 
     Args:
-        recipe: As run.
-        ranks: This process alone.
+        recipe: The recipe, without "auto" settings.
+        ranks: The group that consists of this process only.
         folder: The run's folder, in which the servers keep their snapshots.
-        saved: The checkpoint that the run goes on from; None for a new run.
+        saved: The checkpoint that the run continues from; None for a new run.
 
     Raises:
-        InputError: There is no place for so many workers.
+        InputError: The data cannot be loaded, or the cluster is too small for the workers.
     """
+    # Imported here because Ray is an optional dependency.
     from fineprune.distributed.parameter_servers.coordinator import Coordinator
     from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
 
@@ -66,7 +68,7 @@ def served_training(
             place,
             strategy,
             state.model,
-            functools.partial(RecipeReplica, _anywhere(recipe)),
+            functools.partial(RecipeReplica, _with_absolute_dir(recipe)),
             functools.partial(build_optimizer, settings=recipe.training),
             folder.resolve() / "servers",
             snapshot_every=_SNAPSHOT_EVERY,
@@ -86,7 +88,13 @@ def train_epoch_on_servers(
     save: Callable[[EpochTotals], None],
     stop: StopRequest,
 ) -> bool:
-    """Train the batches of an epoch; see ``train_epoch_locally`` for arguments and result."""
+    """Train all batches of an epoch.
+
+    The arguments are those of ``train_epoch_locally``; ``save`` and ``stop`` are not used.
+
+    Returns:
+        True, because an epoch on parameter servers does not stop early.
+    """
     training, strategy = state.recipe.training, state.recipe.distributed
     assert state.coordinator is not None
     order = state.pruner.sampler.order()
@@ -106,7 +114,7 @@ def train_epoch_on_servers(
 
 
 def _report(result: Any) -> dict[str, Any]:
-    """Return what an epoch's metrics say of its strategy; seconds are sums over all processes."""
+    """Return the ``distributed`` entry of an epoch's metrics; seconds are sums over processes."""
     staleness = np.array(result.staleness or [0])
     return {
         "staleness": np.bincount(staleness).tolist(),
@@ -122,22 +130,28 @@ def _report(result: Any) -> dict[str, Any]:
     }
 
 
-def _anywhere(recipe: Recipe) -> Recipe:
-    """Return the recipe for processes that a cluster started in another working directory."""
+def _with_absolute_dir(recipe: Recipe) -> Recipe:
+    """Make the data folder absolute, because workers have another working directory."""
     return recipe.replaced("data", dir=str(Path(recipe.data.dir).resolve()))
 
 
 def check_can_serve(recipe: Recipe) -> None:
-    """Raise InputError if Ray is not installed, or a launcher started several processes."""
+    """Check that this process can start parameter servers.
+
+    Raises:
+        InputError: Ray is not installed, or a launcher such as ``torchrun`` started the process.
+    """
     strategy = recipe.distributed.strategy
     try:
         import ray  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f"expected Ray for distributed.strategy {strategy!r}: pip install 'fineprune[cluster]'"
+            f"expected Ray to be installed for distributed.strategy {strategy!r}, found none: "
+            f"pip install 'fineprune[cluster]'"
         ) from error
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1:
         raise InputError(
-            f"expected distributed.strategy {strategy!r} without torchrun: its workers are started "
-            f"by the run itself"
+            f"expected distributed.strategy {strategy!r} without torchrun, got {ranks} processes: "
+            f"start one process, which starts the workers itself"
         )

@@ -1,4 +1,4 @@
-"""Evaluation: loss and accuracy over batches, with one wait for the device at the end."""
+"""Evaluates a classifier: its mean loss and accuracy, and the losses of single samples."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -9,7 +9,12 @@ from torch import nn
 
 
 class Evaluation(NamedTuple):
-    """Mean cross-entropy in nats, and the share of right answers in [0, 1]."""
+    """The result of an evaluation.
+
+    Attributes:
+        loss: The mean cross-entropy, in nats.
+        accuracy: The fraction of correct predictions, in [0, 1].
+    """
 
     loss: float
     accuracy: float
@@ -21,22 +26,24 @@ def evaluate(
     device: str,
     autocast: torch.autocast,
 ) -> Evaluation:
-    """Evaluate a classifier in evaluation mode; the mode it was in comes back.
+    """Evaluate a classifier in evaluation mode, and restore the mode that it was in.
+
+    The sums stay on the device, which is synchronised only once, at the end.
 
     Args:
-        model: returns logits of shape (B, classes).
-        batches: ``(x, y)``, y int64 of shape (B,).
-        device: where the model lies.
-        autocast: the run's precision.
+        model: The classifier, which returns logits of shape (B, classes).
+        batches: The batches ``(x, y)``, with labels ``y`` of dtype int64 and shape (B,).
+        device: The device of the model.
+        autocast: The autocast context of the run.
     """
     loss = torch.zeros((), device=device)
-    right = torch.zeros((), dtype=torch.int64, device=device)
+    correct = torch.zeros((), dtype=torch.int64, device=device)
     samples = 0
     for logits, y in _logits(model, batches, device, autocast):
         loss += F.cross_entropy(logits, y, reduction="sum")
-        right += (logits.argmax(1) == y).sum()
+        correct += (logits.argmax(1) == y).sum()
         samples += len(y)
-    return Evaluation(loss.item() / samples, right.item() / samples)
+    return Evaluation(loss.item() / samples, correct.item() / samples)
 
 
 def sample_losses(
@@ -45,7 +52,10 @@ def sample_losses(
     device: str,
     autocast: torch.autocast,
 ) -> list[float]:
-    """Return each sample's cross-entropy in evaluation mode, without augmentation."""
+    """Return the cross-entropy of each sample in evaluation mode, in nats.
+
+    The arguments are those of ``evaluate``, and the losses are in the order of the batches.
+    """
     losses: list[float] = []
     for logits, y in _logits(model, batches, device, autocast):
         losses += F.cross_entropy(logits, y, reduction="none").tolist()
@@ -59,7 +69,7 @@ def _logits(
     device: str,
     autocast: torch.autocast,
 ) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-    training = model.training
+    was_training = model.training
     model.eval()
     try:
         for x, y in batches:
@@ -67,4 +77,4 @@ def _logits(
                 logits = model(x.to(device, non_blocking=True))
             yield logits.float(), y.to(device, non_blocking=True)
     finally:
-        model.train(training)
+        model.train(was_training)

@@ -1,4 +1,4 @@
-"""What the machine is, and what "auto" means on it. Decided from the hardware, never by timing."""
+"""Describes this machine, and resolves "auto" settings from its hardware, never by timing."""
 
 import importlib.util
 import os
@@ -14,56 +14,61 @@ from fineprune.training.recipe import Recipe
 
 
 def resolved(recipe: Recipe, *, frozen: Recipe | None = None, sharing: int = 1) -> Recipe:
-    """Return the recipe with every "auto" replaced, as it is written to the run's folder.
+    """Return the recipe with every "auto" setting resolved, as it is written to the run's folder.
 
     Args:
         recipe: The recipe as given.
-        frozen: The recipe of the run that is resumed. What it was resolved to then holds again,
-            on whatever machine the run goes on.
+        frozen: The recipe in the folder of a run that is resumed. The values that "auto" was
+            resolved to are used again, even if the run continues on another machine.
         sharing: The number of runs that share this machine's cores.
 
     Raises:
-        InputError: The device is not known or not there.
+        InputError: The device is unknown or not available.
     """
-    given = recipe.run
+    run = recipe.run
     if frozen is not None:
-        there = frozen.run
+        previous = frozen.run
         recipe = recipe.replaced(
             "run",
-            device=there.device if given.device == "auto" else given.device,
-            precision=there.precision if given.precision == "auto" else given.precision,
-            compile=there.compile if given.compile == "auto" else given.compile,
-            threads=given.threads or there.threads,
-            arm=there.arm,
+            device=previous.device if run.device == "auto" else run.device,
+            precision=previous.precision if run.precision == "auto" else run.precision,
+            compile=previous.compile if run.compile == "auto" else run.compile,
+            threads=run.threads or previous.threads,
+            arm=previous.arm,
         )
-        given = recipe.run
-    device = given.device
+        run = recipe.run
+    device = run.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     _check_device(device)
-    precision = given.precision
+    precision = run.precision
     if precision == "auto":
-        precision = "bfloat16" if _fast_bfloat16(device) else "float32"
+        precision = "bfloat16" if _has_fast_bfloat16(device) else "float32"
     served = recipe.distributed.served
-    compiling = given.compile
-    if compiling == "auto":
-        compiling = "on" if _compiling_pays(device) and not served else "off"
+    compilation = run.compile
+    if compilation == "auto":
+        compilation = "on" if _benefits_from_compilation(device) and not served else "off"
     processes = sharing * (recipe.distributed.workers if served else local_size())
-    threads = given.threads or max(1, available_cores() // processes)
+    threads = run.threads or max(1, available_cores() // processes)
     return recipe.replaced(
-        "run", device=device, precision=precision, compile=compiling, threads=threads
+        "run", device=device, precision=precision, compile=compilation, threads=threads
     )
 
 
 def available_cores() -> int:
-    """Return the cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def describe(device: str, threads: int) -> dict[str, Any]:
-    """Describe the hardware for a run's summary."""
+    """Return the ``hardware`` entry of a run's summary.
+
+    Args:
+        device: The device of the run, as torch names it.
+        threads: The number of CPU threads that torch uses.
+    """
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
     return {
         "cpu": _cpu_name(),
@@ -85,16 +90,17 @@ def _check_device(name: str) -> None:
         ) from error
 
 
-def _fast_bfloat16(device: str) -> bool:
+def _has_fast_bfloat16(device: str) -> bool:
     if device.startswith("cuda"):
         return torch.cuda.get_device_capability(device)[0] >= 8
-    # On a CPU bfloat16 pays where there are matrix units for it (AMX); without, it is slower.
+    # On a CPU, bfloat16 is faster than float32 only if the CPU has matrix units for it (AMX).
     return device == "cpu" and "amx_bf16" in _cpu_flags()
 
 
-def _compiling_pays(device: str) -> bool:
-    # On a GPU small networks are bound by kernel launches, which CUDA graphs replay as one; Triton
-    # makes the kernels. On CPUs the gain was within noise and the compiler takes half a minute.
+def _benefits_from_compilation(device: str) -> bool:
+    # On a GPU, the speed of small networks is limited by kernel launches, and CUDA graphs replay
+    # many launches as one. The compiler generates the kernels with Triton. On CPUs, compilation
+    # takes half a minute, and the measured gain was within the noise.
     return device.startswith("cuda") and importlib.util.find_spec("triton") is not None
 
 

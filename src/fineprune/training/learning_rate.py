@@ -1,7 +1,8 @@
-"""Learning rates as pure functions of progress, so that shorter epochs do not disturb them.
+"""Learning rates as pure functions of the training progress, which is measured in epochs.
 
-Progress is counted in epochs: epoch 3, batch 10 of 40 is 3.25. A schedule by steps would be planned
-on full epochs and end too high when some are shorter; by progress the end is always the end.
+For example, the progress after 10 of the 40 batches of epoch 3 is 3.25. Pruned epochs have fewer
+steps than full ones. A schedule that is planned in steps of full epochs would therefore not reach
+its end, whereas a schedule in epochs always ends with the training.
 """
 
 import math
@@ -10,17 +11,18 @@ from fineprune.training.settings import TrainingSettings
 
 
 def rate_at(settings: TrainingSettings, progress: float) -> float:
-    """Return the learning rate.
+    """Return the learning rate at a point of the training.
 
     Args:
-        settings: the training section of the recipe.
-        progress: epochs done, from 0 to ``settings.epochs``, with fractions inside an epoch.
+        settings: The training section of the recipe.
+        progress: The number of epochs trained so far, from 0 to ``settings.epochs``. Inside an
+            epoch, it includes the fraction of the epoch's batches that are trained.
     """
     if settings.schedule == "one-cycle":
         return settings.lr * _one_cycle(progress, settings.warmup, settings.epochs)
     factor = _warmup(progress, settings.warmup)
     if settings.schedule == "milestones":
-        # Milestone m is an epoch from 1 after which the rate falls: epoch m from 0 has the new one.
+        # The rate falls after epoch m, counted from 1. Counted from 0, epoch m has the new rate.
         passed = sum(milestone <= progress for milestone in settings.milestones)
         factor *= settings.gamma**passed
     elif settings.schedule == "cosine":
@@ -31,11 +33,15 @@ def rate_at(settings: TrainingSettings, progress: float) -> float:
 
 
 def _warmup(progress: float, warmup: int) -> float:
+    """Return a factor that rises linearly to 1 and is above 0 at the first step."""
     return min(1.0, (progress + 1e-3) / warmup) if warmup else 1.0
 
 
 def _one_cycle(progress: float, warmup: int, epochs: int) -> float:
-    """Rise from 1/25 over the warm-up (30 % of the training unless given), fall to nearly zero."""
+    """Return a factor that rises from 1/25 to 1 during the warm-up and then falls to almost 0.
+
+    The default length of the warm-up is 30 % of the training.
+    """
     rise = warmup or 0.3 * epochs
     if progress < rise:
         return 1 + (1 / 25 - 1) * (1 + math.cos(math.pi * progress / rise)) / 2

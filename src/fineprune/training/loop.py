@@ -1,4 +1,4 @@
-"""The training loop: one recipe in, one run folder out."""
+"""The training loop, which trains a recipe and writes the run's folder."""
 
 import contextlib
 import functools
@@ -38,9 +38,9 @@ from fineprune.training.train_state import EpochTotals, TrainState, checkpoint_s
 
 OnEpoch = Callable[[dict[str, Any]], None]
 
-# Trains the batches of an epoch, or the rest of them after a resume, and adds them to the totals.
-# It may save a checkpoint after any optimizer step, and says whether it trained all batches: it
-# returns False if it stopped early because it was asked to.
+# Trains the batches of an epoch, or the remaining ones after a resume, and adds them to the totals.
+# It may save a checkpoint after any optimizer step. It returns True if it trained all batches, and
+# False if it stopped early because a signal asked it to stop.
 SaveInside = Callable[[EpochTotals], None]
 TrainEpoch = Callable[[TrainState, int, EpochTotals, SaveInside, StopRequest], bool]
 
@@ -59,21 +59,22 @@ def train(
     process, and rank 0 writes the folder, which all processes must be able to read.
 
     Args:
-        recipe: What to train.
-        folder: Where the run is written. No other process may be writing it.
-        resume: Whether to go on from the folder's checkpoint, also in the middle of an epoch. A
-            run that is finished is left as it is, and an empty folder starts a new run.
+        recipe: The recipe to train.
+        folder: The run's folder. No other process may write to it at the same time.
+        resume: Whether to continue from the folder's checkpoint, which may have been written in the
+            middle of an epoch. A finished run is not changed, and an empty folder starts a new run.
         sharing: The number of runs that share this machine's cores.
-        on_epoch: Called with the metrics of each epoch, on rank 0.
+        on_epoch: Called on rank 0 with the metrics of each epoch.
 
     Returns:
         The run's summary, as in ``summary.json``.
 
     Raises:
-        InputError: A setting is wrong; or the folder already holds a run, one of another recipe,
-            or files that do not belong together.
+        InputError: A setting is wrong, the folder holds a run that must not be continued, or its
+            files do not belong together.
         Stopped: A signal asked the process to stop, and a checkpoint was written.
         TrainingDiverged: The mean loss of an epoch is not finite.
+        WriteError: A file cannot be written.
     """
     files = RunFolder(folder)
     recipe = resolved(recipe, frozen=recipe_of(files) if resume else None, sharing=sharing)
@@ -114,16 +115,16 @@ def _train_epochs(
     run = state.recipe.run
     totals = totals or state.new_totals()
     for epoch in state.pruner.epochs():
-        # The clock has run since the last epoch's end: selecting the samples is part of the cost.
+        # The clock was started at the end of the last epoch, so that selecting samples is included.
         totals.bookkeeping_seconds += time.perf_counter() - totals.started
         finished = train_epoch(state, epoch, totals, functools.partial(_save, state, files), stop)
         if not finished:
             _save(state, files, totals)
             state.ranks.leave_together()
-            number = stop.number or signal.SIGTERM  # or another rank was told
+            number = stop.number or signal.SIGTERM  # The signal may have reached another rank only.
             raise Stopped(number, f"in epoch {epoch + 1}, after {totals.batches} batches")
         closing = closing_counts(state, epoch)
-        _wait_for(run.device)  # else the wait for the last steps would pass as bookkeeping
+        _wait_for(run.device)  # Otherwise, the last steps would be timed as bookkeeping.
         loss = mean_loss(state, epoch, totals)
         with totals.bookkeeping():
             state.pruner.end_epoch()
@@ -143,7 +144,13 @@ def _train_epochs(
 
 
 def _save(state: TrainState, files: RunFolder, totals: EpochTotals | None) -> None:
-    """Write a checkpoint, inside an epoch if its totals are given. All ranks must call it."""
+    """Write a checkpoint. Every rank must call it.
+
+    Args:
+        state: The state of the run.
+        files: The folder of the run.
+        totals: The sums of the epoch in progress; None at the end of an epoch.
+    """
     if totals is not None:
         totals.stop_clock()
     saved = checkpoint_state(state, totals)
@@ -152,7 +159,7 @@ def _save(state: TrainState, files: RunFolder, totals: EpochTotals | None) -> No
         saved["metrics"] = {"epochs": epochs, "metrics_digest": files.metrics_digest()}
         save_checkpoint(files.checkpoint, saved)
     if totals is not None:
-        totals.started = time.perf_counter()  # writing is no part of the training
+        totals.started = time.perf_counter()  # Writing a checkpoint is not part of the training.
 
 
 def _finish(state: TrainState, files: RunFolder) -> dict[str, Any]:
@@ -172,7 +179,7 @@ def _wait_for(device: str) -> None:
 
 @contextlib.contextmanager
 def _only_writer(folder: Path, ranks: RankGroup) -> Iterator[None]:
-    """Hold the folder's lock on rank 0; every rank learns if that fails."""
+    """Hold the folder's lock on rank 0. If this fails, every rank raises the error."""
     with contextlib.ExitStack() as held:
 
         def lock() -> None:

@@ -1,4 +1,4 @@
-"""A recipe's network, its precision and its losses: the same in every process that trains it."""
+"""The network of a recipe, its precision and its losses, which are the same in every process."""
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from fineprune.training.settings import RunSettings, TrainingSettings
 
 
 def recipe_network(recipe: Recipe, data: Data) -> nn.Module:
-    """Build a recipe's network for its data on its device, from torch's current random state.
+    """Build the network of a recipe on its device, from torch's current random state.
 
     Raises:
         InputError: The network does not fit the data.
@@ -25,17 +25,18 @@ def recipe_network(recipe: Recipe, data: Data) -> nn.Module:
 
 
 def _check_fit(model: nn.Module, recipe: Recipe, data: Data) -> None:
-    """Call a network once, without a trace, to find out whether it fits the data."""
+    """Call a network once, without changing its state, to check that it fits the data."""
     name, shape = recipe.network.name, tuple(data.blank.shape[1:])
-    own = ":" in name and name.partition(":")[0] not in ("timm", "torchvision")
+    user_defined = ":" in name and name.partition(":")[0] not in ("timm", "torchvision")
     before = random_state(recipe.run.device)
     model.eval()
     try:
         with torch.no_grad():
             logits = model(data.blank.to(recipe.run.device))
     except (RuntimeError, ValueError) as error:
-        if own or isinstance(error, torch.OutOfMemoryError):
-            raise  # with the place in the user's code; a full GPU is no wrong input
+        if user_defined or isinstance(error, torch.OutOfMemoryError):
+            # The traceback shows the user the place in the code. A full GPU is not a wrong input.
+            raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(
             f"expected a network for samples of shape {shape}, got network.name {name!r}, which "
@@ -53,7 +54,7 @@ def _check_fit(model: nn.Module, recipe: Recipe, data: Data) -> None:
 
 
 def precision(run: RunSettings) -> torch.autocast:
-    """Return the context in which a run's networks are called."""
+    """Return the autocast context in which a run calls its network."""
     return torch.autocast(
         run.device.partition(":")[0],
         dtype=torch.bfloat16,
@@ -62,12 +63,12 @@ def precision(run: RunSettings) -> torch.autocast:
 
 
 def training_losses(logits: Tensor, y: Tensor, training: TrainingSettings) -> Tensor:
-    """Return the cross-entropies to train on, float32, shape (B,), in nats.
+    """Return the cross-entropy of each sample in nats; float32, shape (B,).
 
     Args:
-        logits: floating point, shape (B, classes).
-        y: int64, shape (B,).
-        training: for its label smoothing.
+        logits: The output of the network; floating point, shape (B, classes).
+        y: The labels; int64, shape (B,).
+        training: The training section of the recipe, which sets the label smoothing.
     """
     return F.cross_entropy(
         logits.float(), y, reduction="none", label_smoothing=training.label_smoothing

@@ -1,8 +1,8 @@
-"""Data sets of the user's own: read by a ``DataLoader``, and repeatable sample by sample.
+"""User-defined datasets, which are read by a ``DataLoader`` and are reproducible for each sample.
 
-What a transform draws at random depends on the run's seed, the epoch and the sample's index alone.
-So the number of loader workers, the number of ranks and a resume change nothing, and evaluation
-takes no random number from the training.
+The random numbers that a transform draws depend only on the run's seed, the epoch and the index of
+the sample. They are therefore the same with any number of loader workers or ranks and after a
+resume, and evaluation does not change the random numbers of the training.
 """
 
 import contextlib
@@ -18,18 +18,18 @@ from fineprune.errors import InputError
 from fineprune.importing import import_attribute
 from fineprune.pruning.sampler import PruningSampler
 
-# Enough samples to notice a random transform.
-_TRIED = 4
+# The number of samples that are read twice to detect random transforms.
+_COMPARED_SAMPLES = 4
 
 
 class SeededSamples(Dataset[tuple[int, Any]]):
-    """The samples of a map-style data set, with the random numbers of one (seed, epoch, index).
+    """The samples of a map-style dataset, whose random transforms are seeded for each sample.
 
-    The key of an item is ``(epoch, index)``, and the item is ``(index, sample)``.
+    A key is a pair ``(epoch, index)``, and an item is a pair ``(index, sample)``.
 
     Args:
-        dataset: The user's data set.
-        seed: Seeds the random transforms.
+        dataset: The user's dataset.
+        seed: Seeds the random transforms, together with the epoch and the index.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -41,12 +41,12 @@ class SeededSamples(Dataset[tuple[int, Any]]):
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[int, Any]:
         epoch, index = key
-        with _random_numbers(self._seed, epoch, index):
+        with _seeded_generators(self._seed, epoch, index):
             return index, self.dataset[index]
 
 
 class EpochIndices(Sampler[tuple[int, int]]):
-    """A sampler's indices, each with the epoch that it is drawn for.
+    """Yields the indices of a sampler as pairs ``(epoch, index)``.
 
     Args:
         sampler: The pruner's sampler.
@@ -64,11 +64,11 @@ class EpochIndices(Sampler[tuple[int, int]]):
 
 
 class PlainSamples(Dataset[Any]):
-    """Samples of a data set that are the same whenever they are read, for evaluation.
+    """Samples of a dataset for evaluation, which are the same every time they are read.
 
     Args:
-        dataset: The user's data set.
-        indices: The samples to read; None for all.
+        dataset: The user's dataset.
+        indices: The indices of the samples to read; None for all samples.
     """
 
     def __init__(self, dataset: Any, indices: Sequence[int] | None = None) -> None:
@@ -78,23 +78,25 @@ class PlainSamples(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __getitem__(self, place: int) -> Any:
-        return self._samples[0, int(self._indices[place])][1]
+    def __getitem__(self, position: int) -> Any:
+        return self._samples[0, int(self._indices[position])][1]
 
 
 def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
-    """Call the user's function ``module:function`` for its data sets.
+    """Call the user's function, and check the datasets that it returns.
 
     Args:
-        name: The function. It returns a training and a test set, and may return a third: the
-            training samples, in the same order, without random transforms.
-        needs_plain: Whether training samples will be evaluated on.
+        name: The name of the function, as ``module:function``. The function returns a training set
+            and a test set, and may return a third dataset: the training samples in the same order,
+            without random transforms.
+        needs_plain: Whether samples without random transforms are needed for validation.
 
     Returns:
-        The training set, the test set, and the training set to evaluate on.
+        The training set, the test set, and the training samples to use for evaluation.
 
     Raises:
-        InputError: The function returns something else, or random transforms would be evaluated.
+        InputError: The function returns something else, or returns no samples without random
+            transforms although they are needed.
     """
     function = import_attribute(name)
     if not callable(function):
@@ -108,38 +110,44 @@ def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
     for dataset in returned:
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise InputError(
-                f"expected map-style data sets, with __len__ and __getitem__, from {name!r}, got "
+                f"expected map-style datasets, with __len__ and __getitem__, from {name!r}, got "
                 f"{type(dataset).__name__}"
             )
         if not len(dataset):
-            raise InputError(f"expected data sets with samples from {name!r}, got an empty one")
+            raise InputError(f"expected datasets with samples from {name!r}, got an empty one")
     train, test, *rest = returned
     plain = rest[0] if rest else train
     if len(plain) != len(train):
         raise InputError(
-            f"expected {name} to return the same {len(train)} training samples once more without "
-            f"random transforms, got {len(plain)}"
+            f"expected the third dataset from {name} to hold the same {len(train)} training "
+            f"samples, without random transforms, got {len(plain)} samples"
         )
     if needs_plain and _is_random(plain):
         raise InputError(
-            f"expected {name} to return (train, test, plain) with data.validation, got a training "
-            f"set with random transforms only: return the training samples without them as a third"
+            f"expected {name} to return (train, test, plain) with data.validation, got training "
+            f"samples with random transforms only: also return them without random transforms"
         )
     return train, test, plain
 
 
 def number_of_classes(train: Any, name: str, given: int | None) -> int:
-    """Return the number of classes that a recipe or the training set names.
+    """Return the number of classes, from the recipe or else from the training set.
+
+    Args:
+        train: The training set. Its attribute ``classes``, if it has one, lists the classes.
+        name: The name of the user's function, for the error message.
+        given: The recipe's number of classes; None if the recipe does not set it.
 
     Raises:
-        InputError: Neither does, or the recipe names fewer than the training set.
+        InputError: Neither the recipe nor the training set gives the classes, or the recipe gives
+            fewer classes than the training set.
     """
-    named = len(getattr(train, "classes", ()))
-    if given is not None and given < named:
+    listed = len(getattr(train, "classes", ()))
+    if given is not None and given < listed:
         raise InputError(
-            f"expected network.classes to be at least {named}, the classes of {name}, got {given}"
+            f"expected network.classes to be at least {listed}, the classes of {name}, got {given}"
         )
-    classes = given or named
+    classes = given or listed
     if not classes:
         raise InputError(
             f"expected network.classes for {name}, whose training set has no attribute classes: "
@@ -158,7 +166,7 @@ def training_loader(
     workers: int,
     pin_memory: bool,
 ) -> Any:
-    """Return a ``DataLoader`` of ``(index, (x, y))`` in the sampler's order."""
+    """Return a ``DataLoader`` that yields ``(index, (x, y))`` in the order of the sampler."""
     return DataLoader(
         SeededSamples(dataset, seed),
         batch_size=batch_size,
@@ -167,43 +175,43 @@ def training_loader(
         num_workers=workers,
         persistent_workers=workers > 0,
         pin_memory=pin_memory,
-        # By default, an epoch would draw its workers' seeds from torch's random state.
+        # By default, the loader draws a seed for its workers from torch's global generator.
         generator=torch.Generator(),
     )
 
 
 def fetch(dataset: Any, seed: int, index: torch.Tensor, epoch: int) -> Any:
-    """Return one collated batch ``(x, y)`` of given samples.
+    """Return the collated batch ``(x, y)`` of the given samples.
 
     Args:
         dataset: The user's training set.
-        seed: Seeds the random transforms.
-        index: The samples; int64, shape (B,).
-        epoch: The epoch, from 0.
+        seed: Seeds the random transforms, together with the epoch and the index.
+        index: The indices of the samples; int64, shape (B,).
+        epoch: The epoch, counted from 0.
     """
     samples = SeededSamples(dataset, seed)
     return default_collate([samples[epoch, i][1] for i in index.tolist()])
 
 
 def evaluation_loader(dataset: Any, batch_size: int, indices: Sequence[int] | None = None) -> Any:
-    """Return batches ``(x, y)`` to evaluate on, the same whenever they are read."""
+    """Return a loader of batches ``(x, y)`` for evaluation, which are the same in every pass."""
     plain = PlainSamples(dataset, indices)
     return DataLoader(plain, batch_size=batch_size, generator=torch.Generator())
 
 
 def subset(dataset: Any, indices: Any) -> Any:
-    """Return the samples of a data set at an array of indices."""
+    """Return the samples of a dataset at the given indices (an array of integers)."""
     return Subset(dataset, indices.tolist())
 
 
 @contextlib.contextmanager
-def _random_numbers(seed: int, epoch: int, index: int) -> Iterator[None]:
+def _seeded_generators(seed: int, epoch: int, index: int) -> Iterator[None]:
     """Seed the global generators that transforms draw from, and restore them afterwards."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-    own = int(np.random.SeedSequence([seed, epoch, index]).generate_state(1)[0])
-    torch.default_generator.manual_seed(own)
-    np.random.seed(own)  # noqa: NPY002
-    random.seed(own)
+    sample_seed = int(np.random.SeedSequence([seed, epoch, index]).generate_state(1)[0])
+    torch.default_generator.manual_seed(sample_seed)
+    np.random.seed(sample_seed)  # noqa: NPY002
+    random.seed(sample_seed)
     try:
         yield
     finally:
@@ -213,16 +221,17 @@ def _random_numbers(seed: int, epoch: int, index: int) -> Iterator[None]:
 
 
 def _is_random(dataset: Any) -> bool:
+    """Return whether the first samples change with the seed."""
     samples = [SeededSamples(dataset, seed) for seed in (0, 1)]
     return not all(
         _equal(samples[0][0, index], samples[1][0, index])
-        for index in range(min(_TRIED, len(dataset)))
+        for index in range(min(_COMPARED_SAMPLES, len(dataset)))
     )
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple | list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    return bool(np.all(np.asarray(one) == np.asarray(other)))
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return bool(np.all(np.asarray(a) == np.asarray(b)))

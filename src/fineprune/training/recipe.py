@@ -1,6 +1,7 @@
-"""Recipes: everything that defines a run, read from TOML and written as TOML.
+"""Recipes, which define a run completely. They are read from TOML and written as TOML.
 
-Settings that do not fit together fail here, wrong ones in ``settings``: before anything is built.
+All errors are found before anything is built: ``settings`` checks each section, and this module
+checks that the sections fit together.
 """
 
 import dataclasses
@@ -27,13 +28,25 @@ from fineprune.training.settings import (
     TrainingSettings,
 )
 
-# Where data are and how they are read changes nothing that is learned.
+# The settings of the data section that have no effect on what is learned.
 PLACES = ("dir", "download", "workers")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A whole run: data, network, training, pruning, how it is spread and how it is run."""
+    """The complete description of a run.
+
+    Attributes:
+        data: The dataset and its augmentation.
+        network: The network.
+        training: The length of the training, the optimizer and the learning rate.
+        pruning: The choice of the samples and of the epochs that skip them.
+        distributed: The workers and servers that train together.
+        run: The seed, the hardware and the checkpoints.
+
+    Raises:
+        InputError: The sections do not fit together.
+    """
 
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     network: NetworkSettings = dataclasses.field(default_factory=NetworkSettings)
@@ -45,32 +58,32 @@ class Recipe:
     run: RunSettings = dataclasses.field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
-        self.policy()  # a schedule that cannot be fails here
+        self.policy()  # Raises an error if the schedule is impossible.
         if self.distributed.served:
             self._check_served()
 
     def _check_served(self) -> None:
-        """Raise InputError where the recipe asks for what parameter servers do not do."""
-        for section, name, usual, instead in (
+        """Raise InputError if a setting is not supported with parameter servers."""
+        for section, name, required, advice in (
             ("training", "accumulation", 1, "set training.batch_size and distributed.workers"),
-            ("training", "drop_last", False, "the last update averages what is left"),
-            ("run", "checkpoint_steps", 0, "checkpoints are made between epochs"),
+            ("training", "drop_last", False, "the last update averages the remaining samples"),
+            ("run", "checkpoint_steps", 0, "checkpoints are written between epochs"),
         ):
             given = getattr(getattr(self, section), name)
-            if given != usual:
+            if given != required:
                 raise InputError(
-                    f"expected {section}.{name} = {json.dumps(usual)} with distributed.strategy "
-                    f"{self.distributed.strategy!r}, got {json.dumps(given)}: {instead}"
+                    f"expected {section}.{name} = {json.dumps(required)} with distributed.strategy "
+                    f"{self.distributed.strategy!r}, got {json.dumps(given)}: {advice}"
                 )
         if self.run.compile == "on":
             raise InputError(
                 f'expected run.compile = "off" with distributed.strategy '
-                f'{self.distributed.strategy!r}, got "on": workers train the network as it is'
+                f'{self.distributed.strategy!r}, got "on": workers do not compile the network'
             )
         if self.run.device.partition(":")[2]:
             raise InputError(
                 f"expected run.device without a number with distributed.strategy "
-                f"{self.distributed.strategy!r}, got {self.run.device!r}: a worker is given its GPU"
+                f"{self.distributed.strategy!r}, got {self.run.device!r}: Ray assigns the GPUs"
             )
 
     def policy(self) -> Policy:
@@ -84,22 +97,22 @@ class Recipe:
 
     def schedule(self) -> Schedule:
         """Make the schedule that the pruning section describes."""
-        given = self.pruning
-        rest: dict[str, Any] = {
-            "attenuation": given.attenuation,
-            "block": given.block,
-            "count": given.count,
-            "attenuate": given.attenuate,
+        pruning = self.pruning
+        options: dict[str, Any] = {
+            "attenuation": pruning.attenuation,
+            "block": pruning.block,
+            "count": pruning.count,
+            "attenuate": pruning.attenuate,
         }
-        if given.window is not None:
-            assert isinstance(given.start, int)
-            return Schedule(self.training.epochs, given.window, given.start, **rest)
+        if pruning.window is not None:
+            assert isinstance(pruning.start, int)
+            return Schedule(self.training.epochs, pruning.window, pruning.start, **options)
         return Schedule.from_milestones(
             self.training.epochs,
             [m for m in self.training.milestones if m < self.training.epochs],
-            given.windows_per_interval or 1,
-            start=given.start,
-            **rest,
+            pruning.windows_per_interval or 1,
+            start=pruning.start,
+            **options,
         )
 
     def replaced(self, section: str, **values: Any) -> "Recipe":
@@ -108,7 +121,7 @@ class Recipe:
         return dataclasses.replace(self, **{section: changed})
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the sections as plain dicts of what TOML can hold; values of None left out."""
+        """Return the sections as dicts of TOML values, without the settings that are None."""
         return {
             section: {
                 key: list(value) if isinstance(value, tuple) else value
@@ -119,7 +132,7 @@ class Recipe:
         }
 
     def to_toml(self) -> str:
-        """Write the recipe as TOML, complete."""
+        """Return the complete recipe as TOML."""
         lines: list[str] = []
         for section, values in self.as_dict().items():
             lines.append(f"[{section}]")
@@ -128,10 +141,10 @@ class Recipe:
         return "\n".join(lines)
 
     def method(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that decide what is learned.
+        """Return the settings that have an effect on what is learned.
 
-        The others say where and how the run is carried out: a run may be resumed, and counts as
-        the same run, whatever they are.
+        The other settings say where and how the run is carried out. They may change when a run is
+        resumed.
         """
         sections = self.as_dict()
         sections["data"] = {k: v for k, v in sections["data"].items() if k not in PLACES}
@@ -139,10 +152,10 @@ class Recipe:
         return sections
 
     def differences(self, other: "Recipe") -> list[str]:
-        """Say in which settings of ``method()`` two recipes differ, one phrase per setting.
+        """Return one phrase for each setting of ``method()`` in which two recipes differ.
 
         Args:
-            other: The recipe to compare with; its values come second.
+            other: The recipe to compare with. Its values come second in each phrase.
         """
         return differences(self.method(), other.method())
 
@@ -150,27 +163,28 @@ class Recipe:
 def differences(
     one: Mapping[str, Mapping[str, Any]], other: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Say in which settings two mappings of sections differ, one phrase per setting."""
-    found = []
+    """Return one phrase for each setting in which two mappings of sections differ."""
+    phrases = []
     for section in dict.fromkeys([*one, *other]):
-        mine, theirs = one.get(section, {}), other.get(section, {})
-        found += [
-            f"{section}.{key} is {json.dumps(mine.get(key))} and {json.dumps(theirs.get(key))}"
-            for key in dict.fromkeys([*mine, *theirs])
-            if mine.get(key) != theirs.get(key)
+        first, second = one.get(section, {}), other.get(section, {})
+        phrases += [
+            f"{section}.{key} is {json.dumps(first.get(key))} and {json.dumps(second.get(key))}"
+            for key in dict.fromkeys([*first, *second])
+            if first.get(key) != second.get(key)
         ]
-    return found
+    return phrases
 
 
 def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
     """Read a recipe from TOML.
 
     Args:
-        path: the file.
-        changes: ``section.key=value`` each, applied over the file's values.
+        path: The TOML file.
+        changes: Settings as ``section.key=value``, which replace those of the file.
 
     Raises:
-        InputError: the file is not there, not TOML, or holds a wrong key or value.
+        InputError: The file cannot be read, is not TOML, or contains an unknown key or a wrong
+            value.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -178,15 +192,20 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
     except OSError as error:
         raise InputError(f"expected a recipe file, cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"expected TOML in {path}: {error}") from error
+        raise InputError(f"expected TOML in {path}, cannot parse it: {error}") from error
     return make_recipe(sections, changes)
 
 
 def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Recipe:
-    """Make a recipe from nested mappings, with ``section.key=value`` changes over them.
+    """Make a recipe from nested mappings.
+
+    Args:
+        sections: The settings of each section, by the names of the sections and of the settings.
+        changes: Settings as ``section.key=value``, which replace those of ``sections``.
 
     Raises:
-        InputError: a key is not known (the nearest one is named) or a value is wrong.
+        InputError: A section or key is unknown (the message suggests the nearest known one), or a
+            value is wrong.
     """
     merged = {key: dict(_section(key, value)) for key, value in sections.items()}
     for change in changes:
@@ -194,13 +213,13 @@ def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Rec
         section, dot, key = name.strip().partition(".")
         if not separator or not dot:
             raise InputError(f"expected --set section.key=value, got {change!r}")
-        merged.setdefault(section, {})[key] = _parsed(text.strip())
+        merged.setdefault(section, {})[key] = _parse(text.strip())
     hints = get_type_hints(Recipe)
-    made: dict[str, Any] = {}
+    built: dict[str, Any] = {}
     for section, values in merged.items():
-        _known("section", section, hints)
-        made[section] = _make_section(section, hints[section], values)
-    return Recipe(**made)
+        _check_known("section", section, hints)
+        built[section] = _make_section(section, hints[section], values)
+    return Recipe(**built)
 
 
 def _section(key: str, value: Any) -> Mapping[str, Any]:
@@ -210,38 +229,43 @@ def _section(key: str, value: Any) -> Mapping[str, Any]:
 
 
 def _toml(value: Any) -> str:
-    # JSON's numbers, booleans, lists and (but for one character) strings are TOML's too.
+    # In JSON and TOML, numbers, booleans, lists and strings look the same, except for one character
+    # that TOML requires to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text  # a bare word is a string
+        return text  # A string may be given without quotes.
 
 
 def _make_section(section: str, settings: Any, values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(settings)
     converted: dict[str, Any] = {}
     for key, value in values.items():
-        _known(f"key in [{section}]", key, hints)
-        converted[key] = _converted(f"{section}.{key}", hints[key], value)
+        _check_known(f"key in [{section}]", key, hints)
+        converted[key] = _convert(f"{section}.{key}", hints[key], value)
     return settings(**converted)
 
 
-def _known(kind: str, given: str, known: Mapping[str, Any]) -> None:
+def _check_known(kind: str, given: str, known: Mapping[str, Any]) -> None:
     if given not in known:
         near = difflib.get_close_matches(given, known, n=1, cutoff=0.0)
         raise InputError(f"expected a known {kind}, got {given!r}: did you mean {near[0]!r}?")
 
 
-def _converted(name: str, hint: Any, value: Any) -> Any:
-    """Check a value against a field's type; whole numbers pass where a float is expected."""
+def _convert(name: str, hint: Any, value: Any) -> Any:
+    """Convert a TOML value to the type of its field; an integer may be given for a float.
+
+    Raises:
+        InputError: The value has another type.
+    """
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for option in options:
         if get_origin(option) is tuple and isinstance(value, list):
-            return tuple(_converted(name, get_args(option)[0], entry) for entry in value)
+            return tuple(_convert(name, get_args(option)[0], entry) for entry in value)
         if isinstance(option, type) and type(value) is option:
             if isinstance(value, str):
                 _check_text(name, value)

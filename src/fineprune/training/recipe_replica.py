@@ -1,4 +1,4 @@
-"""What a worker of a parameter server trains: a recipe's network on the batches it is told."""
+"""The replica of a recipe's network that a worker of parameter servers trains."""
 
 import torch
 from torch import Tensor
@@ -13,12 +13,16 @@ class RecipeReplica:
     """A replica of a recipe's network, with the data to train it on.
 
     Args:
-        recipe: as run, nothing "auto" left in it.
-        rank: of the worker. All have the same weights; what is drawn while training differs.
+        recipe: The recipe, without "auto" settings.
+        rank: The rank of the worker. All workers start with the same weights, but draw different
+            random numbers while they train.
+
+    Attributes:
+        model: The network.
     """
 
     def __init__(self, recipe: Recipe, rank: int) -> None:
-        # The process is the worker's own, and with it torch's random state.
+        # The worker has a process of its own, so seeding the global generator affects nothing else.
         torch.manual_seed(recipe.run.seed)
         data = load_data(recipe)
         self._recipe = recipe
@@ -30,11 +34,23 @@ class RecipeReplica:
             reseed(recipe.run.seed, rank, recipe.run.device)
 
     def load(self, key: tuple[int, int], indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the samples of ``indices`` as the key's epoch augments them."""
+        """Return a batch ``(x, y)``, augmented for its epoch.
+
+        Args:
+            key: The epoch and the number of the batch.
+            indices: The indices of the samples; int64, shape (B,).
+        """
         return self._fetch(indices, key[0])
 
     def step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Add the gradient of the mean loss, and return the losses, shape (B,)."""
+        """Add the gradient of the mean loss to the parameters' gradients.
+
+        Args:
+            batch: A batch from ``load``.
+
+        Returns:
+            The loss of each sample; float32, shape (B,), without a graph.
+        """
         x, y = batch
         with self._precision:
             logits = self.model(x)

@@ -1,6 +1,6 @@
-"""The settings of a run, a frozen dataclass a section of a recipe.
+"""The settings of a run: one frozen dataclass per section of a recipe.
 
-A wrong value fails here, before anything is built.
+A wrong value raises an error here, before anything is built.
 """
 
 import dataclasses
@@ -11,23 +11,23 @@ from fineprune.errors import InputError, check_above, check_at_least, check_betw
 from fineprune.importing import check_import_name
 from fineprune.networks.registry import NETWORKS
 
-_OWN = "data of your own"
+_USER_DEFINED = "user-defined data"
 _IMAGE_SETS = ("digits", "synthetic", "cifar10", "cifar100")
 
-# The data that a setting applies to. With other data it would have no effect, without any message.
-# Where data are (dir, download) may always be said.
+# The data that a setting applies to. With other data, the setting would be ignored silently. The
+# settings ``dir`` and ``download`` are always allowed.
 _APPLIES_TO: dict[str, tuple[str, ...]] = {
     "train_size": ("digits", "synthetic"),
     "image_size": ("synthetic",),
     "crop_padding": _IMAGE_SETS,
     "flip": _IMAGE_SETS,
-    "workers": (_OWN,),
+    "workers": (_USER_DEFINED,),
 }
 
-# A schedule is planned epoch by epoch before the training starts; with this many it takes seconds.
+# A schedule is planned epoch by epoch before the training, which takes seconds for this number.
 _MOST_EPOCHS = 100_000
 
-# TOML's whole numbers have 64 bits with a sign; and an epoch's order is drawn from seed + epoch.
+# TOML's integers are signed and have 64 bits, and an epoch's order is drawn from seed + epoch.
 _LARGEST_SEED = 2**63 - 1
 
 _DEVICES = re.compile(r"auto|cpu|cuda(:[0-9]+)?|mps")
@@ -37,21 +37,23 @@ _OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "rmsprop-tf")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """Which images, and how they are varied while training.
+    """The dataset, and how its images are augmented during training.
 
     Attributes:
-        name: ``digits`` (embedded), ``cifar10``, ``cifar100``, ``synthetic`` (images made up, for
-            measuring), or ``module:attribute``, a function of your own that returns a training and
-            a test data set (map-style, items (x, y)).
-        dir: folder of the CIFAR files.
-        download: fetch the CIFAR archive if it is not there.
-        train_size: images of digits to train on, the rest are for testing; of synthetic, to make.
-        image_size: height and width of synthetic images.
-        validation: images held back from the training set; evaluation then uses these and leaves
-            the test set alone.
-        crop_padding: pixels of padding for the random crop; None takes the data set's usual one.
-        flip: mirror at random; None takes the data set's usual choice.
-        workers: loader processes, for data sets of your own.
+        name: The dataset: ``digits`` (embedded), ``cifar10``, ``cifar100``, ``synthetic``
+            (generated images, for benchmarks), or ``module:attribute``, a user-defined function
+            that returns a training and a test dataset (map-style, with items ``(x, y)``). It may
+            also return the training samples without random transforms as a third dataset.
+        dir: The folder of the CIFAR files.
+        download: Whether to download the CIFAR archive if it is not in ``dir``.
+        train_size: The number of training images; with ``digits``, all other images are for
+            testing, and with ``synthetic``, this many are generated.
+        image_size: The height and width of synthetic images, in pixels.
+        validation: The number of training images to hold out. If it is above 0, evaluation uses
+            these images instead of the test set.
+        crop_padding: The padding of the random crop, in pixels; None for the dataset's default.
+        flip: Whether to mirror images at random; None for the dataset's default.
+        workers: The number of loader processes, for user-defined datasets.
     """
 
     name: str = "digits"
@@ -75,7 +77,7 @@ class DataSettings:
         check_at_least("data.workers", self.workers, 0)
         if self.crop_padding is not None:
             check_at_least("data.crop_padding", self.crop_padding, 0)
-        data = _OWN if ":" in self.name else self.name
+        data = _USER_DEFINED if ":" in self.name else self.name
         for field in dataclasses.fields(self):
             names = _APPLIES_TO.get(field.name, (data,))
             given = getattr(self, field.name)
@@ -88,13 +90,13 @@ class DataSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkSettings:
-    """Which network.
+    """The network.
 
     Attributes:
-        name: a name from ``fineprune.networks``; ``timm:NAME`` or ``torchvision:NAME``; or
-            ``module:attribute``, a class or function of your own that is called with the keywords
-            ``classes`` and ``channels``.
-        classes: number of classes; None asks the data set.
+        name: A name from ``fineprune.networks``; ``timm:NAME`` or ``torchvision:NAME``; or
+            ``module:attribute``, a user-defined class or function that is called with the keyword
+            arguments ``classes`` and ``channels``.
+        classes: The number of classes; None for that of the dataset.
     """
 
     name: str = "lenet"
@@ -115,24 +117,27 @@ class TrainingSettings:
     """How the network is trained.
 
     Attributes:
-        epochs: length of the training.
-        batch_size: samples in a batch.
-        accumulation: batches in an optimizer step.
-        drop_last: leave out an incomplete last batch.
-        optimizer: ``sgd``, ``adam``, ``adamw``, ``rmsprop`` or ``rmsprop-tf``.
-        lr: the base learning rate.
-        schedule: ``milestones``, ``cosine``, ``one-cycle`` or ``constant``.
-        milestones: epochs, from 1, after which the rate is multiplied by gamma.
-        gamma: that factor.
-        warmup: epochs over which the rate rises from 0; for one-cycle, of its rise.
-        momentum: of SGD and RMSProp.
-        nesterov: of SGD.
-        decay: of RMSProp's mean square.
-        epsilon: of RMSProp; None takes 1e-8 for torch's form and 1 for TensorFlow's.
-        weight_decay: L2, decoupled for AdamW.
-        label_smoothing: of the cross-entropy.
-        evaluate_every: evaluate after each so many epochs ...
-        evaluate_last: ... and after each of the last so many.
+        epochs: The length of the training.
+        batch_size: The number of samples per batch, on each rank or worker.
+        accumulation: The number of batches per optimizer step.
+        drop_last: Whether to leave out an incomplete last batch.
+        optimizer: The optimizer: ``sgd``, ``adam``, ``adamw``, ``rmsprop`` or ``rmsprop-tf``.
+        lr: The base learning rate.
+        schedule: The learning rate schedule: ``milestones``, ``cosine``, ``one-cycle`` or
+            ``constant``.
+        milestones: The epochs, counted from 1, after which the learning rate is multiplied by
+            ``gamma``.
+        gamma: The factor that is applied at each milestone.
+        warmup: The number of epochs over which the learning rate rises from 0; with ``one-cycle``,
+            the length of its rise, or 0 for 30 % of the training.
+        momentum: The momentum of SGD and RMSProp.
+        nesterov: Whether SGD uses Nesterov momentum.
+        decay: The decay of RMSProp's mean square.
+        epsilon: The epsilon of RMSProp; None for 1e-8 with ``rmsprop`` and 1 with ``rmsprop-tf``.
+        weight_decay: The factor of the L2 penalty, which AdamW applies in its decoupled form.
+        label_smoothing: The label smoothing of the cross-entropy, in [0, 1].
+        evaluate_every: The number of epochs from one evaluation to the next.
+        evaluate_last: The number of last epochs that are all evaluated.
     """
 
     epochs: int = 200
@@ -176,27 +181,29 @@ class TrainingSettings:
         check_between("training.warmup", self.warmup, 0, self.epochs)
         if self.nesterov and self.momentum == 0:
             raise InputError("expected training.momentum above 0 with training.nesterov, got 0")
-        rising = list(self.milestones) == sorted(set(self.milestones))
-        if not rising or not all(1 <= m <= self.epochs for m in self.milestones):
+        increasing = list(self.milestones) == sorted(set(self.milestones))
+        if not increasing or not all(1 <= m <= self.epochs for m in self.milestones):
             raise InputError(
-                f"expected training.milestones that rise within 1..{self.epochs}, "
+                f"expected training.milestones to be strictly increasing within 1..{self.epochs}, "
                 f"got {list(self.milestones)}"
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PruningSettings:
-    """What is skipped, and when ([P] Algorithms 1 and 2).
+    """Which samples are skipped, and in which epochs ([P] Algorithms 1 and 2).
 
-    Windows are of one length (``window``, with ``start`` in epochs), or made from the rate's
-    milestones (``windows_per_interval``, with ``start`` a share of each window).
+    Either all windows have the same length (``window``, with ``start`` in epochs), or they are made
+    from the learning rate's milestones (``windows_per_interval``, with ``start`` as a fraction of
+    each window).
 
     Attributes:
-        policy: ``fine-pruning``, ``random`` or ``full``.
-        window, start, attenuation, attenuate, block, count: as in ``Schedule``.
-        windows_per_interval: windows between two milestones, in place of ``window``.
-        prune: share of the samples to skip, or their number.
-        tolerance: share of the mean that a loss may exceed it by without a mark.
+        policy: The policy: ``fine-pruning``, ``random`` or ``full``.
+        window, start, attenuation, attenuate, block, count: The arguments of ``Schedule``.
+        windows_per_interval: The number of windows between two milestones, instead of ``window``.
+        prune: The samples that a pruning epoch skips: a fraction in [0, 1), or their number.
+        tolerance: The fraction of the batch's mean loss by which a sample's loss may exceed this
+            mean without being marked.
     """
 
     policy: str = "fine-pruning"
@@ -219,25 +226,29 @@ class PruningSettings:
             )
         if self.window is not None and not isinstance(self.start, int):
             raise InputError(
-                f"expected pruning.start in whole epochs beside pruning.window, got {self.start}"
+                f"expected pruning.start in whole epochs with pruning.window, got {self.start}"
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Where and how the run is carried out; none of it changes the method.
+    """Where and how the run is carried out. None of these settings changes the method.
 
     Attributes:
-        seed: of weights, order, ties and augmentation.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
-        precision: ``auto``, ``float32`` or ``bfloat16`` (autocast).
-        compile: ``auto``, ``on`` or ``off``: train the network through ``torch.compile``, on a GPU
-            with CUDA graphs.
-        threads: CPU threads of torch; 0 takes the machine's cores.
-        checkpoint_every: epochs between checkpoints.
-        checkpoint_steps: also after each so many batches inside an epoch; 0 for never.
-        watch: training samples whose loss is recorded at each evaluation (Figure 2).
-        arm: the run's name in a comparison; None takes the policy's.
+        seed: Seeds the initial weights, the sample order, the breaking of ties and the
+            augmentation.
+        device: The device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps``, for example.
+        precision: The precision: ``auto``, ``float32`` or ``bfloat16`` (autocast).
+        compile: Whether to train the network through ``torch.compile``, on a GPU with CUDA graphs:
+            ``auto``, ``on`` or ``off``.
+        threads: The number of CPU threads of each process; 0 divides the machine's cores among the
+            processes.
+        checkpoint_every: The number of epochs from one checkpoint to the next.
+        checkpoint_steps: The number of batches from one checkpoint inside an epoch to the next; 0
+            for no checkpoints inside an epoch.
+        watch: The number of training samples whose losses are recorded at each evaluation ([P]
+            Figure 2).
+        arm: The name of the run's arm in a comparison; None for the name of the policy.
     """
 
     seed: int = 0

@@ -1,7 +1,7 @@
-"""How a run starts: from nothing, from a checkpoint, or not at all because it is finished.
+"""Decides from the content of a run's folder how the run starts.
 
-It is decided from what the run's folder holds. Nothing is changed here, and files that do
-not belong together are refused with the reason.
+A run can be new, continue from a checkpoint, or be finished already. This module changes no files,
+and it raises an error if the files in the folder do not belong together.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from fineprune.training.recipe import Recipe, differences, read_recipe
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run starts.
+    """How a run starts.
 
     Attributes:
-        checkpoint: Whether the run goes on from the folder's checkpoint.
-        summary: The summary of a run that is finished, to which nothing is left to do; else None.
+        checkpoint: Whether the run continues from the folder's checkpoint.
+        summary: The summary of a run that is finished already; None for any other run.
     """
 
     checkpoint: bool = False
@@ -32,38 +32,39 @@ def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
     """Decide how a run starts.
 
     Args:
-        recipe: What is to be trained.
-        folder: Where.
-        resume: Whether the folder may hold a part of the run already, or all of it.
+        recipe: The recipe to train.
+        folder: The folder of the run.
+        resume: Whether the folder may already hold a part of the run, or the finished run.
 
     Raises:
-        InputError: The folder holds a run that may not be continued, or one of another recipe, or
-            files that do not belong together.
+        InputError: The folder holds a run although ``resume`` is false, or a run of another recipe,
+            or files that do not belong together.
     """
-    there = folder.files()
-    if not there:
+    files = folder.files()
+    if not files:
         return Start()
     if not resume:
         raise InputError(
-            f"expected a new folder for the run, but {folder.path} holds {', '.join(there)}: give "
-            f"another --out, or --resume to continue the run"
+            f"expected a new folder for the run, got {folder.path}, which holds "
+            f"{', '.join(files)}: give another --out, or --resume to continue the run"
         )
     _check_recipe(recipe, folder)
     if folder.summary.exists():
         return Start(summary=read_run(folder.path).summary)
     if folder.checkpoint.exists():
         return Start(checkpoint=True)
+    # A run that was killed before its first checkpoint has no more metrics than this.
     epochs = len(whole_lines(folder.metrics))
     if epochs > recipe.run.checkpoint_every:
         raise InputError(
-            f"expected {CHECKPOINT} in {folder.path} beside the metrics of {epochs} epochs, found "
-            f"none: restore the file, or train into a new folder"
+            f"expected {CHECKPOINT} in {folder.path}, which holds the metrics of {epochs} epochs, "
+            f"found none: restore the file, or train into a new folder"
         )
     return Start()
 
 
 def recipe_of(folder: RunFolder) -> Recipe | None:
-    """Return the recipe that a folder was started with; None where there is none.
+    """Return the recipe in a run's folder; None if the folder holds none.
 
     Raises:
         InputError: The file is damaged.
@@ -72,35 +73,35 @@ def recipe_of(folder: RunFolder) -> Recipe | None:
 
 
 def checkpoint_of(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
-    """Read the checkpoint of a folder.
+    """Read the checkpoint in a run's folder.
 
     Raises:
-        InputError: The checkpoint is damaged, or of another recipe.
+        InputError: The checkpoint is damaged, or it belongs to another recipe.
     """
     state = load_checkpoint(folder.checkpoint)
-    found = differences(state["recipe"], recipe.method())
-    if found:
-        raise InputError(_of_another(folder, found))
+    changed = differences(state["recipe"], recipe.method())
+    if changed:
+        raise InputError(_different_recipe(folder, changed))
     return state
 
 
 def _check_recipe(recipe: Recipe, folder: RunFolder) -> None:
-    there = recipe_of(folder)
-    if there is None:
+    previous = recipe_of(folder)
+    if previous is None:
         raise InputError(
-            f"expected {RECIPE} in {folder.path} beside {', '.join(folder.files())}, found none: "
-            f"train into a new folder"
+            f"expected {RECIPE} in {folder.path}, which holds {', '.join(folder.files())}, found "
+            f"none: train into a new folder"
         )
-    found = there.differences(recipe)
-    if recipe.run.arm not in (None, there.run.arm):
-        found.append(f'run.arm is "{there.run.arm}" and "{recipe.run.arm}"')
-    if found:
-        raise InputError(_of_another(folder, found))
+    changed = previous.differences(recipe)
+    if recipe.run.arm not in (None, previous.run.arm):
+        changed.append(f'run.arm is "{previous.run.arm}" and "{recipe.run.arm}"')
+    if changed:
+        raise InputError(_different_recipe(folder, changed))
 
 
-def _of_another(folder: RunFolder, found: list[str]) -> str:
+def _different_recipe(folder: RunFolder, changed: list[str]) -> str:
     return (
-        f"expected a checkpoint of this recipe in {folder.path}, got one of another "
-        f"({'; '.join(found)}): resume with the settings in its {RECIPE}, or train into a new "
+        f"expected a checkpoint of this recipe in {folder.path}, got one of another recipe "
+        f"({'; '.join(changed)}): resume with the settings in its {RECIPE}, or train into a new "
         f"folder"
     )

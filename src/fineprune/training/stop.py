@@ -1,8 +1,8 @@
-"""Stopping in good order: a signal asks for it, the loop saves a checkpoint and ends.
+"""Stops a training after a signal: the loop saves a checkpoint and then ends.
 
-Slurm sends SIGUSR1 or SIGTERM before it takes a machine away, and a user presses Ctrl-C. The
-handlers only remember the signal, so that nothing is interrupted halfway. A second Ctrl-C ends the
-process at once.
+Slurm sends SIGUSR1 or SIGTERM before it ends a job, and a user presses Ctrl-C. The signal handlers
+only record the signal, so that no operation is interrupted. A second Ctrl-C ends the process
+immediately.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ _SIGNALS = tuple(
 
 
 class Stopped(Exception):
-    """The run was told to stop, and its state is saved.
+    """A signal stopped the run, and its state is saved.
 
     Attributes:
-        number: The signal that told it.
-        place: How far it was.
+        number: The number of the signal.
+        place: The point at which the run stopped, as a phrase for the message.
     """
 
     def __init__(self, number: int, place: str) -> None:
-        super().__init__(number, place)  # as given, so that it can be pickled
+        super().__init__(number, place)  # Unpickling passes these arguments to the constructor.
         self.number = number
         self.place = place
 
@@ -34,10 +34,10 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Remembers the first signal that asked this process to stop.
+    """Records the first signal that asked this process to stop; true after that signal.
 
     Attributes:
-        number: The signal; None as long as there was none.
+        number: The number of the signal; None before the first signal.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,11 @@ class StopRequest:
         return self.number is not None
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
-        """Remember a signal; a handler for ``signal.signal``."""
+        """Record a signal. This is the handler for ``signal.signal``.
+
+        Raises:
+            KeyboardInterrupt: The signal is SIGINT, and a signal was recorded before.
+        """
         if self.number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.number = self.number or number
@@ -55,9 +59,9 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Catch the signals that ask this process to stop, as long as the block runs.
+    """Catch the signals that ask this process to stop, and restore the handlers after the block.
 
-    Only the main thread can catch signals; in another one the request never comes.
+    Only the main thread can catch signals. In any other thread, the request is never set.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

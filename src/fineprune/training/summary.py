@@ -1,4 +1,4 @@
-"""The summary of a finished run, made from its metrics."""
+"""Computes the summary of a finished run from its metrics."""
 
 import platform
 import statistics
@@ -15,11 +15,11 @@ from fineprune.training.train_state import TrainState
 
 
 def summary(state: TrainState, metrics: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what ``summary.json`` holds.
+    """Return the content of ``summary.json``.
 
     Args:
-        state: The run as it ended.
-        metrics: The metrics of all epochs.
+        state: The state of the run after its last epoch.
+        metrics: The metrics of all epochs, in order.
     """
     recipe = state.recipe
     num_samples = state.data.num_samples
@@ -71,11 +71,11 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _git_revision() -> str | None:
-    """Return the revision of the user's working folder; None if it is no git checkout."""
+    """Return the git revision of the working directory; None if it is not in a git repository."""
     try:
-        asked = subprocess.run(
+        result = subprocess.run(
             ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=5
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return asked.stdout.strip() or None if asked.returncode == 0 else None
+    return result.stdout.strip() or None if result.returncode == 0 else None

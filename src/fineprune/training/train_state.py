@@ -1,4 +1,4 @@
-"""TrainState: what a run consists of, built from its recipe, saved and restored."""
+"""TrainState: the parts of a run, which are built from its recipe, saved and restored."""
 
 import time
 from collections.abc import Iterator
@@ -32,12 +32,13 @@ class EpochTotals:
     Attributes:
         loss_sum: The sum of the losses; float32, shape (), on the run's device.
         samples: The number of samples trained.
-        batches: The number of batches trained; with parameter servers, of updates.
+        batches: The number of batches trained; with parameter servers, the number of updates.
         planned: The number of batches in the whole epoch, on which the learning rate depends.
-        seconds: Wall-clock time of the training.
-        bookkeeping_seconds: The part of it that went into choosing samples and recording losses.
-        distributed: What the parameter servers reported of the epoch; empty without them.
-        started: When the clock was last started, on ``time.perf_counter``.
+        seconds: The wall-clock time of the training, in seconds.
+        bookkeeping_seconds: The part of ``seconds`` that was spent on choosing samples and
+            recording losses.
+        distributed: The report of the parameter servers; empty without them.
+        started: The time at which the clock was last started, as ``time.perf_counter`` gives it.
     """
 
     loss_sum: torch.Tensor
@@ -50,14 +51,14 @@ class EpochTotals:
     started: float = field(default_factory=time.perf_counter)
 
     def stop_clock(self) -> None:
-        """Add the time since the clock was started to the seconds, and start it again."""
+        """Add the time since the clock was started to ``seconds``, and start the clock again."""
         now = time.perf_counter()
         self.seconds += now - self.started
         self.started = now
 
     @contextmanager
     def bookkeeping(self) -> Iterator[None]:
-        """Add the time that the block takes to the bookkeeping."""
+        """Add the time that the block takes to ``bookkeeping_seconds``."""
         began = time.perf_counter()
         yield
         self.bookkeeping_seconds += time.perf_counter() - began
@@ -65,14 +66,14 @@ class EpochTotals:
 
 @dataclass
 class LocalParts:
-    """What a rank trains with if there are no parameter servers.
+    """The parts that a rank needs to train without parameter servers.
 
     Attributes:
-        forward: The network as it is trained: compiled, replicated, or just itself.
+        forward: The network that is called in training: compiled, replicated, or the bare network.
         optimizer: Updates the network's parameters.
         loader: Yields the batches ``(index, (x, y))`` of an epoch.
-        simulated: Simulated asynchronous workers; None if the run has none.
-        stop_vote: Lets all ranks stop after the same batch.
+        simulated: The simulated asynchronous workers; None if the run has none.
+        stop_vote: Makes all ranks stop after the same batch.
     """
 
     forward: nn.Module
@@ -84,17 +85,18 @@ class LocalParts:
 
 @dataclass
 class TrainState:
-    """What a run consists of on one rank.
+    """The parts of a run on one rank.
 
     Attributes:
-        recipe: As run, with nothing "auto" left in it.
-        ranks: The processes that train together by all-reduce; one with parameter servers.
-        data: Makes the training loader and the evaluation batches.
+        recipe: The recipe, without "auto" settings.
+        ranks: The processes that train together by all-reduce; with parameter servers, only this
+            process.
+        data: The training data and the evaluation batches.
         model: The bare network, whose state is saved.
         pruner: Chooses the samples of each epoch.
-        autocast: The run's precision.
-        local: What this process trains with; None with parameter servers.
-        coordinator: Drives the parameter servers and their workers; None without them.
+        autocast: The context in which the network is called, which sets the precision.
+        local: The parts for training in this process; None with parameter servers.
+        coordinator: Coordinates the parameter servers and their workers; None without them.
     """
 
     recipe: Recipe
@@ -113,12 +115,18 @@ class TrainState:
         return strategy.workers if strategy.served else self.ranks.size
 
     def new_totals(self) -> EpochTotals:
-        """Return sums of nothing, with the clock started."""
+        """Return the totals of an epoch that starts now, with all sums at 0."""
         return EpochTotals(torch.zeros((), device=self.recipe.run.device))
 
 
 def build_state(recipe: Recipe, ranks: RankGroup) -> TrainState:
-    """Load the data and build network and pruner, from torch's current random state."""
+    """Load the data, and build the network and the pruner.
+
+    The initial weights are drawn from torch's current random state.
+
+    Raises:
+        InputError: The data cannot be loaded.
+    """
     data = load_data(recipe)
     model = recipe_network(recipe, data)
     pruner = Pruner(
@@ -133,10 +141,10 @@ def build_state(recipe: Recipe, ranks: RankGroup) -> TrainState:
 
 
 def build_local_parts(state: TrainState) -> LocalParts:
-    """Build what a rank trains with if there are no parameter servers.
+    """Build the parts that a rank needs to train without parameter servers.
 
     Raises:
-        InputError: Simulated workers are asked for on several ranks.
+        InputError: The recipe simulates workers, and there are several ranks.
     """
     recipe, ranks, model = state.recipe, state.ranks, state.model
     simulate = recipe.distributed.simulate
@@ -147,7 +155,7 @@ def build_local_parts(state: TrainState) -> LocalParts:
         )
     forward = _compiled(model, recipe.run) if recipe.run.compile == "on" else model
     if ranks.rank:
-        # The weights are drawn alike on all ranks; what is drawn while training must not be.
+        # All ranks draw the same initial weights, but must draw different numbers in training.
         reseed(recipe.run.seed, ranks.rank, recipe.run.device)
     return LocalParts(
         forward=ranks.replicate(model, forward),
@@ -159,10 +167,10 @@ def build_local_parts(state: TrainState) -> LocalParts:
 
 
 def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str, Any]:
-    """Return what a checkpoint holds. With several ranks, all must call it: they exchange theirs.
+    """Return the content of a checkpoint. Every rank must call it, because it communicates.
 
     Args:
-        state: The run.
+        state: The state of the run.
         totals: The sums of the epoch in progress; None at the end of an epoch.
     """
     epoch = None
@@ -194,7 +202,11 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
 
 
 def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
-    """Restore a run from a checkpoint that any number of ranks made.
+    """Restore a run from a checkpoint, which may come from another number of ranks.
+
+    Args:
+        state: The state of the run, as built from the recipe. It is changed in place.
+        saved: The content of the checkpoint.
 
     Returns:
         The sums of the epoch in progress; None if the checkpoint is from the end of an epoch.
@@ -214,7 +226,7 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
     totals = EpochTotals(**epoch)
     totals.loss_sum = totals.loss_sum.to(recipe.run.device)
     totals.samples //= ranks.size
-    # As many of today's batches as hold the samples that were trained.
+    # The number of batches that the samples trained so far fill on the current number of ranks.
     totals.batches = totals.batches * len(saved["random"]) // ranks.size
     if not ranks.main:
         totals.loss_sum.zero_()
@@ -222,7 +234,7 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
 
 
 def _packed_servers(servers: dict[str, Any]) -> dict[str, Any]:
-    """Make of the coordinator's state what loads with ``weights_only=True``."""
+    """Convert the coordinator's state to types that load with ``weights_only=True``."""
     return {
         "layout": servers["layout"],
         "servers": [
@@ -242,7 +254,8 @@ def unpacked_servers(packed: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compiled(model: nn.Module, run: RunSettings) -> nn.Module:
-    # On a GPU with CUDA graphs: a small network waits for launches, not for arithmetic. There are
-    # two shapes at most, whole batches and a full epoch's last one, and each is compiled.
+    # On a GPU, CUDA graphs are used, because kernel launches limit the speed of small networks.
+    # There are at most two batch shapes (whole batches, and the last batch of a full epoch), and
+    # the network is compiled for each of them.
     mode = "reduce-overhead" if run.device.startswith("cuda") else "default"
     return cast(nn.Module, torch.compile(model, dynamic=False, mode=mode))

@@ -1,7 +1,7 @@
-"""Figures as SVG: the paper's Figures 1 to 3 of our runs, counts, and accuracy against time.
+"""Figures as SVG: [P] Figures 1 to 3 for our runs, the counts, and accuracy against time.
 
-Every figure is drawn through matplotlib's objects, without pyplot and without changing its global
-settings, and is the same to the byte for the same runs. Text stays text.
+The figures are drawn with matplotlib's objects, without pyplot and without changing matplotlib's
+global settings. The same runs give the same bytes. Text is written as text, not as paths.
 """
 
 from fineprune.report.figures.counts import draw_counts

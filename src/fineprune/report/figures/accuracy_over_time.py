@@ -1,4 +1,4 @@
-"""Accuracy against the seconds of training."""
+"""Accuracy against training time."""
 
 from matplotlib.figure import Figure
 
@@ -15,7 +15,7 @@ from fineprune.report.figures.style import WIDTH, arm_legend, colour_of, our_sty
 
 
 def draw_time(group: Group) -> Drawing | None:
-    """Draw accuracy against the seconds of training so far; None without evaluations."""
+    """Draw accuracy against training time; None if there are no evaluations."""
     kind = evaluated_on(group)
     curves = average_curves(group, f"{kind}_accuracy", 100)
     if not curves:
@@ -41,14 +41,14 @@ def draw_time(group: Group) -> Drawing | None:
         arm_legend(figure, curves)
         svg = svg_text(figure, f"Accuracy of {group.label} against training time")
     caption = (
-        f"Accuracy on the {kind} set against the wall-clock time of the training so far, overhead "
-        f"inside, evaluation apart. A dot ends each arm."
+        f"Accuracy on the {kind} set against the wall-clock time of the training, including "
+        f"overhead and excluding evaluation. A dot marks the end of each arm."
     )
     return Drawing("Accuracy against time", svg, caption)
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """Return the unit that suits so many seconds, and its length in seconds."""
+    """Return a suitable unit for a duration, and the length of this unit in seconds."""
     if seconds < 300:
         return "seconds", 1
     return ("minutes", 60) if seconds < 2 * 3600 else ("hours", 3600)

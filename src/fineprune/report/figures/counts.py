@@ -1,4 +1,4 @@
-"""What was counted: a histogram of DroppingCount for each window."""
+"""Histograms of ``DroppingCount``, one for each window."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ _MOST_WINDOWS = 12
 
 
 def draw_counts(group: Group) -> Drawing | None:
-    """Draw a histogram of DroppingCount for each window; None where no run kept counts."""
+    """Draw a histogram of ``DroppingCount`` for each window; None if no run stored its counts."""
     run, counts = next(
         ((run, counts) for run in group.runs if (counts := run.counts())), (None, {})
     )
@@ -49,7 +49,7 @@ def draw_counts(group: Group) -> Drawing | None:
                 color=colour_of(run.summary["arm"]),
             )
             axes.set_yscale("log")
-            axes.set_ylim(0.5, 1.5 * tallest)  # one range for all: they share the axis
+            axes.set_ylim(0.5, 1.5 * tallest)  # The same for all panels, which share the axis.
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
             axes.tick_params(which="minor", left=False)
             axes.xaxis.set_major_locator(whole_ticks(5))
@@ -58,25 +58,26 @@ def draw_counts(group: Group) -> Drawing | None:
         figure.supylabel("samples", fontsize=9)
         svg = svg_text(figure, f"Histograms of DroppingCount, {group.label}")
     caption = (
-        f"How many training samples have each DroppingCount at the end of a window: the number of "
-        f"its epochs in which the sample was trained and its loss lay above its batch's mean (and "
-        f"the tolerance). The highest are skipped first. An epoch that ends a window counts in the "
-        f"next one. Run: {run.summary['arm']}, seed {run.summary['seed']}; the number of "
-        f"samples is on a logarithmic axis."
+        f"The number of training samples with each DroppingCount at the end of a window, on a "
+        f"logarithmic axis. DroppingCount is the number of epochs of the window in which the "
+        f"sample was trained and its loss exceeded the mean loss of its batch by more than the "
+        f"tolerance. Samples with the highest counts are skipped first. The last epoch of a window "
+        f"counts towards the next window. Run: {run.summary['arm']}, seed {run.summary['seed']}."
     )
     if len(shown) < len(ends):
-        caption += f" {len(shown)} of {len(ends)} windows are shown, evenly spread."
-    return Drawing("What was counted, window by window", svg, caption)
+        caption += f" {len(shown)} of {len(ends)} windows are shown, at regular intervals."
+    return Drawing("DroppingCount in each window", svg, caption)
 
 
 def _counted_epochs(run: Run, ends: Sequence[int]) -> dict[int, str]:
-    """Name the epochs whose marks the counts of each window hold.
+    """Return the epochs whose marks the counts of each window contain, as text.
 
-    A boundary's epoch clears the counts before it adds its own marks, so it opens the next window.
+    The last epoch of a window clears the counts before it adds its own marks, so that its marks are
+    the first of the next window.
     """
     boundaries = boundaries_of(run)
-    named = {}
+    labels = {}
     for first, end in itertools.pairwise([1, *ends]):
         last = end - 1 if end in boundaries else end
-        named[end] = f"epochs {first} to {max(first, last)}"
-    return named
+        labels[end] = f"epochs {first} to {max(first, last)}"
+    return labels

@@ -1,4 +1,4 @@
-"""Loss and accuracy by epoch: the paper's Figure 1 of our runs."""
+"""Loss and accuracy against epochs: [P] Figure 1 for our runs."""
 
 import itertools
 from collections.abc import Sequence
@@ -30,7 +30,11 @@ from fineprune.runs.run import Run
 
 
 def draw_curves(group: Group) -> Drawing | None:
-    """Draw loss and accuracy by epoch, as in the paper's Figure 1; None without evaluations."""
+    """Draw loss and accuracy against epochs, as in [P] Figure 1; None if there are no evaluations.
+
+    If the learning rate of every arm falls at milestones, a third panel shows the accuracy after
+    the last one.
+    """
     kind = evaluated_on(group)
     losses = average_curves(group, f"{kind}_loss", 1)
     accuracies = average_curves(group, f"{kind}_accuracy", 100)
@@ -60,20 +64,23 @@ def draw_curves(group: Group) -> Drawing | None:
         if closing:
             panels[2].set_xlim(left=min(closing.values()))
             panels[2].set_ylim(*accuracy_limits(accuracies, closing))
-            panels[2].set_title("the same, after the last fall of the rate")
+            panels[2].set_title("accuracy after the last decrease of the learning rate")
         panels[-1].set_xlabel("epoch")
         arm_legend(figure, accuracies, shaded=any(prunes_by_epoch(group)))
         svg = svg_text(figure, f"Loss and accuracy of {group.label} by epoch")
-    caption = f"Loss and accuracy on the {kind} set, in the epochs that were evaluated."
+    caption = f"Loss and accuracy on the {kind} set, after each evaluated epoch."
     if _seeds(group) > 1:
-        caption += " Lines are means over the seeds, bands reach from the least to the most."
+        caption += " Lines are means over the seeds; bands extend from the minimum to the maximum."
     if milestones:
-        named = _listed(milestones)
-        caption += f" Dotted: the learning rate falls, after epoch{_s(milestones)} {named}"
-        caption += " (in proportion where an arm is shorter)." if _shorter(group) else "."
+        plural = "s" if len(milestones) > 1 else ""
+        caption += " Dotted lines: the learning rate decreases after "
+        caption += f"epoch{plural} {_listed(milestones)}"
+        if _lengths_differ(group):
+            caption += " (earlier, in proportion, in arms with fewer epochs)"
+        caption += "."
     if any(prunes_by_epoch(group)):
         caption += " Shaded: epochs that skip samples."
-    caption += " The accuracy's axis fits what follows the first tenth of the training."
+    caption += " The accuracy axis is scaled to the values after the first tenth of the training."
     return Drawing("Loss and accuracy (the paper's Figure 1)", svg, caption)
 
 
@@ -97,7 +104,10 @@ def _top(curves: dict[str, Curve]) -> float | None:
 
 
 def _closing_phases(group: Group) -> dict[str, float]:
-    """Return for each arm the first epoch after its rate's last fall; empty where one has none."""
+    """Return the first epoch after the last decrease of the learning rate for each arm.
+
+    The result is empty if the learning rate of any arm does not fall at milestones.
+    """
     falls = {arm: _milestones(group.of(arm)[0])[-1:] for arm in group.arms}
     if not all(falls.values()):
         return {}
@@ -109,7 +119,7 @@ def _milestones(run: Run) -> list[int]:
     return list(training.get("milestones", ())) if training.get("schedule") == "milestones" else []
 
 
-def _shorter(group: Group) -> bool:
+def _lengths_differ(group: Group) -> bool:
     return len({run.summary["epochs"] for run in group.runs}) > 1
 
 
@@ -118,9 +128,5 @@ def _seeds(group: Group) -> int:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} and {last}" if most else last
-
-
-def _s(many: Sequence[object]) -> str:
-    return "" if len(many) == 1 else "s"
+    *others, last = map(str, numbers)
+    return f"{', '.join(others)} and {last}" if others else last

@@ -1,4 +1,4 @@
-"""What a figure of the report is, and how it becomes SVG: the same figure, the same bytes."""
+"""A figure of the report, and its conversion to reproducible SVG."""
 
 import hashlib
 import html
@@ -15,9 +15,9 @@ class Drawing:
     """A figure of the report.
 
     Attributes:
-        title: what it shows, in a few words.
-        svg: one ``<svg>`` element, well-formed XML that stands alone or in a page.
-        caption: how to read it.
+        title: The title, in a few words.
+        svg: One ``<svg>`` element, as well-formed XML. It can be a file or a part of a page.
+        caption: The explanation, in sentences.
     """
 
     title: str
@@ -26,11 +26,17 @@ class Drawing:
 
 
 def svg_text(figure: Figure, label: str) -> str:
-    """Write a figure as one element that stands beside others in a page: no id is used twice."""
+    """Return a figure as one ``<svg>`` element, with ids that no other figure of a page has.
+
+    Args:
+        figure: The figure.
+        label: The description for screen readers.
+    """
     buffer = io.StringIO()
-    unsaid = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    # Without the date and the version of matplotlib, the same figure gives the same bytes.
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     FigureCanvasSVG(figure)
-    figure.savefig(buffer, format="svg", metadata=unsaid)
+    figure.savefig(buffer, format="svg", metadata=no_metadata)
     text = buffer.getvalue()
     text = text[text.index("<svg") :].strip() + "\n"
     prefix = "f" + hashlib.sha256((label + text).encode()).hexdigest()[:8]

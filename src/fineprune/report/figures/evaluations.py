@@ -1,4 +1,4 @@
-"""The evaluations of each arm, averaged over its seeds, and their curve in a figure."""
+"""The evaluations of each arm, averaged over its seeds and drawn as a curve."""
 
 import itertools
 from dataclasses import dataclass
@@ -15,7 +15,15 @@ from fineprune.runs.run import Run
 
 @dataclass(frozen=True)
 class Curve:
-    """An arm's evaluations: mean, least and most over its seeds, and the mean seconds so far."""
+    """The evaluations of an arm, as arrays with one entry per evaluated epoch.
+
+    Attributes:
+        epochs: The evaluated epochs, counted from 1.
+        seconds: The training time up to each epoch in seconds, averaged over the seeds.
+        mean: The mean of the evaluated value over the seeds.
+        least: The minimum of the evaluated value over the seeds.
+        most: The maximum of the evaluated value over the seeds.
+    """
 
     epochs: npt.NDArray[np.int64]
     seconds: npt.NDArray[np.float64]
@@ -25,12 +33,21 @@ class Curve:
 
 
 def evaluated_on(group: Group) -> str:
-    """Return the set that the group's runs were evaluated on, by its name in the metrics."""
+    """Return the name of the set that the group's runs were evaluated on."""
     return str(group.runs[0].summary["evaluated_on"])
 
 
 def average_curves(group: Group, key: str, scale: float) -> dict[str, Curve]:
-    """Average the evaluations of each arm over its seeds, where all of them were evaluated."""
+    """Average the evaluations of each arm over its seeds, in the epochs that all runs evaluated.
+
+    Args:
+        group: The runs.
+        key: The name of the value in the metrics.
+        scale: The factor to multiply the values by.
+
+    Returns:
+        The curve of each arm that has evaluations, by the name of the arm.
+    """
     curves = {}
     for arm in group.arms:
         tracks = [_track(run, key) for run in group.of(arm)]
@@ -50,7 +67,7 @@ def average_curves(group: Group, key: str, scale: float) -> dict[str, Curve]:
 
 
 def _track(run: Run, key: str) -> dict[int, tuple[float, float]]:
-    """Map each evaluated epoch, from 1, to the value and the training seconds so far."""
+    """Return the value and the training time so far for each evaluated epoch, counted from 1."""
     seconds = itertools.accumulate(line["seconds"] for line in run.metrics)
     return {
         line["epoch"] + 1: (line[key], so_far)
@@ -60,16 +77,24 @@ def _track(run: Run, key: str) -> dict[int, tuple[float, float]]:
 
 
 def plot_curve(axes: Axes, arm: str, x: npt.NDArray[Any], curve: Curve) -> None:
-    """Draw an arm's mean and, where its seeds differ, a band from least to most."""
+    """Draw the mean of an arm and, if its seeds differ, a band from the minimum to the maximum."""
     colour = colour_of(arm)
     if (curve.most > curve.least).any():
         axes.fill_between(x, curve.least, curve.most, color=colour, alpha=0.15, linewidth=0)
-    alone: dict[str, Any] = {"marker": "o", "markersize": 4} if len(x) == 1 else {}
-    axes.plot(x, curve.mean, color=colour, linestyle=dash_of(arm), zorder=3, **alone)
+    # A line through a single point is invisible.
+    marker: dict[str, Any] = {"marker": "o", "markersize": 4} if len(x) == 1 else {}
+    axes.plot(x, curve.mean, color=colour, linestyle=dash_of(arm), zorder=3, **marker)
 
 
 def accuracy_limits(curves: dict[str, Curve], since: dict[str, float]) -> tuple[float, float]:
-    """Fit the axis to the arms' accuracies from an epoch on: earlier ones would flatten them."""
+    """Return limits of the accuracy axis that fit the later epochs.
+
+    The low accuracies of the first epochs would make the later differences invisible.
+
+    Args:
+        curves: The curves of the arms, in percent.
+        since: The first epoch that the axis must fit, for each arm.
+    """
     values = np.concatenate(
         [
             bound[curve.epochs >= min(since[arm], curve.epochs[-1])]
@@ -85,5 +110,5 @@ def accuracy_limits(curves: dict[str, Curve], since: dict[str, float]) -> tuple[
 
 
 def first_tenths(group: Group) -> dict[str, float]:
-    """Return for each arm the epoch in which the first tenth of its training ends."""
+    """Return the end of the first tenth of the training for each arm, in epochs."""
     return {arm: group.of(arm)[0].summary["epochs"] / 10 for arm in group.arms}

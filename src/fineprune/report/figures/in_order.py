@@ -10,7 +10,7 @@ from fineprune.report.figures.watched import draw_watched
 
 
 def draw_all(group: Group) -> list[Drawing]:
-    """Draw every figure that the group's runs have the data for, in the order of the report."""
+    """Draw every figure for which the runs have the data, in the order of the report."""
     drawings = (
         draw_curves(group),
         draw_time(group),

@@ -1,4 +1,4 @@
-"""The schedule, an epoch a cell: the paper's Figure 3 of our runs, or of a plan."""
+"""The schedule, with one cell per epoch: [P] Figure 3, for our runs or for a plan."""
 
 import math
 from collections.abc import Sequence
@@ -16,20 +16,21 @@ from fineprune.report.figures.style import INK, WIDTH, our_style
 from fineprune.runs.run import Run
 from fineprune.training.recipe import make_recipe
 
-_EPOCHS_A_ROW = 20
+_EPOCHS_PER_ROW = 20
 _FULL_CELL, _PRUNED_CELL = "#e3e3e3", "#f0a45d"
 
 
 def draw_schedule(group: Group) -> Drawing | None:
-    """Draw the schedule of the group's first run that prunes; None where none does."""
+    """Draw the schedule of the group's first run that prunes; None if no run prunes."""
     run = _first_pruned(group)
     if run is None:
         return None
     prunes = [bool(line["pruned"]) for line in run.metrics]
     svg = _schedule_svg(prunes, boundaries_of(run), f"Schedule of {group.label}")
     caption = (
-        f"Each cell is an epoch. {sum(prunes)} of {len(prunes)} skip samples, the others train on "
-        f"all. Behind a thick line the counts start again from zero."
+        f"Each cell is an epoch. {sum(prunes)} of {len(prunes)} epochs skip samples; the others "
+        f"train on all samples. A thick line marks the end of a window, where the counts are reset "
+        f"to zero."
     )
     return Drawing("The schedule (the paper's Figure 3)", svg, caption)
 
@@ -38,14 +39,14 @@ def schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int] = ()) -> str:
     """Draw a schedule as rows of numbered epochs, as in the paper's Figure 3.
 
     Args:
-        prunes: for each epoch, whether it skips samples.
-        boundaries: epochs, from 1, at whose end the counts are cleared.
+        prunes: Whether each epoch skips samples.
+        boundaries: The epochs, counted from 1, at whose end the counts are cleared.
 
     Returns:
         One ``<svg>`` element.
 
     Raises:
-        InputError: there is no epoch.
+        InputError: There is no epoch.
     """
     if not prunes:
         raise InputError("expected a schedule of at least one epoch, got none")
@@ -53,7 +54,7 @@ def schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int] = ()) -> str:
 
 
 def prunes_by_epoch(group: Group) -> list[bool]:
-    """Tell for each epoch whether the group's first run that prunes skips samples; or empty."""
+    """Return whether each epoch skips samples in the first run that prunes; empty if none does."""
     run = _first_pruned(group)
     return [] if run is None else [bool(line["pruned"]) for line in run.metrics]
 
@@ -61,23 +62,23 @@ def prunes_by_epoch(group: Group) -> list[bool]:
 def boundaries_of(run: Run) -> tuple[int, ...]:
     """Return the epochs, from 1, at whose end the run's schedule clears the counts."""
     if not {"window", "windows_per_interval"} & run.recipe.get("pruning", {}).keys():
-        return ()  # skips samples, but by no schedule
+        return ()  # The policy has no schedule.
     return make_recipe(run.recipe).schedule().boundaries
 
 
 def _schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int], label: str) -> str:
-    columns = min(_EPOCHS_A_ROW, len(prunes))
+    columns = min(_EPOCHS_PER_ROW, len(prunes))
     rows = math.ceil(len(prunes) / columns)
-    gap, legend = 1.25, 0.9  # heights of a row and of the legend, in cells
-    cell = WIDTH / (_EPOCHS_A_ROW + 0.4)  # inches
+    row_height, legend_height = 1.25, 0.9  # In cells.
+    cell = WIDTH / (_EPOCHS_PER_ROW + 0.4)  # In inches.
     with our_style():
-        figure = Figure((WIDTH, cell * (rows * gap + legend)))
+        figure = Figure((WIDTH, cell * (rows * row_height + legend_height)))
         axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_xlim(-0.2, _EPOCHS_A_ROW + 0.2)
-        axes.set_ylim(rows * gap, -legend)
+        axes.set_xlim(-0.2, _EPOCHS_PER_ROW + 0.2)
+        axes.set_ylim(rows * row_height, -legend_height)
         axes.set_axis_off()
         places = [
-            (epoch % columns, epoch // columns * gap, bool(prunes[epoch]))
+            (epoch % columns, epoch // columns * row_height, bool(prunes[epoch]))
             for epoch in range(len(prunes))
         ]
         for pruned, colour in ((False, _FULL_CELL), (True, _PRUNED_CELL)):
@@ -92,16 +93,16 @@ def _schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int], label: str)
         for boundary in boundaries:
             x, y, _ = places[boundary - 1]
             axes.plot([x + 1, x + 1], [y - 0.1, y + 1.1], color=INK, linewidth=2.2)
-        key: list[Any] = [
+        handles: list[Any] = [
             Patch(facecolor=_FULL_CELL, label="trains on all samples"),
             Patch(facecolor=_PRUNED_CELL, label="skips samples"),
         ]
         if boundaries:
-            key.append(
+            handles.append(
                 Line2D([], [], color=INK, linewidth=2.2, label="window ends, counts are cleared")
             )
         axes.legend(
-            handles=key,
+            handles=handles,
             loc="upper left",
             bbox_to_anchor=(0, 1),
             ncols=3,

@@ -1,7 +1,8 @@
-"""How our figures look: width, colours and dashes of the arms, matplotlib's settings, ticks.
+"""The style of our figures: their width, the arms' colours and line styles, settings and ticks.
 
-An arm has one colour everywhere, from palettes that colour-blind readers can tell apart, and a
-dash of its own for print. Nobody else's settings are read or changed.
+An arm has the same colour in all figures, from a palette that colour-blind readers can distinguish,
+and a line style of its own for print without colours. The user's matplotlib settings are neither
+used nor changed.
 """
 
 import contextlib
@@ -15,11 +16,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-WIDTH = 7.2  # inches
+WIDTH = 7.2  # In inches.
 SHADE = "#fbefe4"
 INK, FAINT = "#333333", "#999999"
 
-# Okabe and Ito's palette, safe for colour-blind readers.
+# The palette of Okabe and Ito, which colour-blind readers can distinguish.
 _COLOURS = {
     "full": "#333333",
     "fine-pruning": "#d55e00",
@@ -32,7 +33,7 @@ _DASHES: dict[str, Any] = {
     "fewer-epochs": (0, (6, 1.5, 1.5, 1.5)),
 }
 
-_STYLE: Any = {  # in newer matplotlib the keys are typed one by one
+_STYLE: Any = {  # Newer versions of matplotlib have a type for each key.
     "svg.fonttype": "none",
     "svg.hashsalt": "fineprune",
     "text.parse_math": False,
@@ -62,7 +63,7 @@ _STYLE: Any = {  # in newer matplotlib the keys are typed one by one
 
 @contextlib.contextmanager
 def our_style() -> Iterator[None]:
-    """Draw in our style whatever the user's own settings are, and leave these as they were."""
+    """Use our style inside the block, regardless of the user's settings, and restore these."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
@@ -70,24 +71,30 @@ def our_style() -> Iterator[None]:
 
 
 def colour_of(arm: str) -> str:
-    """Return an arm's colour; that of an arm we do not know goes by its name."""
-    # By a checksum, not by place: the same in every report.
+    """Return the colour of an arm. The colour of an unknown arm depends on its name only."""
+    # A checksum of the name gives the same colour in every report, a position would not.
     other = _OTHER_COLOURS[zlib.crc32(arm.encode()) % len(_OTHER_COLOURS)]
     return _COLOURS.get(arm, other)
 
 
 def dash_of(arm: str) -> Any:
-    """Return the line style, in matplotlib's terms, that tells an arm apart in print."""
+    """Return the line style of an arm, in matplotlib's format."""
     return _DASHES.get(arm, "-")
 
 
 def whole_ticks(most: int) -> MaxNLocator:
-    """Place at most this many ticks, and on whole numbers only."""
+    """Return a locator that places at most ``most`` ticks, on whole numbers only."""
     return MaxNLocator(nbins=most, integer=True, steps=[1, 2, 5, 10])
 
 
 def arm_legend(figure: Figure, arms: Iterable[str], shaded: bool = False) -> None:
-    """Name the arms above the figure and, if asked, what the shade means."""
+    """Add a legend above the figure.
+
+    Args:
+        figure: The figure.
+        arms: The names of the arms.
+        shaded: Whether the legend also explains the shading of pruned epochs.
+    """
     handles: list[Any] = [
         Line2D([], [], color=colour_of(arm), linestyle=dash_of(arm), label=arm) for arm in arms
     ]

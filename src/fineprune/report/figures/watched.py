@@ -1,4 +1,4 @@
-"""The losses of the same samples in two runs: the paper's Figure 2 of our runs."""
+"""The losses of the same samples in two runs: [P] Figure 2 for our runs."""
 
 from matplotlib.figure import Figure
 
@@ -13,18 +13,19 @@ _SAMPLE_MARKERS = "os^D"
 
 
 def draw_watched(group: Group) -> Drawing | None:
-    """Draw the same samples' losses in two runs of one arm, as in the paper's Figure 2.
+    """Draw the losses of the same samples in two runs of one arm, as in [P] Figure 2.
 
-    Of the watched samples these are the up to four whose last losses differ the most between the
-    runs. None where no arm has two runs that watched the same samples.
+    Up to four of the watched samples are drawn: those with the largest difference between their
+    last losses in the two runs. The result is None if no arm has two runs that watched the same
+    samples.
     """
     pair = _watched_pair(group)
     if pair is None:
         return None
     runs, tracks = pair
     last = {index: [track[index][1][-1] for track in tracks] for index in tracks[0]}
-    apart = sorted(last, key=lambda index: (-abs(last[index][0] - last[index][1]), index))
-    chosen = sorted(apart[:_MOST_SAMPLES])
+    by_difference = sorted(last, key=lambda index: (-abs(last[index][0] - last[index][1]), index))
+    chosen = sorted(by_difference[:_MOST_SAMPLES])
     with our_style():
         figure = Figure((WIDTH, 3.2), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True, sharex=True)
@@ -50,10 +51,10 @@ def draw_watched(group: Group) -> Drawing | None:
         figure.legend(handles, labels, loc="outside upper center", ncols=_MOST_SAMPLES)
         svg = svg_text(figure, f"Losses of the same samples in two runs of {group.label}")
     caption = (
-        f"Cross-entropy of the same training samples in two runs of {runs[0].summary['arm']} that "
-        f"differ in their seed only, without augmentation. They were not drawn at random: of the "
-        f"{len(last)} watched samples, these {len(chosen)} have the last losses that differ the "
-        f"most between the two runs."
+        f"Cross-entropy of the same training samples, without augmentation, in two runs of "
+        f"{runs[0].summary['arm']} that differ only in their seed. The samples are not a random "
+        f"selection: of the {len(last)} watched samples, these {len(chosen)} have the last losses "
+        f"that differ most between the two runs."
     )
     return Drawing("The same samples in two runs (the paper's Figure 2)", svg, caption)
 
@@ -61,18 +62,20 @@ def draw_watched(group: Group) -> Drawing | None:
 def _watched_pair(
     group: Group,
 ) -> tuple[list[Run], list[dict[str, tuple[list[int], list[float]]]]] | None:
+    """Return two runs of one arm, and the losses in each of the samples that both watched."""
     for arm in group.arms:
         runs = group.of(arm)[:2]
         if len(runs) < 2:
             continue
         tracks = [_watched(run) for run in runs]
-        both = sorted(tracks[0].keys() & tracks[1].keys(), key=int)
-        if both:
-            return runs, [{index: track[index] for index in both} for track in tracks]
+        common = sorted(tracks[0].keys() & tracks[1].keys(), key=int)
+        if common:
+            return runs, [{index: track[index] for index in common} for track in tracks]
     return None
 
 
 def _watched(run: Run) -> dict[str, tuple[list[int], list[float]]]:
+    """Return the evaluated epochs, counted from 1, and the losses of each watched sample."""
     tracks: dict[str, tuple[list[int], list[float]]] = {}
     for line in run.metrics:
         for index, loss in (line.get("watched") or {}).items():

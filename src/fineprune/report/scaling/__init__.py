@@ -1,1 +1,1 @@
-"""The report of ``fineprune scale``: the second paper's Tables 1 to 3 and Figures 1 to 3, ours."""
+"""The report of ``fineprune scale``: [D] Tables 1 to 3 and Figures 1 to 3, for our runs."""

@@ -1,4 +1,4 @@
-"""A colour and a marker for each strategy, the same in every figure."""
+"""The colour and the marker of each strategy, which are the same in every figure."""
 
 from fineprune.report.figures.style import INK
 
@@ -11,5 +11,5 @@ COLOURS = {
 }
 MARKERS = {"one": "s", "all-reduce": "^", "sync": "o", "async": "D", "mixed": "v"}
 
-# For configurations of one strategy that share a figure.
+# The line styles that distinguish configurations with the same strategy in a figure.
 DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))

@@ -1,4 +1,4 @@
-"""Training loss against time, a line for each configuration: the second paper's Figure 3."""
+"""Training loss against time, with one line per configuration: [D] Figure 3."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,28 +13,32 @@ from fineprune.report.scaling.colours import COLOURS, DASHES
 
 
 def draw_loss(runs: Sequence[Scaled], target_loss: float | None) -> Drawing | None:
-    """Draw the loss of each epoch on all data against the seconds of training so far.
+    """Draw the mean training loss of each epoch on all data against the training time.
 
-    None if no configuration has an epoch on all data.
+    The result is None if no configuration has an epoch on all data.
+
+    Args:
+        runs: The configurations and their runs.
+        target_loss: The loss to mark with a dotted line; None for no line.
     """
-    curves = [(one.configuration, *loss_curve(one.run)) for one in runs]
+    curves = [(scaled.configuration, *loss_curve(scaled.run)) for scaled in runs]
     curves = [curve for curve in curves if curve[1]]
     if not curves:
         return None
     unit, length = time_unit(max(seconds[-1] for _, seconds, _ in curves))
-    seen: Counter[str] = Counter()
+    drawn: Counter[str] = Counter()
     with our_style():
         figure = Figure((WIDTH, 3.6), layout="constrained")
         axes = figure.subplots()
-        for asked, seconds, losses in curves:
-            dash = DASHES[seen[asked.strategy] % len(DASHES)]
-            seen[asked.strategy] += 1
+        for configuration, seconds, losses in curves:
+            dash = DASHES[drawn[configuration.strategy] % len(DASHES)]
+            drawn[configuration.strategy] += 1
             axes.plot(
                 [second / length for second in seconds],
                 losses,
-                color=COLOURS[asked.strategy],
+                color=COLOURS[configuration.strategy],
                 linestyle=dash,
-                label=asked.text,
+                label=configuration.text,
             )
         if target_loss is not None:
             axes.axhline(target_loss, color=FAINT, linewidth=0.8, linestyle=":")
@@ -44,7 +48,7 @@ def draw_loss(runs: Sequence[Scaled], target_loss: float | None) -> Drawing | No
         figure.legend(loc="outside upper center", ncols=4)
         svg = svg_text(figure, "Training loss against time")
     caption = (
-        "Mean training loss of each epoch on all data, at the time of its end; evaluation apart. "
-        "A dotted line is the loss that the table asks for."
+        "Mean training loss of each epoch on all data, at the end of the epoch. The time excludes "
+        "evaluation. The dotted line is the target loss of the table."
     )
     return Drawing("Training loss against time (the paper's Figure 3)", svg, caption)

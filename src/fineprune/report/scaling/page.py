@@ -1,4 +1,4 @@
-"""The page of ``fineprune scale``: one HTML file that needs nothing else."""
+"""The report on a scaling experiment: one self-contained HTML file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +16,18 @@ from fineprune.runs.files import write_atomically
 
 
 def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -> None:
-    """Write finished configurations up as one self-contained HTML file.
+    """Write a report on a scaling experiment as one self-contained HTML file.
 
     Args:
-        scaling: from ``read_scaling``.
-        rows: of its runs, from ``scale_rows``.
-        path: the file; its folder is made, and a file there is replaced in one step.
+        scaling: The experiment, from ``read_scaling``.
+        rows: The rows of the experiment, from ``scale_rows``.
+        path: The HTML file. Its folder is created if necessary, and an existing file is replaced
+            atomically.
+
+    Raises:
+        WriteError: The file cannot be written.
     """
-    runs = [one.run for one in scaling.runs]
+    runs = [scaled.run for scaled in scaling.runs]
     drawings = (
         draw_throughput(rows),
         draw_speedup(rows),
@@ -44,33 +48,36 @@ def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -
 
 
 def scale_caveats(scaling: Scaling) -> list[str]:
-    """Return sentences on what the numbers do not say."""
-    runs = [one.run for one in scaling.runs]
+    """Return sentences on the limits of the results."""
+    runs = [scaled.run for scaled in scaling.runs]
     hardware = runs[0].summary["hardware"]
     threads = max(run.summary["hardware"]["threads"] for run in runs)
-    # Servers and the driver work too, wherever they are put.
+    # Servers and the driver also need a core each, on whichever node they are.
     busy = max(
-        one.configuration.workers * threads
-        + (one.configuration.servers + 1 if one.configuration.servers else 0)
-        for one in scaling.runs
+        scaled.configuration.workers * threads
+        + (scaled.configuration.servers + 1 if scaled.configuration.servers else 0)
+        for scaled in scaling.runs
     )
     kind = runs[0].summary["evaluated_on"]
     caveats = [
-        f"Accuracies are of the {kind} set after the last epoch, one seed each: differences under "
-        f"a point may be chance.",
-        "An update is of as many samples in all configurations: workers whose gradients are "
-        "averaged have smaller batches."
+        f"Accuracies are measured on the {kind} set after the last epoch, with one seed each. "
+        f"Differences below one percentage point may be due to chance.",
+        "An update uses the same number of samples in every configuration. Workers whose gradients "
+        "are averaged therefore have smaller batches."
         if scaling.same_update
-        else "Every worker's batch is the recipe's, so where gradients are averaged an update is "
-        "of more samples, and there are fewer updates an epoch, at the same rate.",
-        "The runs were made one after another: where the machine's speed varies, so do the ratios.",
-        "The paper's lines are of ResNet-50 on nodes of four K80 GPUs, joined by InfiniBand of "
-        "56 Gbit/s: they show what was measured there, and do not compare with ours.",
+        else "Every worker has the batch size of the recipe. If the gradients of several workers "
+        "are averaged, an update therefore uses more samples, and there are fewer updates per "
+        "epoch, with the same learning rate.",
+        "The configurations were trained one after another. If the speed of the machine varied, "
+        "the ratios vary as well.",
+        "The paper's results are for ResNet-50 on nodes with four K80 GPUs, connected by "
+        "InfiniBand with 56 Gbit/s. They cannot be compared directly with ours.",
     ]
     if hardware["gpu"] is None and busy > hardware["cores"]:
         caveats.insert(
             0,
-            f"Up to {busy} threads of workers, servers and driver shared {hardware['cores']} cores "
-            f"(if all were one machine): speedups are lower than on machines of their own.",
+            f"If all processes ran on one machine, up to {busy} threads of workers, servers and "
+            f"the driver shared {hardware['cores']} cores. Speedups are then lower than on "
+            f"separate machines.",
         )
     return caveats

@@ -1,9 +1,10 @@
-"""What the second paper measured (Campos et al., ICCS 2017, Tables 1 to 3), to stand beside ours.
+"""The results of [D] Tables 1 to 3 (Campos et al., ICCS 2017), for comparison with ours.
 
-ResNet-50 on 1,200 classes, mixed: nodes of four K80 GPUs, synchronous inside, asynchronous between.
+The paper trains ResNet-50 with 1,200 classes and the mixed strategy: synchronously inside each node
+of four K80 GPUs, and asynchronously between the nodes.
 """
 
-# Configuration, nodes, images a second, speedup, efficiency.
+# Configuration, nodes, images per second, speedup, efficiency.
 THROUGHPUT = (
     ("1 node", 1, 124.18, 1.0, 1.0),
     ("2 workers + 1 PS, shared", 2, 195.60, 1.58, 0.79),

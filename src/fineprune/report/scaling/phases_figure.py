@@ -1,4 +1,4 @@
-"""Where the time of a step goes: what the second paper left as future work."""
+"""The time of each phase of a step, which [D] leaves as future work."""
 
 from collections.abc import Sequence
 
@@ -22,17 +22,17 @@ _COLOURS = {
 
 
 def draw_phases(rows: Sequence[ScaleRow]) -> Drawing | None:
-    """Draw the workers' time by phase, and the servers'; None where no run had servers."""
+    """Draw the time of each phase of workers and servers; None if no run had servers."""
     served = [row for row in rows if row.phases]
     if not served:
         return None
     places = range(len(served))
     with our_style():
         figure = Figure((WIDTH, 1.1 + 0.3 * len(served)), layout="constrained")
-        of_workers, of_servers = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
+        worker_axes, server_axes = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
         for axes, phases, title in (
-            (of_workers, WORKER_PHASES, "workers"),
-            (of_servers, SERVER_PHASES, "servers"),
+            (worker_axes, WORKER_PHASES, "workers"),
+            (server_axes, SERVER_PHASES, "servers"),
         ):
             ends = [0.0] * len(served)
             for phase in phases:
@@ -44,13 +44,14 @@ def draw_phases(rows: Sequence[ScaleRow]) -> Drawing | None:
                 )
                 ends = [end + width for end, width in zip(ends, widths, strict=True)]
             axes.set_title(title)
-            axes.set_xlabel("ms a gradient")
-        of_workers.set_yticks(places, [row.configuration for row in served])
-        of_workers.invert_yaxis()
+            axes.set_xlabel("ms per gradient")
+        worker_axes.set_yticks(places, [row.configuration for row in served])
+        worker_axes.invert_yaxis()
         figure.legend(loc="outside upper center", ncols=9)
-        svg = svg_text(figure, "Where the time of a step goes")
+        svg = svg_text(figure, "Time of each phase of a step")
     caption = (
-        "Seconds of all processes, by gradient that was applied. Wait is a worker between two "
-        "orders; what the servers do lies within the workers' pull and wait."
+        "Time per applied gradient, summed over all processes. In the phase “wait”, a worker waits "
+        "for its next instruction. The phases of the servers take place during the phases “pull” "
+        "and “wait” of the workers."
     )
-    return Drawing("Where a step's time goes", svg, caption)
+    return Drawing("Time of each phase of a step", svg, caption)

@@ -1,4 +1,4 @@
-"""Speedup by workers, of synchronous and of asynchronous updates: the second paper's Figure 2."""
+"""Speedup against workers, for synchronous and asynchronous updates: [D] Figure 2."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ _PANELS = {
 
 
 def draw_speedup(rows: Sequence[ScaleRow]) -> Drawing | None:
-    """Draw speedup against workers; None where nothing says what one process alone does."""
-    known = [(row, row.speedup) for row in rows if row.speedup is not None]
-    if not known:
+    """Draw speedup against workers; None if there is no run of a single process."""
+    speedups = [(row, row.speedup) for row in rows if row.speedup is not None]
+    if not speedups:
         return None
     workers = max(row.workers for row in rows)
     strategies = list(dict.fromkeys(row.strategy for row in rows))
@@ -28,7 +28,7 @@ def draw_speedup(rows: Sequence[ScaleRow]) -> Drawing | None:
             figure.subplots(1, 2, sharex=True, sharey=True), _PANELS.items(), strict=True
         ):
             axes.plot([1, workers], [1, workers], color=FAINT, linewidth=1, linestyle=":")
-            for row, speedup in known:
+            for row, speedup in speedups:
                 if row.strategy in shown:
                     dedicated = row.nodes > row.workers
                     axes.plot(
@@ -57,7 +57,7 @@ def draw_speedup(rows: Sequence[ScaleRow]) -> Drawing | None:
         figure.legend(loc="outside upper center", ncols=len(strategies))
         svg = svg_text(figure, "Speedup by workers")
     caption = (
-        "Throughput against that of one process alone. The dotted line is as many times as there "
-        "are workers; hollow marks have dedicated servers."
+        "Throughput relative to that of a single process. The dotted line is a speedup equal to "
+        "the number of workers. Hollow marks are configurations with dedicated servers."
     )
     return Drawing("Speedup by workers (the paper's Figure 2)", svg, caption)

@@ -1,4 +1,4 @@
-"""How stale the updates were, for each asynchronous configuration."""
+"""Histograms of the staleness of updates, one for each asynchronous configuration."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ _COLUMNS = 3
 
 
 def draw_staleness(rows: Sequence[ScaleRow]) -> Drawing | None:
-    """Draw a histogram for each configuration that had stale updates; None where none had."""
+    """Draw a histogram for each configuration with stale updates; None if there are none."""
     stale = [row for row in rows if len(row.staleness) > 1]
     if not stale:
         return None
@@ -33,6 +33,7 @@ def draw_staleness(rows: Sequence[ScaleRow]) -> Drawing | None:
         figure.supylabel("share of the updates, %", fontsize=9)
         svg = svg_text(figure, "Staleness of the updates")
     caption = (
-        "Updates between a worker's read and its own update; with N equal workers about N - 1."
+        "The staleness of an update is the number of other updates between a worker's read of the "
+        "parameters and its own update. With N equal workers, it is about N - 1."
     )
     return Drawing("Staleness", svg, caption)

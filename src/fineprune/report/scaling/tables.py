@@ -1,4 +1,4 @@
-"""The tables of ``fineprune scale``: for the terminal, Markdown and HTML."""
+"""The tables of a scaling experiment, for the terminal, Markdown and HTML."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class Table:
     """A table of text.
 
     Attributes:
-        title: what it shows.
-        headers: of its columns; the first names the lines.
-        lines: cells.
-        note: how to read it.
-        paper: lines of the paper's own figures.
+        title: The title.
+        headers: The headers of the columns. The first column contains the names of the lines.
+        lines: The cells of each line.
+        note: The explanation, in sentences.
+        paper: The lines with the paper's results, which have the same columns.
     """
 
     title: str
@@ -32,15 +32,15 @@ class Table:
 
 
 def scale_tables(rows: Sequence[ScaleRow]) -> list[Table]:
-    """Make all tables that the rows have the data for."""
+    """Return all tables for which the rows have the data."""
     tables = [_throughput(rows), _learning(rows)]
     served = [row for row in rows if row.staleness]
     return [*tables, _staleness(served), _phases(served)] if served else tables
 
 
 def rich_tables(tables: Sequence[Table]) -> list[RichTable]:
-    """Make tables for the terminal: a cell that has no room is broken over lines, never cut."""
-    made = []
+    """Return the tables for the terminal. Cells that are too long are wrapped, not truncated."""
+    rendered = []
     for table in tables:
         rich = RichTable(
             title=Text(table.title),
@@ -55,12 +55,12 @@ def rich_tables(tables: Sequence[Table]) -> list[RichTable]:
             rich.add_column(Text(header), justify="right" if number else "left", overflow="fold")
         for line in table.lines:
             rich.add_row(*(Text(cell) for cell in line))
-        made.append(rich)
-    return made
+        rendered.append(rich)
+    return rendered
 
 
 def markdown_tables(tables: Sequence[Table]) -> str:
-    """Write tables in Markdown."""
+    """Return the tables as Markdown."""
     parts = []
     for table in tables:
         ruler = ["---", *["---:"] * (len(table.headers) - 1)]
@@ -93,9 +93,9 @@ def _throughput(rows: Sequence[ScaleRow]) -> Table:
             )
             for row in rows
         ],
-        "Median over the epochs but the first, with quartiles. A node is a worker or a dedicated "
-        "server; speedup is against one process alone, efficiency is speedup over nodes; the last "
-        "column is against all-reduce on as many workers.",
+        "Median over all epochs but the first, with quartiles. A node is a worker or a dedicated "
+        "server. Speedup is relative to a single process, and efficiency is speedup divided by "
+        "nodes. The last column is relative to all-reduce with the same number of workers.",
         tuple(
             (text, str(nodes), f"{images:,.1f}", NOTHING, _ratio(s), _ratio(e), NOTHING)
             for text, nodes, images, s, e in THROUGHPUT
@@ -105,7 +105,7 @@ def _throughput(rows: Sequence[ScaleRow]) -> Table:
 
 def _learning(rows: Sequence[ScaleRow]) -> Table:
     target = rows[0].target_loss
-    loss = "that no epoch on all data shows" if target is None else f"of {target:.4f}"
+    loss = "(not available: no epoch on all data)" if target is None else f"of {target:.4f}"
     return Table(
         f"Accuracy, and time to a training loss {loss} (the paper's Table 3)",
         (
@@ -131,9 +131,9 @@ def _learning(rows: Sequence[ScaleRow]) -> Table:
             )
             for row in rows
         ],
-        "The loss is the mean over an epoch on all data, and the time ends with that epoch; "
-        "speedup is against one process alone. Other: the rest of the command's time, such as "
-        "starting processes and Ray; evaluation apart.",
+        "The loss is the mean over an epoch on all data, and the time is measured to the end of "
+        "that epoch. Speedup is relative to a single process. Other: the remaining time of the "
+        "run's processes, such as that for starting Ray, without evaluation.",
         tuple(
             (text, f"{100 * accuracy:.1f}", f"{hours:g} h", *[NOTHING] * 4, _ratio(s))
             for text, accuracy, hours, s in LEARNING
@@ -143,7 +143,7 @@ def _learning(rows: Sequence[ScaleRow]) -> Table:
 
 def _staleness(rows: Sequence[ScaleRow]) -> Table:
     return Table(
-        "Staleness, and gradients that came to nothing",
+        "Staleness, and gradients that were not applied",
         ("configuration", "updates", "mean", "p95", "max", "dropped, %", "batches lost"),
         [
             (
@@ -157,24 +157,25 @@ def _staleness(rows: Sequence[ScaleRow]) -> Table:
             )
             for row in rows
         ],
-        "Staleness: updates between a worker's read and its own update. Dropped: gradients that "
-        "came too late for a synchronous update with backup workers. Lost: with a server.",
+        "Staleness: the number of other updates between a worker's read and its own update. "
+        "Dropped: gradients that arrived too late for a synchronous update with backup workers. "
+        "Batches lost: batches whose updates were lost because a server failed.",
     )
 
 
 def _phases(rows: Sequence[ScaleRow]) -> Table:
-    known = [
+    phases = [
         phase for phase in WORKER_PHASES + SERVER_PHASES if any(phase in r.phases for r in rows)
     ]
     return Table(
-        "Where a gradient's time goes, ms",
-        ("configuration", *known),
+        "Time per gradient in each phase, ms",
+        ("configuration", *phases),
         [
-            (row.configuration, *(f"{1e3 * row.phases.get(phase, 0.0):.2f}" for phase in known))
+            (row.configuration, *(f"{1e3 * row.phases.get(phase, 0.0):.2f}" for phase in phases))
             for row in rows
         ],
-        f"Sums over all processes, by gradient. {', '.join(SERVER_PHASES)} are the servers', and "
-        f"lie within the workers' pull or wait.",
+        f"Sums over all processes, per applied gradient. The phases {', '.join(SERVER_PHASES)} are "
+        f"those of the servers; they take place during the workers' phases pull and wait.",
     )
 
 

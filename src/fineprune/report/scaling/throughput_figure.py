@@ -1,4 +1,4 @@
-"""Throughput by configuration: the second paper's Figure 1."""
+"""Throughput of each configuration: [D] Figure 1."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from fineprune.report.scaling.colours import COLOURS
 
 
 def draw_throughput(rows: Sequence[ScaleRow]) -> Drawing:
-    """Draw a bar for each configuration, with the quartiles of its epochs."""
+    """Draw the throughput of each configuration as a bar, with the quartiles over its epochs."""
     names = [row.configuration for row in rows]
     with our_style():
         figure = Figure((WIDTH, 0.8 + 0.3 * len(rows)), layout="constrained")
@@ -26,8 +26,8 @@ def draw_throughput(rows: Sequence[ScaleRow]) -> Drawing:
             axes.text(end, place, text, va="center", ha="left", fontsize=8)
         axes.set_yticks(range(len(rows)), names)
         axes.invert_yaxis()
-        axes.set_xlabel("training samples a second")
+        axes.set_xlabel("training samples per second")
         axes.set_xlim(0, 1.15 * max(max(row.throughput, row.throughput_high) for row in rows))
         svg = svg_text(figure, "Throughput by configuration")
-    caption = "Medians over the epochs but the first; a line spans the quartiles."
+    caption = "Medians over all epochs but the first. The thin lines span the quartiles."
     return Drawing("Throughput by configuration (the paper's Figure 1)", svg, caption)
