@@ -1,4 +1,4 @@
-"""A policy of one's own: skip the samples whose last loss was smallest. Runs in seconds."""
+"""A user's own policy, which skips the samples whose last loss was smallest. Takes seconds."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ BATCH = 64
 
 
 class SkipEasiest(fp.Policy):
-    """After a warm-up, train every second epoch on the half with the largest last losses."""
+    """After a warm-up, every second epoch trains on the half with the largest last losses."""
 
     name = "skip-easiest"
     needs_losses = True
@@ -59,7 +59,7 @@ def main() -> float:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    # Arrays in memory need no DataLoader: give the number of samples, and ask for the order.
+    # Arrays in memory need no DataLoader. The pruner is given the number of samples instead.
     pruner = fp.Pruner(1280, SkipEasiest(EPOCHS, warmup=4), batch_size=BATCH)
     trained = 0
     for _ in pruner.epochs():

@@ -1,4 +1,4 @@
-"""The Pruner's contract in one process: when counts change, what record does, what state holds."""
+"""The contract of Pruner in one process: when counts change, what is recorded, and the state."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def made(policy=None, **options):
 
 
 def losses_of(epoch, indices):
-    """A loss for each (epoch, sample): the higher the index, the more often above the mean."""
+    """Return made-up losses. A sample with a higher index is more often above the mean."""
     noise = np.random.default_rng(epoch).random(N, dtype=np.float32)
     return torch.from_numpy(noise + np.arange(N, dtype=np.float32) / N)[indices]
 
@@ -51,7 +51,7 @@ def test_a_tolerance_is_a_share_of_the_absolute_mean():
     assert pruner.counts.tolist() == [1, 0, 1, 0]
 
 
-def test_a_loader_that_yields_the_skipped_samples_too_is_found_out():
+def test_a_loader_that_also_yields_the_skipped_samples_is_noticed():
     pruner = made(fp.FinePruning(fp.Schedule(6, 6, 1), prune=32))
     for epoch in range(2):
         pruner.set_epoch(epoch)
@@ -102,7 +102,7 @@ def test_losses_that_are_not_finite_are_reported_and_left_out():
     assert pruner.nonfinite == 2
 
 
-def test_the_window_s_last_marks_open_the_next_one():
+def test_the_marks_of_a_boundary_epoch_are_the_first_of_the_next_window():
     schedule = fp.Schedule(epochs=6, window=2, start=5)
     pruner = made(fp.FinePruning(schedule, prune=1), length=2)
     seen = []
@@ -163,7 +163,7 @@ def test_half_precision_losses_keep_their_samples_apart():
     assert pruner.counts.nonzero().flatten().tolist() == [257]
 
 
-def test_class_weights_backpropagate_a_scalar_of_their_own():
+def test_a_loss_with_class_weights_may_backpropagate_its_own_scalar():
     torch.manual_seed(0)
     weight = torch.tensor([1.0, 5.0, 0.5])
     logits = torch.randn(8, 3, requires_grad=True)
@@ -189,7 +189,7 @@ def test_ignore_index_samples_have_loss_zero_and_no_mark():
 
 
 class HalfWeighted(fp.FullData):
-    """A policy that keeps all samples and weights them."""
+    """A policy that keeps all samples but one and gives each a weight of one half."""
 
     name = "half-weighted"
 
@@ -211,7 +211,7 @@ def test_a_plan_with_weights_scales_the_loss():
     pruner.end_epoch()
 
 
-def test_a_plan_with_weights_and_a_scalar_of_one_s_own_is_an_error():
+def test_with_weights_it_is_an_error_to_backpropagate_another_scalar():
     pruner = made(HalfWeighted(2), length=5)
     losses = torch.tensor([1.0, 3.0], requires_grad=True)
     pruner.record([0, 1], losses)
@@ -245,7 +245,7 @@ def test_set_epoch_ends_another_epoch_that_has_records():
 
 
 def run(pruner, upto=None, seen=None):
-    """Train with the made-up losses; return every epoch's indices in order."""
+    """Train with the made-up losses, and return the indices of every epoch in order."""
     seen = {} if seen is None else seen
     for epoch in pruner.epochs():
         if epoch == upto:
@@ -289,7 +289,7 @@ def test_a_state_taken_in_mid_epoch_changes_nothing():
     assert torch.equal(asked.counts, whole.counts)
 
 
-def test_a_trainer_that_spins_through_the_epochs_keeps_the_loaded_one():
+def test_setting_earlier_epochs_keeps_the_plan_of_a_loaded_epoch():
     first = made(batch_size=16)
     run(first, upto=5)
     train_epoch(first, 5, stop_after=2)
@@ -303,7 +303,7 @@ def test_a_trainer_that_spins_through_the_epochs_keeps_the_loaded_one():
     assert torch.equal(second.counts, first.counts)
 
 
-def test_break_leaves_the_epoch_open_and_epochs_goes_on_with_it():
+def test_break_leaves_the_epoch_open_and_epochs_continues_it():
     whole, broken = made(batch_size=16), made(batch_size=16)
     expected = run(whole)
     seen = {}
@@ -522,7 +522,9 @@ def test_random_pruning_skips_as_many_in_the_same_epochs_whatever_the_losses():
     assert len(set(sets.values())) == len(pruned)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own, in tracing
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # Dynamo causes it while tracing.
 def test_recording_inside_a_compiled_step_is_left_out_of_it():
     pruner = made(length=8)
     layer = torch.nn.Linear(2, 1)
@@ -542,7 +544,7 @@ def test_recording_inside_a_compiled_step_is_left_out_of_it():
 def test_a_small_flush_block_changes_nothing(monkeypatch):
     expected = made(batch_size=16)
     run(expected)
-    monkeypatch.setattr("fineprune.pruning.pruner._FLUSH_AT", 20)
+    monkeypatch.setattr("fineprune.pruning.loss_recorder._FLUSH_AT", 20)
     flushed = made(batch_size=16)
     run(flushed)
     assert torch.equal(expected.counts, flushed.counts)

@@ -1,4 +1,4 @@
-"""Two ranks over Gloo: counts as in one process with the doubled batch, and states that move."""
+"""Two ranks over Gloo: they count as one process with the doubled batch, and exchange states."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ POLICY = fp.FinePruning(fp.Schedule(EPOCHS, window=3, start=1, block=2, count=1)
 
 
 def losses_of(epoch, indices):
-    """Whole numbers, so that sums are exact in any order."""
+    """Return losses that are whole numbers, so that their sums are exact in any order."""
     return ((indices * 37 + epoch * 11) % 17).float()
 
 
 def train(pruner, upto=EPOCHS, stop_after=None):
-    """Train with made-up losses; return (epoch, indices) of every batch of this rank."""
+    """Train with made-up losses, and return (epoch, indices) of each batch of this rank."""
     seen = []
     for epoch in pruner.epochs():
         for number, indices in enumerate(pruner.sampler.order().split(BATCH)):
@@ -76,13 +76,13 @@ def test_two_ranks_count_as_one_process_with_the_doubled_batch(tmp_path):
     ]
     assert joined == expected
 
-    # Stopped in the middle of a pruning epoch, after synchronize(), and resumed on both ranks.
+    # Both ranks stopped in the middle of a pruning epoch after synchronize(), and were resumed.
     assert POLICY.schedule.prunes(4) or POLICY.schedule.prunes(3)
     for rank in (first, second):
         assert rank["resumed_seen"] == rank["seen"]
         assert torch.equal(rank["resumed_counts"], one.counts)
 
-    # The same state resumes in one process: same counts, the rest of the epoch's samples.
+    # The same state resumes in one process, which trains the rest of the epoch.
     alone = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH * WORLD)
     alone.load_state_dict(first["state"])
     for epoch in alone.epochs():
@@ -90,7 +90,7 @@ def test_two_ranks_count_as_one_process_with_the_doubled_batch(tmp_path):
             alone.record(indices, losses_of(epoch, indices))
     assert torch.equal(alone.counts, one.counts)
 
-    # A state that missed synchronize() says so.
+    # A state that was taken without synchronize() is refused.
     with pytest.raises(ValueError, match="synchronize"):
         alone.load_state_dict(first["careless"])
 

@@ -1,4 +1,4 @@
-"""EpochPlan: which samples one epoch trains on. The decision, frozen."""
+"""EpochPlan: which samples one epoch trains on."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class EpochPlan:
-    """What one epoch trains on.
+    """The decision for one epoch.
 
     Attributes:
-        epoch: the epoch, counted from 0.
-        kept: indices of the samples to train on, sorted; int64, shape (number kept,), on the CPU.
-        weights: a factor for each sample's loss, float32, shape (N,), where the policy rescales;
-            None where it does not.
+        epoch: The epoch, counted from 0.
+        kept: Indices of the samples to train on, sorted; int64, shape (number kept,), on the CPU.
+        weights: A factor for the loss of each sample, float32, shape (N,), on the CPU; None if the
+            policy does not weight the losses.
     """
 
     epoch: int

@@ -1,20 +1,20 @@
-"""PlanWatch: notices a loader that trains what the plan skips, so that nothing is saved."""
+"""PlanWatch: notices a loader that trains the samples that the plan skips."""
 
 import numpy as np
 import numpy.typing as npt
 
 from fineprune.pruning.plan import EpochPlan
 
-# Pruning epochs in a row that trained what they should skip, before it is said.
+# Number of pruning epochs in a row that trained the skipped samples before a warning is given.
 UNDONE_EPOCHS = 3
 
 
 class PlanWatch:
-    """Counts the losses of skipped samples, epoch by epoch.
+    """Counts how many skipped samples each epoch trained all the same.
 
     Args:
-        num_samples: N.
-        num_replicas: ranks that share an epoch's samples.
+        num_samples: Number of samples N in the data set.
+        num_replicas: Number of ranks that share the samples of an epoch.
     """
 
     def __init__(self, num_samples: int, num_replicas: int) -> None:
@@ -24,14 +24,14 @@ class PlanWatch:
         self._in_a_row = 0
 
     def see(self, plan: EpochPlan, indices: npt.NDArray[np.int64]) -> None:
-        """Take in the indices of trained samples."""
+        """Compare the indices of trained samples with the plan."""
         if len(plan.kept) < self._num_samples:
             skipped = np.ones(self._num_samples, dtype=np.bool_)
             skipped[plan.kept.numpy()] = False
             self._unplanned += int(np.count_nonzero(skipped[indices]))
 
     def undone(self, plan: EpochPlan) -> bool:
-        """End the plan's epoch; say whether it is time to warn that the pruning is undone."""
+        """End the plan's epoch, and return whether it is time to warn that nothing is saved."""
         unplanned, self._unplanned = self._unplanned, 0
         skipped = self._num_samples - len(plan.kept)
         if not skipped:

@@ -1,4 +1,4 @@
-"""Replicas: the ranks that train one model together, and the two sums they exchange."""
+"""Replicas: the ranks that train one model together, and what they exchange."""
 
 import os
 from typing import Any
@@ -10,13 +10,18 @@ import torch.distributed as dist
 
 
 class Replicas:
-    """The process group over which counts are merged; one process where there is none.
+    """The process group over which counts are merged. Without a group, it is a single process.
 
     Args:
-        process_group: a ``torch.distributed`` group; None takes the initialised world.
+        process_group: A ``torch.distributed`` group. None stands for the initialised world.
+
+    Attributes:
+        group: The group as it was given.
+        size: Number of ranks in the group.
+        rank: Number of this rank in the group.
 
     Raises:
-        RuntimeError: a launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
+        RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
     """
 
     def __init__(self, process_group: Any = None) -> None:
@@ -32,21 +37,21 @@ class Replicas:
         self.rank = dist.get_rank(process_group) if active else 0
 
     def sum(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Add an array over all ranks."""
+        """Return the sum of an array over all ranks, elementwise; float64, any shape."""
         return self._all_reduce(values, dist.ReduceOp.SUM) if self.size > 1 else values
 
     def maximum(self, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Take the largest of each entry over all ranks."""
+        """Return the maximum of an array over all ranks, elementwise; uint8, any shape."""
         return self._all_reduce(values, dist.ReduceOp.MAX) if self.size > 1 else values
 
     def most(self, number: int) -> int:
-        """Return the largest of a number over all ranks."""
+        """Return the maximum of a number over all ranks."""
         if self.size == 1:
             return number
         return int(self._all_reduce(np.array([number]), dist.ReduceOp.MAX)[0])
 
     def _all_reduce(self, values: npt.NDArray[Any], operation: Any) -> npt.NDArray[Any]:
-        # NCCL moves device memory only; every other backend here takes the CPU's.
+        # NCCL exchanges device memory only. All other backends exchange the memory of the CPU.
         on_gpu = dist.get_backend(self.group) == "nccl"
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else "cpu"
         tensor = torch.tensor(values, device=device)

@@ -7,6 +7,7 @@ import dataclasses
 
 from fineprune.errors import InputError, check_above, check_at_least, check_between, check_one_of
 from fineprune.networks.registry import NETWORKS
+from fineprune.pruning.policies.registry import POLICIES
 
 _OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "rmsprop-tf")
 
@@ -174,7 +175,7 @@ class PruningSettings:
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
-        check_one_of("pruning.policy", self.policy, ("fine-pruning", "random", "full"))
+        check_one_of("pruning.policy", self.policy, tuple(POLICIES))
         if self.policy != "full" and (self.window is None) == (self.windows_per_interval is None):
             raise InputError(
                 "expected either pruning.window (epochs) or pruning.windows_per_interval, "
