@@ -14,7 +14,7 @@ from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.optimizer import build_optimizer, load_optimizer, set_rate
 from fineprune.training.recipe import make_recipe
-from fineprune.training.settings import TrainingSettings
+from fineprune.training.settings import OPTIMIZERS, TrainingSettings
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -78,8 +78,10 @@ def test_a_rate_in_a_tensor_steps_as_a_number_does_and_survives_loading(name):
 
 
 @needs_gpu
-@pytest.mark.parametrize("compiling", ["off", "on"])
-def test_no_step_waits_for_the_gpu(compiling, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("compiling", "optimizer"), [("on", "sgd"), *(("off", name) for name in OPTIMIZERS)]
+)
+def test_no_step_waits_for_the_gpu(compiling, optimizer, tmp_path, monkeypatch):
     plain = loop._train_epoch
 
     def watched(job, log, epoch, so_far):
@@ -91,7 +93,12 @@ def test_no_step_waits_for_the_gpu(compiling, tmp_path, monkeypatch):
             torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(loop, "_train_epoch", watched)
-    made = recipe("run.device=cuda", "run.precision=auto", f"run.compile={compiling}")
+    made = recipe(
+        "run.device=cuda",
+        "run.precision=auto",
+        f"run.compile={compiling}",
+        f"training.optimizer={optimizer}",
+    )
     assert train(made, tmp_path / "run")["pruned_epochs"] > 0
 
 

@@ -9,7 +9,7 @@ from fineprune.errors import InputError, check_above, check_at_least, check_betw
 from fineprune.networks.registry import NETWORKS
 from fineprune.pruning.policies.registry import POLICIES
 
-_OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "rmsprop-tf")
+OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "rmsprop-tf")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulation", "evaluate_every", "evaluate_last"):
             check_at_least(f"training.{name}", getattr(self, name), 1)
-        check_one_of("training.optimizer", self.optimizer, _OPTIMIZERS)
+        check_one_of("training.optimizer", self.optimizer, OPTIMIZERS)
         check_one_of(
             "training.schedule", self.schedule, ("milestones", "cosine", "one-cycle", "constant")
         )
