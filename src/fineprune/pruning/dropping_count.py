@@ -37,15 +37,17 @@ def batch_sums(
         sizes: Number of losses in each batch; int64, shape (batches,). Their sum is n.
 
     Returns:
-        The sum and the number of finite losses of each batch; float64, shape (batches, 2).
+        For each batch, the sum of its finite losses, their number, and the number of its losses
+        that are NaN or infinite; float64, shape (batches, 3).
     """
     finite = np.isfinite(losses)
-    sums = np.zeros((len(sizes), 2))
+    sums = np.zeros((len(sizes), 3))
     filled = np.flatnonzero(sizes)  # For an empty batch, reduceat would return a neighbour's value.
     if len(filled):
         starts = (np.cumsum(sizes) - sizes)[filled]
         sums[filled, 0] = np.add.reduceat(np.where(finite, losses, 0.0).astype(np.float64), starts)
         sums[filled, 1] = np.add.reduceat(finite.astype(np.float64), starts)
+    sums[:, 2] = sizes - sums[:, 1]
     return sums
 
 
@@ -73,8 +75,9 @@ def exceeds(
     Returns:
         Whether each loss is marked; bool, shape (n,).
     """
+    threshold = means + tolerance * np.abs(means) if tolerance else means
     with np.errstate(invalid="ignore"):  # A comparison with NaN is False, as it should be here.
-        return (losses > means + tolerance * np.abs(means)) & np.isfinite(losses)
+        return (losses > threshold) & np.isfinite(losses)
 
 
 def add_marks(counts: Counts, marks: npt.NDArray[np.bool_], clear: bool) -> None:

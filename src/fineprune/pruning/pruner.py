@@ -10,11 +10,11 @@ import torch
 from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loss_recorder import LossRecorder, check_batch
-from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan import EpochPlan, check_plan
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.pruner_state import PrunerState, pack_state, unpack_state
 from fineprune.pruning.random_streams import stream
-from fineprune.pruning.replicas import Replicas
+from fineprune.pruning.replicas import Replicas, share_of_rank
 from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.step_counts import (
@@ -45,18 +45,21 @@ class Pruner:
         drop_last: Whether the loader drops an incomplete last batch.
         num_replicas: Number of ranks that share the samples of an epoch. The default is the size of
             the process group. Frameworks that shard the batches themselves (accelerate) need 1.
-        rank: Number of this rank. The default is its number in the process group.
+        rank: Number of this rank among them. The default is its number in the process group. If
+            ``num_replicas`` is neither 1 nor the size of the group, it must be given.
         process_group: The group whose ranks merge their counts. The default is the initialised
             world.
 
     Attributes:
         dataset: The data set wrapped in ``Indexed``; None if a length was given.
         sampler: The ``PruningSampler`` of this rank.
-        nonfinite: Number of losses that this rank recorded in the last epoch that ended and that
-            were NaN or infinite.
+        nonfinite: Number of losses that all ranks together recorded in the last epoch that ended
+            and that were NaN or infinite. It is 0 if the policy needs no losses.
 
     Raises:
-        InputError: A value is out of range, or rounding to whole batches would skip nothing.
+        InputError: A value is out of range, rounding to whole batches would skip nothing, or this
+            process does not belong to ``process_group``.
+        TypeError: The data set is not map-style, or the policy is not a ``Policy`` with a name.
         RuntimeError: ``WORLD_SIZE`` is above 1, but no process group is initialised.
     """
 
@@ -77,6 +80,11 @@ class Pruner:
             raise TypeError(
                 f"expected a policy such as FinePruning(schedule, 0.3), got {type(policy).__name__}"
             )
+        if not isinstance(getattr(policy, "name", None), str):
+            raise TypeError(
+                f"expected a policy with a name, got {type(policy).__name__}: set its class "
+                f"attribute name to a string"
+            )
         if isinstance(dataset_or_length, int):
             self.dataset: Indexed | None = None
             self._num_samples = dataset_or_length
@@ -87,11 +95,10 @@ class Pruner:
         check_whole_number("the number of samples", self._num_samples, 1)
         check_whole_number("seed", seed, 0)
         self._replicas = Replicas(process_group)
-        num_replicas = self._replicas.size if num_replicas is None else num_replicas
-        rank = min(self._replicas.rank, num_replicas - 1) if rank is None else rank
+        num_replicas, rank = share_of_rank(
+            self._replicas.size, self._replicas.rank, num_replicas, rank
+        )
         self._shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
-        if not 0 <= rank < num_replicas:
-            raise InputError(f"expected rank in 0..{num_replicas - 1}, got {rank}")
         self._seed = seed
         self._policy = copy.deepcopy(policy)
         self._policy.bind(self._num_samples)
@@ -105,13 +112,16 @@ class Pruner:
             choose_epoch=self.set_epoch,
         )
         self.nonfinite = 0
-        self._recorder = LossRecorder(self._policy, self._replicas, self._num_samples, self._shape)
+        self._recorder = LossRecorder(
+            self._policy, self._replicas, self._num_samples, self._shape, seed
+        )
         # A compiled training step must not trace the bookkeeping.
         self._record_batch: Callable[[torch.Tensor, torch.Tensor], None] = torch.compiler.disable(  # type: ignore[no-untyped-call]
             self._record_batch_eagerly
         )
         self._ended: int | None = None
         self._open = True
+        self._plan_was_read = False
         self._rescaling: Rescaling | None = None
         self._show(0)
 
@@ -120,6 +130,7 @@ class Pruner:
     @property
     def plan(self) -> EpochPlan:
         """The plan of the current epoch."""
+        self._plan_was_read = True  # A loop may train on ``plan.kept`` without the sampler.
         return self._plan
 
     @property
@@ -141,7 +152,8 @@ class Pruner:
 
         Args:
             start: The first epoch, counted from 0. The default is the epoch that is still open, or
-                else the next one.
+                else the next one. If losses of another epoch have been recorded, that epoch is
+                ended first, and ``start`` begins with its first batch.
 
         Raises:
             InputError: ``start`` is outside the training.
@@ -153,10 +165,13 @@ class Pruner:
         if first is None:
             current = self._plan.epoch if progress is None else progress.plan.epoch
             first = current if self._open or progress is not None else current + 1
+        elif progress is not None and progress.plan.epoch != first:
+            self._commit()
         for epoch in range(first, self._policy.epochs):
             self.set_epoch(epoch)
-            if self._recorder.progress is not None:
-                self.sampler.follow(self._plan, self._recorder.progress.samples)
+            progress = self._recorder.progress
+            if progress is not None and progress.plan.epoch == epoch:
+                self.sampler.follow(self._plan, progress.samples)
             yield epoch
             self.end_epoch()
 
@@ -208,11 +223,23 @@ class Pruner:
         A second call in the same epoch does nothing. If there are several ranks, all of them must
         call this method.
 
+        Warns:
+            RuntimeWarning: Losses were NaN or infinite; no losses were recorded, although the
+                policy needs them; or the batches that were trained do not fit the plan.
+
         Raises:
+            InputError: An index is out of range, or the ranks have different plans.
             RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
         """
-        if self._open:
-            self._commit()
+        if not self._open:
+            return
+        progress = self._recorder.progress
+        if progress is not None and progress.plan.epoch != self._plan.epoch:
+            # The epoch in progress comes from a loaded state. The current epoch precedes it and
+            # recorded nothing, so it had ended before the state was taken.
+            self._open = False
+            return
+        self._commit()
 
     def open_window(self) -> None:
         """Clear the counts at the end of the current epoch and begin a new window.
@@ -299,6 +326,7 @@ class Pruner:
         else:
             self._plan = self._make_plan(epoch)
         self._open = True
+        self._plan_was_read = False
         rescales = self._plan.weights is not None
         self._rescaling = Rescaling(self._plan, self._shape.accumulation + 1) if rescales else None
         self.sampler.follow(self._plan)
@@ -307,7 +335,11 @@ class Pruner:
         num_kept = self.num_kept(epoch)
         if num_kept is not None and num_kept >= self._num_samples:
             return EpochPlan(epoch, torch.arange(self._num_samples))
-        return self._policy.select(epoch, num_kept, stream(self._seed, epoch, "select"))
+        try:
+            plan = self._policy.select(epoch, num_kept, stream(self._seed, epoch, "select"))
+            return check_plan(plan, epoch, num_kept, self._num_samples)
+        except InputError as error:
+            raise InputError(f"policy {self._policy.name!r} in epoch {epoch}: {error}") from error
 
     def _record_batch_eagerly(self, index: torch.Tensor, losses: torch.Tensor) -> None:
         check_batch(index, losses)
@@ -343,7 +375,9 @@ class Pruner:
         self._policy.end_epoch(plan.epoch)
         self._open = False
         self._ended = plan.epoch
-        self.nonfinite, messages = self._recorder.end_epoch(plan)
+        self.nonfinite, messages = self._recorder.end_epoch(
+            plan, self.sampler, plan_was_read=self._plan_was_read
+        )
         for message in messages:
             warnings.warn(message, RuntimeWarning, stacklevel=4)
 

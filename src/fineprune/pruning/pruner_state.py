@@ -8,9 +8,11 @@ import torch
 
 from fineprune.errors import InputError
 from fineprune.pruning.loss_recorder import Progress
-from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan import EpochPlan, check_plan
 
 STATE_VERSION = 1
+
+_KEYS = ("epoch", "open", "synchronized", "nonfinite", "progress", "learned")
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class PrunerState:
         open: Whether that epoch has not ended.
         progress: What was recorded of the epoch in progress; None if nothing was.
         synchronized: Whether the state includes the losses of all ranks.
-        nonfinite_so_far: Number of losses of the epoch in progress that were NaN or infinite.
+        nonfinite_so_far: Number of losses of the epoch in progress, on all ranks together, that
+            were NaN or infinite.
         learned: The state dict of the policy.
     """
 
@@ -72,15 +75,20 @@ def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerStat
         identity: ``num_samples``, ``seed`` and ``settings`` of the pruner that loads the state.
 
     Raises:
-        InputError: The state has another version, comes from a run with another N, seed or policy,
-            or was taken in the middle of an epoch without ``synchronize()``.
+        InputError: The state is incomplete, has another version, comes from a run with another N,
+            seed or policy, or was taken in the middle of an epoch without ``synchronize()``.
     """
+    if not isinstance(packed, dict):
+        raise InputError(f"expected a pruner state as a dict, got {type(packed).__name__}")
     for key, value in {"version": STATE_VERSION, **identity}.items():
         if packed.get(key) != value:
             raise InputError(
                 f"expected a pruner state with {key}={value}, got {packed.get(key)}: "
                 f"resume with the settings that the state was made with"
             )
+    missing = [key for key in _KEYS if key not in packed]
+    if missing:
+        raise InputError(f"expected a pruner state with {missing[0]}, got one without it")
     if not packed["synchronized"]:
         raise InputError(
             f"expected a state with the losses of all ranks, got one that was taken in the middle "
@@ -93,6 +101,7 @@ def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerStat
         mask = np.unpackbits(saved["kept"].numpy(), count=identity["num_samples"])
         kept = torch.from_numpy(np.flatnonzero(mask))
         plan = EpochPlan(packed["epoch"], kept, saved["weights"])
+        check_plan(plan, packed["epoch"], None, identity["num_samples"])
         progress = Progress(plan, saved["batches"], saved["samples"])
     return PrunerState(
         epoch=packed["epoch"],

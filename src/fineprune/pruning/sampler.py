@@ -26,6 +26,9 @@ class PruningSampler(DistributedSampler[Any]):
         drop_last: Whether the last samples are dropped if they do not divide among the ranks, as in
             ``DistributedSampler``. Otherwise, some samples are repeated.
         choose_epoch: Function that ``set_epoch`` calls with its argument.
+
+    Attributes:
+        was_read: Whether indices of the current plan were asked for.
     """
 
     def __init__(
@@ -40,10 +43,11 @@ class PruningSampler(DistributedSampler[Any]):
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle=True, seed=seed, drop_last=drop_last)
         self._choose_epoch = choose_epoch
-        self._plan = EpochPlan(0, torch.empty(0, dtype=torch.int64))
+        self._plan: EpochPlan  # ``Pruner`` calls ``follow`` before anything else is called.
         self._start = 0
         self._yielded = 0
         self._epoch_was_set = False
+        self.was_read = False
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the ``Pruner``. This may be called any number of times, in any order."""
@@ -63,19 +67,24 @@ class PruningSampler(DistributedSampler[Any]):
         self.total_size = self.num_samples * self.num_replicas
         self._start = start
         self._yielded = 0
+        self.was_read = False
 
     def order(self) -> torch.Tensor:
         """Return the indices that this rank has yet to train in the epoch: int64, on the CPU."""
+        self.was_read = True
+        order = _fitted(self.shuffled(), self.total_size)[self._start :]
+        # After the number of ranks has changed, the rest may not divide: repeat a few samples.
+        rest = -(-len(order) // self.num_replicas) * self.num_replicas
+        return _fitted(order, rest)[self.rank :: self.num_replicas]
+
+    def shuffled(self) -> torch.Tensor:
+        """Return the kept samples in the order of all ranks together: int64, on the CPU."""
         shuffle = torch.Generator()
         shuffle.manual_seed(self.seed + self.epoch)
         kept = self._plan.kept
         order = torch.randperm(len(kept), generator=shuffle)
-        if len(kept) < len(self.dataset):  # type: ignore[arg-type]  # A full plan is 0..N-1.
-            order = kept[order]
-        order = _fitted(order, self.total_size)[self._start :]
-        # After the number of ranks has changed, the rest may not divide: repeat a few samples.
-        rest = -(-len(order) // self.num_replicas) * self.num_replicas
-        return _fitted(order, rest)[self.rank :: self.num_replicas]
+        # A full plan is 0..N-1.
+        return order if len(kept) == len(self.dataset) else kept[order]  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[int]:
         order = self.order()

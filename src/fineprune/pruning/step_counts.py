@@ -7,6 +7,7 @@ before the training, and all ranks get the same results.
 import math
 import warnings
 from dataclasses import dataclass
+from numbers import Integral
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.policies.policy import Policy
@@ -60,8 +61,8 @@ def num_kept(policy: Policy, num_samples: int, epoch: int, shape: BatchShape) ->
     Because of the rounding, pruned epochs have no padding, no incomplete batches and no incomplete
     accumulation. Full epochs are not rounded. The result is None if it depends on data.
     """
-    wanted = policy.num_kept(epoch)
-    if wanted is None or wanted >= num_samples:
+    wanted = _wanted(policy, num_samples, epoch)
+    if wanted is None or wanted == num_samples:
         return wanted
     return min(_rounded_up(wanted, shape.multiple), num_samples)
 
@@ -92,11 +93,12 @@ def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
     """Warn if rounding to whole batches loses a tenth of the saving or more.
 
     Raises:
-        InputError: Rounding to whole batches would leave nothing to skip.
+        InputError: Rounding to whole batches would leave nothing to skip, or the policy's
+            ``num_kept`` is out of range.
     """
-    wanted = {policy.num_kept(epoch) for epoch in range(policy.epochs)}
+    wanted = {_wanted(policy, num_samples, epoch) for epoch in range(policy.epochs)}
     for keep in wanted:
-        if keep is None or keep >= num_samples:
+        if keep is None or keep == num_samples:
             continue
         skip = num_samples - keep
         left = num_samples - _rounded_up(keep, shape.multiple)
@@ -108,7 +110,21 @@ def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
         )
         if left <= 0:
             raise InputError(f"{said}: expected a larger prune or a smaller batch_size")
-        warnings.warn(f"{said}: a tenth of the saving or more is lost", UserWarning, stacklevel=4)
+        warnings.warn(f"{said}: a tenth of the saving or more is lost", UserWarning, stacklevel=3)
+
+
+def _wanted(policy: Policy, num_samples: int, epoch: int) -> int | None:
+    """Return how many samples the policy wants to keep, from 1 to N; None if it depends on data."""
+    wanted = policy.num_kept(epoch)
+    if wanted is None:
+        return None
+    whole = isinstance(wanted, Integral) and not isinstance(wanted, bool)
+    if not whole or not 1 <= wanted <= num_samples:
+        raise InputError(
+            f"expected num_kept({epoch}) of policy {policy.name!r} to be a whole number from 1 to "
+            f"{num_samples} or None, got {wanted!r}"
+        )
+    return int(wanted)
 
 
 def _rounded_up(number: int, multiple: int) -> int:

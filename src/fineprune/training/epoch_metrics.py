@@ -24,7 +24,7 @@ def epoch_metrics(job: Job, epoch: int, so_far: EpochSoFar) -> dict[str, Any]:
         "skipped": job.data.num_samples - len(kept),
         "steps": -(-so_far.batches // training.accumulation),
         "train_loss": job.ranks.sum(so_far.loss_sum).item() / samples,
-        "nonfinite": sum(job.ranks.gather(job.pruner.nonfinite)),
+        "nonfinite": job.pruner.nonfinite,
         "seconds": so_far.seconds,
         "bookkeeping_seconds": so_far.bookkeeping_seconds,
         "evaluate_seconds": 0.0,

@@ -1,8 +1,8 @@
 """Policy: how many samples an epoch keeps, which ones, and what it learns from their losses.
 
 This is the interface of every method that skips samples. A user's own policy is a subclass that
-implements ``num_kept`` and ``select``; a policy that learns from losses also implements
-``observe``, ``merge`` and ``end_epoch``.
+implements ``num_kept`` and ``select``; a policy that learns from losses also implements ``observe``
+and ``end_epoch``. With several ranks, all of them must learn the same; see ``Policy.merge``.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from fineprune.pruning.replicas import Replicas
 
 @dataclass(frozen=True, eq=False)
 class LossRecords:
-    """The losses of some batches of one epoch.
+    """The losses of some batches of one epoch, batch after batch.
 
     Attributes:
         index: Sample of each loss, int64, shape (n,). A sample that was trained several times
@@ -81,10 +81,22 @@ class Policy(ABC):
         """
 
     def observe(self, epoch: int, records: LossRecords) -> None:  # noqa: B027
-        """Observe losses of ``epoch``. This is called any number of times before ``end_epoch``."""
+        """Observe losses of ``epoch``. This is called any number of times before ``end_epoch``.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            records: The losses that all ranks recorded since the last call, which are the same on
+                every rank. If the policy implements ``merge``, they are those of this rank only.
+        """
 
     def merge(self, replicas: Replicas) -> None:  # noqa: B027
-        """Exchange the observations of all ranks, so that every rank has all of them."""
+        """Exchange the observations of all ranks, so that every rank has all of them.
+
+        A policy need not implement this method: ``observe`` then receives the losses of all ranks,
+        for which each rank needs 20 bytes per sample that any rank trained. A policy that can
+        exchange less than that, for example one mark per sample, implements this method. It is
+        called on every rank after each ``observe``.
+        """
 
     def end_epoch(self, epoch: int) -> None:  # noqa: B027
         """Commit what was observed. ``select`` must not depend on it before this call."""
