@@ -1,11 +1,11 @@
-"""What fine-pruning itself costs: recording, ending an epoch and selecting, beside LeNet's steps.
+"""Measures what fine-pruning itself costs, compared with the training steps of LeNet.
 
     python benchmarks/overhead.py                 # 50,000 and 1.28 million samples
-    python benchmarks/overhead.py --large         # also a selection over 100 million
+    python benchmarks/overhead.py --large         # also a selection over 100 million samples
 
-Steps of LeNet with and without recording alternate in one run, so that a noisy machine hurts both
-alike; what is compared are medians. Bookkeeping is everything that a plain loop does not do: the
-copies in each step, the marks and counts at the end of an epoch, and the selection.
+LeNet steps with and without recording alternate, so that other work on the machine slows both of
+them down equally. The results are medians. Bookkeeping is everything that a plain loop does not do:
+the copies in each step, the marks and counts at the end of an epoch, and the selection.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def clock(work):
 
 
 def step_times(pruner, repeats):
-    """Median seconds of a LeNet step and, in its place in the step, of recording its losses."""
+    """Return the median seconds of a LeNet step and of recording its losses within such a step."""
     model = LeNet().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     x = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
@@ -51,7 +51,7 @@ def step_times(pruner, repeats):
         optimizer.step()
         optimizer.zero_grad()
         steps.append(time.perf_counter() - started)
-        # The same place in another step: the caches hold what a step leaves in them.
+        # Record in a step of its own, so that the CPU caches hold the data of the network.
         losses = F.cross_entropy(model(x), y, reduction="none")
         recording = time.perf_counter()
         loss = pruner.record(index, losses)
@@ -63,7 +63,7 @@ def step_times(pruner, repeats):
 
 
 def epoch_times(samples, repeats=7):
-    """Median seconds of ending an epoch and of selecting, with an epoch's losses recorded."""
+    """Return the median seconds of ending an epoch and of selecting the samples of the next."""
     pruner = fp.Pruner(samples, fp.FinePruning(SCHEDULE, prune=0.25), batch_size=BATCH)
     losses = np.random.default_rng(0).random(samples, dtype=np.float32)
     ends, selections = [], []
@@ -92,7 +92,7 @@ def small_sizes(repeats):
                 "record_us": record * 1e6,
                 "end_epoch_ms": end * 1e3,
                 "select_ms": select * 1e3,
-                "bookkeeping_ms_an_epoch": bookkeeping * 1e3,
+                "bookkeeping_ms_per_epoch": bookkeeping * 1e3,
                 "share_of_a_lenet_epoch": bookkeeping / (step * steps),
             }
         )
@@ -100,12 +100,12 @@ def small_sizes(repeats):
 
 
 def large_selection(samples=100_000_000):
-    """Seconds and bytes beyond counts and kept indices of a selection, and of the shuffle."""
+    """Return the time and the extra memory of a selection and, for comparison, of a shuffle."""
     tied = np.zeros(samples, dtype=np.uint8)
     spread = np.random.default_rng(0).integers(0, 60, samples, dtype=np.uint8)
     keep = samples // 4 * 3
     rows = []
-    for name, counts in (("all counts tied", tied), ("counts 0 to 59", spread)):
+    for name, counts in (("all counts equal", tied), ("counts 0 to 59", spread)):
         seconds = min(
             clock(lambda c=counts: keep_least_counted(c, keep, np.random.default_rng(1)))[0]
             for _ in range(3)
@@ -119,7 +119,7 @@ def large_selection(samples=100_000_000):
     seconds, order = clock(lambda: torch.randperm(samples))
     rows.append(
         {
-            "selection": "the shuffle, apart",
+            "selection": "for comparison: a shuffle",
             "seconds": seconds,
             "megabytes_beyond": order.nbytes / 1e6,
         }

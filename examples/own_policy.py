@@ -1,4 +1,4 @@
-"""A policy of one's own: skip the samples whose last loss was smallest. Runs in seconds."""
+"""A user's own policy, which skips the samples whose last loss was smallest. Takes seconds."""
 
 import numpy as np
 import torch
@@ -12,7 +12,10 @@ BATCH = 64
 
 
 class SkipEasiest(fp.Policy):
-    """After a warm-up, train every second epoch on the half with the largest last losses."""
+    """After a warm-up, every second epoch trains on the half with the largest last losses.
+
+    With several ranks, ``observe`` receives the losses of all of them, so all ranks learn the same.
+    """
 
     name = "skip-easiest"
     needs_losses = True
@@ -25,7 +28,9 @@ class SkipEasiest(fp.Policy):
         return self._epochs
 
     def bind(self, num_samples: int) -> None:
-        self.last = np.full(num_samples, np.inf, dtype=np.float32)  # unseen samples are kept
+        self.last = np.full(
+            num_samples, np.inf, dtype=np.float32
+        )  # Samples without a loss are kept.
         self.seen = self.last.copy()
 
     def num_kept(self, epoch: int) -> int:
@@ -42,8 +47,11 @@ class SkipEasiest(fp.Policy):
     def end_epoch(self, epoch: int) -> None:
         self.last = self.seen.copy()
 
+    def settings(self) -> dict[str, object]:
+        return {"policy": self.name, "epochs": self._epochs, "warmup": self.warmup}
+
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"last": torch.from_numpy(self.last), "seen": torch.from_numpy(self.seen)}
+        return {"last": torch.tensor(self.last), "seen": torch.tensor(self.seen)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.last, self.seen = state["last"].numpy().copy(), state["seen"].numpy().copy()
@@ -59,7 +67,7 @@ def main() -> float:
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    # Arrays in memory need no DataLoader: give the number of samples, and ask for the order.
+    # Arrays in memory need no DataLoader. The pruner is given the number of samples instead.
     pruner = fp.Pruner(1280, SkipEasiest(EPOCHS, warmup=4), batch_size=BATCH)
     trained = 0
     for _ in pruner.epochs():

@@ -1,8 +1,8 @@
 """A slow, plain twin of the method, written from its description alone.
 
-Nothing here imports the package, torch or numpy: lists, dictionaries and exact fractions only, so
-that no rounding, no vectorised index and no shared mistake can hide. Epochs are the paper's
-e = 1..E everywhere in this file; the package's API counts them from 0.
+It does not import the package, torch or numpy. It uses lists, dictionaries and exact fractions
+only, so that it shares no code, no rounding and no vectorised indexing with the package. Throughout
+this file, epochs are the paper's e = 1..E; the API of the package counts them from 0.
 """
 
 import math
@@ -18,7 +18,7 @@ Batch = Sequence[tuple[int, float]]
 
 
 def attenuated(start: int, attenuation: float, times: int) -> int:
-    """``int(start / attenuation)``, applied ``times`` times."""
+    """Apply ``int(start / attenuation)`` ``times`` times."""
     for _ in range(times):
         start = int(start / attenuation)
     return start
@@ -43,7 +43,7 @@ def clears_constant(e: int, window: int) -> bool:
 
 
 class Window(NamedTuple):
-    """The epochs ``begin < e <= begin + length``; ``start`` is not attenuated yet."""
+    """The epochs ``begin < e <= begin + length``, and their start before attenuation."""
 
     begin: int
     length: int
@@ -59,7 +59,7 @@ def windows_from_milestones(
     evenly_spaced = all(b - a == width for a, b in pairwise(edges))
     rest = epochs - edges[-1]
     if rest > 0:
-        # An even spacing goes on, cut short by the end of training; otherwise E closes it.
+        # If the spacing is even, the last interval has full length; otherwise, it ends with E.
         edges.append(edges[-1] + width if evenly_spaced and rest < width else epochs)
     windows = []
     for left, right in pairwise(edges):
@@ -76,7 +76,7 @@ def constant_windows(epochs: int, window: int, start: int) -> list[Window]:
 
 
 def boundaries(windows: Sequence[Window]) -> list[int]:
-    """Every end of a window; 0 is not among them."""
+    """The ends of all windows. 0 is not a boundary."""
     return [w.begin + w.length for w in windows]
 
 
@@ -94,8 +94,8 @@ def prunes_windows(
 ) -> bool:
     """Algorithm 2 with windows of any lengths.
 
-    The start belongs to the window with ``begin < e <= end``: at a boundary the position is
-    already 0, the start still that of the window which ends there.
+    The start is that of the window with ``begin < e <= end``. A boundary therefore has position 0,
+    but the start of the window that ends there.
     """
     passed = sum(1 for b in boundaries(windows) if b < e)
     times = passed if attenuate == "window" else max(0, e - windows[0].length)
@@ -108,7 +108,7 @@ def clears_windows(e: int, windows: Sequence[Window]) -> bool:
 
 
 def opened(windows: Sequence[Window], e: int) -> list[Window]:
-    """Equal windows with one more boundary at ``e``, from which they follow anew."""
+    """Windows of equal length with another boundary at ``e``, from which they continue."""
     if e in boundaries(windows):
         return list(windows)
     cut = next(w for w in windows if w.begin < e < w.begin + w.length)
@@ -119,12 +119,12 @@ def opened(windows: Sequence[Window], e: int) -> list[Window]:
 
 
 def formula_3(n: int, w: int, a: int, r: int, c: int) -> int:
-    """The paper's count of pruned epochs where ``n`` is a multiple of ``w``."""
+    """The paper's number of pruned epochs if ``n`` is a multiple of ``w``."""
     return ((w - a) // r * c + (w - a) % r) * (n // w)
 
 
 def formula_4(n: int, w: int, a: int, r: int, c: int) -> int:
-    """The paper's count of pruned epochs where ``n`` is not a multiple of ``w``."""
+    """The paper's number of pruned epochs if ``n`` is not a multiple of ``w``."""
     return formula_3(n, w, a, r, c) + (n % w - a) // r * c + (n % w - a) % r
 
 
@@ -136,7 +136,7 @@ def closed_form(n: int, w: int, a: int, r: int, c: int) -> int:
 
 
 def marks_of_batch(batch: Batch, tolerance: float = 0.0) -> set[int]:
-    """Samples whose loss exceeds ``mean + tolerance * |mean|`` over the batch's finite losses."""
+    """Samples whose loss exceeds ``mean + tolerance * |mean|``, with the mean of finite losses."""
     finite = [(index, Fraction(loss)) for index, loss in batch if math.isfinite(loss)]
     if not finite:
         return set()
@@ -146,7 +146,7 @@ def marks_of_batch(batch: Batch, tolerance: float = 0.0) -> set[int]:
 
 
 def marks_of_epoch(batches: Iterable[Batch], tolerance: float = 0.0) -> set[int]:
-    """At most one mark a sample, whatever the number of batches it was in."""
+    """The marked samples. A sample has at most one mark, however many batches contain it."""
     marked: set[int] = set()
     for batch in batches:
         marked |= marks_of_batch(batch, tolerance)
@@ -158,7 +158,7 @@ def nonfinite_losses(batches: Iterable[Batch]) -> int:
 
 
 def counts_after_epoch(counts: Sequence[int], marked: set[int], clears: bool) -> list[int]:
-    """The end of an epoch: first clear, then add."""
+    """The counts at the end of an epoch: first clear, then add."""
     new = [0] * len(counts) if clears else list(counts)
     for index in marked:
         new[index] += 1
@@ -180,7 +180,7 @@ def round_up(number: int, multiple: int) -> int:
 
 
 def why_invalid(counts: Sequence[int], kept: Sequence[int], skipped: int) -> str | None:
-    """None where ``kept`` may stand for these counts, otherwise what is wrong with it."""
+    """What is wrong with ``kept`` for these counts; None if it is valid."""
     n = len(counts)
     if list(kept) != sorted(set(kept)):
         return "the kept samples are not sorted and distinct"
@@ -202,10 +202,10 @@ def why_invalid(counts: Sequence[int], kept: Sequence[int], skipped: int) -> str
 def samples_per_rank(
     n: int, skipped: int, ranks: int = 1, multiple: int | None = None, drop_last: bool = False
 ) -> int:
-    """Indices a rank gets in one epoch; ``multiple`` is batch x ranks x accumulation.
+    """Number of indices per rank and epoch; ``multiple`` is batch x ranks x accumulation.
 
-    ``skipped == 0`` stands for a full epoch, which torch's DistributedSampler cuts: padded to
-    equal lengths, or with the tail dropped.
+    An epoch with ``skipped == 0`` is full. As in torch's DistributedSampler, it is padded to equal
+    lengths, or its tail is dropped.
     """
     if skipped:
         return round_up(n - skipped, multiple or ranks) // ranks

@@ -374,7 +374,7 @@ CALLS = [
     (lambda: fp.Schedule(4, 2, 1, attenuation=0.5), "attenuation", "got 0.5"),
     (lambda: fp.Schedule(4, 2, 1, attenuate="batch"), "attenuate", "got 'batch'"),
     (lambda: fp.Schedule(4, (2, 1), (1,)), "start", "window"),
-    (lambda: fp.Schedule.from_milestones(9, [6, 3]), "milestones that rise", "got [6, 3]"),
+    (lambda: fp.Schedule.from_milestones(9, [6, 3]), "milestones in ascending order", "got [6, 3]"),
     (lambda: fp.Schedule.from_milestones(9, [3], start=2), "share of each window", "got 2"),
     (lambda: fp.Schedule.from_milestones(9, [3], 4), "windows_per_interval", "got 4"),
     (lambda: SCHEDULE.prunes(4), "epoch in 0..3", "got 4"),

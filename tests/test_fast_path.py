@@ -14,7 +14,7 @@ from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.optimizer import build_optimizer, load_optimizer, set_rate
 from fineprune.training.recipe import make_recipe
-from fineprune.training.settings import TrainingSettings
+from fineprune.training.settings import OPTIMIZERS, TrainingSettings
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -78,20 +78,27 @@ def test_a_tensor_as_learning_rate_gives_the_same_steps_and_is_kept_by_loading(n
 
 
 @needs_gpu
-@pytest.mark.parametrize("compiling", ["off", "on"])
-def test_no_step_waits_for_the_gpu(compiling, tmp_path, monkeypatch):
-    plain = loop._train_epoch
+@pytest.mark.parametrize(
+    ("compiling", "optimizer"), [("on", "sgd"), *(("off", name) for name in OPTIMIZERS)]
+)
+def test_no_step_waits_for_the_gpu(compiling, optimizer, tmp_path, monkeypatch):
+    plain = loop.train_epoch_locally
 
-    def watched(job, log, epoch, so_far):
+    def watched(state, epoch, totals, save, stop):
         # The first epoch makes buffers and compiles, which may wait.
         torch.cuda.set_sync_debug_mode("error" if epoch else "default")
         try:
-            plain(job, log, epoch, so_far)
+            return plain(state, epoch, totals, save, stop)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(loop, "_train_epoch", watched)
-    made = recipe("run.device=cuda", "run.precision=auto", f"run.compile={compiling}")
+    monkeypatch.setattr(loop, "train_epoch_locally", watched)
+    made = recipe(
+        "run.device=cuda",
+        "run.precision=auto",
+        f"run.compile={compiling}",
+        f"training.optimizer={optimizer}",
+    )
     assert train(made, tmp_path / "run")["pruned_epochs"] > 0
 
 

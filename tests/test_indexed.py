@@ -1,4 +1,4 @@
-"""Indexed: any map-style data set, every item with its index, through every kind of loader."""
+"""Indexed adds the index to each item of any map-style data set, with every kind of loader."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ import fineprune as fp
 
 
 class Dicts(Dataset):
-    """Items are dicts."""
+    """A data set whose items are dicts."""
 
     def __len__(self):
         return 12
@@ -19,7 +19,7 @@ class Dicts(Dataset):
 
 
 class Batched(Dicts):
-    """Fetches whole batches."""
+    """A data set that fetches whole batches."""
 
     def __getitems__(self, indices):
         return [self[index] for index in indices]
@@ -76,7 +76,7 @@ def test_worker_processes_carry_the_indices(context):
     assert torch.equal(torch.cat(x), torch.arange(12.0))
 
 
-def test_a_collate_function_of_one_s_own_goes_on_working():
+def test_the_users_collate_function_continues_to_work():
     loader = DataLoader(
         fp.Indexed(Strings()), batch_size=4, collate_fn=fp.IndexedCollate(lengths), num_workers=1
     )

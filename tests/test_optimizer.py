@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fineprune.training.optimizer import build_optimizer
+from fineprune.training.optimizer import build_optimizer, load_optimizer, set_rate
 from fineprune.training.rmsprop_tf import RMSPropTF
-from fineprune.training.settings import TrainingSettings
+from fineprune.training.settings import OPTIMIZERS, TrainingSettings
 
 
 def scalars(gradients, *, rates, decay, epsilon, momentum, weight_decay):
@@ -66,7 +68,7 @@ def test_settings_out_of_range_are_refused(wrong):
         RMSPropTF([torch.ones(1, requires_grad=True)], **wrong)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "rmsprop", "rmsprop-tf"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_of_a_recipe_goes_downhill(name):
     model = torch.nn.Linear(4, 1)
     torch.nn.init.ones_(model.weight)
@@ -78,3 +80,69 @@ def test_every_optimizer_of_a_recipe_goes_downhill(name):
         model(x).square().mean().backward()
         optimizer.step()
     assert model(x).square().mean().item() < before
+
+
+class FusedKernels(TorchDispatchMode):
+    """Lets torch's fused kernels do nothing, because they have no fake implementation.
+
+    On a GPU, only the overload that reads the learning rate there is allowed.
+    """
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.name().startswith("aten::_fused_"):
+            parameters = args[0]
+            assert func.name().endswith("_.tensor_lr") or parameters[0].device.type == "cpu"
+            return None
+        return func(*args, **(kwargs or {}))
+
+
+def fake_parameters(device):
+    return [torch.nn.Parameter(torch.zeros(shape, device=device)) for shape in [(4, 3), (4,)]]
+
+
+def fake_step(optimizer, parameters, rate):
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    set_rate(optimizer, rate)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_no_optimizer_waits_for_the_gpu(name, momentum, weight_decay):
+    """Fake tensors have no values, so that reading one, as ``.item()`` does, raises an error."""
+    settings = TrainingSettings(optimizer=name, momentum=momentum, weight_decay=weight_decay)
+    with FakeTensorMode(), FusedKernels():
+        parameters = fake_parameters("cuda")
+        optimizer = build_optimizer(parameters, settings)
+        rate = optimizer.param_groups[0]["lr"]
+        assert rate.device.type == "cuda"
+        for number in range(3):
+            fake_step(optimizer, parameters, 0.1 / (number + 1))
+        assert optimizer.param_groups[0]["lr"] is rate
+        with pytest.raises(DataDependentOutputException):
+            rate.item()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")])
+def test_a_state_from_another_kind_of_device_does_not_make_it_wait(name, devices):
+    settings = TrainingSettings(optimizer=name)
+
+    def form(optimizer):
+        options = ("fused", "foreach", "capturable")
+        return {option: optimizer.param_groups[0].get(option) for option in options}
+
+    with FakeTensorMode(), FusedKernels():
+        first, second = (fake_parameters(device) for device in devices)
+        saved, loaded = (build_optimizer(p, settings) for p in (first, second))
+        fake_step(saved, first, 0.1)
+        state = saved.state_dict()
+        for values in state["state"].values():  # Checkpoints are loaded on the CPU.
+            values.update({key: value.cpu() for key, value in values.items() if value is not None})
+        wanted, rate = form(loaded), loaded.param_groups[0]["lr"]
+        load_optimizer(loaded, state)
+        assert form(loaded) == wanted
+        assert loaded.param_groups[0]["lr"] is rate
+        fake_step(loaded, second, 0.1)

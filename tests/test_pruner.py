@@ -1,4 +1,4 @@
-"""The Pruner's contract in one process: when counts change, what record does, what state holds."""
+"""The contract of Pruner in one process: when counts change, what is recorded, and the state."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import fineprune as fp
+from fineprune.errors import InputError
 
 N = 128
 SCHEDULE = fp.Schedule(epochs=12, window=4, start=1, block=2, count=1)
@@ -19,7 +20,7 @@ def made(policy=None, **options):
 
 
 def losses_of(epoch, indices):
-    """A loss for each (epoch, sample): the higher the index, the more often above the mean."""
+    """Return made-up losses. A sample with a higher index is more often above the mean."""
     noise = np.random.default_rng(epoch).random(N, dtype=np.float32)
     return torch.from_numpy(noise + np.arange(N, dtype=np.float32) / N)[indices]
 
@@ -51,7 +52,7 @@ def test_a_tolerance_is_a_share_of_the_absolute_mean():
     assert pruner.counts.tolist() == [1, 0, 1, 0]
 
 
-def test_a_loader_that_yields_the_skipped_samples_too_is_found_out():
+def test_a_loader_that_also_yields_the_skipped_samples_is_noticed():
     pruner = made(fp.FinePruning(fp.Schedule(6, 6, 1), prune=32))
     for epoch in range(2):
         pruner.set_epoch(epoch)
@@ -61,6 +62,135 @@ def test_a_loader_that_yields_the_skipped_samples_too_is_found_out():
     pruner.record(torch.arange(N), losses_of(2, torch.arange(N)))
     with pytest.warns(RuntimeWarning, match="sampler=pruner.sampler"):
         pruner.end_epoch()
+
+
+@pytest.mark.parametrize("kind", [fp.FinePruning, fp.RandomPruning])
+@pytest.mark.parametrize("batch", [16, N])
+def test_a_loader_without_the_sampler_is_noticed_with_every_policy(kind, batch):
+    pruner = made(kind(fp.Schedule(6, 6, 1), prune=32))
+    shuffle = torch.Generator().manual_seed(0)
+
+    def train():
+        for epoch in pruner.epochs():
+            for indices in torch.randperm(N, generator=shuffle).split(batch):
+                pruner.record(indices, losses_of(epoch, indices))
+
+    with pytest.warns(RuntimeWarning, match="sampler=pruner.sampler") as caught:
+        train()
+    # Epochs 0 to 4 prune. The third of them is the first that warns, and the only one.
+    assert [str(w.message).count("up to epoch 2") for w in caught] == [1]
+
+
+def test_a_few_other_samples_beside_the_sampler_are_no_reason_to_warn():
+    pruner = made(fp.RandomPruning(fp.Schedule(6, 6, 0), prune=32))
+    for epoch in pruner.epochs():
+        train_epoch(pruner, epoch)
+        pruner.record([0, 1], torch.ones(2))
+
+
+def test_a_loop_that_never_records_is_noticed_after_its_first_epoch():
+    pruner = made(batch_size=16)
+    loader = DataLoader(range(N), batch_size=16, sampler=pruner.sampler)
+    message = r"epoch 0 recorded no losses.*pruner\.record"
+    with pytest.warns(RuntimeWarning, match=message) as caught:
+        assert all(sum(1 for _ in loader) == len(loader) for _ in pruner.epochs())
+    assert len(caught) == 1
+
+
+def test_a_loop_that_records_no_longer_is_noticed_after_three_epochs():
+    pruner = made(batch_size=16)
+
+    def train():
+        for epoch in pruner.epochs():
+            order = pruner.sampler.order()
+            if epoch not in (2, 3, 5, 6, 7):
+                pruner.record(order, losses_of(epoch, order))
+
+    with pytest.warns(RuntimeWarning, match="epoch 7 recorded no losses") as caught:
+        train()
+    assert len(caught) == 1
+
+
+def test_a_loop_over_the_kept_indices_that_never_records_is_noticed_after_three_epochs():
+    pruner = made()
+    with pytest.warns(RuntimeWarning, match="epoch 2 recorded no losses") as caught:
+        assert all(len(pruner.plan.kept) for _ in pruner.epochs())
+    assert len(caught) == 1
+
+
+def test_epochs_that_train_nothing_or_need_no_losses_do_not_warn():
+    for _ in made().epochs():
+        pass
+    random = made(fp.RandomPruning(SCHEDULE, prune=32))
+    for _ in random.epochs():
+        assert len(random.sampler.order())
+
+
+@pytest.mark.parametrize("kind", [fp.FinePruning, fp.RandomPruning])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_batches_that_are_sharded_twice_are_noticed_at_once(kind, rank, ranks):
+    pruner = made(kind(SCHEDULE, 32), length=512, num_replicas=2, rank=rank)
+
+    def train():
+        """Record every second or fourth batch, as a rank does if its batches are sharded again."""
+        for _ in range(2):
+            for indices in pruner.sampler.order().split(8)[::ranks]:
+                pruner.record(indices, torch.rand(len(indices)))
+            pruner.set_epoch(pruner.plan.epoch + 1)
+
+    with pytest.warns(RuntimeWarning, match=r"epoch 0 recorded .*num_replicas=1") as caught:
+        train()
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("policy", [fp.FinePruning(SCHEDULE, 32), fp.RandomPruning(SCHEDULE, 32)])
+@pytest.mark.parametrize("stop", [1, 5])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_breaking_off_every_epoch_is_no_reason_to_warn(policy, stop, workers):
+    data = torch.arange(N)
+    pruner = fp.Pruner(data, policy, batch_size=8)
+    loader = DataLoader(pruner.dataset, batch_size=8, sampler=pruner.sampler, num_workers=workers)
+    for epoch in pruner.epochs():
+        for number, (indices, _) in enumerate(loader):
+            if number == stop:
+                break
+            pruner.record(indices, losses_of(epoch, indices))
+        if workers and epoch == 3:
+            break
+
+
+@pytest.mark.parametrize("batch_size", [40, 100, 128])
+def test_a_dropped_last_batch_is_no_reason_to_warn(batch_size):
+    pruner = made(fp.FinePruning(SCHEDULE, 20), drop_last=True)
+    loader = DataLoader(range(N), batch_size, sampler=pruner.sampler, drop_last=True)
+    for epoch in pruner.epochs():
+        for indices in loader:
+            pruner.record(indices, losses_of(epoch, indices))
+        if not len(loader):
+            pruner.record(pruner.plan.kept[:1], torch.ones(1))
+
+
+@pytest.mark.parametrize("skips", ["the sampler", "the trainer"])
+def test_training_the_rest_of_an_epoch_is_no_reason_to_warn(skips):
+    first = made(batch_size=8)
+    run(first, upto=6)
+    train_epoch(first, 6, batch=8, stop_after=10)
+    second = made(batch_size=8)
+    second.load_state_dict(first.state_dict())
+    if skips == "the sampler":
+        run(second)
+    else:
+        second.set_epoch(6)
+        for indices in second.sampler.order().split(8)[10:]:
+            second.record(indices, losses_of(6, indices))
+        second.end_epoch()
+    # A trainer that resumes without the pruner's state trains the last batches only.
+    third = made(batch_size=8)
+    third.set_epoch(6)
+    for indices in third.sampler.order().split(8)[10:]:
+        third.record(indices, losses_of(6, indices))
+    third.end_epoch()
 
 
 def test_an_epoch_that_has_ended_takes_no_more_losses():
@@ -102,7 +232,7 @@ def test_losses_that_are_not_finite_are_reported_and_left_out():
     assert pruner.nonfinite == 2
 
 
-def test_the_window_s_last_marks_open_the_next_one():
+def test_the_marks_of_a_boundary_epoch_are_the_first_of_the_next_window():
     schedule = fp.Schedule(epochs=6, window=2, start=5)
     pruner = made(fp.FinePruning(schedule, prune=1), length=2)
     seen = []
@@ -163,7 +293,7 @@ def test_half_precision_losses_keep_their_samples_apart():
     assert pruner.counts.nonzero().flatten().tolist() == [257]
 
 
-def test_class_weights_backpropagate_a_scalar_of_their_own():
+def test_a_loss_with_class_weights_may_backpropagate_its_own_scalar():
     torch.manual_seed(0)
     weight = torch.tensor([1.0, 5.0, 0.5])
     logits = torch.randn(8, 3, requires_grad=True)
@@ -189,7 +319,7 @@ def test_ignore_index_samples_have_loss_zero_and_no_mark():
 
 
 class HalfWeighted(fp.FullData):
-    """A policy that keeps all samples and weights them."""
+    """A policy that keeps all samples but one and gives each a weight of one half."""
 
     name = "half-weighted"
 
@@ -211,13 +341,95 @@ def test_a_plan_with_weights_scales_the_loss():
     pruner.end_epoch()
 
 
-def test_a_plan_with_weights_and_a_scalar_of_one_s_own_is_an_error():
+def test_with_weights_it_is_an_error_to_backpropagate_another_scalar():
     pruner = made(HalfWeighted(2), length=5)
     losses = torch.tensor([1.0, 3.0], requires_grad=True)
     pruner.record([0, 1], losses)
     losses.mean().backward()
     with pytest.raises(RuntimeError, match="backpropagated"):
         pruner.end_epoch()
+
+
+class Plans(fp.FullData):
+    """A policy that keeps 4 of 8 samples, as a given function says."""
+
+    name = "given-plans"
+
+    def __init__(self, plan, number=4):
+        super().__init__(3)
+        self.plan, self.number = plan, number
+
+    def num_kept(self, epoch):
+        return self.number
+
+    def select(self, epoch, num_kept, rng):
+        return self.plan(epoch)
+
+
+def kept(*indices, dtype=torch.int64, weights=None):
+    return lambda epoch: fp.EpochPlan(epoch, torch.tensor(indices, dtype=dtype), weights)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (kept(0, 1, 1, 2), "ascending order"),
+        (kept(3, 2, 1, 0), "ascending order"),
+        (kept(-1, 0, 1, 2), "ascending order"),
+        (kept(0, 1, 2, 8), r"indices in 0\.\.7, got 8"),
+        (kept(0, 1, 2), "expected 4 kept samples, got 3"),
+        (kept(0, 1, 2, 3, 4), "expected 4 kept samples, got 5"),
+        (kept(), "at least one index"),
+        (kept(0, 1, 2, 3, dtype=torch.int32), "torch.int64"),
+        (kept(0, 1, 2, 3, dtype=torch.float32), "torch.int64"),
+        (lambda epoch: fp.EpochPlan(epoch, torch.zeros(2, 2, dtype=torch.int64)), "one dimension"),
+        (lambda epoch: fp.EpochPlan(epoch, torch.arange(4, device="meta")), "on the CPU"),
+        (lambda epoch: fp.EpochPlan(epoch, [0, 1, 2, 3]), "kept as a tensor, got list"),
+        (lambda epoch: fp.EpochPlan(epoch + 1, torch.arange(4)), "a plan for epoch 0"),
+        (lambda epoch: fp.EpochPlan(-1, torch.arange(4)), "epoch to be a whole number"),
+        (lambda epoch: torch.arange(4), "an EpochPlan, got Tensor"),
+        (lambda epoch: None, "an EpochPlan, got NoneType"),
+        (kept(0, 1, 2, 3, weights=torch.ones(4)), "each of 8 samples, got 4"),
+        (kept(0, 1, 2, 3, weights=torch.ones(8, dtype=torch.float64)), "torch.float32"),
+        (kept(0, 1, 2, 3, weights=torch.full((8,), torch.nan)), "finite weights"),
+        (kept(0, 1, 2, 3, weights=[1.0] * 8), "weights as a tensor, got list"),
+    ],
+)
+def test_a_wrong_plan_is_refused_and_its_policy_named(plan, message):
+    with pytest.raises(InputError, match=message) as raised:
+        fp.Pruner(8, Plans(plan))
+    assert "policy 'given-plans' in epoch 0: expected" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("number", [0, -1, 9, 4.0, True, "4"])
+def test_a_wrong_number_of_kept_samples_is_refused_and_its_policy_named(number):
+    with pytest.raises(InputError, match=r"num_kept\(0\) of policy 'given-plans'"):
+        fp.Pruner(8, Plans(kept(0, 1, 2, 3), number))
+
+
+def test_a_plan_of_any_length_is_taken_where_the_policy_is_free():
+    for indices in ([5], [0, 7], list(range(7))):
+        pruner = fp.Pruner(8, Plans(kept(*indices), number=None))
+        assert pruner.plan.kept.tolist() == indices
+    pruner = fp.Pruner(300_000, Plans(kept(*range(1, 300_000, 2)), number=None))
+    assert len(pruner.sampler.order()) == 150_000
+
+
+def test_a_large_plan_with_one_repetition_is_refused():
+    for place in (1, 1 << 18, (1 << 18) + 1, 299_999):
+        indices = torch.arange(300_000)
+        indices[place] = indices[place - 1]
+        with pytest.raises(InputError, match="ascending order"):
+            fp.EpochPlan(0, indices)
+
+
+def test_a_policy_without_a_name_is_refused():
+    class Nameless(fp.FullData):
+        name = None
+
+    with pytest.raises(TypeError, match="expected a policy with a name, got Nameless"):
+        fp.Pruner(8, Nameless(3))
 
 
 @pytest.mark.parametrize("calls", [[0, 2, 5, 1, 5], [5, 5, 4, 3, 2, 1, 0, 5], [11, 5]])
@@ -245,7 +457,7 @@ def test_set_epoch_ends_another_epoch_that_has_records():
 
 
 def run(pruner, upto=None, seen=None):
-    """Train with the made-up losses; return every epoch's indices in order."""
+    """Train with the made-up losses, and return the indices of every epoch in order."""
     seen = {} if seen is None else seen
     for epoch in pruner.epochs():
         if epoch == upto:
@@ -289,7 +501,7 @@ def test_a_state_taken_in_mid_epoch_changes_nothing():
     assert torch.equal(asked.counts, whole.counts)
 
 
-def test_a_trainer_that_spins_through_the_epochs_keeps_the_loaded_one():
+def test_setting_earlier_epochs_keeps_the_plan_of_a_loaded_epoch():
     first = made(batch_size=16)
     run(first, upto=5)
     train_epoch(first, 5, stop_after=2)
@@ -303,7 +515,53 @@ def test_a_trainer_that_spins_through_the_epochs_keeps_the_loaded_one():
     assert torch.equal(second.counts, first.counts)
 
 
-def test_break_leaves_the_epoch_open_and_epochs_goes_on_with_it():
+@pytest.mark.parametrize("start", [0, 2, 4, 6])
+@pytest.mark.parametrize("policy", [fp.FinePruning(SCHEDULE, 32), fp.RandomPruning(SCHEDULE, 32)])
+def test_another_epoch_than_the_loaded_one_starts_at_its_beginning(policy, start):
+    first = made(policy, batch_size=16)
+    run(first, upto=5)
+    train_epoch(first, 5, stop_after=2)
+    second = made(policy, batch_size=16)
+    second.load_state_dict(first.state_dict())
+    first.end_epoch()
+    for epoch in second.epochs(start=start):
+        # The loaded epoch has been ended with what it had recorded.
+        if second.counts is not None:
+            assert torch.equal(second.counts, first.counts)
+        order = second.sampler.order()
+        assert epoch == start
+        assert len(order) == len(second.sampler)
+        assert sorted(order.tolist()) == second.plan.kept.tolist()
+        break
+
+
+def test_the_loaded_epoch_itself_is_continued():
+    first = made(batch_size=16)
+    run(first, upto=5)
+    train_epoch(first, 5, stop_after=2)
+    second = made(batch_size=16)
+    second.load_state_dict(first.state_dict())
+    assert next(second.epochs(start=5)) == 5
+    assert len(second.sampler.order()) == len(second.sampler) - 2 * 16
+
+
+def test_ending_an_earlier_epoch_that_recorded_nothing_keeps_the_loaded_one():
+    first = made(batch_size=16)
+    run(first, upto=5)
+    train_epoch(first, 5, stop_after=2)
+    second = made(batch_size=16)
+    second.load_state_dict(first.state_dict())
+    for epoch in range(5):
+        second.set_epoch(epoch)
+        second.end_epoch()
+    second.set_epoch(5)
+    assert torch.equal(second.plan.kept, first.plan.kept)
+    first.end_epoch()
+    second.end_epoch()
+    assert torch.equal(second.counts, first.counts)
+
+
+def test_break_leaves_the_epoch_open_and_epochs_continues_it():
     whole, broken = made(batch_size=16), made(batch_size=16)
     expected = run(whole)
     seen = {}
@@ -355,6 +613,28 @@ def test_a_state_of_another_run_is_refused(change, message):
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: [],
+        lambda state: {},
+        lambda state: {**state, "version": 0},
+        lambda state: {key: value for key, value in state.items() if key != "learned"},
+        lambda state: {key: value for key, value in state.items() if key != "progress"},
+        lambda state: {**state, "progress": {**state["progress"], "weights": torch.ones(3)}},
+        lambda state: {
+            **state,
+            "progress": {**state["progress"], "kept": torch.zeros(N // 8, dtype=torch.uint8)},
+        },
+    ],
+)
+def test_a_damaged_state_is_refused(change):
+    pruner = made()
+    train_epoch(pruner, 0, stop_after=2)
+    with pytest.raises(InputError, match="expected"):
+        made().load_state_dict(change(pruner.state_dict()))
+
+
+@pytest.mark.parametrize(
     ("index", "losses", "message"),
     [
         ([0, 1], torch.tensor(1.0), "reduction"),
@@ -398,6 +678,16 @@ def test_a_wrong_prune_fails_at_the_start(prune):
 def test_rounding_that_costs_a_tenth_of_the_saving_warns():
     with pytest.warns(UserWarning, match="32 of 128 .* leave 8 skipped"):
         made(batch_size=30)
+
+
+def test_warnings_name_the_users_line():
+    with pytest.warns(UserWarning, match="leave 8 skipped") as rounding:
+        fp.Pruner(N, fp.FinePruning(SCHEDULE, 32), batch_size=30)
+    pruner = made()
+    pruner.record([0, 1], torch.tensor([torch.nan, 1.0]))
+    with pytest.warns(RuntimeWarning, match="NaN") as nonfinite:
+        pruner.end_epoch()
+    assert {warning.filename for warning in [*rounding, *nonfinite]} == {__file__}
 
 
 def test_prune_of_nothing_trains_everything():
@@ -522,7 +812,8 @@ def test_random_pruning_skips_as_many_in_the_same_epochs_whatever_the_losses():
     assert len(set(sets.values())) == len(pruned)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo's own, in tracing
+# Dynamo causes this warning while it traces.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_recording_inside_a_compiled_step_is_left_out_of_it():
     pruner = made(length=8)
     layer = torch.nn.Linear(2, 1)
@@ -539,10 +830,21 @@ def test_recording_inside_a_compiled_step_is_left_out_of_it():
     assert 0 < pruner.counts.sum() <= 16
 
 
+@pytest.mark.parametrize("policy", [fp.FinePruning(SCHEDULE, 32), fp.RandomPruning(SCHEDULE, 32)])
+def test_recording_on_a_gpu_does_not_wait_for_it(policy):
+    """Meta tensors have no values, so that reading one, as ``.item()`` does, raises an error."""
+    pruner = made(policy)
+    for _ in range(3):
+        index = torch.ones(16, dtype=torch.int64, device="meta")
+        loss = pruner.record(index, torch.ones(16, device="meta"))
+        with pytest.raises(RuntimeError, match="meta tensors"):
+            loss.item()
+
+
 def test_a_small_flush_block_changes_nothing(monkeypatch):
     expected = made(batch_size=16)
     run(expected)
-    monkeypatch.setattr("fineprune.pruning.pruner._FLUSH_AT", 20)
+    monkeypatch.setattr("fineprune.pruning.loss_recorder._FLUSH_AT", 20)
     flushed = made(batch_size=16)
     run(flushed)
     assert torch.equal(expected.counts, flushed.counts)

@@ -1,23 +1,32 @@
-"""Two ranks over Gloo: counts as in one process with the doubled batch, and states that move."""
+"""Two ranks over Gloo: they count as one process with the doubled batch, and exchange states."""
 
+import runpy
+import warnings
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import fineprune as fp
+from fineprune.errors import InputError
+from fineprune.pruning.replicas import share_of_rank
 
+OWN_N = 96
+EXAMPLE = Path(__file__).parents[1] / "examples" / "own_policy.py"
 N, BATCH, WORLD, EPOCHS = 80, 8, 2, 7
 POLICY = fp.FinePruning(fp.Schedule(EPOCHS, window=3, start=1, block=2, count=1), prune=32)
 
 
 def losses_of(epoch, indices):
-    """Whole numbers, so that sums are exact in any order."""
+    """Return losses that are whole numbers, so that their sums are exact in any order."""
     return ((indices * 37 + epoch * 11) % 17).float()
 
 
 def train(pruner, upto=EPOCHS, stop_after=None):
-    """Train with made-up losses; return (epoch, indices) of every batch of this rank."""
+    """Train with made-up losses, and return (epoch, indices) of each batch of this rank."""
     seen = []
     for epoch in pruner.epochs():
         for number, indices in enumerate(pruner.sampler.order().split(BATCH)):
@@ -50,6 +59,10 @@ def ranks(rank, folder):
                 "state": stopped.state_dict(),
                 "resumed_seen": before + after,
                 "resumed_counts": resumed.counts,
+                "own_policy": own_policy(),
+                "observed": observed(rank),
+                "nonfinite": nonfinite_losses(rank),
+                "refused": refused(rank),
             },
             f"{folder}/rank{rank}.pt",
         )
@@ -57,9 +70,117 @@ def ranks(rank, folder):
         dist.destroy_process_group()
 
 
-def test_two_ranks_count_as_one_process_with_the_doubled_batch(tmp_path):
-    mp.spawn(ranks, args=(str(tmp_path),), nprocs=WORLD)
-    first, second = (torch.load(tmp_path / f"rank{r}.pt", weights_only=True) for r in range(WORLD))
+def own_policy(batch=BATCH):
+    """Train with the policy of the example, with a resume in the middle of an epoch."""
+    policy = runpy.run_path(str(EXAMPLE))["SkipEasiest"](EPOCHS, warmup=1)
+    stopped = fp.Pruner(OWN_N, policy, seed=1, batch_size=batch)
+    seen = []
+    plans = {}
+    for epoch in stopped.epochs():
+        plans[epoch] = stopped.plan.kept.tolist()
+        for number, indices in enumerate(stopped.sampler.order().split(batch)):
+            if (epoch, number) == (4, 2):
+                break
+            stopped.record(indices, losses_of(epoch, indices))
+            seen.append((epoch, sorted(indices.tolist())))
+        if epoch == 4:
+            break
+    stopped.synchronize()
+    resumed = fp.Pruner(OWN_N, policy, seed=1, batch_size=batch)
+    resumed.load_state_dict(stopped.state_dict())
+    for epoch in resumed.epochs():
+        plans[epoch] = resumed.plan.kept.tolist()
+        for indices in resumed.sampler.order().split(batch):
+            resumed.record(indices, losses_of(epoch, indices))
+            seen.append((epoch, sorted(indices.tolist())))
+    return {"seen": seen, "plans": plans, "last": torch.tensor(resumed.policy.last)}
+
+
+class Remembers(fp.FullData):
+    """A policy that only remembers what it observes."""
+
+    name = "remembers"
+    needs_losses = True
+
+    def observe(self, epoch, records):
+        self.records = [records.index, records.losses, records.batch_means]
+
+
+def observed(rank):
+    """Let rank 0 record two batches and rank 1 one; return what the policy of each observes."""
+    pruner = fp.Pruner(8, Remembers(1))
+    if rank == 0:
+        pruner.record([0, 1], torch.tensor([1.0, 3.0]))
+        pruner.record([2], torch.tensor([5.0]))
+    else:
+        pruner.record([4, 5, 6], torch.tensor([2.0, 2.0, 2.0]))
+    pruner.end_epoch()
+    return [values.tolist() for values in pruner.policy.records]
+
+
+def nonfinite_losses(rank):
+    """Let rank 0 record one loss that is NaN and rank 1 two; return what each pruner reports."""
+
+    def record(pruner, batches):
+        for indices in pruner.sampler.order().split(BATCH)[batches]:
+            losses = losses_of(0, indices)
+            losses[: rank + 1] = torch.nan
+            pruner.record(indices, losses)
+
+    def end(pruner):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pruner.end_epoch()
+        return pruner.nonfinite
+
+    whole, first, resumed = (fp.Pruner(N, POLICY, seed=1, batch_size=BATCH) for _ in range(3))
+    record(whole, slice(None))
+    record(first, slice(2))
+    first.synchronize()
+    state = [first.state_dict()]
+    dist.broadcast_object_list(state, src=0)  # Every rank loads the state that rank 0 saved.
+    resumed.load_state_dict(state[0])
+    next(resumed.epochs())
+    record(resumed, slice(None))
+    return {"whole": end(whole), "resumed": end(resumed)}
+
+
+class DrawsItsOwn(fp.RandomPruning):
+    """A policy that draws from a generator that differs between the ranks."""
+
+    name = "draws-its-own"
+    needs_losses = True
+
+    def select(self, epoch, num_kept, rng):
+        return super().select(epoch, num_kept, np.random.default_rng(dist.get_rank()))
+
+
+def refused(rank):
+    """Return the errors of settings that would let the ranks train by different plans."""
+    other_policy = fp.Pruner(N, DrawsItsOwn(POLICY.schedule, 32), batch_size=BATCH)
+    other_seed = fp.Pruner(N, POLICY, seed=rank, batch_size=BATCH)
+    messages = []
+    for pruner in (other_policy, other_seed):
+        try:
+            train(pruner)
+        except InputError as error:
+            messages.append(str(error))
+    try:
+        fp.Pruner(N, POLICY, num_replicas=4)
+    except InputError as error:
+        messages.append(str(error))
+    return messages
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(ranks, args=(str(folder),), nprocs=WORLD)
+    return [torch.load(folder / f"rank{r}.pt", weights_only=True) for r in range(WORLD)]
+
+
+def test_two_ranks_count_as_one_process_with_the_doubled_batch(two_ranks):
+    first, second = two_ranks
 
     one = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH * WORLD)
     expected = []
@@ -76,13 +197,13 @@ def test_two_ranks_count_as_one_process_with_the_doubled_batch(tmp_path):
     ]
     assert joined == expected
 
-    # Stopped in the middle of a pruning epoch, after synchronize(), and resumed on both ranks.
+    # Both ranks stopped in the middle of a pruning epoch after synchronize(), and were resumed.
     assert POLICY.schedule.prunes(4) or POLICY.schedule.prunes(3)
     for rank in (first, second):
         assert rank["resumed_seen"] == rank["seen"]
         assert torch.equal(rank["resumed_counts"], one.counts)
 
-    # The same state resumes in one process: same counts, the rest of the epoch's samples.
+    # The same state resumes in one process, which trains the rest of the epoch.
     alone = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH * WORLD)
     alone.load_state_dict(first["state"])
     for epoch in alone.epochs():
@@ -90,9 +211,64 @@ def test_two_ranks_count_as_one_process_with_the_doubled_batch(tmp_path):
             alone.record(indices, losses_of(epoch, indices))
     assert torch.equal(alone.counts, one.counts)
 
-    # A state that missed synchronize() says so.
+    # A state that was taken without synchronize() is refused.
     with pytest.raises(ValueError, match="synchronize"):
         alone.load_state_dict(first["careless"])
+
+
+def test_a_policy_without_merge_learns_the_losses_of_all_ranks(two_ranks):
+    first, second = (rank["own_policy"] for rank in two_ranks)
+    alone = own_policy(batch=BATCH * WORLD)
+    pruned = [epoch for epoch, kept in alone["plans"].items() if len(kept) < OWN_N]
+    assert len(pruned) == 3
+    assert first["plans"] == second["plans"] == alone["plans"]
+    assert torch.equal(first["last"], alone["last"])
+    assert torch.equal(second["last"], alone["last"])
+    joined = [
+        (epoch, sorted(mine + theirs))
+        for (epoch, mine), (_, theirs) in zip(first["seen"], second["seen"], strict=True)
+    ]
+    assert joined == alone["seen"]
+    for epoch, kept in alone["plans"].items():
+        trained = [index for e, indices in joined if e == epoch for index in indices]
+        assert sorted(trained) == kept
+
+
+def test_a_policy_without_merge_observes_whole_batches_in_the_order_of_the_ranks(two_ranks):
+    for rank in two_ranks:
+        index, losses, means = rank["observed"]
+        assert index == [0, 1, 4, 5, 6, 2]
+        assert losses == [1.0, 3.0, 2.0, 2.0, 2.0, 5.0]
+        assert means == [2.0] * 5 + [5.0]
+
+
+def test_nonfinite_losses_are_counted_once_over_all_ranks_and_a_resume(two_ranks):
+    batches = N // WORLD // BATCH
+    for rank in two_ranks:
+        assert rank["nonfinite"] == {"whole": 3 * batches, "resumed": 3 * batches}
+
+
+def test_ranks_that_would_train_by_different_plans_are_refused(two_ranks):
+    for rank in two_ranks:
+        plans, seeds, replicas = rank["refused"]
+        assert "same plan on every rank" in plans
+        assert "same seed" in seeds
+        assert "expected rank together with num_replicas=4" in replicas
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_the_rank_is_that_of_the_group_or_must_be_given(rank):
+    assert share_of_rank(4, rank, None, None) == (4, rank)
+    assert share_of_rank(4, rank, 4, None) == (4, rank)
+    assert share_of_rank(4, rank, 1, None) == (1, 0)
+    assert share_of_rank(4, rank, 8, rank + 4) == (8, rank + 4)
+    assert share_of_rank(1, 0, 4, rank) == (4, rank)
+    for replicas in (2, 8):
+        with pytest.raises(InputError, match="give both or neither"):
+            share_of_rank(4, rank, replicas, None)
+    for replicas, wrong in ((2, 2), (4, 4), (None, 4), (4, -1), (4, 0.5), (0, None)):
+        with pytest.raises(InputError, match="expected"):
+            share_of_rank(4, rank, replicas, wrong)
 
 
 def test_a_launcher_without_a_process_group_is_an_error(monkeypatch):

@@ -1,4 +1,4 @@
-"""What ranks may rely on: equal whole batches, nothing twice, nothing lost, nothing changed."""
+"""The contract of the sampler: ranks share the kept samples in equal numbers of whole batches."""
 
 import random
 import warnings
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import fineprune as fp
 
-# e = 1, 2 full, 3, 4, 5 pruned, 6 full (position 0) and clearing, 7, 8 full, 9 ... pruned.
+# e = 1, 2 are full; 3, 4, 5 prune; 6 is full (position 0) and clears; 7, 8 are full; 9 ... prune.
 SCHEDULE = fp.Schedule(epochs=12, window=6, start=3)
 FULL = [0, 1, 5, 6, 7, 11]
 PRUNED = [2, 3, 4, 8, 9, 10]
@@ -23,7 +23,7 @@ def quiet(examples):
 
 
 def trained_state(n, policy, seed, epochs=2):
-    """The state of a single process after ``epochs`` full epochs, and its counts."""
+    """Return the state and the counts of a single process after ``epochs`` full epochs."""
     rng = random.Random(seed)
     pruner = fp.Pruner(n, policy, seed=seed)
     for epoch in range(epochs):
@@ -36,7 +36,7 @@ def trained_state(n, policy, seed, epochs=2):
 
 
 def make(n, policy, lost, **settings):
-    """A Pruner, which warns exactly where a tenth or more of the saving is lost to rounding."""
+    """Make a Pruner, and check that it warns only if rounding loses a tenth of the saving."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pruner = fp.Pruner(n, policy, **settings)
@@ -93,7 +93,7 @@ def test_full_data_is_torchs_distributed_sampler(
 
 @st.composite
 def shapes(draw):
-    """N, ranks, batch, accumulation and prune such that the rounding leaves something to skip."""
+    """Draw N, ranks, batch, accumulation and prune so that rounding leaves something to skip."""
     ranks = draw(st.integers(1, 4))
     batch = draw(st.integers(1, 6))
     accumulation = draw(st.integers(1, 3))
@@ -270,7 +270,7 @@ def test_total_steps_counts_every_batch(batch, ranks, kept_batches, skipped, dro
 def test_total_steps_counts_accumulated_batches_once(
     batch, ranks, accumulation, kept_steps, more_steps
 ):
-    # Whole steps in full epochs too, so that nothing depends on what a loop does with the rest.
+    # Full epochs have whole steps too, so that no incomplete accumulation needs to be counted.
     unit = batch * ranks * accumulation
     pruner = fp.Pruner(
         (kept_steps + more_steps) * unit,
@@ -361,7 +361,7 @@ def test_the_sampler_reads_the_plan_of_the_epoch_it_was_set_to():
 
 
 def test_the_sampler_is_a_distributed_sampler_and_sets_the_epoch_itself():
-    # Frameworks call set_epoch on the sampler, and on no other type.
+    # Frameworks call set_epoch on samplers of this type only.
     pruner = fp.Pruner(24, fp.FinePruning(SCHEDULE, 8), batch_size=4)
     assert isinstance(pruner.sampler, DistributedSampler)
     pruner.sampler.set_epoch(3)
@@ -389,7 +389,7 @@ def test_ties_break_the_same_way_on_every_rank(seed):
 def test_ties_break_by_the_seed_and_the_epoch():
     plans = [kept_by(seed, epoch) for seed in (0, 1, 2) for epoch in (2, 3, 4)]
     assert len({tuple(plan) for plan in plans}) == len(plans)
-    # Neighbouring seeds and epochs share no stream: seed + epoch would make these two equal.
+    # Neighbouring seeds and epochs have different streams. With seed + epoch, these would be equal.
     assert kept_by(1, 3) != kept_by(2, 2)
 
 
@@ -409,11 +409,11 @@ def test_no_global_random_state_is_touched():
     assert random.getstate() == before
 
 
-# --- rounding at the door --------------------------------------------------------------------
+# --- rounding --------------------------------------------------------------------------------
 
 
 def test_rounding_that_leaves_nothing_to_skip_is_an_error():
-    # 20 of 24 kept, in whole batches of 4 x 2 x 3 = 24.
+    # 20 of 24 samples are to be kept, but a whole step has 4 x 2 x 3 = 24.
     with pytest.raises(ValueError, match="24") as error:
         fp.Pruner(
             24,
@@ -433,7 +433,7 @@ def test_rounding_past_the_set_is_an_error():
 
 @pytest.mark.parametrize(("prune", "warned"), [(50, False), (51, False), (55, False), (56, True)])
 def test_losing_a_tenth_of_the_saving_warns(prune, warned):
-    # Whole batches of 10 of 200: prune - 50 of the skipped come back; 6 of 56 is a tenth or more.
+    # Rounding to batches of 10 adds prune - 50 of the skipped samples: 6 of 56 is above a tenth.
     policy = fp.FinePruning(SCHEDULE, prune)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""The prediction of savings: what a schedule costs, counted by hand and against a Pruner."""
+"""The predicted savings agree with numbers that were counted by hand and with a Pruner."""
 
 import pytest
 
@@ -8,7 +8,7 @@ PAPER = fp.Schedule(200, window=60, start=30, attenuation=2.0, block=3, count=2)
 
 
 def test_steps_and_time_of_a_schedule_counted_by_hand():
-    # e = 2, 3 of each window of 4 prune; 100 samples in batches of 10, 30 of them skipped.
+    # Positions 2 and 3 of each window of 4 prune: 30 of 100 samples, in batches of 10.
     policy = fp.FinePruning(fp.Schedule(8, window=4, start=2), prune=30)
     savings = fp.predict_savings(policy, 100, 10, step_time=0.5, overhead=0.25)
     assert savings.pruned_epochs == 4

@@ -1,4 +1,4 @@
-"""Which epochs prune: the worked examples, the door, and the ways to make a schedule."""
+"""Which epochs prune: worked examples, wrong input, and the ways to make a schedule."""
 
 import pytest
 from hypothesis import assume, given, settings
@@ -67,14 +67,14 @@ def test_pruned_epochs_counts_what_prunes_says():
 
 
 def test_epochs_count_from_0_where_the_paper_counts_from_1():
-    # e = 1..9 stand at positions 1 2 3 0 1 2 3 0 1; those at 2 and 3 prune.
+    # The positions of e = 1..9 are 1 2 3 0 1 2 3 0 1. Those at positions 2 and 3 prune.
     schedule = fp.Schedule(epochs=9, window=4, start=2)
     assert [epoch + 1 for epoch in pruned(schedule)] == [2, 3, 6, 7]
     assert [epoch + 1 for epoch in cleared(schedule)] == [4, 8]
 
 
 def test_block_and_count_go_by_the_epoch_of_the_whole_training():
-    # Position >= 1 leaves e = 1 2 3 . 5 6 7 . 9 10; e mod 3 < 2 takes 2 and 5 out.
+    # Position >= 1 holds for e = 1 2 3 5 6 7 9 10, and e mod 3 < 2 excludes 2 and 5.
     schedule = fp.Schedule(epochs=10, window=4, start=1, block=3, count=2)
     assert [epoch + 1 for epoch in pruned(schedule)] == [1, 3, 6, 7, 9, 10]
 
@@ -98,7 +98,7 @@ def test_a_window_longer_than_the_training_never_clears():
     assert pruned(schedule) == [2, 3, 4]
 
 
-# --- the door --------------------------------------------------------------------------------
+# --- wrong input -----------------------------------------------------------------------------
 
 GOOD = {"epochs": 20, "window": 5, "start": 2}
 
@@ -183,7 +183,7 @@ def test_even_milestones_equal_one_window(window, epochs, eighths, attenuation, 
     milestones = list(range(window, epochs, window))
     rest = {"attenuation": attenuation, "block": 3, "count": 2, "attenuate": attenuate}
     plain = fp.Schedule(epochs, window, eighths * window // 8, **rest)
-    assume(milestones)  # with one interval only, nothing tells the spacing
+    assume(milestones)  # A single interval does not determine the spacing.
     made = fp.Schedule.from_milestones(epochs, milestones, start=eighths / 8, **rest)
     assert made == plain
     assert cleared(made) == cleared(plain)
@@ -198,7 +198,7 @@ def test_schedules_that_differ_are_not_equal():
 
 
 def test_the_rate_changes_of_the_paper_bound_the_windows():
-    # Intervals 60, 60, 40, 40: each ends with a clearing, that of the training too.
+    # The intervals are 60, 60, 40 and 40 long. The counts are cleared at the end of each.
     schedule = fp.Schedule.from_milestones(200, [60, 120, 160], start=0.5)
     assert [epoch + 1 for epoch in cleared(schedule)] == [60, 120, 160, 200]
     expected = [*range(30, 60), *range(90, 120), *range(140, 160), *range(180, 200)]
@@ -206,27 +206,27 @@ def test_the_rate_changes_of_the_paper_bound_the_windows():
 
 
 def test_an_interval_is_cut_at_rounded_parts():
-    # 10 in 3: at 3, 7 and 10; 4 in 3: at 1, 3 and 4; 7 in 3: at 2, 5 and 7.
+    # In 3 windows, 10 epochs are cut at 3, 7 and 10; 4 at 1, 3 and 4; and 7 at 2, 5 and 7.
     schedule = fp.Schedule.from_milestones(21, [10, 14], 3, start=1.0)
     assert [epoch + 1 for epoch in cleared(schedule)] == [3, 7, 10, 11, 13, 14, 16, 19, 21]
 
 
 def test_an_even_spacing_goes_on_past_the_end_of_training():
-    # 25 is no boundary: the last window would be 21..30.
+    # 25 is not a boundary, because the last window would be 21..30.
     schedule = fp.Schedule.from_milestones(25, [10, 20], start=0.5)
     assert [epoch + 1 for epoch in cleared(schedule)] == [10, 20]
     assert [epoch + 1 for epoch in pruned(schedule)] == [*range(5, 10), *range(15, 20), 25]
 
 
 def test_the_start_is_a_share_of_each_window():
-    # Windows 6, 4 and 3 long start at 3, 2 and 1; the last ends with the training.
+    # The windows are 6, 4 and 3 long and start at 3, 2 and 1. The last ends with the training.
     schedule = fp.Schedule.from_milestones(13, [6, 10], start=0.5)
     assert [epoch + 1 for epoch in pruned(schedule)] == [3, 4, 5, 8, 9, 11, 12]
     assert [epoch + 1 for epoch in cleared(schedule)] == [6, 10, 13]
 
 
 def test_a_boundary_has_the_start_of_the_window_that_ends_there_whatever_the_lengths():
-    # Starts 1 of 3, then int(3 / 4) = 0 of 7: e = 3 does not prune at position 0, e = 10 does.
+    # The starts are 1 and int(3 / 4) = 0. At position 0, e = 3 does not prune, but e = 10 does.
     schedule = fp.Schedule.from_milestones(20, [3, 10], start=0.5, attenuation=4)
     assert [epoch + 1 for epoch in pruned(schedule)] == [1, 2, *range(4, 21)]
 
@@ -258,7 +258,7 @@ def test_open_window_makes_a_boundary_and_changes_nothing_before_it(epoch):
 def test_windows_of_the_given_length_follow_an_opened_one(epoch):
     opened = fp.Schedule(20, 5, 2).open_window(epoch)
     assert [e for e in cleared(opened) if e >= epoch] == list(range(epoch, 20, 5))
-    # No attenuation: past the boundary, positions 2, 3 and 4 prune.
+    # There is no attenuation. After the boundary, positions 2, 3 and 4 prune.
     after = [e for e in pruned(opened) if e > epoch]
     assert after == [e for e in range(epoch + 1, 20) if (e - epoch) % 5 >= 2]
 

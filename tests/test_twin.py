@@ -1,4 +1,4 @@
-"""The package against its slow twin: same schedules, same counts, kept sets the twin accepts."""
+"""The package and its slow twin agree on schedules and counts, and on which kept sets are valid."""
 
 import math
 import random
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import fineprune as fp
 
-# The denominators' neighbours (tolerance = p/q: q + p and q - p) are primes larger than any batch
-# here, or powers of two. So mean + tolerance * |mean| equals a loss (a multiple of 1/64) only
-# where the mean is exact in binary, and rounding never decides.
+# For each tolerance p/q, the numbers q + p and q - p are powers of two or primes larger than any
+# batch in these tests. Therefore, mean + tolerance * |mean| can equal a loss (a multiple of 1/64)
+# only if the mean is exact in binary, so that no result depends on rounding.
 TOLERANCES = [0.0, 3 / 64, 9 / 32, 15 / 16]
 LARGEST_SET = 12
 LARGEST_BATCH = 22
@@ -52,7 +52,7 @@ def test_one_window(epochs, window, share, block, attenuation, attenuate):
     assert [schedule.clears(epoch) for epoch in range(epochs)] == [
         twin.clears_constant(e, window) for e in range(1, epochs + 1)
     ]
-    # The twin's two statements of the same rule agree.
+    # The two ways in which the twin states this rule agree.
     windows = twin.constant_windows(epochs, window, start)
     assert [twin.prunes_windows(e, windows, *rest) for e in range(1, epochs + 1)] == expected
 
@@ -146,7 +146,7 @@ def test_a_share_of_the_set(n, percent):
 
 
 def draw_losses(kind, number, rng):
-    """Losses as Python floats, each exact in float32; multiples of 1/64 but for "any"."""
+    """Draw losses that are exact in float32 and, except for "any", multiples of 1/64."""
     sixty_fourths = {
         "few values": lambda: rng.randrange(4) * 16,
         "equal": lambda: 37,
@@ -174,11 +174,11 @@ KINDS = ["few values", "equal", "spread", "negative", "zero", "not finite"]
 
 
 def draw_batches(kept, kind, rng):
-    """One epoch's batches: the kept samples, repeats inside and across batches, parts left out."""
+    """Draw the batches of an epoch, with some samples repeated or left out."""
     indices = list(kept)
     rng.shuffle(indices)
     if rng.random() < 0.3:
-        # One batch larger than the set.
+        # A single batch that is larger than the set.
         groups = [indices + rng.choices(indices, k=LARGEST_BATCH - LARGEST_SET)]
     else:
         size = rng.randrange(1, 6)
@@ -203,7 +203,7 @@ def record(pruner, batches):
 
 
 def end_epoch(pruner, batches):
-    """End the epoch and require a warning exactly where some loss was not finite."""
+    """End the epoch, and require a warning if and only if some loss was not finite."""
     if twin.nonfinite_losses(batches):
         with pytest.warns(RuntimeWarning):
             pruner.end_epoch()
@@ -302,8 +302,8 @@ def test_a_whole_training_with_milestones(n, intervals, number, kind, seed):
 @quiet(60)
 @given(n=st.integers(1, LARGEST_SET), seed=st.integers(0, 2**31))
 def test_losses_of_any_size(n, seed):
-    # Forty orders of magnitude: float64 sums of float32 are not exact here, and need not be,
-    # as long as no loss lies within rounding of its mean.
+    # The losses span forty orders of magnitude, so their float64 sums are not exact. This does not
+    # matter, because no loss is so close to its mean that rounding decides.
     rng = random.Random(seed)
     pruner = fp.Pruner(n, fp.FinePruning(fp.Schedule(2, 2, 1), 0))
     pruner.set_epoch(0)
@@ -360,7 +360,7 @@ def test_counts_fill_a_window_of_255():
 
 
 def test_an_epoch_at_a_boundary_prunes_by_the_old_window_and_opens_the_new_one():
-    # start = 0, so e = 2 (position 0) prunes by the mark of e = 1; its own marks stay.
+    # With start = 0, e = 2 (position 0) prunes by the mark of e = 1 and keeps its own marks.
     pruner = fp.Pruner(4, fp.FinePruning(fp.Schedule(3, 2, 0), 1))
     pruner.set_epoch(0)
     first = pruner.plan.kept
@@ -388,7 +388,7 @@ def test_a_batch_with_no_finite_loss_marks_nothing():
 
 
 def test_a_large_set():
-    # Large enough for whatever is done in blocks to be done in several.
+    # The set is so large that everything that is done in blocks needs several of them.
     n, skipped = 300_000, 100_001
     chance = torch.Generator().manual_seed(1)
     pruner = fp.Pruner(n, fp.FinePruning(fp.Schedule(3, 3, 2), skipped))
@@ -402,7 +402,7 @@ def test_a_large_set():
     pruner.set_epoch(1)
     assert pruner.counts.tolist() == counts
     check_plan(pruner.plan, 1, counts, skipped)
-    # The ties, about half of the set, are broken alike in every part of it.
+    # About half of the set is tied. Each part of the set keeps the same share of the ties.
     kept = torch.zeros(n)
     kept[pruner.plan.kept] = 1
     shares = torch.stack([part.mean() for part in kept.split(30_000)])
@@ -421,6 +421,6 @@ def test_random_pruning_skips_as_many_in_the_same_epochs(n, data, seed):
     for e in range(1, 9):
         pruner.set_epoch(e - 1)
         skipped = prune if twin.prunes_constant(e, 4, 2) else 0
-        # With equal counts, any kept set of the right size is a valid one.
+        # If all counts are equal, any kept set of the right size is valid.
         check_plan(pruner.plan, e - 1, [0] * n, skipped)
         pruner.end_epoch()

@@ -1,4 +1,4 @@
-"""fineprune: make the same PyTorch training run cheaper."""
+"""fineprune makes the same PyTorch training run cheaper. These are its public names."""
 
 from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.plan import EpochPlan

@@ -35,6 +35,12 @@ def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         )
 
 
+def check_whole_number(name: str, value: object, least: int) -> None:
+    """Raise InputError unless ``value`` is an int (and no bool) of at least ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
+
+
 def check_at_least(name: str, value: float, least: float) -> None:
     """Raise InputError unless ``value`` is finite and at least ``least``."""
     if not (math.isfinite(value) and value >= least):

@@ -1,1 +1,1 @@
-"""The method: which samples an epoch trains on. Needs torch and NumPy, and no other room."""
+"""The method: which samples an epoch trains on. It imports no other subpackage."""

@@ -1,14 +1,14 @@
-"""Algorithm 1: a batch's losses become marks, marks become counts, counts say which samples stay.
+"""Algorithm 1: losses become marks, marks become counts, and counts decide which samples are kept.
 
-Pure functions on NumPy arrays. Counts are small integers, so a histogram finds the threshold of a
-selection in linear time, and everything runs over blocks, so that a hundred million samples need
-little more memory than their counts.
+These are pure functions on NumPy arrays. Counts are small integers, so a histogram finds the
+threshold of a selection in linear time. The selection works on one block of samples at a time, so
+that a hundred million samples need little more memory than their counts.
 """
 
 import numpy as np
 import numpy.typing as npt
 
-# Samples handled at once: large enough to amortise NumPy's calls, small enough to stay in cache.
+# Number of samples per block: large enough to amortise NumPy's calls, small enough for the cache.
 _BLOCK = 1 << 18
 
 _LARGEST_KEY = np.iinfo(np.uint32).max
@@ -18,7 +18,7 @@ Counts = npt.NDArray[np.integer]
 
 
 def counts_dtype(longest_window: int) -> np.dtype[np.integer]:
-    """Return the smallest dtype that holds a window's counts: one byte up to 255 epochs."""
+    """Return the smallest dtype for the counts of a window: one byte for up to 255 epochs."""
     if longest_window <= np.iinfo(np.uint8).max:
         return np.dtype(np.uint8)
     return np.dtype(np.int16 if longest_window <= np.iinfo(np.int16).max else np.int32)
@@ -27,30 +27,32 @@ def counts_dtype(longest_window: int) -> np.dtype[np.integer]:
 def batch_sums(
     losses: npt.NDArray[np.float32], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Sum each batch's finite losses in float64 and count them.
+    """Return the sum (in float64) and the number of the finite losses of each batch.
 
-    Kept as sums so that the parts of a batch on several ranks can be added before the mean is
-    taken: the paper's batch loss is the mean over the whole batch ([P] section 4.2).
+    Sums of several ranks can be added before the mean is taken, because the batch loss of the paper
+    is the mean over the whole batch ([P] section 4.2).
 
     Args:
-        losses: float32, shape (n,), batch after batch.
-        sizes: int64, shape (batches,), each batch's number of losses; their sum is n.
+        losses: Losses of all batches, one batch after the other; float32, shape (n,).
+        sizes: Number of losses in each batch; int64, shape (batches,). Their sum is n.
 
     Returns:
-        float64, shape (batches, 2): the sum and the number of finite losses.
+        For each batch, the sum of its finite losses, their number, and the number of its losses
+        that are NaN or infinite; float64, shape (batches, 3).
     """
     finite = np.isfinite(losses)
-    sums = np.zeros((len(sizes), 2))
-    filled = np.flatnonzero(sizes)  # reduceat repeats a neighbour for an empty batch
+    sums = np.zeros((len(sizes), 3))
+    filled = np.flatnonzero(sizes)  # For an empty batch, reduceat would return a neighbour's value.
     if len(filled):
         starts = (np.cumsum(sizes) - sizes)[filled]
         sums[filled, 0] = np.add.reduceat(np.where(finite, losses, 0.0).astype(np.float64), starts)
         sums[filled, 1] = np.add.reduceat(finite.astype(np.float64), starts)
+    sums[:, 2] = sizes - sums[:, 1]
     return sums
 
 
 def batch_means(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return each batch's mean loss from ``batch_sums``; NaN where no loss was finite."""
+    """Return the mean loss of each batch from its ``batch_sums``; NaN if no loss was finite."""
     counted = sums[:, 1]
     means = np.full(len(sums), np.nan)
     np.divide(sums[:, 0], counted, out=means, where=counted > 0)
@@ -60,25 +62,36 @@ def batch_means(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def exceeds(
     losses: npt.NDArray[np.float32], means: npt.NDArray[np.float64], tolerance: float
 ) -> npt.NDArray[np.bool_]:
-    """Say which losses earn a mark: finite and above ``mean + tolerance * |mean|``.
+    """Return which losses are marked: those that are finite and exceed their threshold.
 
-    Algorithm 1, line 5, with the absolute value so that a positive tolerance is lenient for
-    negative losses too.
+    The threshold is ``mean + tolerance * |mean|`` (Algorithm 1, line 5). With the absolute value, a
+    positive tolerance raises the threshold for negative means too.
 
     Args:
-        losses: float32, shape (n,).
-        means: float64, shape (n,), the mean of each loss's batch.
-        tolerance: the paper's tolerance, a share of the mean.
+        losses: The losses; float32, shape (n,).
+        means: The mean of each loss's batch; float64, shape (n,).
+        tolerance: The paper's tolerance, as a share of the mean.
+
+    Returns:
+        Whether each loss is marked; bool, shape (n,).
     """
-    with np.errstate(invalid="ignore"):  # a NaN compares as False, which is what is wanted
-        return (losses > means + tolerance * np.abs(means)) & np.isfinite(losses)
+    threshold = means + tolerance * np.abs(means) if tolerance else means
+    with np.errstate(invalid="ignore"):  # A comparison with NaN is False, as it should be here.
+        return (losses > threshold) & np.isfinite(losses)
 
 
 def add_marks(counts: Counts, marks: npt.NDArray[np.bool_], clear: bool) -> None:
-    """End an epoch in place: clear if the epoch is a boundary, then add its marks."""
+    """End an epoch, in place: set the counts to 0 if ``clear`` is set, then add the marks.
+
+    Args:
+        counts: The counts; integers, shape (N,).
+        marks: The samples that the epoch marked; bool, shape (N,).
+        clear: Whether the epoch is a boundary of the schedule.
+    """
     if clear:
         counts[:] = 0
-    largest = np.iinfo(counts.dtype).max  # only a repeated epoch could get here; never wrap to 0
+    # Only epochs that are repeated could reach the largest value. It must not wrap around to 0.
+    largest = np.iinfo(counts.dtype).max
     np.add(counts, marks, out=counts, where=counts < largest, casting="unsafe")
 
 
@@ -87,19 +100,20 @@ def keep_least_counted(
 ) -> npt.NDArray[np.int64]:
     """Choose the samples with the smallest counts (Algorithm 2, line 7: KeepList).
 
-    Samples tied at the threshold are chosen uniformly at random.
+    If several samples tie at the threshold, some of them are chosen uniformly at random.
 
     Args:
-        counts: integers, shape (N,), none negative.
-        num_kept: how many to keep, from 0 to N.
-        rng: the stream that breaks the ties.
+        counts: The counts; integers of at least 0, shape (N,).
+        num_kept: Number of samples to keep, from 0 to N.
+        rng: The random stream that breaks ties.
 
     Returns:
         Indices of the kept samples, sorted; int64, shape (num_kept,).
     """
-    below = np.concatenate([[0], np.cumsum(_histogram(counts))])  # samples with a smaller count
+    # Number of samples whose count is smaller than 0, 1, 2, and so on.
+    below = np.concatenate([[0], np.cumsum(_histogram(counts))])
     threshold = int(np.searchsorted(below, num_kept, side="right")) - 1
-    if threshold == len(below) - 1:  # everything is kept
+    if threshold == len(below) - 1:  # All samples are kept.
         return np.arange(len(counts))
     tied = int(below[threshold + 1] - below[threshold])
     wanted = num_kept - int(below[threshold])
@@ -110,8 +124,8 @@ def keep_least_counted(
         keep = block < threshold
         ties = block == threshold
         number = int(np.count_nonzero(ties))
-        # Sharing the wanted ties out over the blocks by a hypergeometric draw and choosing inside
-        # each block gives every subset the same chance, without an array of all ties.
+        # A hypergeometric draw decides how many of the wanted ties lie in this block. Choosing them
+        # block by block gives every subset the same probability without an array of all ties.
         take = int(rng.hypergeometric(number, tied - number, wanted)) if wanted else 0
         if take:
             keep |= _choose(ties, take, rng)
@@ -127,13 +141,13 @@ def keep_least_counted(
 def _choose(
     ties: npt.NDArray[np.bool_], take: int, rng: np.random.Generator
 ) -> npt.NDArray[np.bool_]:
-    """Choose ``take`` of the True entries, as a mask: those with the smallest random keys."""
+    """Return a mask of ``take`` of the True entries: those with the smallest random keys."""
     keys = rng.integers(0, _LARGEST_KEY, size=len(ties), dtype=np.uint32)
     keys[~ties] = _LARGEST_KEY
     last = np.partition(keys, take - 1)[take - 1]
     chosen: npt.NDArray[np.bool_] = keys <= last
     surplus = int(np.count_nonzero(chosen)) - take
-    if surplus:  # equal keys, one in thousands of blocks
+    if surplus:  # Some keys are equal, which happens in one of thousands of blocks.
         chosen[np.flatnonzero(keys == last)[-surplus:]] = False
     return chosen
 

@@ -1,4 +1,4 @@
-"""Indexed: every item of a data set together with its index, and nothing else changed."""
+"""Indexed: a data set whose items come with their indices and are otherwise unchanged."""
 
 from collections.abc import Callable, Sequence, Sized
 from typing import Any, cast
@@ -9,14 +9,15 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 class Indexed(Dataset[tuple[int, Any]]):
     """A map-style data set whose items are ``(index, item)``.
 
-    The index is what ties a loss to its sample: a sampler's position cannot, because loaders
-    prefetch. Items pass unchanged, whatever they are (tuples, dicts, tensors).
+    The index assigns a loss to its sample. The position of the sampler could not, because loaders
+    fetch batches in advance. The items themselves (tuples, dicts, tensors) are unchanged.
 
     Args:
-        dataset: any map-style data set, a ``Subset`` too; the indices are those of this data set.
+        dataset: Any map-style data set, for example a ``Subset``. The indices refer to this data
+            set.
 
     Raises:
-        TypeError: the data set is iterable-style or has no length.
+        TypeError: The data set is iterable-style or has no length.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -25,7 +26,7 @@ class Indexed(Dataset[tuple[int, Any]]):
         ):
             raise TypeError(
                 f"expected a map-style data set with __getitem__ and __len__, got "
-                f"{type(dataset).__name__}: samples of a stream cannot be told apart"
+                f"{type(dataset).__name__}: the samples of a stream have no indices"
             )
         self.dataset = dataset
 
@@ -39,7 +40,7 @@ class Indexed(Dataset[tuple[int, Any]]):
         return index, self.dataset[index]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[int, Any]]:
-        """Fetch a batch at once, as the data set itself does where it can."""
+        """Fetch a whole batch, with the data set's own ``__getitems__`` if it has one."""
         wanted = [int(index) for index in indices]
         fetch = getattr(self.dataset, "__getitems__", None)
         if fetch is None:
@@ -48,19 +49,19 @@ class Indexed(Dataset[tuple[int, Any]]):
 
 
 class IndexedCollate:
-    """Let a collate function that knows nothing of indices work on an ``Indexed`` data set.
+    """Adapts the user's collate function to an ``Indexed`` data set.
 
-    It gets the items alone; the indices travel past it. Batches become
-    ``(index, collate_fn(items))`` with ``index`` int64 of shape (B,).
+    The function receives the items without their indices. Each batch is
+    ``(index, collate_fn(items))``, where ``index`` is an int64 tensor of shape (B,).
 
     Args:
-        collate_fn: the user's own function of a list of items.
+        collate_fn: The user's function, which receives a list of items.
     """
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
         self.collate_fn = collate_fn
 
     def __call__(self, batch: Sequence[tuple[int, Any]]) -> tuple[Any, Any]:
-        """Return the indices and the collated items of a list of ``(index, item)``."""
+        """Return the indices and the collated items of a list of ``(index, item)`` pairs."""
         indices = default_collate([index for index, _ in batch])
         return indices, self.collate_fn([item for _, item in batch])

@@ -1,7 +1,7 @@
-"""LossBuffer: copies of (index, loss), kept on the losses' device until the epoch ends.
+"""LossBuffer: copies of (index, loss) that stay on the device of the losses until they are needed.
 
-The one thing that happens in every training step: two small copies, no synchronisation, nothing
-sent. Batches stay apart because the sizes of the calls are known on the host.
+Filling it is the only work in a training step: two small copies, without synchronisation and
+without communication. The batches remain distinguishable because the host knows the size of each.
 """
 
 from typing import NamedTuple
@@ -10,11 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError
-
 
 class Drained(NamedTuple):
-    """What a buffer held: one entry a recorded loss, batch after batch, on the CPU."""
+    """The contents of a buffer on the CPU, batch after batch.
+
+    Attributes:
+        indices: Sample of each loss, int64, shape (n,).
+        losses: The losses, float32, shape (n,).
+        sizes: Number of losses in each batch, int64, shape (batches,); their sum is n.
+    """
 
     indices: npt.NDArray[np.int64]
     losses: npt.NDArray[np.float32]
@@ -22,10 +26,11 @@ class Drained(NamedTuple):
 
 
 class LossBuffer:
-    """Preallocated room for an epoch's losses, 12 bytes each, on the first losses' device.
+    """Preallocated memory for losses, 12 bytes each, on the device of the first losses.
 
     Args:
-        capacity: losses to make room for at first; the buffer grows where more come.
+        capacity: Number of losses for which memory is allocated at first. The buffer grows if it
+            is given more.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -39,11 +44,11 @@ class LossBuffer:
         return self._length
 
     def fits(self, number: int) -> bool:
-        """Say whether as many more losses fit without growing."""
+        """Return whether ``number`` more losses fit without growing."""
         return self._length + number <= self._capacity
 
     def append(self, index: torch.Tensor, losses: torch.Tensor) -> None:
-        """Copy one batch's indices (B,) and losses (B,) in; the given tensors are not kept."""
+        """Copy the indices and losses of one batch, both of shape (B,), into the buffer."""
         if self._index is None or self._losses is None:
             self._index = torch.empty(self._capacity, dtype=torch.int64, device=losses.device)
             self._losses = torch.empty(self._capacity, dtype=torch.float32, device=losses.device)
@@ -58,7 +63,7 @@ class LossBuffer:
         self._length = end
 
     def drain(self) -> Drained:
-        """Empty the buffer and return what it held. Waits for the device."""
+        """Return the contents and empty the buffer. This waits for the device."""
         sizes = np.array(self._sizes, dtype=np.int64)
         if self._index is None or self._losses is None:
             drained = Drained(np.empty(0, np.int64), np.empty(0, np.float32), sizes)
@@ -77,26 +82,3 @@ def _grown(old: torch.Tensor, capacity: int, length: int) -> torch.Tensor:
     new = torch.empty(capacity, dtype=old.dtype, device=old.device)
     new[:length].copy_(old[:length])
     return new
-
-
-def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
-    """Raise InputError unless these are B integer indices and B floating-point losses."""
-    if losses.ndim != 1 or index.shape != losses.shape:
-        raise InputError(
-            f"expected one loss for each index, both of shape (B,), got losses of shape "
-            f'{tuple(losses.shape)} and indices of shape {tuple(index.shape)}: use reduction="none"'
-        )
-    if not len(losses):
-        raise InputError("expected at least one loss in a batch, got none")
-    if not losses.is_floating_point():
-        raise InputError(f"expected floating-point losses, got {losses.dtype}")
-    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        raise InputError(
-            f"expected integer indices, got {index.dtype}: large ones do not survive a float"
-        )
-
-
-def check_range(lowest: int, highest: int, num_samples: int) -> None:
-    """Raise InputError unless the indices from lowest to highest lie within the samples."""
-    if lowest < 0 or highest >= num_samples:
-        raise InputError(f"expected indices in 0..{num_samples - 1}, got {lowest}..{highest}")

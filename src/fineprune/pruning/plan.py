@@ -1,21 +1,105 @@
-"""EpochPlan: which samples one epoch trains on. The decision, frozen."""
+"""EpochPlan: which samples one epoch trains on."""
 
+import zlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+from fineprune.errors import InputError, check_whole_number
+
+# Number of indices that are compared at a time, so that the comparison fits into the cache.
+_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
 class EpochPlan:
-    """What one epoch trains on.
+    """The decision for one epoch.
 
     Attributes:
-        epoch: the epoch, counted from 0.
-        kept: indices of the samples to train on, sorted; int64, shape (number kept,), on the CPU.
-        weights: a factor for each sample's loss, float32, shape (N,), where the policy rescales;
-            None where it does not.
+        epoch: The epoch, counted from 0.
+        kept: Indices of the samples to train on, sorted, without repetitions, at least one; int64,
+            shape (number kept,), on the CPU.
+        weights: A factor for the loss of each sample, finite, float32, shape (N,), on the CPU; None
+            if the policy does not weight the losses.
+
+    Raises:
+        InputError: An attribute is not as described.
     """
 
     epoch: int
     kept: torch.Tensor
     weights: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_whole_number("epoch", self.epoch, 0)
+        _check_vector("kept", self.kept, torch.int64)
+        if not len(self.kept) or self.kept[0] < 0 or not _ascends(self.kept):
+            raise InputError(
+                "expected kept as at least one index of at least 0, in ascending order and without "
+                f"repetitions, got {_beginning(self.kept)}: use torch.unique(kept)"
+            )
+        if self.weights is not None:
+            _check_vector("weights", self.weights, torch.float32)
+            if not self.weights.isfinite().all():
+                raise InputError("expected finite weights, got some that are NaN or infinite")
+
+
+def check_plan(plan: object, epoch: int, num_kept: int | None, num_samples: int) -> EpochPlan:
+    """Return ``plan``, as the result of ``Policy.select``.
+
+    Args:
+        plan: What the policy returned.
+        epoch: The epoch for which the policy was asked.
+        num_kept: Number of samples that the policy was asked to keep; None if it was free.
+        num_samples: Number of samples N in the data set.
+
+    Raises:
+        InputError: It is not a plan for this epoch and so many samples of N.
+    """
+    if not isinstance(plan, EpochPlan):
+        raise InputError(f"expected select() to return an EpochPlan, got {type(plan).__name__}")
+    if plan.epoch != epoch:
+        raise InputError(f"expected a plan for epoch {epoch}, got one for epoch {plan.epoch}")
+    if plan.kept[-1] >= num_samples:
+        raise InputError(f"expected kept indices in 0..{num_samples - 1}, got {int(plan.kept[-1])}")
+    if num_kept is not None and len(plan.kept) != num_kept:
+        raise InputError(
+            f"expected {num_kept} kept samples, got {len(plan.kept)}: keep as many as the argument "
+            f"num_kept of select() says, which includes the rounding to whole batches"
+        )
+    if plan.weights is not None and len(plan.weights) != num_samples:
+        raise InputError(
+            f"expected one weight for each of {num_samples} samples, got {len(plan.weights)}"
+        )
+    return plan
+
+
+def fingerprint(plan: EpochPlan, seed: int) -> int:
+    """Return a number that is the same in every process for equal plans and equal seeds.
+
+    For different ones, it is almost certainly different.
+    """
+    squares = int(torch.dot(plan.kept, plan.kept))
+    return zlib.crc32(f"{seed} {plan.epoch} {len(plan.kept)} {squares}".encode())
+
+
+def _check_vector(name: str, value: object, dtype: torch.dtype) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise InputError(f"expected {name} as a tensor, got {type(value).__name__}")
+    if value.ndim != 1 or value.dtype != dtype or value.device.type != "cpu":
+        raise InputError(
+            f"expected {name} as a tensor of {dtype} with one dimension on the CPU, got "
+            f"{value.dtype} of shape {tuple(value.shape)} on {value.device}"
+        )
+
+
+def _ascends(kept: torch.Tensor) -> bool:
+    values = kept.numpy()
+    blocks = (values[begin : begin + _BLOCK + 1] for begin in range(0, len(values), _BLOCK))
+    return all(np.all(block[1:] > block[:-1]) for block in blocks)
+
+
+def _beginning(kept: torch.Tensor) -> str:
+    values = ", ".join(str(index) for index in kept[:8].tolist())
+    return f"[{values}, ...]" if len(kept) > 8 else f"[{values}]"

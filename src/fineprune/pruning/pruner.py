@@ -1,80 +1,66 @@
-"""Pruner: one epoch's life in one object. Plan, record, end."""
+"""Pruner: the life cycle of one epoch (plan, record, end) in one object."""
 
 import copy
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from fineprune.errors import InputError
-from fineprune.pruning.dropping_count import batch_means, batch_sums
+from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.indexed import Indexed
-from fineprune.pruning.loss_buffer import LossBuffer, check_batch, check_range
-from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_watch import UNDONE_EPOCHS, PlanWatch
-from fineprune.pruning.policies.policy import LossRecords, Policy
+from fineprune.pruning.loss_recorder import LossRecorder, check_batch
+from fineprune.pruning.plan import EpochPlan, check_plan
+from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.pruner_state import PrunerState, pack_state, unpack_state
 from fineprune.pruning.random_streams import stream
-from fineprune.pruning.replicas import Replicas
+from fineprune.pruning.replicas import Replicas, share_of_rank
 from fineprune.pruning.rescaling import Rescaling
-from fineprune.pruning.sampler import PruningSampler, samples_per_rank
+from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.step_counts import (
     BatchShape,
-    check_least,
     check_rounding,
     num_kept,
     total_steps,
 )
 
-STATE_VERSION = 1
-
-# A single process turns losses into marks in blocks of this many, so that the buffer stays small
-# (48 MB) however large the epoch is, and waits for the device once in a block.
-_FLUSH_AT = 1 << 22
-
-
-@dataclass
-class _Progress:
-    """An epoch of which batches have been recorded and which has not ended."""
-
-    plan: EpochPlan
-    batches: int = 0  # record calls, the same on every rank
-    samples: int = 0  # of all ranks together: the position in the epoch's order
-    recorded_here: bool = False  # false while all of it comes from a loaded state
-
 
 class Pruner:
-    """Decides which samples each epoch trains on, from the losses of the epochs before.
+    """Decides which samples each epoch trains on, based on the losses of earlier epochs.
 
-    The three lines: a loader over ``pruner.dataset`` with ``sampler=pruner.sampler``; the loop
-    ``for epoch in pruner.epochs()``; and the loss ``pruner.record(index, losses)``. Losses are only
-    copied while an epoch runs; counts change at its end alone ([P] section 4, in METHOD's order:
-    select, train, clear, add).
+    A training loop needs three lines: a loader over ``pruner.dataset`` with
+    ``sampler=pruner.sampler``, the loop ``for epoch in pruner.epochs()``, and the loss
+    ``pruner.record(index, losses)``. While an epoch runs, its losses are only copied; the counts
+    change at its end ([P] section 4, in the order select, train, clear, add).
 
     Args:
-        dataset_or_length: a map-style data set, or the number of samples N for loops that index
-            their own arrays by ``plan.kept``.
-        policy: what to skip. The pruner works on a copy of it.
-        seed: of the order, as in ``DistributedSampler``, and of ties and chance.
-        batch_size: samples in a batch on each rank. Where given, an epoch that skips keeps whole
-            batches over all ranks and accumulation, rounded up.
-        accumulation: batches in an optimizer step.
-        drop_last: whether the loader drops an incomplete last batch.
-        num_replicas, rank: as in ``DistributedSampler``; by default those of the process group.
-            Give ``num_replicas=1`` where a framework shards the batches itself (accelerate).
-        process_group: over which counts are merged; by default the initialised world.
+        dataset_or_length: The data set (map-style), or the number of samples N for a loop that
+            indexes its own arrays with ``plan.kept``.
+        policy: Chooses the samples. The pruner works on a copy of it.
+        seed: Seeds the order of the samples, as in ``DistributedSampler``, and the random streams
+            that break ties.
+        batch_size: Number of samples per batch and rank. If it is given, an epoch that skips
+            samples keeps a whole number of batches on every rank, rounded up.
+        accumulation: Number of batches per optimizer step.
+        drop_last: Whether the loader drops an incomplete last batch.
+        num_replicas: Number of ranks that share the samples of an epoch. The default is the size of
+            the process group. Frameworks that shard the batches themselves (accelerate) need 1.
+        rank: Number of this rank among them. The default is its number in the process group. If
+            ``num_replicas`` is neither 1 nor the size of the group, it must be given.
+        process_group: The group whose ranks merge their counts. The default is the initialised
+            world.
 
     Attributes:
-        dataset: the data set wrapped in ``Indexed``; None where a length was given.
-        sampler: this rank's ``PruningSampler``.
-        nonfinite: losses of the last ended epoch that this rank trained and that were NaN or
-            infinite.
+        dataset: The data set wrapped in ``Indexed``; None if a length was given.
+        sampler: The ``PruningSampler`` of this rank.
+        nonfinite: Number of losses that all ranks together recorded in the last epoch that ended
+            and that were NaN or infinite. It is 0 if the policy needs no losses.
 
     Raises:
-        InputError: a value is out of range, or rounding to whole batches would skip nothing.
-        RuntimeError: ``WORLD_SIZE`` is above 1 and no process group is initialised.
+        InputError: A value is out of range, rounding to whole batches would skip nothing, or this
+            process does not belong to ``process_group``.
+        TypeError: The data set is not map-style, or the policy is not a ``Policy`` with a name.
+        RuntimeError: ``WORLD_SIZE`` is above 1, but no process group is initialised.
     """
 
     def __init__(
@@ -94,6 +80,11 @@ class Pruner:
             raise TypeError(
                 f"expected a policy such as FinePruning(schedule, 0.3), got {type(policy).__name__}"
             )
+        if not isinstance(getattr(policy, "name", None), str):
+            raise TypeError(
+                f"expected a policy with a name, got {type(policy).__name__}: set its class "
+                f"attribute name to a string"
+            )
         if isinstance(dataset_or_length, int):
             self.dataset: Indexed | None = None
             self._num_samples = dataset_or_length
@@ -101,14 +92,13 @@ class Pruner:
             given = dataset_or_length
             self.dataset = given if isinstance(given, Indexed) else Indexed(given)
             self._num_samples = len(self.dataset)
-        check_least("the number of samples", self._num_samples, 1)
-        check_least("seed", seed, 0)
+        check_whole_number("the number of samples", self._num_samples, 1)
+        check_whole_number("seed", seed, 0)
         self._replicas = Replicas(process_group)
-        num_replicas = self._replicas.size if num_replicas is None else num_replicas
-        rank = min(self._replicas.rank, num_replicas - 1) if rank is None else rank
+        num_replicas, rank = share_of_rank(
+            self._replicas.size, self._replicas.rank, num_replicas, rank
+        )
         self._shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
-        if not 0 <= rank < num_replicas:
-            raise InputError(f"expected rank in 0..{num_replicas - 1}, got {rank}")
         self._seed = seed
         self._policy = copy.deepcopy(policy)
         self._policy.bind(self._num_samples)
@@ -122,16 +112,16 @@ class Pruner:
             choose_epoch=self.set_epoch,
         )
         self.nonfinite = 0
-        self._nonfinite_so_far = 0
-        self._progress: _Progress | None = None
-        self._ended: int | None = None
-        self._watch = PlanWatch(self._num_samples, num_replicas)
-        self._open = True
-        self._buffer = self._make_buffer()
-        # A compiled training step must not trace into the buffer's bookkeeping.
-        self._append: Callable[[torch.Tensor, torch.Tensor], None] = torch.compiler.disable(  # type: ignore[no-untyped-call]
-            self._append_to_buffer
+        self._recorder = LossRecorder(
+            self._policy, self._replicas, self._num_samples, self._shape, seed
         )
+        # A compiled training step must not trace the bookkeeping.
+        self._record_batch: Callable[[torch.Tensor, torch.Tensor], None] = torch.compiler.disable(  # type: ignore[no-untyped-call]
+            self._record_batch_eagerly
+        )
+        self._ended: int | None = None
+        self._open = True
+        self._plan_was_read = False
         self._rescaling: Rescaling | None = None
         self._show(0)
 
@@ -139,7 +129,8 @@ class Pruner:
 
     @property
     def plan(self) -> EpochPlan:
-        """The plan of the epoch that is set."""
+        """The plan of the current epoch."""
+        self._plan_was_read = True  # A loop may train on ``plan.kept`` without the sampler.
         return self._plan
 
     @property
@@ -149,93 +140,115 @@ class Pruner:
 
     @property
     def counts(self) -> torch.Tensor | None:
-        """DroppingCounts as of the last ended epoch, shape (N,); None if the policy has none."""
+        """DroppingCounts as of the last epoch that ended, shape (N,); None if there are none."""
         return self._policy.counts
 
     def epochs(self, start: int | None = None) -> Iterator[int]:
-        """Go through the epochs: set each, yield it, end it.
+        """Iterate over the epochs: set each one, yield its number, and end it.
 
-        Goes on where a loaded state stopped, in the middle of an epoch too: the sampler then
-        yields the rest of it. Leaving the loop by ``break`` leaves the epoch open.
+        After a state was loaded, the iteration continues where that state was taken. If that was in
+        the middle of an epoch, the sampler yields the rest of this epoch. Leaving the loop by
+        ``break`` leaves the epoch open.
 
         Args:
-            start: the first epoch, from 0; by default the next one, or the one still open.
+            start: The first epoch, counted from 0. The default is the epoch that is still open, or
+                else the next one. If losses of another epoch have been recorded, that epoch is
+                ended first, and ``start`` begins with its first batch.
 
         Raises:
             InputError: ``start`` is outside the training.
         """
         if start is not None and not 0 <= start < self._policy.epochs:
             raise InputError(f"expected start in 0..{self._policy.epochs - 1}, got {start}")
+        progress = self._recorder.progress
         first = start
         if first is None:
-            waiting = self._progress
-            current = self._plan.epoch if waiting is None else waiting.plan.epoch
-            first = current if self._open or waiting is not None else current + 1
+            current = self._plan.epoch if progress is None else progress.plan.epoch
+            first = current if self._open or progress is not None else current + 1
+        elif progress is not None and progress.plan.epoch != first:
+            self._commit()
         for epoch in range(first, self._policy.epochs):
             self.set_epoch(epoch)
-            if self._progress is not None:
-                self.sampler.follow(self._plan, self._progress.samples)
+            progress = self._recorder.progress
+            if progress is not None and progress.plan.epoch == epoch:
+                self.sampler.follow(self._plan, progress.samples)
             yield epoch
             self.end_epoch()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` (from 0) the current one and plan it from the committed counts.
+        """Make ``epoch`` (counted from 0) current, and plan it from the counts as they are.
 
-        Changes no count, and keeps the plan of an epoch in progress, so it may be called any number
-        of times. Where batches of another epoch have been recorded, that epoch is ended first.
+        This changes no count and keeps the plan of an epoch in progress, so it may be called any
+        number of times and in any order. If losses of another epoch have been recorded, that epoch
+        is ended first.
 
         Raises:
-            InputError: the epoch is outside the training.
+            InputError: The epoch is outside the training.
         """
         self._check_epoch(epoch)
         if epoch == self._plan.epoch and self._open:
             return
-        waiting = self._progress
-        # A state loaded in the middle of an epoch waits while a trainer spins through the epochs
-        # before it; going beyond it means that its rest is given up.
-        if waiting is not None and (waiting.recorded_here or epoch > waiting.plan.epoch):
+        progress = self._recorder.progress
+        # Some trainers call set_epoch for each earlier epoch after a state was loaded. An epoch in
+        # progress that comes from this state is kept until the trainer goes beyond it.
+        if progress is not None and (progress.recorded_here or epoch > progress.plan.epoch):
             self._commit()
         self._show(epoch)
 
     def record(self, index: Any, losses: torch.Tensor) -> torch.Tensor:
-        """Remember a batch's losses and return the scalar to backpropagate.
+        """Record the losses of a batch, and return the scalar to backpropagate.
 
-        Copies both into a buffer on the losses' device: no synchronisation, no communication.
+        Both arguments are copied into a buffer on the device of the losses. This needs no
+        synchronisation and no communication.
 
         Args:
-            index: the samples' indices, integers, shape (B,): the first part of each batch.
-            losses: one loss a sample, floating point, shape (B,) (``reduction="none"``).
+            index: Indices of the samples, integers, shape (B,): the first part of each batch.
+            losses: One loss per sample, floating point, shape (B,) (``reduction="none"``).
 
         Returns:
-            The mean of the losses, shape (); with a plan that has weights, of loss times weight.
+            The mean of the losses, shape (). If the plan has weights, each loss is multiplied by
+            its weight first.
 
         Raises:
-            InputError: shapes, types or indices are wrong, or the epoch has ended.
-            RuntimeError: the plan has weights, and the scalars returned were not backpropagated.
+            InputError: A shape, a type or an index is wrong, or the epoch has ended.
+            RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
         """
         index = torch.as_tensor(index)
-        self._append(index, losses.detach())
+        self._record_batch(index, losses.detach())
         return losses.mean() if self._rescaling is None else self._rescaling.mean(index, losses)
 
     def end_epoch(self) -> None:
-        """Commit the epoch: batch means, marks, one exchange, clear, add (Algorithm 1).
+        """End the current epoch: batch means, marks, one exchange, clear, add (Algorithm 1).
 
-        A second call in the same epoch does nothing. With several ranks, all must call it.
+        A second call in the same epoch does nothing. If there are several ranks, all of them must
+        call this method.
+
+        Warns:
+            RuntimeWarning: Losses were NaN or infinite; no losses were recorded, although the
+                policy needs them; or the batches that were trained do not fit the plan.
 
         Raises:
-            RuntimeError: the plan has weights, and the scalars returned were not backpropagated.
+            InputError: An index is out of range, or the ranks have different plans.
+            RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
         """
-        if self._open:
-            self._commit()
+        if not self._open:
+            return
+        progress = self._recorder.progress
+        if progress is not None and progress.plan.epoch != self._plan.epoch:
+            # The epoch in progress comes from a loaded state. The current epoch precedes it and
+            # recorded nothing, so it had ended before the state was taken.
+            self._open = False
+            return
+        self._commit()
 
     def open_window(self) -> None:
-        """Let the counts clear at the end of the current epoch and a new window begin.
+        """Clear the counts at the end of the current epoch and begin a new window.
 
-        For a rate that falls while training: call it inside the epoch in which the plateau
-        scheduler cut the rate, on every rank.
+        This is for learning rates that fall while training: call it on every rank in the epoch in
+        which the plateau scheduler reduced the rate.
 
         Raises:
-            InputError: the epoch has ended, or the policy has no windows.
+            InputError: The epoch has ended, or the policy has no windows.
         """
         if not self._open:
             raise InputError(
@@ -247,107 +260,73 @@ class Pruner:
     # -- state --------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Exchange what was recorded so far, so that ``state_dict`` holds all ranks' losses.
+        """Exchange what was recorded so far, so that ``state_dict`` includes all ranks.
 
-        Needed before a state is taken in the middle of an epoch with more than one rank; all ranks
-        must call it after the same batch.
+        If there is more than one rank, this must precede a ``state_dict()`` in the middle of an
+        epoch. All ranks must call it after the same batch.
         """
         self._flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything a resumed run needs; never communicates.
+        """Return everything that a resumed run needs, without communication.
 
-        Holds tensors, numbers, strings, lists and dicts only, so that it loads with
+        The state consists of tensors, numbers, strings, lists and dicts, so that it loads with
         ``weights_only=True``.
         """
         if self._replicas.size == 1:
             self._flush()
-        progress = self._progress
-        kept = np.zeros(self._num_samples, dtype=np.bool_)
-        if progress is not None:
-            kept[progress.plan.kept.numpy()] = True
-        return {
-            "version": STATE_VERSION,
-            "num_samples": self._num_samples,
-            "seed": self._seed,
-            "settings": self._policy.settings(),
-            "epoch": self._plan.epoch if progress is None else progress.plan.epoch,
-            "open": self._open or progress is not None,
-            "synchronized": len(self._buffer) == 0,
-            "nonfinite": self._nonfinite_so_far,
-            "progress": None
-            if progress is None
-            else {
-                "kept": torch.from_numpy(np.packbits(kept)),
-                "weights": progress.plan.weights,
-                "batches": progress.batches,
-                "samples": progress.samples,
-            },
-            "learned": self._policy.state_dict(),
-        }
+        progress = self._recorder.progress
+        state = PrunerState(
+            epoch=self._plan.epoch if progress is None else progress.plan.epoch,
+            open=self._open or progress is not None,
+            progress=progress,
+            synchronized=self._recorder.flushed,
+            nonfinite_so_far=self._recorder.nonfinite_so_far,
+            learned=self._policy.state_dict(),
+        )
+        return pack_state(state, self._identity())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state; the number of ranks and the batch size may have changed.
+        """Continue from a state. The number of ranks and the batch size may have changed.
 
         Raises:
-            InputError: the state is of another version, N, seed or policy, or was taken in the
-                middle of an epoch without ``synchronize()``.
+            InputError: The state has another version, comes from a run with another N, seed or
+                policy, or was taken in the middle of an epoch without ``synchronize()``.
         """
-        expected = {
-            "version": STATE_VERSION,
-            "num_samples": self._num_samples,
-            "seed": self._seed,
-            "settings": self._policy.settings(),
-        }
-        for key, value in expected.items():
-            if state.get(key) != value:
-                raise InputError(
-                    f"expected a pruner state with {key}={value}, got {state.get(key)}: "
-                    f"resume with the settings that the state was made with"
-                )
-        if not state["synchronized"]:
-            raise InputError(
-                f"expected a state of all ranks, got one taken in the middle of epoch "
-                f"{state['epoch']} without synchronize(): call it on every rank before state_dict()"
-            )
-        self._buffer = self._make_buffer()
-        self._policy.load_state_dict(state["learned"])
-        self._nonfinite_so_far = state["nonfinite"]
-        self._progress = None
-        saved = state["progress"]
-        if saved is not None:
-            mask = np.unpackbits(saved["kept"].numpy(), count=self._num_samples)
-            kept = torch.from_numpy(np.flatnonzero(mask))
-            plan = EpochPlan(state["epoch"], kept, saved["weights"])
-            self._progress = _Progress(plan, saved["batches"], saved["samples"])
-        self._ended = None if state["open"] else state["epoch"]
-        self._show(state["epoch"])
-        self._open = state["open"]
+        loaded = unpack_state(state, self._identity())
+        self._policy.load_state_dict(loaded.learned)
+        self._recorder.load(loaded.progress, loaded.nonfinite_so_far)
+        self._ended = None if loaded.open else loaded.epoch
+        self._show(loaded.epoch)
+        self._open = loaded.open
 
     def total_steps(self) -> int:
-        """Count the optimizer steps of the whole training, exactly and before it starts.
+        """Return the number of optimizer steps of the whole training, known before it starts.
 
         Raises:
-            InputError: ``batch_size`` was not given, or the policy's numbers depend on data.
+            InputError: ``batch_size`` was not given, or the numbers of the policy depend on data.
         """
         return total_steps(self._policy, self._num_samples, self._shape)
 
     def num_kept(self, epoch: int) -> int | None:
-        """Return how many samples ``epoch`` trains over all ranks, padding apart.
+        """Return how many samples all ranks together train in ``epoch``, without padding.
 
-        Rounded up to whole batches where some are skipped; None where it depends on data.
+        The number is rounded up to whole batches if some samples are skipped. It is None if it
+        depends on data.
         """
         return num_kept(self._policy, self._num_samples, epoch, self._shape)
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------
 
     def _show(self, epoch: int) -> None:
-        """Make ``epoch`` current: its plan in progress where there is one, else a new plan."""
-        if self._progress is not None and self._progress.plan.epoch == epoch:
-            self._plan = self._progress.plan
+        """Make ``epoch`` current, with the plan in progress if there is one for it."""
+        progress = self._recorder.progress
+        if progress is not None and progress.plan.epoch == epoch:
+            self._plan = progress.plan
         else:
             self._plan = self._make_plan(epoch)
         self._open = True
+        self._plan_was_read = False
         rescales = self._plan.weights is not None
         self._rescaling = Rescaling(self._plan, self._shape.accumulation + 1) if rescales else None
         self.sampler.follow(self._plan)
@@ -356,85 +335,59 @@ class Pruner:
         num_kept = self.num_kept(epoch)
         if num_kept is not None and num_kept >= self._num_samples:
             return EpochPlan(epoch, torch.arange(self._num_samples))
-        return self._policy.select(epoch, num_kept, stream(self._seed, epoch, "select"))
+        try:
+            plan = self._policy.select(epoch, num_kept, stream(self._seed, epoch, "select"))
+            return check_plan(plan, epoch, num_kept, self._num_samples)
+        except InputError as error:
+            raise InputError(f"policy {self._policy.name!r} in epoch {epoch}: {error}") from error
 
-    def _append_to_buffer(self, index: torch.Tensor, losses: torch.Tensor) -> None:
+    def _record_batch_eagerly(self, index: torch.Tensor, losses: torch.Tensor) -> None:
         check_batch(index, losses)
-        progress = self._progress
+        progress = self._recorder.progress
         if progress is None or progress.plan.epoch != self._plan.epoch:
-            if progress is not None:  # a loaded epoch was left for an earlier one
-                self._policy_ends(progress.plan)
-            if self._plan.epoch == self._ended:
-                raise InputError(
-                    f"expected losses of another epoch, since epoch {self._ended} has ended: "
-                    f"loop over pruner.epochs(), or call set_epoch({self._ended + 1})"
-                )
-            # Wrong indices fail with the first batch; later ones, when they are used, at the end of
-            # the epoch: looking takes longer than copying, and on a GPU it would wait.
-            if index.device.type == "cpu" and index.numel():
-                check_range(int(index.min()), int(index.max()), self._num_samples)
-            progress = self._progress = _Progress(self._plan)
-            self._open = True
-        progress.recorded_here = True
-        progress.batches += 1
-        progress.samples += len(index) * max(self._shape.num_replicas, self._replicas.size)
-        if not self._policy.needs_losses:
-            return
-        if (
-            self._replicas.size == 1
-            and len(self._buffer)
-            and (len(self._buffer) >= _FLUSH_AT or not self._buffer.fits(len(index)))
-        ):
-            self._flush()
-        self._buffer.append(index, losses)
+            self._begin_recording(index)
+        self._recorder.append(index, losses)
 
-    def _flush(self) -> None:
-        """Hand the buffered losses to the policy, with their batches' means over all ranks."""
-        if not self._policy.needs_losses:
-            return
-        indices, losses, sizes = self._buffer.drain()
-        if indices.size:
-            check_range(int(indices.min()), int(indices.max()), self._num_samples)
-        sums = batch_sums(losses, sizes)
-        self._nonfinite_so_far += int(len(losses) - sums[:, 1].sum())
-        batches = self._replicas.most(len(sizes))
-        if batches:
-            padding = np.zeros((batches - len(sizes), 2))
-            sums = self._replicas.sum(np.concatenate([sums, padding]))[: len(sizes)]
-            means = np.repeat(batch_means(sums), sizes)
-            plan = self._plan if self._progress is None else self._progress.plan
-            self._watch.see(plan, indices)
-            self._policy.observe(plan.epoch, LossRecords(indices, losses, means))
-            self._policy.merge(self._replicas)
+    def _begin_recording(self, index: torch.Tensor) -> None:
+        progress = self._recorder.progress
+        if progress is not None:  # It comes from a loaded state, and the user went back before it.
+            self._end(progress.plan)
+        if self._plan.epoch == self._ended:
+            raise InputError(
+                f"expected losses of another epoch, since epoch {self._ended} has ended: "
+                f"loop over pruner.epochs(), or call set_epoch({self._ended + 1})"
+            )
+        self._recorder.begin(self._plan, index)
+        self._open = True
 
     def _commit(self) -> None:
         if self._rescaling is not None:
             self._rescaling.check_used()
-        progress = self._progress
+        progress = self._recorder.progress
         self._flush()
-        self._policy_ends(self._plan if progress is None else progress.plan)
+        self._end(self._plan if progress is None else progress.plan)
 
-    def _policy_ends(self, plan: EpochPlan) -> None:
-        epoch = plan.epoch
-        self._policy.end_epoch(epoch)
-        self._progress = None
+    def _flush(self) -> None:
+        progress = self._recorder.progress
+        self._recorder.flush(self._plan if progress is None else progress.plan)
+
+    def _end(self, plan: EpochPlan) -> None:
+        self._policy.end_epoch(plan.epoch)
         self._open = False
-        self._ended = epoch
-        self.nonfinite, self._nonfinite_so_far = self._nonfinite_so_far, 0
-        if self.nonfinite:
-            _warn(
-                f"{self.nonfinite} losses of epoch {epoch} were NaN or infinite; they earned no "
-                f"mark and have no part in their batch's mean"
-            )
-        if self._watch.undone(plan):
-            _warn(
-                f"in {UNDONE_EPOCHS} pruning epochs up to epoch {epoch} the samples to skip were "
-                f"trained all the same: give the loader sampler=pruner.sampler"
-            )
+        self._ended = plan.epoch
+        self.nonfinite, messages = self._recorder.end_epoch(
+            plan, self.sampler, plan_was_read=self._plan_was_read
+        )
+        for message in messages:
+            warnings.warn(message, RuntimeWarning, stacklevel=4)
 
-    def _make_buffer(self) -> LossBuffer:
-        own = samples_per_rank(self._num_samples, self._shape.num_replicas, drop_last=False)
-        return LossBuffer(min(own + (self._shape.batch_size or 1), _FLUSH_AT))
+    def _identity(self) -> dict[str, Any]:
+        """Return what a saved state must agree with."""
+        return {
+            "num_samples": self._num_samples,
+            "seed": self._seed,
+            "settings": self._policy.settings(),
+        }
 
     def _check_epoch(self, epoch: int) -> None:
         if not 0 <= epoch < self._policy.epochs:
@@ -442,7 +395,3 @@ class Pruner:
                 f"expected an epoch in 0..{self._policy.epochs - 1}, got {epoch}: "
                 f"make the schedule as long as the training"
             )
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=5)

@@ -1,22 +1,32 @@
-"""Replicas: the ranks that train one model together, and the two sums they exchange."""
+"""Replicas: the ranks that train one model together, and what they exchange."""
 
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from fineprune.errors import InputError, check_whole_number
+
+Number = TypeVar("Number", bound=np.generic)
+
 
 class Replicas:
-    """The process group over which counts are merged; one process where there is none.
+    """The process group over which counts are merged. Without a group, it is a single process.
 
     Args:
-        process_group: a ``torch.distributed`` group; None takes the initialised world.
+        process_group: A ``torch.distributed`` group. None stands for the initialised world.
+
+    Attributes:
+        group: The group as it was given.
+        size: Number of ranks in the group.
+        rank: Number of this rank in the group.
 
     Raises:
-        RuntimeError: a launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
+        InputError: This process does not belong to the group.
+        RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
     """
 
     def __init__(self, process_group: Any = None) -> None:
@@ -30,26 +40,74 @@ class Replicas:
         self.group = process_group
         self.size = dist.get_world_size(process_group) if active else 1
         self.rank = dist.get_rank(process_group) if active else 0
+        if self.rank < 0:
+            raise InputError(
+                "expected a process_group to which this process belongs, got one to which it does "
+                "not: give each process its own group"
+            )
 
-    def sum(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Add an array over all ranks."""
+    def sum(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """Return the sum of an array over all ranks, elementwise, with its shape and dtype."""
         return self._all_reduce(values, dist.ReduceOp.SUM) if self.size > 1 else values
 
-    def maximum(self, values: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        """Take the largest of each entry over all ranks."""
+    def maximum(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """Return the maximum of an array over all ranks, elementwise, with its shape and dtype."""
         return self._all_reduce(values, dist.ReduceOp.MAX) if self.size > 1 else values
 
-    def most(self, number: int) -> int:
-        """Return the largest of a number over all ranks."""
+    def gather(self, values: npt.NDArray[Number], length: int) -> list[npt.NDArray[Number]]:
+        """Return the arrays of all ranks, in the order of the ranks.
+
+        Args:
+            values: An array with one dimension, of the same dtype on every rank.
+            length: The length to which each array is padded with zeros, the same on every rank.
+        """
+        padded = np.zeros(length, dtype=values.dtype)
+        padded[: len(values)] = values
         if self.size == 1:
-            return number
-        return int(self._all_reduce(np.array([number]), dist.ReduceOp.MAX)[0])
+            return [padded]
+        own = self._tensor(padded)
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(parts, own, group=self.group)
+        return [part.cpu().numpy() for part in parts]
 
     def _all_reduce(self, values: npt.NDArray[Any], operation: Any) -> npt.NDArray[Any]:
-        # NCCL moves device memory only; every other backend here takes the CPU's.
-        on_gpu = dist.get_backend(self.group) == "nccl"
-        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else "cpu"
-        tensor = torch.tensor(values, device=device)
+        tensor = self._tensor(values)
         dist.all_reduce(tensor, op=operation, group=self.group)
         reduced: npt.NDArray[Any] = tensor.cpu().numpy()
         return reduced
+
+    def _tensor(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        # NCCL exchanges device memory only. All other backends exchange the memory of the CPU.
+        on_gpu = dist.get_backend(self.group) == "nccl"
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else "cpu"
+        return torch.tensor(values, device=device)
+
+
+def share_of_rank(
+    group_size: int, group_rank: int, num_replicas: int | None, rank: int | None
+) -> tuple[int, int]:
+    """Return the number of replicas and the rank of a sampler, as ``DistributedSampler`` has them.
+
+    Args:
+        group_size: Number of ranks in the process group.
+        group_rank: Number of this rank in the process group.
+        num_replicas: Number of ranks that share the samples; None for those of the group.
+        rank: Number of this rank among them; None for its number in the group.
+
+    Raises:
+        InputError: A value is out of range, or ``rank`` cannot be derived from the group.
+    """
+    if num_replicas is None:
+        num_replicas = group_size
+    check_whole_number("num_replicas", num_replicas, 1)
+    if rank is None:
+        if num_replicas not in (1, group_size):
+            raise InputError(
+                f"expected rank together with num_replicas={num_replicas}, which is not the size "
+                f"of the process group ({group_size}), got None: give both or neither"
+            )
+        rank = 0 if num_replicas == 1 else group_rank
+    check_whole_number("rank", rank, 0)
+    if rank >= num_replicas:
+        raise InputError(f"expected rank in 0..{num_replicas - 1}, got {rank}")
+    return num_replicas, rank

@@ -1,4 +1,4 @@
-"""Rescaling: the mean of weighted losses, and a watch that it is what gets backpropagated."""
+"""Rescaling: the mean of weighted losses, and a check that this mean is backpropagated."""
 
 import torch
 
@@ -6,15 +6,15 @@ from fineprune.pruning.plan import EpochPlan
 
 
 class Rescaling:
-    """Weights one epoch's losses as its plan says.
+    """Multiplies the losses of one epoch by the weights of its plan.
 
-    A policy that rescales is unbiased only if the scalar that ``record`` returns is the objective.
-    A loop that backpropagates a scalar of its own would silently train another one, so gradients
-    are watched: a hook on the scalar, no synchronisation.
+    A policy with weights is unbiased only if the scalar that ``record`` returns is backpropagated.
+    A loop that backpropagates another scalar would silently train another objective. A hook on the
+    scalar therefore notes whether a gradient arrives; it needs no synchronisation.
 
     Args:
-        plan: a plan with weights.
-        patience: how many scalars may be out before the first gradient must have come.
+        plan: A plan with weights.
+        patience: How many scalars may be returned before one of them must have been backpropagated.
     """
 
     def __init__(self, plan: EpochPlan, patience: int) -> None:
@@ -25,10 +25,15 @@ class Rescaling:
         self._used = False
 
     def mean(self, index: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
-        """Return the mean of loss times weight.
+        """Return the mean of loss times weight, shape ().
+
+        Args:
+            index: Indices of the samples, integers, shape (B,).
+            losses: One loss per sample, floating point, shape (B,).
 
         Raises:
-            RuntimeError: none of the scalars returned so far was backpropagated.
+            RuntimeError: More than ``patience`` scalars were returned, but none of them was
+                backpropagated.
         """
         self._weights = self._weights.to(losses.device)
         mean = (losses * self._weights[index.to(losses.device, non_blocking=True)]).mean()
@@ -44,8 +49,7 @@ class Rescaling:
         if self._returned and not self._used:
             raise RuntimeError(
                 "expected the scalar that record() returns to be backpropagated, since the policy "
-                "weights the losses, but it was not used: a loss of your own would be another "
-                "objective"
+                "weights the losses, but it was not: backpropagate it instead of your own mean"
             )
 
     def _note_use(self, gradient: torch.Tensor) -> None:

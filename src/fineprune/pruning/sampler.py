@@ -1,4 +1,4 @@
-"""PruningSampler: an epoch's plan becomes this rank's indices, in a seeded order."""
+"""PruningSampler: turns the plan of an epoch into the indices of this rank, in a seeded order."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,20 +8,27 @@ from torch.utils.data import DistributedSampler
 
 from fineprune.pruning.plan import EpochPlan
 
-# Indices turned into Python integers at once, so that an epoch of any length needs no long list.
+# Number of indices that are converted to Python integers at a time, so that no long list is needed.
 _CHUNK = 4096
 
 
 class PruningSampler(DistributedSampler[Any]):
-    """Yields the plan's samples; with nothing skipped, exactly as ``DistributedSampler`` does.
+    """Yields the samples of a plan. If nothing is skipped, it equals ``DistributedSampler``.
 
-    A ``DistributedSampler`` by type, because trainers call ``set_epoch`` on that type and leave
-    it in place. Made by ``Pruner``.
+    It is a subclass of ``DistributedSampler``, because trainers call ``set_epoch`` on that type and
+    do not replace it. ``Pruner`` creates it.
 
     Args:
-        dataset: the data set, for its length.
-        num_replicas, rank, seed, drop_last: as in ``DistributedSampler``.
-        choose_epoch: called with each epoch that ``set_epoch`` gets.
+        dataset: The data set, of which only the length is used.
+        num_replicas: Number of ranks that share the samples of an epoch.
+        rank: Number of this rank.
+        seed: Seeds the order, together with the epoch, as in ``DistributedSampler``.
+        drop_last: Whether the last samples are dropped if they do not divide among the ranks, as in
+            ``DistributedSampler``. Otherwise, some samples are repeated.
+        choose_epoch: Function that ``set_epoch`` calls with its argument.
+
+    Attributes:
+        was_read: Whether indices of the current plan were asked for.
     """
 
     def __init__(
@@ -36,37 +43,48 @@ class PruningSampler(DistributedSampler[Any]):
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle=True, seed=seed, drop_last=drop_last)
         self._choose_epoch = choose_epoch
-        self._plan = EpochPlan(0, torch.empty(0, dtype=torch.int64))
+        self._plan: EpochPlan  # ``Pruner`` calls ``follow`` before anything else is called.
         self._start = 0
         self._yielded = 0
         self._epoch_was_set = False
+        self.was_read = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, through the ``Pruner``; any number of times, in any order."""
+        """Set the epoch of the ``Pruner``. This may be called any number of times, in any order."""
         self._epoch_was_set = True
         self._choose_epoch(epoch)
 
     def follow(self, plan: EpochPlan, start: int = 0) -> None:
-        """Take up a plan, from the global position ``start`` in its order on (``Pruner`` calls)."""
+        """Yield the samples of ``plan`` from now on. Only ``Pruner`` calls this method.
+
+        Args:
+            plan: The plan of the current epoch.
+            start: Number of samples in the order of all ranks together that were trained already.
+        """
         self._plan = plan
         self.epoch = plan.epoch
         self.num_samples = samples_per_rank(len(plan.kept), self.num_replicas, self.drop_last)
         self.total_size = self.num_samples * self.num_replicas
         self._start = start
         self._yielded = 0
+        self.was_read = False
 
     def order(self) -> torch.Tensor:
-        """Return this rank's indices still to come in the epoch: int64, on the CPU."""
+        """Return the indices that this rank has yet to train in the epoch: int64, on the CPU."""
+        self.was_read = True
+        order = _fitted(self.shuffled(), self.total_size)[self._start :]
+        # After the number of ranks has changed, the rest may not divide: repeat a few samples.
+        rest = -(-len(order) // self.num_replicas) * self.num_replicas
+        return _fitted(order, rest)[self.rank :: self.num_replicas]
+
+    def shuffled(self) -> torch.Tensor:
+        """Return the kept samples in the order of all ranks together: int64, on the CPU."""
         shuffle = torch.Generator()
         shuffle.manual_seed(self.seed + self.epoch)
         kept = self._plan.kept
         order = torch.randperm(len(kept), generator=shuffle)
-        if len(kept) < len(self.dataset):  # type: ignore[arg-type]  # a full plan is 0..N-1 itself
-            order = kept[order]
-        order = _fitted(order, self.total_size)[self._start :]
-        # After a resume on another number of ranks the rest may not divide: repeat a few.
-        rest = -(-len(order) // self.num_replicas) * self.num_replicas
-        return _fitted(order, rest)[self.rank :: self.num_replicas]
+        # A full plan is 0..N-1.
+        return order if len(kept) == len(self.dataset) else kept[order]  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[int]:
         order = self.order()
@@ -77,15 +95,15 @@ class PruningSampler(DistributedSampler[Any]):
                 yield index
 
     def __len__(self) -> int:
-        """Return this rank's number of indices in the whole epoch, also after a resume."""
+        """Return the number of indices of this rank in the whole epoch, even after a resume."""
         return self.num_samples
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch and this rank's indices handed out in it (``StatefulDataLoader``)."""
+        """Return the epoch and how many indices this rank has yielded (``StatefulDataLoader``)."""
         return {"epoch": self.epoch, "yielded": self._start // self.num_replicas + self._yielded}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where a state stopped, if it is of the epoch that was set."""
+        """Continue from a state, if it belongs to the current epoch or no epoch was set."""
         if not self._epoch_was_set:
             self.set_epoch(state["epoch"])
         if state["epoch"] == self.epoch:
@@ -93,7 +111,7 @@ class PruningSampler(DistributedSampler[Any]):
 
 
 def samples_per_rank(number: int, num_replicas: int, drop_last: bool) -> int:
-    """Return how many of ``number`` samples each rank gets, as ``DistributedSampler`` counts."""
+    """Return how many of ``number`` samples each rank gets, as in ``DistributedSampler``."""
     return number // num_replicas if drop_last else -(-number // num_replicas)
 
 

@@ -1,15 +1,14 @@
-"""Formulas 2-7: what a schedule will save, before anything is trained ([P] section 4.4)."""
+"""Formulas 2-7: how much a schedule will save, known before the training ([P] section 4.4)."""
 
 import copy
 from dataclasses import dataclass
 
-from fineprune.errors import InputError, check_above
+from fineprune.errors import InputError, check_above, check_whole_number
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.schedule import Schedule
 from fineprune.pruning.step_counts import (
     BatchShape,
-    check_least,
     check_rounding,
     num_kept,
     total_steps,
@@ -17,13 +16,14 @@ from fineprune.pruning.step_counts import (
 
 
 def closed_form_pruned_epochs(schedule: Schedule) -> int:
-    """Evaluate formula 3, or 4 where the window does not divide the epochs, as printed.
+    """Evaluate formula 3 as printed, or formula 4 if the window does not divide the epochs.
 
-    For comparison only: the formulas hold the start constant and count every remainder epoch as
-    pruned, and their last term may be negative. ``Schedule.pruned_epochs`` is exact.
+    The result is for comparison only: the formulas hold the start constant and count every
+    remainder epoch as pruned, and their last term may be negative. ``Schedule.pruned_epochs`` is
+    exact.
 
     Raises:
-        InputError: the windows differ in length, for which the paper has no formula.
+        InputError: The windows differ in length, for which the paper has no formula.
     """
     n, w, a = schedule.epochs, schedule.window, schedule.start
     r, c = schedule.block, schedule.count
@@ -37,13 +37,16 @@ def closed_form_pruned_epochs(schedule: Schedule) -> int:
 
 @dataclass(frozen=True)
 class Savings:
-    """What a policy will cost beside training on all data.
+    """What a training with a policy will cost, compared with training on all data.
 
     Attributes:
-        pruned_epochs: epochs that skip samples.
-        samples, samples_full: samples trained, and those of all epochs in full.
-        steps, steps_full: optimizer steps likewise (formula 5, with the smaller batches).
-        time, time_full: seconds (formulas 6 and 2); None where no step time was given.
+        pruned_epochs: Number of epochs that skip samples.
+        samples: Number of samples that are trained in all epochs together.
+        samples_full: The same number if no epoch skips samples.
+        steps: Number of optimizer steps (formula 5, with fewer batches in pruned epochs).
+        steps_full: The same number if no epoch skips samples.
+        time: Predicted time in seconds (formula 6); None if no step time was given.
+        time_full: The same time if no epoch skips samples (formula 2).
     """
 
     pruned_epochs: int
@@ -56,12 +59,15 @@ class Savings:
 
     @property
     def skipped_share(self) -> float:
-        """Share of all sample-steps that are skipped."""
+        """The share of all sample-steps that are skipped."""
         return 1 - self.samples / self.samples_full
 
     @property
     def saving(self) -> float:
-        """Share of the time saved (formula 7 over formula 2); of the steps without a step time."""
+        """The share of the time that is saved (formula 7 divided by formula 2).
+
+        If no step time was given, it is the share of the steps.
+        """
         if self.time is None or self.time_full is None:
             return 1 - self.steps / self.steps_full
         return 1 - self.time / self.time_full
@@ -78,26 +84,27 @@ def predict_savings(
     accumulation: int = 1,
     num_replicas: int = 1,
 ) -> Savings:
-    """Predict what a policy will cost, by walking its epochs.
+    """Predict what a training with a policy will cost, by stepping through its epochs.
 
     Args:
-        policy: the policy to cost.
-        num_samples: N.
-        batch_size: samples in a batch on each rank.
-        step_time: seconds of one optimizer step, the paper's T.
-        overhead: seconds of bookkeeping in each pruned epoch, the paper's t0.
-        drop_last, accumulation, num_replicas: as in ``Pruner``.
+        policy: The policy.
+        num_samples: Number of samples N in the data set.
+        batch_size: Number of samples per batch and rank.
+        step_time: Seconds per optimizer step, the paper's T.
+        overhead: Seconds of bookkeeping per pruned epoch, the paper's t0.
+        drop_last: Whether an incomplete last batch is dropped, as in ``Pruner``.
+        accumulation: Number of batches per optimizer step, as in ``Pruner``.
+        num_replicas: Number of ranks that share the samples, as in ``Pruner``.
 
     Raises:
-        InputError: a value is out of range, or the policy's numbers depend on data.
+        InputError: A value is out of range, or the numbers of the policy depend on data.
     """
-
     for name, seconds in (("step_time", step_time or 0.0), ("overhead", overhead)):
         if not seconds >= 0:
             raise InputError(f"expected {name} in seconds of at least 0, got {seconds}")
-    check_least("num_samples", num_samples, 1)
+    check_whole_number("num_samples", num_samples, 1)
     shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
-    policy = copy.deepcopy(policy)  # binding it to N is no business of the caller's
+    policy = copy.deepcopy(policy)  # The caller's policy must not be bound to N.
     policy.bind(num_samples)
     check_rounding(policy, num_samples, shape)
     if step_time is not None:

@@ -1,8 +1,7 @@
-"""Algorithm 2 as pure integers: in which epochs are samples skipped, and when do counts clear?
+"""Algorithm 2 in integer arithmetic: which epochs skip samples, and when the counts are cleared.
 
-The paper numbers epochs ``e = 1..E``; the public methods count ``epoch = e - 1`` from 0, as
-PyTorch does. Nothing here depends on data, so everything about a schedule is known before the
-training starts.
+The paper numbers epochs ``e = 1..E``. The public methods count ``epoch = e - 1`` from 0, as PyTorch
+does. A schedule does not depend on data, so it is known completely before the training starts.
 """
 
 import bisect
@@ -13,35 +12,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, check_whole_number
 
 Attenuate = Literal["window", "epoch"]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When fine-pruning prunes ([P] section 4.3, Algorithm 2).
+    """Says which epochs prune and when the counts are cleared ([P] section 4.3, Algorithm 2).
 
-    Epoch ``e`` (from 1) prunes when ``position(e) >= start_e`` and ``e mod block < count``. The
-    position is ``e mod window``; in general, the distance to the last boundary at or before ``e``.
-    Counts are cleared at the end of every boundary epoch.
+    Epoch ``e`` (counted from 1) prunes if ``position(e) >= start_e`` and ``e mod block < count``.
+    The position is ``e mod window`` or, in general, the distance to the last boundary at or before
+    ``e``. The counts are cleared at the end of every boundary epoch.
 
     Args:
-        epochs: length of the training, in epochs.
-        window: epochs in a window; or the lengths of the windows one after another, of which the
-            last repeats to the end of the training.
-        start: the paper's StartingPoint, the position in the window from which it may prune; or
-            one for each window, before attenuation.
-        attenuation: the start becomes ``int(start / attenuation)`` again and again; at least 1.
-        block: the paper's PruningBlock, in epochs.
-        count: the paper's PruningCount, the epochs in each block that prune; 0 prunes never.
-        attenuate: ``"window"`` attenuates once for each window after the first (the paper's
-            text), ``"epoch"`` once for each epoch after the first window (its listing, literally).
-        opened: epochs ``e`` (from 1) whose end was made a boundary while they trained; see
-            ``open_window``.
+        epochs: Number of epochs in the training.
+        window: Number of epochs per window, or the lengths of all windows in order. The last length
+            is repeated until the end of the training.
+        start: The paper's StartingPoint, which is the position in the window from which on epochs
+            may prune, before attenuation. It may be given for each window.
+        attenuation: The factor of at least 1 by which the start is reduced: each time, it becomes
+            ``int(start / attenuation)``.
+        block: The paper's PruningBlock, in epochs.
+        count: The paper's PruningCount, which is the number of epochs per block that prune. With 0,
+            no epoch prunes.
+        attenuate: How often the start is reduced: ``"window"`` reduces it once per window after the
+            first (the text of the paper), ``"epoch"`` once per epoch after the first window (its
+            listing, read literally).
+        opened: The epochs ``e`` (counted from 1) whose end became a boundary while they trained;
+            see ``open_window``.
 
     Raises:
-        InputError: a value is out of range.
+        InputError: A value is out of range.
     """
 
     epochs: int
@@ -54,7 +56,7 @@ class Schedule:
     opened: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_integer("epochs", self.epochs, least=1)
+        check_whole_number("epochs", self.epochs, 1)
         windows = self.window if isinstance(self.window, Sequence) else (self.window,)
         starts = self.start if isinstance(self.start, Sequence) else (self.start,) * len(windows)
         if not windows or len(starts) != len(windows):
@@ -63,11 +65,11 @@ class Schedule:
                 f"got window={self.window!r} and start={self.start!r}"
             )
         for length in windows:
-            _check_integer("window", length, least=1)
+            check_whole_number("window", length, 1)
         for start in starts:
-            _check_integer("start", start, least=0)
-        _check_integer("block", self.block, least=1)
-        _check_integer("count", self.count, least=0)
+            check_whole_number("start", start, 0)
+        check_whole_number("block", self.block, 1)
+        check_whole_number("count", self.count, 0)
         if self.count > self.block:
             raise InputError(
                 f"expected count (pruning epochs in a block) of at most block, "
@@ -79,7 +81,7 @@ class Schedule:
             )
         if self.attenuate not in ("window", "epoch"):
             raise InputError(f'expected attenuate="window" or "epoch", got {self.attenuate!r}')
-        # One form for one schedule, so that equal schedules compare equal.
+        # Equal schedules must compare equal, so equal windows at the end are stored only once.
         while len(windows) > 1 and (windows[-1], starts[-1]) == (windows[-2], starts[-2]):
             windows, starts = windows[:-1], starts[:-1]
         constant = len(windows) == 1
@@ -101,30 +103,34 @@ class Schedule:
     ) -> "Schedule":
         """Make the windows from the epochs after which the learning rate falls ([P] section 4.3).
 
-        Every interval of length L between milestones is cut into m windows at ``round(j*L/m)``.
-        The end of the training closes the last interval; but where the milestones are evenly
-        spaced and the rest is shorter than their spacing, the last interval counts as a whole one
-        that the end cuts short, so that ``from_milestones(E, [W, 2 * W, ...])`` equals
-        ``Schedule(E, W, ...)`` for every E.
+        Each interval of length L between milestones is cut into m windows at ``round(j*L/m)``.
+        The last interval ends with the training. There is one exception: if the milestones are
+        evenly spaced and the last interval is shorter than their spacing, it is treated as an
+        interval of full length that the training does not complete. Thus,
+        ``from_milestones(E, [W, 2 * W, ...])`` equals ``Schedule(E, W, ...)`` for every E.
 
         Args:
-            epochs: length of the training, in epochs.
-            milestones: epochs from 1, rising, after which the rate falls, as ``MultiStepLR`` has
-                them; those at the training's end or beyond never come.
-            windows_per_interval: m, the number of windows between two milestones.
-            start: the start as a share of each window, from 0 to 1.
-            attenuation, block, count, attenuate: as in ``Schedule``.
+            epochs: Number of epochs in the training.
+            milestones: The epochs (counted from 1, ascending) after which the rate falls, as in
+                ``MultiStepLR``. Milestones at or after the end of the training have no effect.
+            windows_per_interval: Number m of windows between two milestones.
+            start: The start as a share of each window, from 0 to 1.
+            attenuation: The factor by which the start is reduced, as in ``Schedule``.
+            block: The paper's PruningBlock, as in ``Schedule``.
+            count: The paper's PruningCount, as in ``Schedule``.
+            attenuate: How often the start is reduced, as in ``Schedule``.
 
         Raises:
-            InputError: milestones that do not rise, or more windows than epochs in an interval.
+            InputError: A value is out of range, the milestones do not ascend, or an interval has
+                fewer epochs than windows.
         """
-        _check_integer("epochs", epochs, least=1)
-        _check_integer("windows_per_interval", windows_per_interval, least=1)
+        check_whole_number("epochs", epochs, 1)
+        check_whole_number("windows_per_interval", windows_per_interval, 1)
         milestones = list(milestones)
         for milestone in milestones:
-            _check_integer("milestones", milestone, least=1)
+            check_whole_number("milestones", milestone, 1)
         if any(a >= b for a, b in itertools.pairwise(milestones)):
-            raise InputError(f"expected milestones that rise, got {milestones}")
+            raise InputError(f"expected milestones in ascending order, got {milestones}")
         if not 0 <= start <= 1:
             raise InputError(f"expected start as a share of each window in [0, 1], got {start}")
         ends = [0, *milestones]
@@ -144,13 +150,13 @@ class Schedule:
                 round(j * length / windows_per_interval) for j in range(windows_per_interval + 1)
             ]
             windows += [b - a for a, b in itertools.pairwise(cuts)]
-        # The small addend keeps a share such as 49 * (1 / 49) from losing an epoch to rounding.
+        # The small addend prevents 49 * (1 / 49) = 0.9999999999999999 from losing an epoch.
         starts = tuple(math.floor(start * length + 1e-9) for length in windows)
         return cls(epochs, tuple(windows), starts, attenuation, block, count, attenuate)
 
     @functools.cached_property
     def boundaries(self) -> tuple[int, ...]:
-        """The epochs ``e`` (from 1, rising, up to ``epochs``) at whose end counts are cleared."""
+        """The epochs ``e`` (counted from 1, ascending) at whose end the counts are cleared."""
         lengths = self.window if isinstance(self.window, tuple) else (self.window,)
         ends: list[int] = []
         end = 0
@@ -159,45 +165,49 @@ class Schedule:
             if end > self.epochs:
                 return tuple(ends)
             ends.append(end)
-        raise AssertionError("unreachable: the last window repeats for ever")
+        raise AssertionError("unreachable: the last window is repeated without end")
 
     @property
     def longest_window(self) -> int:
-        """Length of the longest window in epochs, the largest count that a sample can reach."""
+        """Length of the longest window in epochs, which is the largest possible count."""
         return max(self.window) if isinstance(self.window, tuple) else self.window
 
     def prunes(self, epoch: int) -> bool:
-        """Say whether ``epoch`` (from 0) skips samples.
+        """Return whether ``epoch`` (counted from 0) skips samples.
 
         Raises:
-            InputError: the epoch is outside the schedule.
+            InputError: The epoch is outside the schedule.
         """
         e = self._number(epoch)
-        # An epoch that became a boundary while it trained had been decided on before.
+        # An epoch that became a boundary while it trained was planned before that.
         position = self._position(e - 1) + 1 if e in self.opened else self._position(e)
         return position >= self._start(e) and e % self.block < self.count
 
     def clears(self, epoch: int) -> bool:
-        """Say whether the counts are cleared at the end of ``epoch`` (from 0).
+        """Return whether the counts are cleared at the end of ``epoch`` (counted from 0).
 
         Raises:
-            InputError: the epoch is outside the schedule.
+            InputError: The epoch is outside the schedule.
         """
         return self._position(self._number(epoch)) == 0
 
     def pruned_epochs(self) -> int:
-        """Count the epochs that prune, by walking Algorithm 2 (exact, unlike formulas 3 and 4)."""
+        """Return how many epochs prune, by stepping through Algorithm 2.
+
+        The result is exact, unlike those of formulas 3 and 4.
+        """
         return sum(self.prunes(epoch) for epoch in range(self.epochs))
 
     def open_window(self, epoch: int) -> "Schedule":
-        """Return this schedule with a boundary at the end of ``epoch`` (from 0).
+        """Return this schedule with another boundary at the end of ``epoch`` (counted from 0).
 
-        For rates that fall while training (a plateau scheduler): the paper lets the window change
-        during the training. Neither the epoch itself nor one before it is decided anew; the window
-        that the new boundary cuts gives its length and start to those that follow.
+        This is for learning rates that fall while training (a plateau scheduler): the paper allows
+        the window to change during the training. Nothing changes for this epoch and all earlier
+        ones. The window that the new boundary cuts in two determines the length and the start of
+        the windows that follow.
 
         Raises:
-            InputError: the epoch is outside the schedule.
+            InputError: The epoch is outside the schedule.
         """
         e = self._number(epoch)
         if self._position(e) == 0:
@@ -224,7 +234,9 @@ class Schedule:
         return e - (self.boundaries[reached - 1] if reached else 0)
 
     def _start(self, e: int) -> int:
-        passed = bisect.bisect_left(self.boundaries, e)  # boundaries before e, so kW is still k - 1
+        passed = bisect.bisect_left(
+            self.boundaries, e
+        )  # The boundary kW itself belongs to window k - 1.
         start = self._window_value(self.start, passed)
         if self.attenuate == "window":
             times = passed
@@ -247,8 +259,3 @@ def _attenuated(start: int, attenuation: float, times: int) -> int:
             break
         start = reduced
     return start
-
-
-def _check_integer(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InputError(f"expected {name} to be whole numbers of at least {least}, got {value!r}")

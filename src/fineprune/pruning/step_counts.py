@@ -1,34 +1,35 @@
-"""How many samples an epoch keeps once whole batches are made of them, and how many steps that is.
+"""How many samples an epoch keeps after rounding to whole batches, and how many steps it takes.
 
-Pure functions of the epoch: learning rates and step counts are planned with them before any
-training, and every rank gets the same answer.
+These functions depend on the epoch only, so that learning rates and step counts can be planned
+before the training, and all ranks get the same results.
 """
 
 import math
 import warnings
 from dataclasses import dataclass
+from numbers import Integral
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.sampler import samples_per_rank
 
-# A rounding that costs this share of the saving or more deserves a warning.
+# Rounding warns if it costs at least this share of the saving.
 _WORTH_A_WARNING = 0.1
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """How samples become optimizer steps.
+    """How samples are grouped into batches and optimizer steps.
 
     Attributes:
-        batch_size: samples in a batch on each rank; None where it is not known.
-        accumulation: batches in an optimizer step.
-        num_replicas: ranks that share an epoch's samples.
-        drop_last: whether an incomplete last batch is left out.
+        batch_size: Number of samples per batch and rank; None if it is not known.
+        accumulation: Number of batches per optimizer step.
+        num_replicas: Number of ranks that share the samples of an epoch.
+        drop_last: Whether an incomplete last batch is dropped.
 
     Raises:
-        InputError: a value is not a whole number of at least 1, or accumulation comes without a
-            batch size.
+        InputError: A value is not a whole number of at least 1, or ``accumulation`` is given
+            without ``batch_size``.
     """
 
     batch_size: int | None = None
@@ -37,9 +38,9 @@ class BatchShape:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        check_least("batch_size", 1 if self.batch_size is None else self.batch_size, 1)
-        check_least("accumulation", self.accumulation, 1)
-        check_least("num_replicas", self.num_replicas, 1)
+        check_whole_number("batch_size", 1 if self.batch_size is None else self.batch_size, 1)
+        check_whole_number("accumulation", self.accumulation, 1)
+        check_whole_number("num_replicas", self.num_replicas, 1)
         if self.accumulation > 1 and self.batch_size is None:
             raise InputError(
                 f"expected batch_size beside accumulation={self.accumulation}, got None"
@@ -47,27 +48,30 @@ class BatchShape:
 
     @property
     def multiple(self) -> int:
-        """Samples in one optimizer step of all ranks; the number of ranks without a batch size."""
+        """Number of samples per optimizer step of all ranks.
+
+        If the batch size is not known, it is the number of ranks.
+        """
         return self.num_replicas * (self.batch_size or 1) * self.accumulation
 
 
 def num_kept(policy: Policy, num_samples: int, epoch: int, shape: BatchShape) -> int | None:
-    """Return how many samples an epoch keeps: rounded up to whole steps if it skips any.
+    """Return how many samples an epoch keeps, rounded up to whole steps if it skips any.
 
-    None where that depends on data. Rounding up removes padding, incomplete batches and half
-    accumulation windows from pruned epochs; full ones are never rounded.
+    Because of the rounding, pruned epochs have no padding, no incomplete batches and no incomplete
+    accumulation. Full epochs are not rounded. The result is None if it depends on data.
     """
-    wanted = policy.num_kept(epoch)
-    if wanted is None or wanted >= num_samples:
+    wanted = _wanted(policy, num_samples, epoch)
+    if wanted is None or wanted == num_samples:
         return wanted
     return min(_rounded_up(wanted, shape.multiple), num_samples)
 
 
 def total_steps(policy: Policy, num_samples: int, shape: BatchShape) -> int:
-    """Count the optimizer steps of all epochs ([P] formula 5, with the smaller batches).
+    """Return the number of optimizer steps of all epochs ([P] formula 5, with fewer batches).
 
     Raises:
-        InputError: there is no batch size, or the policy's numbers depend on data.
+        InputError: There is no batch size, or the numbers of the policy depend on data.
     """
     if shape.batch_size is None:
         raise InputError("expected Pruner(..., batch_size=...) to count steps, got None")
@@ -86,32 +90,41 @@ def total_steps(policy: Policy, num_samples: int, shape: BatchShape) -> int:
 
 
 def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
-    """Fail or warn at the start where whole batches would undo the pruning.
+    """Warn if rounding to whole batches loses a tenth of the saving or more.
 
     Raises:
-        InputError: nothing would be skipped.
+        InputError: Rounding to whole batches would leave nothing to skip, or the policy's
+            ``num_kept`` is out of range.
     """
-    wanted = {policy.num_kept(epoch) for epoch in range(policy.epochs)}
+    wanted = {_wanted(policy, num_samples, epoch) for epoch in range(policy.epochs)}
     for keep in wanted:
-        if keep is None or keep >= num_samples:
+        if keep is None or keep == num_samples:
             continue
         skip = num_samples - keep
         left = num_samples - _rounded_up(keep, shape.multiple)
         if left > (1 - _WORTH_A_WARNING) * skip:
             continue
         said = (
-            f"{skip} of {num_samples} samples are to be skipped, but whole steps of "
+            f"the policy skips {skip} of {num_samples} samples, but whole steps of "
             f"{shape.multiple} samples (batch x ranks x accumulation) leave {max(left, 0)} skipped"
         )
         if left <= 0:
             raise InputError(f"{said}: expected a larger prune or a smaller batch_size")
-        warnings.warn(f"{said}: a tenth of the saving or more is lost", UserWarning, stacklevel=4)
+        warnings.warn(f"{said}: a tenth of the saving or more is lost", UserWarning, stacklevel=3)
 
 
-def check_least(name: str, value: object, least: int) -> None:
-    """Raise InputError unless ``value`` is a whole number of at least ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InputError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
+def _wanted(policy: Policy, num_samples: int, epoch: int) -> int | None:
+    """Return how many samples the policy wants to keep, from 1 to N; None if it depends on data."""
+    wanted = policy.num_kept(epoch)
+    if wanted is None:
+        return None
+    whole = isinstance(wanted, Integral) and not isinstance(wanted, bool)
+    if not whole or not 1 <= wanted <= num_samples:
+        raise InputError(
+            f"expected num_kept({epoch}) of policy {policy.name!r} to be a whole number from 1 to "
+            f"{num_samples} or None, got {wanted!r}"
+        )
+    return int(wanted)
 
 
 def _rounded_up(number: int, multiple: int) -> int:

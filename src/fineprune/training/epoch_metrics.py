@@ -64,7 +64,7 @@ def epoch_metrics(
         "skipped": state.data.num_samples - len(kept),
         "steps": -(-totals.batches // training.accumulation),
         "train_loss": loss,
-        "nonfinite": sum(state.ranks.gather(state.pruner.nonfinite)),
+        "nonfinite": state.pruner.nonfinite,
         "seconds": totals.seconds,
         "bookkeeping_seconds": totals.bookkeeping_seconds,
         "evaluate_seconds": 0.0,

@@ -1,4 +1,4 @@
-"""Optimizers by name, and their learning rate."""
+"""Optimizers by name, and their learning rates."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,25 +8,36 @@ import torch
 from fineprune.training.rmsprop_tf import RMSPropTF
 from fineprune.training.settings import TrainingSettings
 
+# The options of torch's optimizers that say how they step, but not what they compute.
+_FORM = ("fused", "foreach", "capturable")
+
 
 def build_optimizer(
     parameters: Iterable[torch.Tensor], settings: TrainingSettings
 ) -> torch.optim.Optimizer:
-    """Build the optimizer that a recipe names, in torch's fused form where it has one.
+    """Build the optimizer that a recipe names, in torch's fused form if it has one.
 
-    On a GPU the learning rate is a tensor there (float32, no dimension), so that ``set_rate``
-    changes it in place, in the order of the stream.
+    On a GPU, the learning rate is a tensor on that GPU (float32, no dimension), so that
+    ``set_rate`` can change it in place without waiting for the GPU. Every optimizer is built in a
+    form whose ``step`` leaves this tensor on the GPU.
 
     Args:
-        parameters: of a model, or of a parameter server; all on one device.
-        settings: the training section of the recipe.
+        parameters: The parameters of a model or of a parameter server, all on one device.
+        settings: The training section of the recipe.
     """
     parameters = list(parameters)
     device = parameters[0].device
-    shared: dict[str, Any] = {
-        "lr": torch.tensor(settings.lr, device=device) if device.type == "cuda" else settings.lr,
-        "weight_decay": settings.weight_decay,
-    }
+    optimizer = _build(parameters, device.type, settings)
+    if device.type == "cuda":
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(settings.lr, device=device)
+    return optimizer
+
+
+def _build(
+    parameters: list[torch.Tensor], device: str, settings: TrainingSettings
+) -> torch.optim.Optimizer:
+    shared: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.optimizer == "rmsprop-tf":
         epsilon = 1.0 if settings.epsilon is None else settings.epsilon
         return RMSPropTF(
@@ -34,10 +45,13 @@ def build_optimizer(
         )
     if settings.optimizer == "rmsprop":
         epsilon = 1e-8 if settings.epsilon is None else settings.epsilon
+        if device == "cuda":
+            # All other forms of torch's RMSprop copy a learning rate on the GPU to the host.
+            shared |= {"capturable": True, "foreach": True}
         return torch.optim.RMSprop(
             parameters, alpha=settings.decay, eps=epsilon, momentum=settings.momentum, **shared
         )
-    shared["fused"] = device.type in ("cpu", "cuda")
+    shared["fused"] = device in ("cpu", "cuda")
     if settings.optimizer == "adam":
         return torch.optim.Adam(parameters, **shared)
     if settings.optimizer == "adamw":
@@ -48,7 +62,7 @@ def build_optimizer(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameters, without waiting for the device."""
+    """Set the learning rate of all parameters without waiting for the device."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
@@ -57,8 +71,17 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimizer's state; its learning rate stays, to be set at the next step."""
+    """Load the state of an optimizer that may have run on another kind of device.
+
+    The optimizer keeps its own learning rate, which is set at the next step, and its own form,
+    because CPUs and GPUs need different forms.
+    """
     rates = [group["lr"] for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
+    # The form decides on which device the number of steps lies, so it must be known while loading.
+    groups = [
+        {**saved, **{name: own[name] for name in _FORM if name in own}, "lr": 0.0}
+        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    optimizer.load_state_dict({**state, "param_groups": groups})
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate  # the state's would lie on the CPU
+        group["lr"] = rate

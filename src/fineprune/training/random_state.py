@@ -1,8 +1,11 @@
-"""Torch's own random state (initial weights, dropout): seeded for a run, and given back after."""
+"""Torch's own random state (initial weights, dropout): seeded for a run and restored after it.
+
+A run draws from the generator of the CPU and from that of its own device. Only these two are
+touched; the generators of all other devices belong to the user.
+"""
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -11,33 +14,64 @@ from fineprune.pruning.random_streams import stream
 
 @contextlib.contextmanager
 def seeded(seed: int, device: str) -> Iterator[None]:
-    """Seed torch's generators inside the block; the user's own state comes back after it."""
-    devices = [torch.device(device)] if device.startswith("cuda") else []
-    with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.manual_seed(seed)
+    """Seed torch's generators inside the block, and restore their states after it.
+
+    Args:
+        seed: The seed of the run.
+        device: The device of the run, such as ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
+    """
+    generators = _generators(device).values()
+    before = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(seed)
         yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
 
 
 def reseed(seed: int, rank: int, device: str) -> None:
-    """Give another rank's generators a stream of their own, inside ``seeded``."""
+    """Give the generators of another rank than 0 a stream of their own, inside ``seeded``."""
     own = int(stream(seed, rank, "torch").integers(2**62))
-    torch.default_generator.manual_seed(own)
-    if device.startswith("cuda"):
-        torch.cuda.manual_seed(own)
+    for generator in _generators(device).values():
+        generator.manual_seed(own)
 
 
-def random_state(device: str) -> dict[str, Any]:
-    """Return the state of torch's generators, as tensors."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.startswith("cuda"):
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
+def random_state(device: str) -> dict[str, torch.Tensor]:
+    """Return the states of torch's generators as tensors on the CPU."""
+    return {kind: generator.get_state() for kind, generator in _generators(device).items()}
 
 
-def set_random_state(state: dict[str, Any], device: str) -> None:
-    """Set the generators to a state that ``random_state`` returned."""
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and device.startswith("cuda"):
-        torch.cuda.set_rng_state(state["cuda"], device)
+def set_random_state(state: dict[str, torch.Tensor], device: str) -> None:
+    """Restore states from ``random_state``, as far as they belong to this kind of device."""
+    for kind, generator in _generators(device).items():
+        if kind in state:
+            generator.set_state(state[kind])
+
+
+def gpu_index(device: str, current: int) -> int | None:
+    """Return the index of the GPU that a run uses; None if it uses none.
+
+    Args:
+        device: The device of the run.
+        current: Index of torch's current GPU, which ``cuda`` without a number stands for.
+    """
+    kind = torch.device(device)
+    if kind.type != "cuda":
+        return None
+    return current if kind.index is None else kind.index
+
+
+def _generators(device: str) -> dict[str, torch.Generator]:
+    """Return the generators that a run on ``device`` draws from, by kind of device."""
+    generators = {"cpu": torch.default_generator}
+    kind = torch.device(device).type
+    if kind == "cuda":
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        index = gpu_index(device, torch.cuda.current_device())
+        assert index is not None
+        generators["cuda"] = torch.cuda.default_generators[index]
+    elif kind == "mps":
+        generators["mps"] = torch.mps._get_default_mps_generator()
+    return generators

@@ -15,10 +15,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
-from fineprune.pruning.policies.fine_pruning import FinePruning
-from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import Policy
-from fineprune.pruning.policies.random import RandomPruning
+from fineprune.pruning.policies.registry import POLICIES
+from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.schedule import Schedule
 from fineprune.training.settings import (
     DataSettings,
@@ -88,12 +87,11 @@ class Recipe:
 
     def policy(self) -> Policy:
         """Make the policy that the pruning section describes."""
-        if self.pruning.policy == "full":
-            return FullData(self.training.epochs)
-        schedule = self.schedule()
-        if self.pruning.policy == "random":
-            return RandomPruning(schedule, self.pruning.prune)
-        return FinePruning(schedule, self.pruning.prune, self.pruning.tolerance)
+        policy = POLICIES[self.pruning.policy]
+        if not issubclass(policy, ScheduledPolicy):
+            return policy(self.training.epochs)
+        settings = {name: getattr(self.pruning, name) for name in policy.recipe_settings}
+        return policy(self.schedule(), **settings)
 
     def schedule(self) -> Schedule:
         """Make the schedule that the pruning section describes."""

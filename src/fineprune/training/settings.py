@@ -10,6 +10,7 @@ import re
 from fineprune.errors import InputError, check_above, check_at_least, check_between, check_one_of
 from fineprune.importing import check_import_name
 from fineprune.networks.registry import NETWORKS
+from fineprune.pruning.policies.registry import POLICIES
 
 _USER_DEFINED = "user-defined data"
 _IMAGE_SETS = ("digits", "synthetic", "cifar10", "cifar100")
@@ -32,7 +33,7 @@ _LARGEST_SEED = 2**63 - 1
 
 _DEVICES = re.compile(r"auto|cpu|cuda(:[0-9]+)?|mps")
 
-_OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "rmsprop-tf")
+OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "rmsprop-tf")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,7 +167,7 @@ class TrainingSettings:
             raise InputError(
                 f"expected training.epochs to be at most {_MOST_EPOCHS}, got {self.epochs}"
             )
-        check_one_of("training.optimizer", self.optimizer, _OPTIMIZERS)
+        check_one_of("training.optimizer", self.optimizer, OPTIMIZERS)
         check_one_of(
             "training.schedule", self.schedule, ("milestones", "cosine", "one-cycle", "constant")
         )
@@ -218,7 +219,7 @@ class PruningSettings:
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
-        check_one_of("pruning.policy", self.policy, ("fine-pruning", "random", "full"))
+        check_one_of("pruning.policy", self.policy, tuple(POLICIES))
         if self.policy != "full" and (self.window is None) == (self.windows_per_interval is None):
             raise InputError(
                 "expected either pruning.window (epochs) or pruning.windows_per_interval, "

@@ -1,1 +1,1 @@
-"""Policies: what an epoch keeps. One policy a file."""
+"""Policies: which samples an epoch keeps. Each policy has its own file."""

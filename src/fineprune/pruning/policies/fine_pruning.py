@@ -1,4 +1,4 @@
-"""FinePruning: skip the samples whose loss most often exceeded their batch's mean."""
+"""FinePruning: skip the samples whose loss most often exceeded the mean of their batch."""
 
 import math
 from typing import Any, ClassVar
@@ -26,9 +26,10 @@ class FinePruning(ScheduledPolicy):
     """Data fine-pruning ([P] sections 4.2 and 4.3, Algorithms 1 and 2).
 
     Args:
-        schedule: when to prune, and when the counts are cleared.
-        prune: how many samples to skip: a share in [0, 1), or a whole number below N.
-        tolerance: a loss earns a mark above ``mean + tolerance * |mean|`` of its batch.
+        schedule: Says which epochs prune, and when the counts are cleared.
+        prune: How many samples a pruning epoch skips: a share in [0, 1), or a whole number below N.
+        tolerance: A sample is marked if its loss exceeds ``mean + tolerance * |mean|``, where
+            ``mean`` is the mean loss of its batch.
 
     Raises:
         InputError: ``prune`` or ``tolerance`` is out of range.
@@ -36,6 +37,7 @@ class FinePruning(ScheduledPolicy):
 
     name: ClassVar[str] = "fine-pruning"
     needs_losses: ClassVar[bool] = True
+    recipe_settings: ClassVar[tuple[str, ...]] = ("prune", "tolerance")
 
     def __init__(self, schedule: Schedule, prune: float, tolerance: float = 0.0) -> None:
         super().__init__(schedule, prune)
@@ -46,38 +48,41 @@ class FinePruning(ScheduledPolicy):
         self._marks: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 
     def bind(self, num_samples: int) -> None:
-        """Make room for N counts and N marks."""
+        """Allocate N counts and N marks."""
         super().bind(num_samples)
         self._counts = np.zeros(num_samples, dtype=counts_dtype(self.schedule.longest_window))
         self._marks = np.zeros(num_samples, dtype=np.bool_)
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
-        """Keep the ``num_kept`` samples with the smallest counts, ties at random."""
+        """Keep the ``num_kept`` samples with the smallest counts; ties are broken at random."""
         assert num_kept is not None
         kept = keep_least_counted(self._counts, num_kept, rng)
         return EpochPlan(epoch, torch.from_numpy(kept))
 
     def observe(self, epoch: int, records: LossRecords) -> None:
-        """Mark the samples above their batch's mean; once an epoch, however often they came."""
+        """Mark the samples above the mean of their batch, at most once per sample and epoch."""
         marked = exceeds(records.losses, records.batch_means, self.tolerance)
         self._marks[records.index[marked]] = True
 
     def merge(self, replicas: Replicas) -> None:
-        """Take a sample as marked where any rank marked it."""
+        """Mark every sample that any rank marked."""
         self._marks = replicas.maximum(self._marks.view(np.uint8)).view(np.bool_)
 
     def end_epoch(self, epoch: int) -> None:
-        """Clear the counts if the epoch is a boundary, then add its marks."""
+        """Clear the counts if the epoch is a boundary, then add the marks of the epoch."""
         add_marks(self._counts, self._marks, clear=self.schedule.clears(epoch))
         self._marks[:] = False
 
     @property
     def counts(self) -> torch.Tensor:
-        """DroppingCounts as of the last ended epoch: uint8 (or int16), shape (N,), a copy."""
+        """DroppingCounts as of the last epoch that ended: integers, shape (N,), a copy.
+
+        The dtype is uint8 if no window is longer than 255 epochs, else int16 or int32.
+        """
         return torch.from_numpy(self._counts.copy())
 
     def settings(self) -> dict[str, Any]:
-        """Return the schedule, the share and the tolerance."""
+        """Return the schedule, ``prune`` and the tolerance."""
         return {**super().settings(), "tolerance": self.tolerance}
 
     def state_dict(self) -> dict[str, Any]:
@@ -86,7 +91,7 @@ class FinePruning(ScheduledPolicy):
         return {**super().state_dict(), "counts": self.counts, "marks": marks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up counts and marks."""
+        """Restore the counts and the marks."""
         super().load_state_dict(state)
         self._counts = state["counts"].numpy().copy()
         marks = np.unpackbits(state["marks"].numpy(), count=self._num_samples)

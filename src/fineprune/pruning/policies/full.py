@@ -1,10 +1,10 @@
-"""FullData: skip nothing. The baseline, bit for bit a plain loop."""
+"""FullData: train every epoch on all samples. This is the baseline, bit for bit a plain loop."""
 
 from typing import ClassVar
 
 import numpy as np
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.policies.policy import Policy
 
@@ -13,7 +13,7 @@ class FullData(Policy):
     """Train every epoch on all samples.
 
     Args:
-        epochs: length of the training, in epochs.
+        epochs: Number of epochs in the training.
 
     Raises:
         InputError: ``epochs`` is not a whole number of at least 1.
@@ -22,24 +22,23 @@ class FullData(Policy):
     name: ClassVar[str] = "full"
 
     def __init__(self, epochs: int) -> None:
-        if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
-            raise InputError(f"expected epochs to be a whole number of at least 1, got {epochs!r}")
+        check_whole_number("epochs", epochs, 1)
         self._epochs = epochs
         self._num_samples = 0
 
     @property
     def epochs(self) -> int:
-        """Length of the training, in epochs."""
+        """Number of epochs in the training."""
         return self._epochs
 
     def bind(self, num_samples: int) -> None:
-        """Learn the number of samples."""
+        """Receive the number of samples."""
         self._num_samples = num_samples
 
     def num_kept(self, epoch: int) -> int:
-        """Return all samples, whatever the epoch."""
+        """Return the number of all samples."""
         return self._num_samples
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
-        """Raise: an epoch that skips nothing needs no choice."""
+        """Raise an error, because an epoch that skips nothing needs no selection."""
         raise InputError("expected no selection: the full policy skips nothing")

@@ -1,7 +1,8 @@
-"""Policy: how many samples an epoch keeps, which, and what is learned from their losses.
+"""Policy: how many samples an epoch keeps, which ones, and what it learns from their losses.
 
-The contract for every method of skipping. A policy of your own is a subclass with ``num_kept`` and
-``select``; ``observe``, ``merge`` and ``end_epoch`` where it learns from losses.
+This is the interface of every method that skips samples. A user's own policy is a subclass that
+implements ``num_kept`` and ``select``; a policy that learns from losses also implements ``observe``
+and ``end_epoch``. With several ranks, all of them must learn the same; see ``Policy.merge``.
 """
 
 from abc import ABC, abstractmethod
@@ -20,13 +21,14 @@ from fineprune.pruning.replicas import Replicas
 
 @dataclass(frozen=True, eq=False)
 class LossRecords:
-    """Losses of whole batches of one epoch, as this rank trained them.
+    """The losses of some batches of one epoch, batch after batch.
 
     Attributes:
-        index: int64, shape (n,); a sample that was repeated stands here as often.
-        losses: float32, shape (n,); may hold values that are not finite.
-        batch_means: float64, shape (n,): the mean of the finite losses of each loss's batch, over
-            all ranks; NaN where none was finite.
+        index: Sample of each loss, int64, shape (n,). A sample that was trained several times
+            occurs several times.
+        losses: The losses, float32, shape (n,). Some may be NaN or infinite.
+        batch_means: The mean of the finite losses of each loss's batch over all ranks, float64,
+            shape (n,); NaN if no loss of the batch was finite.
     """
 
     index: npt.NDArray[np.int64]
@@ -35,13 +37,13 @@ class LossRecords:
 
 
 class Policy(ABC):
-    """One method of choosing an epoch's samples.
+    """A method of choosing the samples of each epoch.
 
-    ``Pruner`` works on a copy of its own, so one policy object may serve several pruners.
+    A ``Pruner`` works on its own copy, so one policy object may be given to several pruners.
 
     Attributes:
-        name: the name in recipes and tables.
-        needs_losses: whether ``observe`` is to be called; without it recording costs nothing.
+        name: The name of the policy in recipes and tables.
+        needs_losses: Whether ``observe`` is called. If it is false, recording costs nothing.
     """
 
     name: ClassVar[str]
@@ -50,16 +52,21 @@ class Policy(ABC):
     @property
     @abstractmethod
     def epochs(self) -> int:
-        """Length of the training, in epochs."""
+        """Number of epochs in the training."""
 
-    def bind(self, num_samples: int) -> None:  # noqa: B027 (learning nothing is a policy too)
-        """Learn the number of samples, once; raise InputError where the policy cannot work."""
+    def bind(self, num_samples: int) -> None:  # noqa: B027 (a policy need not learn anything)
+        """Receive the number of samples, once, before any other method is called.
+
+        Raises:
+            InputError: The policy cannot work with so few samples.
+        """
 
     @abstractmethod
     def num_kept(self, epoch: int) -> int | None:
-        """Return how many samples ``epoch`` (from 0) keeps, or None where that depends on data.
+        """Return how many samples ``epoch`` (counted from 0) keeps; None if it depends on data.
 
-        It must depend on the epoch alone: step counts and learning rates are planned with it.
+        The result may depend on the epoch only, because step counts and learning rates are planned
+        from it.
         """
 
     @abstractmethod
@@ -67,35 +74,48 @@ class Policy(ABC):
         """Choose the samples of an epoch that skips some.
 
         Args:
-            epoch: counted from 0.
-            num_kept: ``num_kept(epoch)`` rounded up to whole batches over all ranks.
-            rng: this epoch's stream for ties and chance, the same on every rank.
+            epoch: The epoch, counted from 0.
+            num_kept: How many samples to keep: ``num_kept(epoch)``, rounded up to whole batches
+                over all ranks.
+            rng: The random stream of this epoch, which is the same on every rank.
         """
 
     def observe(self, epoch: int, records: LossRecords) -> None:  # noqa: B027
-        """Take in losses of this epoch; called any number of times before ``end_epoch``."""
+        """Observe losses of ``epoch``. This is called any number of times before ``end_epoch``.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            records: The losses that all ranks recorded since the last call, which are the same on
+                every rank. If the policy implements ``merge``, they are those of this rank only.
+        """
 
     def merge(self, replicas: Replicas) -> None:  # noqa: B027
-        """Exchange with all ranks what was observed, so that every rank knows all of it."""
+        """Exchange the observations of all ranks, so that every rank has all of them.
+
+        A policy need not implement this method: ``observe`` then receives the losses of all ranks,
+        for which each rank needs 20 bytes per sample that any rank trained. A policy that can
+        exchange less than that, for example one mark per sample, implements this method. It is
+        called on every rank after each ``observe``.
+        """
 
     def end_epoch(self, epoch: int) -> None:  # noqa: B027
-        """Commit what was observed; only from here on may ``select`` see it."""
+        """Commit what was observed. ``select`` must not depend on it before this call."""
 
     def open_window(self, epoch: int) -> None:
-        """Make the end of ``epoch`` the start of a new window, where the policy has windows.
+        """Begin a new window at the end of ``epoch``, if the policy has windows.
 
         Raises:
-            InputError: the policy has none.
+            InputError: The policy has no windows.
         """
         raise InputError(f"expected a policy with windows, got {self.name!r}, which has none")
 
     @property
     def counts(self) -> torch.Tensor | None:
-        """DroppingCounts, integers, shape (N,), where the policy keeps them; else None."""
+        """DroppingCounts, integers, shape (N,); None if the policy does not count."""
         return None
 
     def settings(self) -> dict[str, Any]:
-        """Return what a saved state must agree with: numbers, strings and lists only."""
+        """Return what a saved state must agree with: numbers, strings, lists and dicts only."""
         return {"policy": self.name}
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,20 +123,20 @@ class Policy(ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Take up what ``state_dict`` returned; called after ``bind``."""
+        """Continue from the result of ``state_dict``. This is called after ``bind``."""
 
 
 def prune_count(prune: float, num_samples: int) -> int:
     """Return the number of samples that a pruning epoch skips.
 
     Args:
-        prune: a share in [0, 1) of all samples, or their whole number.
-        num_samples: N.
+        prune: The share of all samples to skip, in [0, 1), or their number as an int.
+        num_samples: Number of samples N in the data set.
 
     Raises:
-        InputError: everything, or more, would be skipped.
+        InputError: No sample would be left.
     """
-    # The small addend keeps a share such as 0.29 of 100 from losing a sample to rounding.
+    # The small addend prevents 0.29 * 100 = 28.999999999999996 from losing a sample.
     number = prune if isinstance(prune, int) else int(prune * num_samples + 1e-9)
     if number >= num_samples:
         raise InputError(
@@ -126,10 +146,10 @@ def prune_count(prune: float, num_samples: int) -> int:
 
 
 def checked_prune(prune: float) -> float:
-    """Return ``prune`` as Python's own number.
+    """Return ``prune`` as a Python int or float.
 
     Raises:
-        InputError: it is neither a share in [0, 1) nor a whole number from 0 on.
+        InputError: ``prune`` is neither a share in [0, 1) nor a whole number of at least 0.
     """
     if isinstance(prune, Integral) and not isinstance(prune, bool) and prune >= 0:
         return int(prune)

@@ -1,4 +1,4 @@
-"""RandomPruning: skip as many samples as fine-pruning would, at random. The matched control."""
+"""RandomPruning: skip as many samples as fine-pruning does, chosen at random."""
 
 from typing import ClassVar
 
@@ -10,22 +10,23 @@ from fineprune.pruning.policies.scheduled import ScheduledPolicy
 
 
 class RandomPruning(ScheduledPolicy):
-    """Skip a fresh random set in each epoch that the schedule prunes.
+    """Skip a new random set of samples in each epoch that the schedule prunes.
 
-    Same epochs, same number, no look at the losses: what fine-pruning has to beat.
+    This is the control for fine-pruning: it skips equally many samples in the same epochs, but
+    ignores the losses.
 
     Args:
-        schedule: when to prune.
-        prune: how many samples to skip: a share in [0, 1), or a whole number below N.
+        schedule: Says which epochs prune.
+        prune: How many samples a pruning epoch skips: a share in [0, 1), or a whole number below N.
 
     Raises:
-        InputError: ``prune`` is neither.
+        InputError: ``prune`` is out of range.
     """
 
     name: ClassVar[str] = "random"
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
-        """Keep ``num_kept`` samples, each set with the same chance."""
+        """Keep ``num_kept`` samples; every set of this size has the same probability."""
         kept = rng.choice(self._num_samples, size=num_kept, replace=False, shuffle=False)
         kept.sort()
         return EpochPlan(epoch, torch.from_numpy(kept))

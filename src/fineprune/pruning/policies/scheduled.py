@@ -1,7 +1,7 @@
-"""What the policies that follow a Schedule share: when they prune, and how many."""
+"""ScheduledPolicy: the common part of all policies that follow a ``Schedule``."""
 
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from fineprune.errors import InputError
 from fineprune.pruning.policies.policy import Policy, checked_prune, prune_count
@@ -12,33 +12,45 @@ class ScheduledPolicy(Policy):
     """A policy that skips the same number of samples in each epoch that its schedule prunes.
 
     Args:
-        schedule: when to prune.
-        prune: how many samples to skip: a share in [0, 1), or a whole number below N.
+        schedule: Says which epochs prune.
+        prune: How many samples a pruning epoch skips: a share in [0, 1), or a whole number below N.
+
+    Attributes:
+        schedule: The schedule, including the windows that were opened while training.
+        given_schedule: The schedule as it was given.
+        recipe_settings: The names of the constructor's arguments besides ``schedule``, which are
+            the names of recipe settings too.
 
     Raises:
-        InputError: ``prune`` is neither.
+        InputError: ``prune`` is out of range.
     """
+
+    recipe_settings: ClassVar[tuple[str, ...]] = ("prune",)
 
     def __init__(self, schedule: Schedule, prune: float) -> None:
         if not isinstance(schedule, Schedule):
             raise InputError(f"expected a Schedule, got {type(schedule).__name__}")
         self.schedule = schedule
-        self.given_schedule = schedule  # as it was before any window was opened
+        self.given_schedule = schedule
         self.prune = checked_prune(prune)
         self._num_samples = 0
 
     @property
     def epochs(self) -> int:
-        """Length of the training, in epochs."""
+        """Number of epochs in the training."""
         return self.schedule.epochs
 
     def bind(self, num_samples: int) -> None:
-        """Learn the number of samples; InputError if ``prune`` would leave none."""
+        """Receive the number of samples.
+
+        Raises:
+            InputError: ``prune`` would leave no sample.
+        """
         prune_count(self.prune, num_samples)
         self._num_samples = num_samples
 
     def num_kept(self, epoch: int) -> int:
-        """Return N, less ``prune`` in an epoch that prunes."""
+        """Return N, minus ``prune`` if the epoch prunes."""
         if not self.schedule.prunes(epoch):
             return self._num_samples
         return self._num_samples - prune_count(self.prune, self._num_samples)
@@ -48,17 +60,17 @@ class ScheduledPolicy(Policy):
         self.schedule = self.schedule.open_window(epoch)
 
     def settings(self) -> dict[str, Any]:
-        """Return the schedule as it was given and the share, which a state must agree with."""
+        """Return the schedule as it was given and ``prune``, with which a state must agree."""
         schedule = {key: _listed(value) for key, value in asdict(self.given_schedule).items()}
         return {"policy": self.name, "prune": self.prune, "schedule": schedule}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the windows, which may have been opened while training."""
+        """Return the windows, since some may have been opened while training."""
         windows = {key: getattr(self.schedule, key) for key in ("window", "start", "opened")}
         return {key: _listed(value) for key, value in windows.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the windows."""
+        """Restore the windows."""
         window, start, opened = (
             tuple(value) if isinstance(value, list) else value
             for value in (state["window"], state["start"], state["opened"])

@@ -1,0 +1,113 @@
+"""The state dict of ``Pruner``: packed, checked and unpacked by functions without side effects."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fineprune.errors import InputError
+from fineprune.pruning.loss_recorder import Progress
+from fineprune.pruning.plan import EpochPlan, check_plan
+
+STATE_VERSION = 1
+
+_KEYS = ("epoch", "open", "synchronized", "nonfinite", "progress", "learned")
+
+
+@dataclass(frozen=True)
+class PrunerState:
+    """A pruner between two batches.
+
+    Attributes:
+        epoch: The current epoch, or the one in progress if there is one.
+        open: Whether that epoch has not ended.
+        progress: What was recorded of the epoch in progress; None if nothing was.
+        synchronized: Whether the state includes the losses of all ranks.
+        nonfinite_so_far: Number of losses of the epoch in progress, on all ranks together, that
+            were NaN or infinite.
+        learned: The state dict of the policy.
+    """
+
+    epoch: int
+    open: bool
+    progress: Progress | None
+    synchronized: bool
+    nonfinite_so_far: int
+    learned: dict[str, Any]
+
+
+def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
+    """Turn a state into tensors, numbers, strings, lists and dicts.
+
+    Args:
+        state: The state to pack.
+        identity: ``num_samples``, ``seed`` and the policy's ``settings``. A pruner loads the state
+            only if it agrees with all of them.
+    """
+    progress = None
+    if state.progress is not None:
+        kept = np.zeros(identity["num_samples"], dtype=np.bool_)
+        kept[state.progress.plan.kept.numpy()] = True
+        progress = {
+            "kept": torch.from_numpy(np.packbits(kept)),
+            "weights": state.progress.plan.weights,
+            "batches": state.progress.batches,
+            "samples": state.progress.samples,
+        }
+    return {
+        "version": STATE_VERSION,
+        **identity,
+        "epoch": state.epoch,
+        "open": state.open,
+        "synchronized": state.synchronized,
+        "nonfinite": state.nonfinite_so_far,
+        "progress": progress,
+        "learned": state.learned,
+    }
+
+
+def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerState:
+    """Check a packed state and turn it back into a ``PrunerState``.
+
+    Args:
+        packed: A dict from ``pack_state``.
+        identity: ``num_samples``, ``seed`` and ``settings`` of the pruner that loads the state.
+
+    Raises:
+        InputError: The state is incomplete, has another version, comes from a run with another N,
+            seed or policy, or was taken in the middle of an epoch without ``synchronize()``.
+    """
+    if not isinstance(packed, dict):
+        raise InputError(f"expected a pruner state as a dict, got {type(packed).__name__}")
+    for key, value in {"version": STATE_VERSION, **identity}.items():
+        if packed.get(key) != value:
+            raise InputError(
+                f"expected a pruner state with {key}={value}, got {packed.get(key)}: "
+                f"resume with the settings that the state was made with"
+            )
+    missing = [key for key in _KEYS if key not in packed]
+    if missing:
+        raise InputError(f"expected a pruner state with {missing[0]}, got one without it")
+    if not packed["synchronized"]:
+        raise InputError(
+            f"expected a state with the losses of all ranks, got one that was taken in the middle "
+            f"of epoch {packed['epoch']} without synchronize(): call it on every rank before "
+            f"state_dict()"
+        )
+    progress = None
+    saved = packed["progress"]
+    if saved is not None:
+        mask = np.unpackbits(saved["kept"].numpy(), count=identity["num_samples"])
+        kept = torch.from_numpy(np.flatnonzero(mask))
+        plan = EpochPlan(packed["epoch"], kept, saved["weights"])
+        check_plan(plan, packed["epoch"], None, identity["num_samples"])
+        progress = Progress(plan, saved["batches"], saved["samples"])
+    return PrunerState(
+        epoch=packed["epoch"],
+        open=packed["open"],
+        progress=progress,
+        synchronized=True,
+        nonfinite_so_far=packed["nonfinite"],
+        learned=packed["learned"],
+    )
