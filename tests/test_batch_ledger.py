@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_updates import updates_of
 
-from fineprune.distributed.parameter_servers.batch_ledger import BatchKey, BatchLedger, updates_of
+from fineprune.distributed.parameter_servers.batch_ledger import BatchKey, BatchLedger
 
 
 @given(batches=st.integers(0, 12), data=st.data())

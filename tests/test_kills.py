@@ -27,11 +27,13 @@ from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 ray = pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator  # noqa: E402
+from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind  # noqa: E402
 from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster  # noqa: E402
 from fineprune.distributed.strategy import Strategy  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("running_ray")
 
+WORKER, SERVER = ProcessKind.WORKER, ProcessKind.SERVER
 SAMPLES, BATCH, BATCHES = 120, 4, 30
 # A restart takes seconds: a run of all tests has a few kills, FINEPRUNE_KILLS=20 as many as asked.
 KILLS = int(os.environ.get("FINEPRUNE_KILLS", "3"))
@@ -108,6 +110,27 @@ class Orders:
         return 0
 
 
+class Watch:
+    """What the events say: which processes live, who has which batch, and where it is staged."""
+
+    def __init__(self):
+        self.living = {}  # (kind, index): pid
+        self.holders = {}  # batch: rank
+        self.staged = {}  # batch: servers
+
+    def __call__(self, event):
+        match event.kind:
+            case EventKind.STARTED | EventKind.RESTARTED:
+                self.living[event.process, event.index] = event.pid
+            case EventKind.DIED | EventKind.STOPPED:
+                self.living.pop((event.process, event.index), None)
+            case EventKind.LEASED:
+                self.holders[event.batch] = event.index
+                self.staged[event.batch] = set()
+            case EventKind.STAGED:
+                self.staged[event.batch].add(event.index)
+
+
 class Replica:
     def __init__(self, rows, orders):
         self.model = Model(rows)
@@ -159,8 +182,9 @@ class MakeOptimizer:
 
 @contextlib.contextmanager
 def training(strategy, folder, rows=1):
-    """Yield servers whose workers have joined, and the orders of all."""
+    """Yield servers whose workers have joined, the orders of all, and a watch over them."""
     orders = Orders(folder / "orders")
+    watch = Watch()
     with cluster(Places(strategy.groups, strategy.group, strategy.servers)) as processes:
         server = Coordinator(
             processes,
@@ -170,18 +194,15 @@ def training(strategy, folder, rows=1):
             MakeOptimizer(orders),
             folder / "snapshots",
             snapshot_every=5,
+            on_event=watch,
         )
         server.wait_for_workers()
-        yield server, orders
+        yield server, orders, watch
         server.close()
 
 
 def kill(pid):
     os.kill(pid, signal.SIGKILL)
-
-
-def pid_of(process):
-    return ray.get(process.made)
 
 
 def check(strategy, server, results, rows=1):
@@ -238,11 +259,11 @@ class Killer:
     the first one's gradient has arrived.
     """
 
-    def __init__(self, server, strategy, orders, kills, seed):
-        self.server, self.strategy, self.orders = server, strategy, orders
+    def __init__(self, watch, strategy, orders, kills, seed):
+        self.watch, self.strategy, self.orders = watch, strategy, orders
         self.random = random.Random(seed)
         self.left = kills
-        self.killed = {"workers": set(), "servers": set()}
+        self.killed = {WORKER: set(), SERVER: set()}
         self.early = set()
         self.thread = threading.Thread(target=self.run)
 
@@ -258,16 +279,12 @@ class Killer:
         while self.left > 0:
             time.sleep(self.random.uniform(0, 0.6))
             # All wait for a server's return, so that more of its deaths would take minutes.
-            servers_too = len(self.killed["servers"]) < 4 and self.random.random() < 0.2
-            kind = "servers" if servers_too else "workers"
-            processes = self.server.processes()[kind]
-            place = self.random.randrange(len(processes))
-            made = processes[place].made
-            if not ray.wait([made], timeout=0)[0]:
-                continue
-            try:
-                pid = ray.get(made)
-            except ray.exceptions.RayActorError:
+            servers_too = len(self.killed[SERVER]) < 4 and self.random.random() < 0.2
+            kind = SERVER if servers_too else WORKER
+            places = self.strategy.servers if servers_too else self.strategy.workers
+            place = self.random.randrange(places)
+            pid = self.watch.living.get((kind, place))
+            if pid is None:
                 continue
             if pid not in self.killed[kind] and self.may_die(kind, place, pid):
                 kill(pid)
@@ -275,7 +292,7 @@ class Killer:
                 self.left -= 1
 
     def may_die(self, kind, place, pid):
-        one = (kind, place // self.strategy.group if kind == "workers" else place)
+        one = (kind, place // self.strategy.group if kind is WORKER else place)
         if self.orders.steps(pid) > 1:
             self.early.discard(one)
         elif one in self.early:
@@ -285,18 +302,17 @@ class Killer:
         return True
 
 
-def kill_between_pushes(server, kind):
+def kill_between_pushes(watch, kind):
     """Kill a worker whose gradient lies on the first of two servers only, or the second server."""
-    second = pid_of(server.processes()["servers"][1])
+    second = watch.living[SERVER, 1]
     victim = None
     while victim is None:
         time.sleep(0.1)
         os.kill(second, signal.SIGSTOP)
         time.sleep(0.3)
-        for group in server._groups:
-            # Its push and one server are still at it.
-            if sorted(group.calls.values()) == ["push", "server"]:
-                victim = second if kind == "servers" else pid_of(group.members[0])
+        for batch, servers in list(watch.staged.items()):
+            if servers == {0}:
+                victim = second if kind is SERVER else watch.living[WORKER, watch.holders[batch]]
                 kill(victim)
                 break
         os.kill(second, signal.SIGCONT)
@@ -365,8 +381,8 @@ def test_workers_and_servers_die_with_their_driver(killed_driver):
 def test_kills_at_random(tmp_path, mode):
     strategy = STRATEGIES[mode]
     results = []
-    with training(strategy, tmp_path) as (server, orders):
-        with Killer(server, strategy, orders, KILLS, seed=mode) as killer:
+    with training(strategy, tmp_path) as (server, orders, watch):
+        with Killer(watch, strategy, orders, KILLS, seed=mode) as killer:
             while killer.left or len(results) < 3:
                 epoch = len(results)
                 results.append(server.run_epoch(epoch, batches_of(epoch), rate))
@@ -377,24 +393,24 @@ def test_kills_at_random(tmp_path, mode):
             check_as_without_kills(strategy, server, len(results))
     killed = {kind: len(pids) for kind, pids in killer.killed.items()}
     assert sum(killed.values()) == KILLS
-    assert sum(result.server_deaths for result in results) == killed["servers"]
+    assert sum(result.server_deaths for result in results) == killed[SERVER]
     # Killed beside another of its group, or when a server's death had ended it, it goes uncounted.
-    assert 0 < sum(result.worker_deaths for result in results) <= killed["workers"]
+    assert 0 < sum(result.worker_deaths for result in results) <= killed[WORKER]
 
 
 @pytest.mark.parametrize(("mode", "rows"), [("sync", 1), ("async", 200_000)])
 def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(tmp_path, mode, rows):
     """A row is little enough to be sent in one piece; 8 MB a server are in mid-transfer."""
     strategy = STRATEGIES[mode]
-    with training(strategy, tmp_path, rows) as (server, orders):
+    with training(strategy, tmp_path, rows) as (server, orders, watch):
         results = []
 
         def run(rate=rate):
             epoch = len(results)
             results.append(server.run_epoch(epoch, batches_of(epoch), rate))
 
-        for kind in ("workers", "servers"):
-            thread = threading.Thread(target=kill_between_pushes, args=(server, kind))
+        for kind in (WORKER, SERVER):
+            thread = threading.Thread(target=kill_between_pushes, args=(watch, kind))
             thread.start()
             run()
             thread.join()
@@ -405,8 +421,8 @@ def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(tmp_path, mode, row
         deaths = [(result.worker_deaths, result.server_deaths) for result in results]
         assert deaths == [(1, 0), (0, 1), (1, 0), (0, 1), (0, 1)]
         assert all(result.undone for result in results[3:])
-        for kind in ("workers", "servers"):
-            kill(pid_of(server.processes()[kind][0]))
+        for kind in (WORKER, SERVER):
+            kill(watch.living[kind, 0])
         check(strategy, server, results, rows)
         run()
         assert (results[4].server_deaths, results[5].worker_deaths) == (2, 1)
@@ -418,8 +434,8 @@ def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(tmp_path, mode, row
 def test_a_worker_that_hangs_holds_nobody_up(tmp_path):
     """Both read in the same turn, and the second one again before the first has its answer."""
     strategy = STRATEGIES["async"]
-    with training(strategy, tmp_path) as (server, _):
-        first = pid_of(server.processes()["workers"][0])
+    with training(strategy, tmp_path) as (server, _, watch):
+        first = watch.living[WORKER, 0]
 
         def rate_and_wake(applied):
             if applied == BATCHES // 2:
@@ -442,9 +458,9 @@ def test_no_process_outlives_a_killed_driver(killed_driver):
 
 def train_for_ever(folder):
     """Say who trains, once they do."""
-    with training(STRATEGIES["async"], folder) as (server, _):
+    with training(STRATEGIES["async"], folder) as (server, _, watch):
         server.run_epoch(0, batches_of(0), rate)
-        print(*(pid_of(one) for kind in server.processes().values() for one in kind), flush=True)
+        print(*watch.living.values(), flush=True)
         for epoch in itertools.count(1):
             server.run_epoch(epoch, batches_of(epoch), rate)
 

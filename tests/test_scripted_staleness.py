@@ -5,9 +5,8 @@ import time
 
 import pytest
 import torch
+from simulated_updates import simulate
 from torch import nn
-
-from fineprune.distributed.parameter_servers.staleness import simulate
 
 pytest.importorskip("ray")
 

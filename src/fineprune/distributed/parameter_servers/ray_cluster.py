@@ -1,14 +1,17 @@
-"""Processes on one machine or many, by Ray: started, called, waited for and killed.
+"""Processes on one machine or on many, by Ray: started, called, waited for and killed.
 
-Ray carries control only. It is imported nowhere else, and is the optional extra `cluster`.
+Ray carries control messages only. No other module imports it, and it is the optional extra
+``cluster``.
 """
 
 import contextlib
 import logging
 import os
+import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import ray
 import torch
@@ -17,28 +20,36 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from fineprune.distributed.parameter_servers.events import Event, EventKind, Report, reporter
 from fineprune.errors import InputError
 
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
+
 _LOOPBACK = "127.0.0.1"
+# Seconds between two reports of a wait for CPUs.
+_REPORT_EVERY = 10.0
 
 
 class Died(RuntimeError):
-    """The process that was called died; its method may have run, in part or whole."""
+    """The process that was called died. Its method may have run, in part or to its end."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """What processes are given.
+    """What the processes of a training need.
 
     Attributes:
-        groups: of replicas.
-        members: replicas of a group, all on one node.
-        servers: how many.
-        dedicated: servers get CPUs of their own, on other nodes where there are as many; otherwise
-            they share those of the groups, in turn.
-        threads: of torch in each process, and CPUs of each replica and dedicated server.
-        gpus: of each replica, which sees no others.
-        seconds: how long to wait for a place.
+        groups: The number of groups of replicas.
+        members: The number of replicas of a group, all on one node.
+        servers: The number of servers.
+        dedicated: Whether servers get CPUs of their own, on other nodes if there are as many;
+            otherwise they share the CPUs of the groups, in turn.
+        threads: The number of torch's threads in each process, and of CPUs for each replica and
+            each dedicated server.
+        gpus: The number of GPUs of each replica, which sees no others.
+        seconds: How long to wait for all these.
     """
 
     groups: int
@@ -50,86 +61,137 @@ class Places:
     seconds: float = 60.0
 
 
+@dataclass(frozen=True)
+class Location:
+    """Where a process runs: its number, and the name of its node."""
+
+    pid: int
+    node: str
+
+
+@dataclass(frozen=True)
+class Call(Generic[R]):
+    """A call under way in another process: ``Cluster.result`` returns what the method returned."""
+
+    reference: Any
+
+
 class _Host:
-    """An actor: it holds one object, made by the first call, and calls its methods."""
+    """The actor: it holds one object, made by the first call, and calls its methods."""
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
         self._held: Any = None
 
-    def make(self, build: Callable[..., Any], arguments: Sequence[Any]) -> int:
-        self._held = build(*arguments, host=_own_address())
-        return os.getpid()
+    def make(
+        self, build: Callable[..., Any], arguments: Sequence[Any], named: dict[str, Any]
+    ) -> Location:
+        self._held = build(_own_address(), *arguments, **named)
+        return Location(os.getpid(), socket.gethostname())
 
-    def call(self, method: str, arguments: Sequence[Any]) -> Any:
-        return getattr(self._held, method)(*arguments)
+    def call(
+        self, method: Callable[..., Any], arguments: Sequence[Any], named: dict[str, Any]
+    ) -> Any:
+        return method(self._held, *arguments, **named)
 
 
-class Process:
-    """A process that holds one object. Its calls return at once; see `Cluster.result`.
+class Process(Generic[T]):
+    """A process that holds one object of type ``T``.
 
     Attributes:
-        made: the call that makes the object; its result is the process's number.
+        made: The call that makes the object.
     """
 
-    def __init__(self, actor: Any, build: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        actor: Any,
+        build: Callable[..., T],
+        arguments: Sequence[Any],
+        named: dict[str, Any],
+    ) -> None:
         self._actor = actor
-        self.made: Any = actor.make.remote(build, arguments)
+        self.made: Call[Location] = Call(actor.make.remote(build, arguments, named))
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the object; returns what `Cluster.wait` and `.result` take."""
-        return self._actor.call.remote(method, arguments)
+    def call(
+        self, method: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Call[R]:
+        """Start a method of the object and return at once.
+
+        Args:
+            method: The method as the class has it, such as ``Worker.push``.
+            args: Its arguments, which must be picklable.
+            kwargs: Its named arguments.
+        """
+        return Call(self._actor.call.remote(method, args, kwargs))
 
     def kill(self) -> None:
-        """End the process at once; does nothing if it is dead."""
+        """End the process at once; do nothing if it is dead."""
         with contextlib.suppress(RayActorError):
             ray.kill(self._actor, no_restart=True)
 
 
 class Cluster:
-    """Places that are reserved for one training; made by `cluster`.
+    """The places that are reserved for one training; made by ``cluster``.
 
     Attributes:
-        host: address of this process for links and stores.
+        host: The address of this process for links and stores.
     """
 
     def __init__(self, places: Places, group: Any) -> None:
         self._places = places
         self._group = group
-        self._actors: list[Process] = []
+        self._actors: list[Process[Any]] = []
         self.host = _own_address()
 
-    def server(self, index: int, build: Callable[..., Any], arguments: Sequence[Any]) -> Process:
-        """Start a server's process; `build(*arguments, host=...)` makes its object."""
+    def start_server(
+        self,
+        index: int,
+        build: Callable[Concatenate[str, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Process[T]:
+        """Start a server's process, in which ``build(host, *args, **kwargs)`` makes its object.
+
+        ``host`` is the address of the process's node for links.
+        """
         places = self._places
         bundle = places.groups + index if places.dedicated else index % places.groups
-        # Every group can have one call under way, one link being made, and one of a life before.
-        calls = 4 * places.groups + 8
         cpus = places.threads if places.dedicated else 0
-        return self._start(bundle, cpus, 0.0, calls, build, arguments)
+        # For each group: a call under way, a link being made, and one of an earlier generation.
+        calls = 4 * places.groups + 8
+        return self._start(self._options(bundle, cpus, 0.0, calls), build, args, kwargs)
 
-    def replica(self, group: int, build: Callable[..., Any], arguments: Sequence[Any]) -> Process:
-        """Start a replica's process."""
+    def start_worker(
+        self,
+        group: int,
+        build: Callable[Concatenate[str, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Process[T]:
+        """Start the process of a group's replica, like a server's. It has one call at a time."""
         places = self._places
-        return self._start(group, places.threads, places.gpus, 1, build, arguments)
+        options = self._options(group, places.threads, places.gpus, 1)
+        return self._start(options, build, args, kwargs)
 
-    def wait(self, calls: Sequence[Any]) -> list[Any]:
-        """Wait for one or more of these calls to end; returns those that have."""
-        ended, _ = ray.wait(list(calls), num_returns=1)
-        if len(calls) > 1:
-            ended, _ = ray.wait(list(calls), num_returns=len(calls), timeout=0)
-        return cast(list[Any], ended)
+    def wait(self, calls: Sequence[Call[Any]]) -> list[Call[Any]]:
+        """Wait until at least one of these calls ends, and return those that have ended."""
+        by_reference = {call.reference: call for call in calls}
+        references = list(by_reference)
+        ended, _ = ray.wait(references, num_returns=1)
+        if len(references) > 1:
+            ended, _ = ray.wait(references, num_returns=len(references), timeout=0)
+        return [by_reference[reference] for reference in ended]
 
-    def result(self, call: Any) -> Any:
+    def result(self, call: Call[R]) -> R:
         """Wait for a call, and return its result or raise its exception.
 
         Raises:
-            Died: the process did.
+            Died: The process died.
         """
         try:
-            return ray.get(call)
+            return cast(R, ray.get(call.reference))
         except RayActorError as error:
-            raise Died(str(error).splitlines()[0]) from None
+            raise Died(_cause(error)) from None
 
     def close(self) -> None:
         """Kill all processes and give their places back."""
@@ -137,16 +199,8 @@ class Cluster:
             actor.kill()
         remove_placement_group(self._group)
 
-    def _start(
-        self,
-        bundle: int,
-        cpus: float,
-        gpus: float,
-        calls: int,
-        build: Callable[..., Any],
-        arguments: Sequence[Any],
-    ) -> Process:
-        options: dict[str, Any] = {
+    def _options(self, bundle: int, cpus: float, gpus: float, calls: int) -> dict[str, Any]:
+        return {
             "num_cpus": cpus,
             "num_gpus": gpus,
             "max_restarts": 0,
@@ -156,28 +210,40 @@ class Cluster:
                 self._group, placement_group_bundle_index=bundle
             ),
         }
+
+    def _start(
+        self,
+        options: dict[str, Any],
+        build: Callable[..., T],
+        arguments: Sequence[Any],
+        named: dict[str, Any],
+    ) -> Process[T]:
         actor = ray.remote(_Host).options(**options).remote(self._places.threads)
-        process = Process(actor, build, arguments)
+        process = Process(actor, build, arguments, named)
         self._actors.append(process)
         return process
 
 
 @contextlib.contextmanager
-def cluster(places: Places) -> Iterator[Cluster]:
-    """Join the Ray that runs here or that `RAY_ADDRESS` names, or start one on this machine.
+def cluster(places: Places, *, on_event: Report | None = None) -> Iterator[Cluster]:
+    """Join the Ray that runs here or that ``RAY_ADDRESS`` names, or start one on this machine.
 
-    One that is started here listens on the loopback interface only, has no dashboard, reports
-    nothing to its makers, has as many CPUs as are needed, and ends with this block, as do all
-    processes of the training.
+    A Ray that is started here listens on the loopback interface only, has no dashboard, sends no
+    usage statistics, has as many CPUs as are needed, and ends with this block, as do all processes
+    of the training.
+
+    Args:
+        places: What to reserve.
+        on_event: Called with each event while the places are awaited.
 
     Raises:
-        InputError: the places are not there in time.
+        InputError: The places are not there in time.
     """
     started = not ray.is_initialized()
     if started:
         start_ray(_cpus(places))
     try:
-        group = _reserve(places)
+        group = _reserve(places, reporter(on_event))
         held = Cluster(places, group)
         try:
             yield held
@@ -189,7 +255,7 @@ def cluster(places: Places) -> Iterator[Cluster]:
 
 
 def start_ray(cpus: int) -> None:
-    """Join the Ray that `RAY_ADDRESS` names, or start one on this machine with so many CPUs."""
+    """Join the Ray that ``RAY_ADDRESS`` names, or start one on this machine with so many CPUs."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Calls under way at a death are dropped, and Ray would print what became of each.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
@@ -208,7 +274,7 @@ def start_ray(cpus: int) -> None:
     )
 
 
-def _reserve(places: Places) -> Any:
+def _reserve(places: Places, report: Report) -> Any:
     replicas: dict[str, float] = {"CPU": places.members * places.threads}
     if places.gpus:
         replicas["GPU"] = places.members * places.gpus
@@ -216,24 +282,52 @@ def _reserve(places: Places) -> Any:
     if places.dedicated:
         bundles += [{"CPU": float(places.threads)} for _ in range(places.servers)]
     group = placement_group(bundles, strategy="SPREAD")
-    try:
-        ray.get(group.ready(), timeout=places.seconds)
-    except GetTimeoutError:
-        remove_placement_group(group)
-        there = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        gpus = f" and {sum(b.get('GPU', 0) for b in bundles):g} GPUs" if places.gpus else ""
-        raise InputError(
-            f"expected {_cpus(places)} free CPUs{gpus} for {places.groups} groups of "
-            f"{places.members} and {places.servers} servers, but found no place in "
-            f"{places.seconds:g} s on {there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} "
-            f"GPUs: ask for fewer, or for a larger cluster"
-        ) from None
-    return group
+    began = time.monotonic()
+    while True:
+        waited = time.monotonic() - began
+        try:
+            ray.get(group.ready(), timeout=max(0.0, min(_REPORT_EVERY, places.seconds - waited)))
+            return group
+        except GetTimeoutError:
+            waited = time.monotonic() - began
+            if waited >= places.seconds:
+                remove_placement_group(group)
+                raise InputError(
+                    f"expected {_wanted(places)}, but found no place in {places.seconds:g} s on "
+                    f"{_available()}: ask for fewer, or for a larger cluster"
+                ) from None
+            reason = f"{waited:.0f} s for {_wanted(places)}, on {_available()}"
+            report(Event(EventKind.WAITING, reason=reason))
+
+
+def _wanted(places: Places) -> str:
+    gpus = places.groups * places.members * places.gpus
+    return (
+        f"{_cpus(places)} free CPUs{f' and {gpus:g} GPUs' if gpus else ''} for {places.groups} "
+        f"groups of {places.members} and {places.servers} servers"
+    )
+
+
+def _available() -> str:
+    there = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
 
 
 def _cpus(places: Places) -> int:
     servers = places.servers if places.dedicated else 0
     return (places.groups * places.members + servers) * places.threads
+
+
+def _cause(error: RayActorError) -> str:
+    """Return in a few words what Ray says in a paragraph."""
+    told = str(error)
+    if "killed by `ray.kill`" in told:
+        return "it was killed"
+    if "node has died" in told or "node died" in told:
+        return "its node died or cannot be reached"
+    if "connection error" in told:
+        return "it ended unexpectedly: killed, out of memory, or crashed"
+    return told.splitlines()[-1]
 
 
 def _own_address() -> str:

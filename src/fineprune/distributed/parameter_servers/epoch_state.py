@@ -1,0 +1,163 @@
+"""What is known of the epoch in progress, and what its result is."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fineprune.distributed.parameter_servers.batch_ledger import BatchKey, BatchLedger
+from fineprune.errors import InputError
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of the parameters.
+
+    Attributes:
+        version: The version that it made.
+        keys: Its batches, sorted.
+        staleness: The staleness of its gradients, which is the same for all of them.
+        indices: The indices of its samples, int64, shape (B,), batch after batch.
+        losses: The losses of its samples, float32, shape (B,), at the parameters that its workers
+            had read.
+    """
+
+    version: int
+    keys: tuple[BatchKey, ...]
+    staleness: int
+    indices: Tensor
+    losses: Tensor
+
+
+@dataclass
+class EpochResult:
+    """What became of an epoch.
+
+    Attributes:
+        updates: The updates, in the order of their first batches. Record the indices and losses of
+            each as one batch, in this order: with ``sync`` and no backup workers it does not depend
+            on the workers' speed.
+        lost: The batches whose gradients were lost with a server; they are in no update.
+        staleness: The staleness of each update, in the order in which they were applied.
+        dropped: The number of gradients that were discarded because they came too late.
+        undone: The number of updates that a server's death undid. With ``sync``, their batches
+            were queued again.
+        worker_deaths, server_deaths: The number of deaths that were noticed.
+        seconds: Sums over all processes: data, compute, group reduce (on CPUs; what the backward
+            pass did not hide), push, pull and wait (between two calls) of the workers; queue, apply
+            and send of the servers. pull includes the servers' queue, apply and send for the same
+            request.
+    """
+
+    updates: list[Update] = field(default_factory=list)
+    lost: list[BatchKey] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)
+    dropped: int = 0
+    undone: int = 0
+    worker_deaths: int = 0
+    server_deaths: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+class EpochState:
+    """The epoch in progress: its batches, who has them, and the updates that they made.
+
+    Args:
+        epoch: The epoch, from 0.
+        batches: The indices of each batch's samples, int64, on the CPU.
+        rate: Returns the learning rate, given the number of the epoch's batches applied so far.
+        version: The version of the parameters at its start.
+
+    Attributes:
+        ledger: Who has which batch.
+        result: The counts so far; ``finish`` adds the rest.
+
+    Raises:
+        InputError: A batch is empty.
+    """
+
+    def __init__(
+        self, epoch: int, batches: Sequence[Tensor], rate: Callable[[int], float], version: int
+    ) -> None:
+        self._batches = [np.asarray(batch.numpy(), dtype=np.int64) for batch in batches]
+        if not all(len(batch) for batch in self._batches):
+            raise InputError("expected batches of at least one sample, got an empty one")
+        self._rate = rate
+        self._first_version = version
+        self._updates: dict[int, Update] = {}
+        self.ledger = BatchLedger(epoch, len(batches))
+        self.result = EpochResult()
+
+    def indices(self, key: BatchKey) -> np.ndarray[Any, Any]:
+        """Return the indices of a batch's samples, int64, shape (B,)."""
+        return self._batches[key.batch]
+
+    def rate(self) -> float:
+        """Return the learning rate of the next update."""
+        return self._rate(len(self.ledger.applied))
+
+    def updates_since_start(self, version: int) -> int:
+        """Return how many updates lie between the epoch's start and a version."""
+        return version - self._first_version
+
+    def apply(
+        self,
+        version: int,
+        staleness: int,
+        losses: Mapping[BatchKey, np.ndarray[Any, np.dtype[np.float32]]],
+    ) -> dict[BatchKey, float]:
+        """Note an update of staged gradients.
+
+        Args:
+            version: The version that it makes.
+            staleness: The staleness of its gradients.
+            losses: The losses of each batch, float32, shape (B,).
+
+        Returns:
+            The share of each batch in the mean gradient, in the order of the keys: in proportion
+            to its samples.
+        """
+        keys = sorted(losses)
+        self.ledger.apply(keys)
+        indices = [self.indices(key) for key in keys]
+        self._updates[version] = Update(
+            version,
+            tuple(keys),
+            staleness,
+            torch.from_numpy(np.concatenate(indices)),
+            torch.from_numpy(np.concatenate([losses[key] for key in keys])),
+        )
+        samples = sum(map(len, indices))
+        return {key: len(part) / samples for key, part in zip(keys, indices, strict=True)}
+
+    def undo(self, version: int, *, lose: bool) -> int:
+        """Note that the updates after a version are undone.
+
+        Args:
+            version: The version that the parameters went back to.
+            lose: Whether the batches of these updates are lost; otherwise they are queued again.
+
+        Returns:
+            The number of these batches.
+        """
+        undone = [self._updates.pop(one) for one in list(self._updates) if one > version]
+        keys = [key for update in undone for key in update.keys]
+        self.ledger.undo(keys, lose=lose)
+        self.result.undone += len(undone)
+        return len(keys)
+
+    def add_seconds(self, seconds: Mapping[str, float]) -> None:
+        """Add to the sums of seconds by phase."""
+        for phase, value in seconds.items():
+            self.result.seconds[phase] = self.result.seconds.get(phase, 0.0) + value
+
+    def finish(self) -> EpochResult:
+        """Return the result with everything in it."""
+        in_order = [self._updates[version] for version in sorted(self._updates)]
+        self.result.staleness = [update.staleness for update in in_order]
+        self.result.updates = sorted(in_order, key=lambda update: update.keys[0])
+        self.result.lost = self.ledger.lost
+        return self.result
