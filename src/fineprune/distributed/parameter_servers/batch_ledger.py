@@ -23,17 +23,21 @@ class BatchLedger:
     Args:
         epoch: The epoch, from 0.
         batches: The number of its batches.
+        first: The number of batches that were applied earlier, before the epoch was interrupted.
 
     Attributes:
         applied: The batches that are applied, in the order in which they were.
+        end: The number of the epoch's batches that are to be applied; ``stop`` lowers it.
     """
 
-    def __init__(self, epoch: int, batches: int) -> None:
+    def __init__(self, epoch: int, batches: int, first: int = 0) -> None:
         self.epoch = epoch
         self.batches = batches
+        self.end = batches
         self.applied: list[BatchKey] = []
+        self._first = first
         self._lost: set[BatchKey] = set()
-        self._queue = [BatchKey(epoch, batch) for batch in range(batches)]
+        self._queue = [BatchKey(epoch, batch) for batch in range(first, batches)]
         self._holder: dict[BatchKey, int] = {}
         self._staged: dict[BatchKey, None] = {}
 
@@ -54,12 +58,17 @@ class BatchLedger:
 
     @property
     def remaining(self) -> int:
-        """The number of batches that are neither applied nor lost."""
-        return self.batches - len(self.applied) - len(self._lost)
+        """The number of batches up to the end that are neither applied nor lost."""
+        return self.end - self._first - len(self.applied) - len(self._lost)
+
+    @property
+    def done(self) -> int:
+        """The number of the epoch's batches that are applied or lost, with the earlier ones."""
+        return self._first + len(self.applied) + len(self._lost)
 
     def lease(self, worker: int) -> BatchKey | None:
         """Lease the lowest queued batch to a worker, and return it; None if there is none."""
-        if not self._queue:
+        if not self._queue or self._queue[0].batch >= self.end:
             return None
         key = heapq.heappop(self._queue)
         self._holder[key] = worker
@@ -89,6 +98,33 @@ class BatchLedger:
         for key in keys:
             self.reject(key)
         return keys
+
+    def stop(self, quorum: int) -> list[BatchKey]:
+        """Lower the end as far as possible: the batches before it can all be applied.
+
+        The batches before the end are those up to the last that is applied, and those that follow
+        it and are leased, in whole updates. Batches in between that a death left behind are leased
+        as before; after the end none is.
+
+        Args:
+            quorum: The number of batches of an update.
+
+        Returns:
+            The leased batches at or after the end, which are queued again.
+        """
+        done = [key.batch + 1 for key in (*self.applied, *self._lost)]
+        updates = -(-(max(done, default=self._first) - self._first) // quorum)
+        end = min(self._first + updates * quorum, self.batches)
+        while end < self.batches:
+            update = range(end, min(end + quorum, self.batches))
+            if any(BatchKey(self.epoch, batch) not in self._holder for batch in update):
+                break
+            end = update.stop
+        self.end = end
+        beyond = sorted(key for key in self._holder if key.batch >= end)
+        for key in beyond:
+            self.reject(key)
+        return beyond
 
     def undo(self, keys: Iterable[BatchKey], *, lose: bool) -> None:
         """Note that applied batches are no longer in the parameters.

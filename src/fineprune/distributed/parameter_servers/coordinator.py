@@ -1,4 +1,4 @@
-"""The coordinator: it leases batches to groups of workers, and tells the servers what to apply.
+"""The coordinator: it drives the servers and the groups of workers of a training.
 
 It is a plain loop over calls that end. A group computes a gradient and stages it on all servers;
 only then are all servers told to apply it. So a death between two servers leaves nothing applied in
@@ -11,7 +11,8 @@ such as which samples the next one skips, rests on all losses of the last one.
 
 import contextlib
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,19 +20,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.epoch_state import EpochResult, EpochState
-from fineprune.distributed.parameter_servers.events import Event, EventKind, Report, reporter
+from fineprune.distributed.parameter_servers.events import (
+    Event,
+    EventKind,
+    ProcessKind,
+    Report,
+    reporter,
+)
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout
 from fineprune.distributed.parameter_servers.link import open_store
-from fineprune.distributed.parameter_servers.ray_cluster import Call, Cluster, Died
+from fineprune.distributed.parameter_servers.ray_cluster import (
+    REPORT_EVERY,
+    Call,
+    Cluster,
+    Died,
+    Silent,
+    available,
+)
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
-from fineprune.distributed.parameter_servers.server import Contribution, MakeOptimizer
+from fineprune.distributed.parameter_servers.scheduler import Scheduler
+from fineprune.distributed.parameter_servers.server import MakeOptimizer
 from fineprune.distributed.parameter_servers.server_group import ServerDied, ServerGroup
-from fineprune.distributed.parameter_servers.staleness import may_apply, may_start
-from fineprune.distributed.parameter_servers.worker import Build
+from fineprune.distributed.parameter_servers.worker import Buffers, Build
 from fineprune.distributed.parameter_servers.worker_group import (
-    Buffers,
     GroupBroken,
     GroupPhase,
     WorkerGroup,
@@ -43,6 +55,8 @@ R = TypeVar("R")
 
 # A group that dies so often without a gradient in between ends the training.
 _FRUITLESS_DEATHS = 3
+# Seconds after which the loop looks around, whether or not a call has ended.
+_LOOK_SECONDS = 0.5
 
 
 class Coordinator:
@@ -90,11 +104,13 @@ class Coordinator:
                 "expected a state of the same model and number of servers, got one of others: "
                 "resume with the settings that it was made with"
             )
-        self._report = reporter(on_event)
+        self._log = reporter(on_event)
         self._folder = snapshots
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._snapshot_every = snapshot_every
         self._epoch = EpochState(0, [], lambda applied: 0.0, 0)
+        self._looked = time.monotonic()
+        self._waited = 0.0  # seconds that processes have waited for their places ...
+        self._reported = 0.0  # ... and as many when this was reported last
         self._buffers: Buffers = (
             {name: buffer.cpu().numpy().copy() for name, buffer in model.named_buffers()}
             if state is None
@@ -106,47 +122,58 @@ class Coordinator:
         )
         self._servers = ServerGroup(
             cluster,
+            strategy,
             self._layout,
             self._layout.flat(model).cpu(),
             optimizer,
             rendezvous,
             snapshots,
+            None if state is None else state["servers"],
             self._report,
         )
         self._groups = [
             WorkerGroup(index, cluster, strategy, build, rendezvous, self._report)
             for index in range(strategy.groups)
         ]
-        for group in self._groups:  # their processes start while the servers' do
-            group.start(self._buffers)
+        self._scheduler = Scheduler(
+            strategy, self._servers, self._groups, snapshot_every, self._report
+        )
         try:
-            self._servers.begin(None if state is None else state["servers"])
-            self._snapshot()
-        except ServerDied:
-            raise RuntimeError(
-                "a server died before the training began: see that its node has the memory for "
-                "its part of the parameters, and twice that for the optimizer's state"
-            ) from None
+            for group in self._groups:  # their processes start while the servers' do
+                group.start(self._buffers)
+            self._settle()
+            self._servers.snapshot()
+            self._settle()
+        except BaseException:
+            self.close()
+            raise
 
     # -- for the caller ---------------------------------------------------------------------------
 
-    def wait_for_workers(self) -> None:
+    def wait_for_workers(self, stop: Callable[[], bool] | None = None) -> None:
         """Wait until all workers have joined, so that an epoch's time is that of training alone.
+
+        Args:
+            stop: Asked again and again whether to return at once.
 
         Raises:
             RuntimeError: A group died again and again.
         """
-        while calls := [call for group in self._groups for call in group.pending]:
-            try:
-                for call in self._cluster.wait(calls):
-                    self._handle(call)
-            except ServerDied:
-                self._recover()
+        while any(group.joining or group.pending for group in self._groups):
+            if stop is not None and stop():
+                return
+            self._go_on()
 
     def run_epoch(
-        self, epoch: int, batches: Sequence[Tensor], rate: Callable[[int], float]
+        self,
+        epoch: int,
+        batches: Sequence[Tensor],
+        rate: Callable[[int], float],
+        *,
+        applied: int = 0,
+        stop: Callable[[], bool] | None = None,
     ) -> EpochResult:
-        """Train an epoch to its end.
+        """Train an epoch to its end, or until it is told to stop.
 
         Args:
             epoch: The epoch, from 0; each can be trained once.
@@ -154,51 +181,62 @@ class Coordinator:
                 batch among its members. The gradients of an update are averaged in proportion to
                 their batches' samples.
             rate: Returns the learning rate, given the number of the epoch's batches applied so far.
+            applied: The number of batches that were applied before the epoch was stopped, from its
+                ``EpochResult.applied``; the parameters must be those of that moment.
+            stop: Asked again and again whether to stop. If it says so, no other batch is leased
+                and what the groups are at is finished, as far as it makes whole updates. Then
+                exactly the first ``EpochResult.applied`` batches are applied, and ``state`` is what
+                a later training goes on from.
 
         Raises:
             InputError: A batch is empty.
-            RuntimeError: A group died again and again without a gradient in between.
+            RuntimeError: A group or a server died again and again without progress in between.
         """
-        self._epoch = EpochState(epoch, batches, rate, self._servers.version)
+        self._epoch = EpochState(epoch, batches, rate, self._servers.version, applied, stop)
         for group in self._groups:
             if group.phase is GroupPhase.IDLE:
                 group.rest()
+        self._scheduler.decide(self._epoch)
         while True:
-            try:
-                self._drain()
-                self._snapshot()
+            while self._epoch.ledger.remaining or self._servers.pending:
+                self._go_on()
+            self._servers.snapshot()
+            if not self._servers.pending:
                 return self._epoch.finish()
-            except ServerDied:
-                self._recover()
 
     def load_into(self, model: nn.Module) -> None:
-        """Copy the parameters into a model, between epochs, and the first worker's buffers.
+        """Copy the parameters into a model, and the first worker's buffers, outside of epochs.
 
         Normalisation statistics are each replica's own; those of the first group's leader are kept.
         """
-        self._layout.load(model, self._undisturbed(self._servers.parameters))
+        self._layout.load(model, torch.cat(self._ask(self._servers.parameters)))
         buffers = self.buffers()
         for name, buffer in model.named_buffers():
             buffer.copy_(torch.from_numpy(np.array(buffers[name])))
 
     def buffers(self) -> Buffers:
-        """Return the buffers of the first group's leader, between epochs.
+        """Return the buffers of the first group's leader, when no epoch is running.
 
-        If that process just died, they are those that were returned the last time, or those of the
-        model that the training began with.
+        If that process died or hangs, they are those that were returned the last time, or those
+        that the training began with.
         """
-        with contextlib.suppress(Died):
-            self._buffers = self._groups[0].buffers()
+        first = self._groups[0]
+        if not first.starts:  # else it would begin with these
+            try:
+                self._buffers = first.buffers()
+            except (Died, Silent) as error:
+                self._servers.forget(first.name)
+                self._replace(first, {0: str(error)}, str(error))
         return self._buffers
 
     def state(self) -> dict[str, Any]:
-        """Return everything that a later training goes on from, between epochs.
+        """Return everything that a later training goes on from, when no epoch is running.
 
         It holds strings, bytes (in the format of ``torch.save``) and NumPy arrays.
         """
         return {
             "layout": self._layout.contents,
-            "servers": self._undisturbed(self._servers.state),
+            "servers": self._ask(self._servers.state),
             "buffers": self.buffers(),
         }
 
@@ -211,176 +249,160 @@ class Coordinator:
 
     # -- the loop ---------------------------------------------------------------------------------
 
-    def _drain(self) -> None:
-        """Go on until all batches are applied or lost, and the servers have nothing to do."""
-        self._decide()
-        while self._epoch.ledger.remaining or self._servers.pending:
-            calls = list(self._servers.pending)
-            for group in self._groups:
-                calls += group.pending
-            if not calls:
-                raise RuntimeError(
-                    f"{self._epoch.ledger.remaining} batches are left and nobody works on them: "
-                    f"a bug"
-                )
-            for call in self._cluster.wait(calls):
+    def _go_on(self) -> None:
+        """Wait until calls end, take their results, and decide what follows from each."""
+        calls = list(self._servers.pending)
+        for group in self._groups:
+            calls += group.pending
+        if not calls:
+            left = self._epoch.ledger.remaining
+            raise RuntimeError(f"{left} batches are left and nobody works on them: a bug")
+        for call in self._cluster.wait(calls, _LOOK_SECONDS):
+            with self._recovering():
                 self._handle(call)
-                self._decide()
+            self._scheduler.decide(self._epoch)
+        if time.monotonic() - self._looked >= _LOOK_SECONDS:
+            with self._recovering():
+                self._look()
+            self._scheduler.decide(self._epoch)
+
+    def _settle(self) -> None:
+        """Go on until the servers have nothing to do."""
+        while self._servers.pending:
+            self._go_on()
+
+    def _ask(self, request: Callable[[], list[Call[R]]]) -> list[R]:
+        """Return the answers of all servers; ask again if one of them dies meanwhile."""
+        while True:
+            self._settle()
+            calls = request()
+            left = calls
+            with self._recovering():
+                while left:
+                    ended = self._cluster.wait(left, _LOOK_SECONDS)
+                    left = [call for call in left if call not in ended]
+                    self._look()
+                return self._servers.results(calls)
 
     def _handle(self, call: Call[Any]) -> None:
-        """Take the result of a call that has ended, and let its group go on."""
+        """Take the result of a call that has ended, and let the groups go on that waited for it.
+
+        Raises:
+            ServerDied: A server died.
+        """
         if call in self._servers.pending:
             self._epoch.add_seconds(self._servers.finish(call))
-            return
         for group in self._groups:
             if call in group.pending:
                 try:
                     self._epoch.add_seconds(group.finish(call))
                 except GroupBroken as broken:
-                    self._servers.check()
-                    self._replace(group, broken)
-                    return
-                if not group.pending:
-                    self._advance(group)
-                return
+                    self._servers.check(silent_is_dead=not broken.certain)
+                    self._servers.forget(group.name)
+                    self._replace(group, broken.dead, broken.reason)
+            if not group.pending:
+                self._advance(group)
 
     def _advance(self, group: WorkerGroup) -> None:
-        """Let a group go on to its next phase, since it waits for nothing any more."""
-        if group.phase is GroupPhase.STARTING:
-            group.connect(self._servers)
-            return
-        if group.phase is GroupPhase.COMPUTING:
-            group.fruitless_deaths = 0
-        if group.phase is GroupPhase.CONNECTING or group.lease is None:
-            group.phase = GroupPhase.IDLE  # it may have lost its lease to an update without it
-        elif group.phase is GroupPhase.COMPUTING:
-            group.push(self._servers)
-        elif group.phase is GroupPhase.PUSHING:
-            group.phase = GroupPhase.STAGED
-            self._epoch.ledger.stage(group.lease)
-
-    def _decide(self) -> None:
-        """Apply what may be applied, and lease batches to the groups that are idle."""
-        while accepted := self._acceptable():
-            self._step(accepted)
-        if any(group.phase is GroupPhase.IDLE for group in self._groups):
-            self._step([])
-
-    def _acceptable(self) -> list[WorkerGroup]:
-        """Return the groups whose staged gradients make the next update; none if it has to wait."""
-        staged = self._epoch.ledger.staged
-        if self._strategy.synchronous:
-            quorum = min(self._strategy.quorum, self._epoch.ledger.remaining)
-            if len(staged) < quorum:
-                return []
-            return [self._holder(key) for key in staged[:quorum]]
-        for key in staged:
-            holder = self._holder(key)
-            others = [g.version for g in self._groups if g.lease is not None and g is not holder]
-            if may_apply(self._servers.version, others, self._strategy.staleness_bound):
-                return [holder]
-        return []
-
-    def _step(self, accepted: Sequence[WorkerGroup]) -> None:
-        """Apply the gradients of the accepted groups; let all idle groups read and compute."""
-        contributions, rate = self._accept(accepted) if accepted else ([], 0.0)
-        version = self._servers.version + (1 if contributions else 0)
-        leased = [group for group in self._groups if self._lease(group)]
-        readers = [group for group in leased if group.version != version]
-        if contributions or readers:
-            self._servers.update(contributions, [group.name for group in readers], rate)
-        for group in leased:
-            assert group.lease is not None
-            group.compute(self._epoch.indices(group.lease), version, reads=group in readers)
-        every = self._snapshot_every
-        if contributions and every and self._epoch.updates_since_start(version) % every == 0:
-            self._servers.snapshot()
-
-    def _accept(self, accepted: Sequence[WorkerGroup]) -> tuple[list[Contribution], float]:
-        """Note an update; return what the servers have to apply, and the learning rate."""
-        version = self._servers.version
-        staleness = version - accepted[0].version
-        rate = self._epoch.rate()
-        if self._strategy.rate_by_staleness:
-            rate /= max(1, staleness)
-        groups = {group.lease: group for group in accepted if group.lease is not None}
-        losses = {key: group.losses for key, group in groups.items()}
-        shares = self._epoch.apply(version + 1, staleness, losses)
-        contributions = [
-            Contribution(key, groups[key].name, share) for key, share in shares.items()
-        ]
-        for group in accepted:
-            group.release()
-        if self._strategy.synchronous:  # the gradients of the others are too late
-            for group in self._groups:
-                if group.lease is not None:
-                    self._epoch.ledger.reject(group.lease)
-                    self._epoch.result.dropped += 1
-                    group.release()
-        return contributions, rate
-
-    def _lease(self, group: WorkerGroup) -> bool:
-        """Lease a batch to a group; return whether it is idle and there is one that it may have."""
-        if group.phase is not GroupPhase.IDLE:
-            return False
-        in_flight = sum(other.lease is not None for other in self._groups)
-        if not may_start(in_flight, self._strategy.staleness_bound):
-            return False
-        group.lease = self._epoch.ledger.lease(group.index)
-        if group.lease is None:
-            return False
-        group.phase = GroupPhase.LEASED
-        return True
-
-    def _holder(self, key: BatchKey) -> WorkerGroup:
-        return next(group for group in self._groups if group.lease == key)
-
-    def _snapshot(self) -> None:
-        """Let all servers write this version down, and wait until they have."""
-        self._servers.snapshot()
-        while self._servers.pending:
-            for call in self._cluster.wait(list(self._servers.pending)):
-                self._epoch.add_seconds(self._servers.finish(call))
+        """Let a group that waits for nothing go on to its next phase."""
+        match group.phase:
+            case GroupPhase.STARTING if self._servers.ready:
+                group.connect(self._servers)
+            case GroupPhase.CONNECTING:
+                group.phase = GroupPhase.IDLE
+            case GroupPhase.COMPUTING | GroupPhase.PUSHING if group.lease is None:
+                group.fruitless_deaths = 0
+                group.phase = GroupPhase.IDLE  # an update was made without it
+            case GroupPhase.COMPUTING:
+                group.fruitless_deaths = 0
+                group.push(self._servers)
+            case GroupPhase.PUSHING if group.lease is not None:
+                group.note_step()
+                self._epoch.ledger.stage(group.lease)
 
     # -- deaths -----------------------------------------------------------------------------------
 
-    def _replace(self, group: WorkerGroup, broken: GroupBroken) -> None:
-        """Start a group again of which a member died, and queue its batch again."""
-        self._epoch.result.worker_deaths += 1
-        group.fruitless_deaths += 1
-        if group.fruitless_deaths >= _FRUITLESS_DEATHS:
+    def _look(self) -> None:
+        """Look for processes that hang, and report those that wait for CPUs.
+
+        Raises:
+            ServerDied: A server died or hangs.
+        """
+        # This process may have been suspended: such a time is nobody's silence.
+        seconds = min(time.monotonic() - self._looked, 2 * _LOOK_SECONDS)
+        self._looked = time.monotonic()
+        self._servers.add_silence(seconds)
+        if self._servers.answering:  # else a worker may be silent because a server is
+            for group in self._groups:
+                try:
+                    group.add_silence(seconds)
+                except GroupBroken as broken:
+                    self._servers.forget(group.name)
+                    self._replace(group, broken.dead, broken.reason)
+        self._report_waiting(seconds)
+
+    def _report_waiting(self, seconds: float) -> None:
+        unplaced = [*self._servers.unplaced, *(w for g in self._groups for w in g.unplaced)]
+        if not unplaced:
+            if self._reported:
+                self._cluster.report_shared_nodes()
+            self._waited = self._reported = 0.0
+            return
+        self._waited += seconds
+        if self._waited >= self._reported + REPORT_EVERY and self._cluster.unplaced():
+            self._reported = self._waited
+            reason = f"{self._waited:.0f} s so far for {', '.join(unplaced)}, on {available()}"
+            self._report(Event(EventKind.WAITING, reason=reason))
+
+    def _replace(self, group: WorkerGroup, dead: Mapping[int, str], reason: str) -> None:
+        """Start a group again, and queue its batch again.
+
+        Args:
+            group: The group.
+            dead: Its members that died or hang, each with the reason.
+            reason: Why the others have to be started again.
+
+        Raises:
+            RuntimeError: It died again and again without a gradient in between.
+        """
+        self._epoch.ledger.orphan(group.index)
+        group.end(dead, "a member of its group died" if dead else reason)
+        if dead:
+            group.fruitless_deaths += 1
+        if group.fruitless_deaths == _FRUITLESS_DEATHS:
             raise RuntimeError(
                 f"group {group.index} died {group.fruitless_deaths} times without a batch in "
-                f"between; the last time: {broken.reason}"
+                f"between; the last time: {reason}"
             )
-        group.end(broken.reason, died=broken.member)
-        self._servers.forget(group.name)
-        self._epoch.ledger.orphan(group.index)
         group.start(self._buffers)
 
-    def _recover(self) -> None:
-        """Bring all servers, the dead ones made anew, back to their last common version."""
-        for group in self._groups:  # new processes start while the servers' do
-            self._epoch.ledger.orphan(group.index)
-            if group.size > 1 or group.phase is GroupPhase.CONNECTING:
-                # They may hang in a collective, or wait for the dead server to make a link.
-                group.end("a server died")
-                group.start(self._buffers)
-            else:
-                group.reconnect()
-        deaths = self._servers.deaths
-        self._servers.roll_back()
-        self._epoch.result.server_deaths += self._servers.deaths - deaths
-        version = self._servers.version
-        lose = not self._strategy.synchronous
-        batches = self._epoch.undo(version, lose=lose)
-        reason = f"{batches} batches are {'lost' if lose else 'queued again'}"
-        self._report(Event(EventKind.ROLLED_BACK, reason=reason, version=version))
+    @contextlib.contextmanager
+    def _recovering(self) -> Iterator[None]:
+        """If a server dies, bring all servers and groups back to the last common version."""
+        try:
+            yield
+        except ServerDied:
+            for group in self._groups:
+                dead, _ = group.probe()
+                if dead or group.phase is GroupPhase.CONNECTING:
+                    # While it makes a link, it waits for the dead server and nothing else.
+                    self._replace(group, dead, "a server died")
+                else:
+                    self._epoch.ledger.orphan(group.index)
+                    group.reconnect()
+            self._servers.roll_back()
+            lose = self._strategy.undone_batches == "lose"
+            batches = self._epoch.undo(self._servers.version, lose=lose)
+            fate = "lost" if lose else "queued again"
+            reason = f"{batches} batches are {fate}" if batches else "no update is undone"
+            version = self._servers.version
+            self._report(Event(EventKind.ROLLED_BACK, reason=reason, version=version))
 
-    def _undisturbed(self, ask: Callable[[], R]) -> R:
-        """Ask the servers, again if one of them died meanwhile."""
-        while True:
-            try:
-                return ask()
-            except ServerDied:
-                self._recover()
+    def _report(self, event: Event) -> None:
+        """Log an event; what is counted is what is logged."""
+        if event.kind is EventKind.DIED:
+            if event.process is ProcessKind.SERVER:
+                self._epoch.result.server_deaths += 1
+            else:
+                self._epoch.result.worker_deaths += 1
+        self._log(event)

@@ -41,11 +41,16 @@ class EpochResult:
             each as one batch, in this order: with ``sync`` and no backup workers it does not depend
             on the workers' speed.
         lost: The batches whose gradients were lost with a server; they are in no update.
+        applied: The number of the epoch's batches that are done: exactly its first ones, with those
+            before the epoch was resumed, and with those that are lost.
+        finished: Whether these are all batches of the epoch.
         staleness: The staleness of each update, in the order in which they were applied.
         dropped: The number of gradients that were discarded because they came too late.
-        undone: The number of updates that a server's death undid. With ``sync``, their batches
-            were queued again.
-        worker_deaths, server_deaths: The number of deaths that were noticed.
+        undone: The number of updates that a server's death undid. Their batches were queued again,
+            or are lost.
+        worker_deaths, server_deaths: The number of processes that died, or were killed because they
+            were silent for too long. A death that is noticed between two epochs is added to the
+            result of the earlier one.
         seconds: Sums over all processes: data, compute, group reduce (on CPUs; what the backward
             pass did not hide), push, pull and wait (between two calls) of the workers; queue, apply
             and send of the servers. pull includes the servers' queue, apply and send for the same
@@ -54,6 +59,8 @@ class EpochResult:
 
     updates: list[Update] = field(default_factory=list)
     lost: list[BatchKey] = field(default_factory=list)
+    applied: int = 0
+    finished: bool = False
     staleness: list[int] = field(default_factory=list)
     dropped: int = 0
     undone: int = 0
@@ -69,26 +76,39 @@ class EpochState:
         epoch: The epoch, from 0.
         batches: The indices of each batch's samples, int64, on the CPU.
         rate: Returns the learning rate, given the number of the epoch's batches applied so far.
-        version: The version of the parameters at its start.
+        version: The version of the parameters now.
+        applied: The number of its batches that were applied before it was interrupted.
+        stop: Returns whether to stop early.
 
     Attributes:
         ledger: Who has which batch.
         result: The counts so far; ``finish`` adds the rest.
 
     Raises:
-        InputError: A batch is empty.
+        InputError: A batch is empty, or more batches are applied than there are.
     """
 
     def __init__(
-        self, epoch: int, batches: Sequence[Tensor], rate: Callable[[int], float], version: int
+        self,
+        epoch: int,
+        batches: Sequence[Tensor],
+        rate: Callable[[int], float],
+        version: int,
+        applied: int = 0,
+        stop: Callable[[], bool] | None = None,
     ) -> None:
         self._batches = [np.asarray(batch.numpy(), dtype=np.int64) for batch in batches]
         if not all(len(batch) for batch in self._batches):
             raise InputError("expected batches of at least one sample, got an empty one")
+        if not 0 <= applied <= len(batches):
+            raise InputError(f"expected 0 to {len(batches)} applied batches, got {applied}")
+        self._applied = applied
         self._rate = rate
         self._first_version = version
+        self._stop = stop
+        self._stopping = False
         self._updates: dict[int, Update] = {}
-        self.ledger = BatchLedger(epoch, len(batches))
+        self.ledger = BatchLedger(epoch, len(batches), applied)
         self.result = EpochResult()
 
     def indices(self, key: BatchKey) -> np.ndarray[Any, Any]:
@@ -97,10 +117,10 @@ class EpochState:
 
     def rate(self) -> float:
         """Return the learning rate of the next update."""
-        return self._rate(len(self.ledger.applied))
+        return self._rate(self._applied + len(self.ledger.applied))
 
     def updates_since_start(self, version: int) -> int:
-        """Return how many updates lie between the epoch's start and a version."""
+        """Return how many updates lie between a version and the one that this began with."""
         return version - self._first_version
 
     def apply(
@@ -133,6 +153,11 @@ class EpochState:
         samples = sum(map(len, indices))
         return {key: len(part) / samples for key, part in zip(keys, indices, strict=True)}
 
+    def should_stop(self) -> bool:
+        """Return whether the epoch is to stop early; once it is, it always is."""
+        self._stopping = self._stopping or (self._stop is not None and self._stop())
+        return self._stopping
+
     def undo(self, version: int, *, lose: bool) -> int:
         """Note that the updates after a version are undone.
 
@@ -160,4 +185,6 @@ class EpochState:
         self.result.staleness = [update.staleness for update in in_order]
         self.result.updates = sorted(in_order, key=lambda update: update.keys[0])
         self.result.lost = self.ledger.lost
+        self.result.applied = self.ledger.done
+        self.result.finished = self.ledger.done == self.ledger.batches
         return self.result

@@ -11,7 +11,7 @@ from enum import Enum
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 
-_LOGGER = logging.getLogger("fineprune.distributed")
+LOGGER = logging.getLogger("fineprune.distributed")
 
 
 class ProcessKind(Enum):
@@ -26,8 +26,10 @@ class EventKind(Enum):
 
     A process ``STARTED``, or was ``RESTARTED`` in place of one that died; it ``DIED``, or was
     ``STOPPED`` because another process died. After a server's death the parameters are
-    ``ROLLED_BACK``. ``WAITING`` is repeated as long as there are not enough CPUs. A batch was
-    ``LEASED`` to a worker, the leader of its group, or its gradient was ``STAGED`` on a server.
+    ``ROLLED_BACK``. ``WAITING`` is repeated as long as there are not enough CPUs. Nodes are
+    ``SHARED`` if there is no room for dedicated servers on nodes of their own. A batch was
+    ``LEASED`` to a worker, the leader of its group, or its gradient was ``STAGED`` on a server, or
+    gradients are being applied: the parameters are ``UPDATED``.
     """
 
     STARTED = "started"
@@ -36,8 +38,10 @@ class EventKind(Enum):
     STOPPED = "stopped"
     ROLLED_BACK = "rolled back"
     WAITING = "waiting"
+    SHARED = "shared"
     LEASED = "leased"
     STAGED = "staged"
+    UPDATED = "updated"
 
 
 _LEVELS = {
@@ -47,8 +51,10 @@ _LEVELS = {
     EventKind.STOPPED: logging.INFO,
     EventKind.ROLLED_BACK: logging.WARNING,
     EventKind.WAITING: logging.WARNING,
+    EventKind.SHARED: logging.WARNING,
     EventKind.LEASED: logging.DEBUG,
     EventKind.STAGED: logging.DEBUG,
+    EventKind.UPDATED: logging.DEBUG,
 }
 
 
@@ -85,8 +91,12 @@ class Event:
         match self.kind:
             case EventKind.ROLLED_BACK:
                 return f"rolled back to version {self.version}"
+            case EventKind.UPDATED:
+                return f"updated to version {self.version}"
             case EventKind.WAITING:
                 return "waiting for CPUs"
+            case EventKind.SHARED:
+                return f"dedicated servers share nodes with workers: {self.node}"
             case EventKind.LEASED | EventKind.STAGED if self.batch is not None:
                 to = "to" if self.kind is EventKind.LEASED else "on"
                 batch = f"batch {self.batch.batch} of epoch {self.batch.epoch}"
@@ -103,7 +113,7 @@ def reporter(on_event: Report | None = None) -> Report:
     """Return a function that logs an event and then calls ``on_event`` with it."""
 
     def report(event: Event) -> None:
-        _LOGGER.log(_LEVELS[event.kind], "%s", event)
+        LOGGER.log(_LEVELS[event.kind], "%s", event)
         if on_event is not None:
             on_event(event)
 

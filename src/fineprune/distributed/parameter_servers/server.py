@@ -24,7 +24,6 @@ from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 from fineprune.distributed.parameter_servers.link import Link, LinkBroken, Transfer
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
-from fineprune.errors import InputError
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 
@@ -153,7 +152,7 @@ class ParameterServer:
 
         Raises:
             LinkBroken: The worker died, or sent nothing in time.
-            InputError: The gradient is of another batch.
+            RuntimeError: The gradient is of another batch.
         """
         one = self._readers.get(reader)
         if one is None:
@@ -161,7 +160,7 @@ class ParameterServer:
         one.staged = None
         batch = one.link.receive(one.gradient)
         if batch != key.batch:
-            raise InputError(f"expected the gradient of batch {key.batch}, got {batch}")
+            raise RuntimeError(f"expected the gradient of batch {key.batch}, got {batch}")
         one.staged = key
 
     def update(
@@ -182,7 +181,7 @@ class ParameterServer:
 
         Raises:
             Superseded: This server was rolled back meanwhile.
-            InputError: A gradient was not staged, or was applied before.
+            RuntimeError: A gradient was not staged, or was applied before.
         """
         came = time.perf_counter()
         with self._in_sequence(sequence):
@@ -279,9 +278,9 @@ class ParameterServer:
         for place, (key, name, share) in enumerate(contributions):
             reader = self._readers.get(name)
             if reader is None or reader.staged != key:
-                raise InputError(f"expected {name!r} to have staged {key}, got no such gradient")
+                raise RuntimeError(f"expected {name!r} to have staged {key}, got no such gradient")
             if key in self._applied:
-                raise InputError(f"expected {key} for the first time, but it was applied before")
+                raise RuntimeError(f"expected {key} for the first time, but it was applied before")
             if place == 0:
                 torch.mul(reader.gradient, share, out=self._gradient)
             else:

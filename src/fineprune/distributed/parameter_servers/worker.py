@@ -7,7 +7,7 @@ flat tensor (averaged over the group by DDP); ``Worker.push`` sends it over the 
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,6 +26,8 @@ from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
 
 class Replica(Protocol):
     """What a worker trains: made by the ``build(rank)`` that the coordinator is given.
+
+    All methods are called in one thread, which is not the main thread of the process.
 
     Attributes:
         model: The bare network, with parameters on one device and of one type. They become views
@@ -56,6 +58,7 @@ class Replica(Protocol):
 
 
 Build = Callable[[int], Replica]
+Buffers = Mapping[str, np.ndarray[Any, Any]]
 
 
 @dataclass
@@ -199,12 +202,12 @@ class Worker:
         self._left = clock.now
         return clock.seconds
 
-    def buffers(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the model's buffers, normalisation statistics among them."""
+    def buffers(self) -> Buffers:
+        """Return the model's buffers, including the normalisation statistics."""
         named = self._model.named_buffers()
         return {name: buffer.detach().cpu().numpy() for name, buffer in named}
 
-    def load_buffers(self, buffers: dict[str, np.ndarray[Any, Any]]) -> None:
+    def load_buffers(self, buffers: Buffers) -> None:
         """Copy buffers, as ``buffers`` returns them, into the model."""
         for name, buffer in self._model.named_buffers():
             buffer.copy_(torch.from_numpy(np.array(buffers[name])))
@@ -230,13 +233,13 @@ class Worker:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         seconds = self._rendezvous.timeout_seconds
-        self._store = join_store(
+        self._store = store = join_store(
             self._rendezvous.host, self._rendezvous.port, timeout_seconds=seconds
         )
         _together(
             lambda: dist.init_process_group(
                 "gloo" if self._on_cpu else "nccl",
-                store=PrefixStore(f"{name}-group", self._store),
+                store=PrefixStore(f"{name}-group", store),
                 rank=self._member,
                 world_size=self._members,
             )

@@ -4,6 +4,9 @@ A group is one unit: its members step together, and if one of them dies, all are
 A worker alone is a group of one.
 """
 
+import statistics
+import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -20,13 +23,18 @@ from fineprune.distributed.parameter_servers.ray_cluster import (
     Died,
     Location,
     Process,
+    Silent,
 )
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
-from fineprune.distributed.parameter_servers.server_group import ServerGroup
-from fineprune.distributed.parameter_servers.worker import Build, Computed, Worker
+from fineprune.distributed.parameter_servers.server_group import PROBE_SECONDS, ServerGroup
+from fineprune.distributed.parameter_servers.worker import Buffers, Build, Computed, Worker
 from fineprune.distributed.strategy import Strategy
 
-Buffers = Mapping[str, np.ndarray[Any, Any]]
+# The number of steps whose median is a group's usual step.
+_RECENT_STEPS = 20
+# Seconds that members may take to leave their process group when a server died. A member that waits
+# for another one in a collective is woken when that one leaves, but not in every case.
+_LEAVE_SECONDS = 10.0
 
 
 class GroupPhase(Enum):
@@ -44,6 +52,7 @@ class GroupPhase(Enum):
 class GroupCall(Enum):
     """The calls that a group waits for: to its members, and to the servers on its behalf."""
 
+    PLACE = "place"
     START = "start"
     LOAD_BUFFERS = "load buffers"
     DISCONNECT = "disconnect"
@@ -52,6 +61,10 @@ class GroupCall(Enum):
     PUSH = "push"
     SERVER_CONNECT = "server connect"
     SERVER_STAGE = "server stage"
+
+
+_OF_START = (GroupCall.PLACE, GroupCall.START, GroupCall.LOAD_BUFFERS)
+_OF_SERVERS = (GroupCall.SERVER_CONNECT, GroupCall.SERVER_STAGE)
 
 
 @dataclass(frozen=True)
@@ -63,17 +76,20 @@ class PendingCall:
 
 
 class GroupBroken(Exception):
-    """A call of a group failed, since a process died.
+    """A group cannot go on: a process died, hangs, or cannot be reached.
 
     Attributes:
-        member: The place of the member whose call it was.
         reason: What was noticed.
+        dead: The places of the members that died or hang, each with the reason. There are none if
+            all of them only have to be started again.
+        certain: Whether a member is known to be dead; otherwise a server may be the cause.
     """
 
-    def __init__(self, member: int, reason: str) -> None:
+    def __init__(self, reason: str, dead: Mapping[int, str], *, certain: bool) -> None:
         super().__init__(reason)
-        self.member = member
         self.reason = reason
+        self.dead = dead
+        self.certain = certain
 
 
 class WorkerGroup:
@@ -82,7 +98,7 @@ class WorkerGroup:
     Args:
         index: The index of this group.
         cluster: Starts its processes.
-        strategy: The size of the group and the number of servers.
+        strategy: The size of the group, the number of servers, and how long a worker may be silent.
         build: Makes a replica.
         rendezvous: How links are made.
         report: Called with each event.
@@ -90,13 +106,12 @@ class WorkerGroup:
     Attributes:
         phase: What the group is at.
         pending: The calls that it waits for.
-        generation: The number of times that its links were made anew. Each has new links, under a
-            new name.
+        generation: The number of times that its links were made. Each generation has new links,
+            under a new name.
         lease: The batch that it has, if any. It may lose it while it computes, when an update is
             made without it.
         version: The version of the parameters that it has read; -1 for none.
-        losses: The losses of its last step, float32, shape (B,).
-        fruitless_deaths: How often it died since it last computed a gradient.
+        fruitless_deaths: The number of deaths since it last computed a gradient.
     """
 
     def __init__(
@@ -124,6 +139,9 @@ class WorkerGroup:
         self._locations: dict[int, Location] = {}
         self._losses: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
         self._starts = 0
+        self._silence = 0.0
+        self._step_began = 0.0
+        self._steps: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     @property
     def name(self) -> str:
@@ -136,9 +154,28 @@ class WorkerGroup:
         return self._strategy.group
 
     @property
+    def starts(self) -> bool:
+        """Whether its processes start, and have not loaded the buffers yet."""
+        return any(one.kind in _OF_START for one in self.pending.values())
+
+    @property
+    def joining(self) -> bool:
+        """Whether it does not yet take part in the training."""
+        return self.phase in (GroupPhase.STARTING, GroupPhase.CONNECTING)
+
+    @property
     def losses(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The losses of the last step, float32, shape (B,), in the order of its indices."""
         return np.concatenate([self._losses[member] for member in sorted(self._losses)])
+
+    @property
+    def unplaced(self) -> list[str]:
+        """The names of the workers whose processes do not run yet."""
+        return [
+            f"worker {self._rank(one.index)}"
+            for one in self.pending.values()
+            if one.kind is GroupCall.PLACE
+        ]
 
     # -- its life -------------------------------------------------------------------------------
 
@@ -150,12 +187,13 @@ class WorkerGroup:
         """
         self._starts += 1
         self._locations = {}
+        self._steps.clear()
         self._members = [
             self._cluster.start_worker(
                 self.index,
                 Worker,
                 self._build,
-                self.index * self.size + member,
+                self._rank(member),
                 member,
                 self.size,
                 self._strategy.servers,
@@ -163,49 +201,59 @@ class WorkerGroup:
             )
             for member in range(self.size)
         ]
-        self.reconnect()
+        self._begin_generation()
         for place, member in enumerate(self._members):
+            self._await(member.placed, GroupCall.PLACE, place)
             self._await(member.made, GroupCall.START, place)
             if buffers:
-                self._await(
-                    member.call(Worker.load_buffers, buffers), GroupCall.LOAD_BUFFERS, place
-                )
+                call = member.call(Worker.load_buffers, buffers)
+                self._await(call, GroupCall.LOAD_BUFFERS, place)
 
     def reconnect(self) -> None:
-        """Begin a new generation: close the links, once each member has left what it is at."""
-        self.generation += 1
-        self.phase, self.lease, self.version = GroupPhase.STARTING, None, -1
-        self.pending.clear()
+        """Make the links anew, once each member has left what it is at."""
+        self._begin_generation()
         for place, member in enumerate(self._members):
             self._await(member.call(Worker.disconnect), GroupCall.DISCONNECT, place)
 
     def connect(self, servers: ServerGroup) -> None:
         """Make the links to the servers, and the process group of the members."""
-        self.phase = GroupPhase.CONNECTING
+        self._begin(GroupPhase.CONNECTING)
         for place, member in enumerate(self._members):
             self._await(member.call(Worker.connect, self.name), GroupCall.CONNECT, place)
         for server, call in enumerate(servers.connect(self.name)):
             self._await(call, GroupCall.SERVER_CONNECT, server)
 
-    def end(self, reason: str, *, died: int | None = None) -> None:
+    def probe(self) -> tuple[dict[int, str], list[int]]:
+        """Return which members have died, each with the reason, and which do not answer.
+
+        This takes five seconds at most. Members that are still starting are left out.
+        """
+        pings = {place: self._members[place].ping() for place in self._locations}
+        deadline = time.monotonic() + PROBE_SECONDS
+        dead, silent = {}, []
+        for place, ping in pings.items():
+            try:
+                self._cluster.result(ping, max(0.0, deadline - time.monotonic()))
+            except Died as error:
+                dead[place] = str(error)
+            except Silent:
+                silent.append(place)
+        return dead, silent
+
+    def end(self, dead: Mapping[int, str], reason: str) -> None:
         """End all processes at once; their pending calls are dropped.
 
         Args:
-            reason: Why, for the events.
-            died: The place of the member that died, which the reason is about; the others are
-                reported as stopped.
+            dead: The places of the members that died, each with the reason.
+            reason: Why the others are stopped.
         """
         for place in range(self.size):
-            if place == died:
-                self._report(self._event(EventKind.DIED, place, reason))
-            elif died is None:
-                self._report(self._event(EventKind.STOPPED, place, reason))
-            else:
-                self._report(self._event(EventKind.STOPPED, place, "a member of its group died"))
+            kind = EventKind.DIED if place in dead else EventKind.STOPPED
+            self._report(self._event(kind, place, dead.get(place, reason)))
         self.kill()
 
     def kill(self) -> None:
-        """End all processes at once, without a word."""
+        """End all processes at once, and report nothing."""
         for member in self._members:
             member.kill()
         self.pending.clear()
@@ -221,7 +269,8 @@ class WorkerGroup:
             reads: Whether the group receives these parameters first.
         """
         assert self.lease is not None
-        self.phase = GroupPhase.COMPUTING
+        self._begin(GroupPhase.COMPUTING)
+        self._step_began = time.monotonic()
         self.version = version
         self._losses = {}
         self._report(self._event(EventKind.LEASED, 0, batch=self.lease))
@@ -236,10 +285,15 @@ class WorkerGroup:
     def push(self, servers: ServerGroup) -> None:
         """Send the gradient to all servers."""
         assert self.lease is not None
-        self.phase = GroupPhase.PUSHING
+        self._begin(GroupPhase.PUSHING)
         self._await(self._members[0].call(Worker.push, self.lease), GroupCall.PUSH, 0)
         for server, call in enumerate(servers.stage(self.name, self.lease)):
             self._await(call, GroupCall.SERVER_STAGE, server)
+
+    def note_step(self) -> None:
+        """Note that the gradient lies on all servers: the group has done a step."""
+        self.phase = GroupPhase.STAGED
+        self._steps.append(time.monotonic() - self._step_began)
 
     def release(self) -> None:
         """Take the lease away: the batch was applied, or an update was made without it."""
@@ -259,15 +313,20 @@ class WorkerGroup:
             GroupBroken: A member died, or a process that it worked with did.
         """
         pending = self.pending.pop(call)
+        self._silence = 0.0
         try:
             result = self._cluster.result(call)
         except (Died, LinkBroken) as error:
             # A server's call fails on behalf of the leader, which has the links.
-            of_member = pending.kind not in (GroupCall.SERVER_CONNECT, GroupCall.SERVER_STAGE)
-            raise GroupBroken(pending.index if of_member else 0, str(error)) from None
+            member = 0 if pending.kind in _OF_SERVERS else pending.index
+            # A broken link is noticed by those who live, and perhaps before the death itself.
+            dead = {} if isinstance(error, Died) else self.probe()[0]
+            certain = isinstance(error, Died) or bool(dead)
+            raise GroupBroken(str(error), dead or {member: str(error)}, certain=certain) from None
         match pending.kind, result:
-            case GroupCall.START, Location():
+            case GroupCall.PLACE, Location():
                 self._locations[pending.index] = result
+            case GroupCall.START, _:
                 kind = EventKind.STARTED if self._starts == 1 else EventKind.RESTARTED
                 self._report(self._event(kind, pending.index))
             case GroupCall.COMPUTE, Computed():
@@ -286,20 +345,75 @@ class WorkerGroup:
             member.call(Worker.rest)
 
     def buffers(self) -> Buffers:
-        """Return the buffers of the leader, when nothing is pending.
+        """Return the buffers of the leader.
 
         Raises:
             Died: The leader died.
+            Silent: It does not answer.
         """
-        return self._cluster.result(self._members[0].call(Worker.buffers))
+        call = self._members[0].call(Worker.buffers)
+        return self._cluster.result(call, self._patience())
+
+    def add_silence(self, seconds: float) -> None:
+        """Note that nothing was heard of the group for some more seconds.
+
+        Raises:
+            GroupBroken: It has been silent for too long.
+        """
+        waiting = [one for one in self.pending.values() if one.kind not in _OF_SERVERS]
+        if not waiting or any(one.kind is GroupCall.PLACE for one in waiting):
+            return
+        self._silence += seconds
+        if self._silence <= self._patience():
+            return
+        if self._leaves():
+            dead, _ = self.probe()
+            raise GroupBroken("it did not leave its process group", dead, certain=True)
+        usual = "before its first step"
+        if self._steps:
+            usual = f"its usual step takes {statistics.median(self._steps):.2g} s"
+        reason = (
+            f"killed, since it was silent for {self._silence:.0f} s while {self.phase.value} "
+            f"({usual})"
+        )
+        dead, silent = self.probe()
+        hanging = dict.fromkeys(silent or [waiting[0].index], reason)
+        raise GroupBroken(reason, dead or hanging, certain=True)
+
+    def _patience(self) -> float:
+        """Return how many seconds the group may be silent."""
+        usual = statistics.median(self._steps) if self._steps else 0.0
+        if self._leaves():
+            return max(_LEAVE_SECONDS, 2 * usual)
+        if not self._steps:
+            return self._strategy.startup_seconds
+        return max(self._strategy.silence_seconds, self._strategy.silence_factor * usual)
+
+    def _leaves(self) -> bool:
+        """Return whether members close their links, and may hang in a collective of the last."""
+        return self.size > 1 and any(
+            one.kind is GroupCall.DISCONNECT for one in self.pending.values()
+        )
+
+    def _begin_generation(self) -> None:
+        self.generation += 1
+        self._begin(GroupPhase.STARTING)
+        self.lease, self.version = None, -1
+        self.pending = {call: one for call, one in self.pending.items() if one.kind in _OF_START}
+
+    def _begin(self, phase: GroupPhase) -> None:
+        self.phase = phase
+        self._silence = 0.0
+
+    def _rank(self, place: int) -> int:
+        return self.index * self.size + place
 
     def _event(
         self, kind: EventKind, place: int, reason: str = "", batch: BatchKey | None = None
     ) -> Event:
-        rank = self.index * self.size + place
         where = self._locations.get(place)
         pid, node = (where.pid, where.node) if where else (None, "")
-        return Event(kind, ProcessKind.WORKER, rank, pid, node, reason, batch=batch)
+        return Event(kind, ProcessKind.WORKER, self._rank(place), pid, node, reason, batch=batch)
 
     def _await(self, call: Call[Any], kind: GroupCall, index: int) -> None:
         self.pending[call] = PendingCall(kind, index)
