@@ -1,4 +1,4 @@
-"""How stale gradients get, by simulation of scripted workers."""
+"""The staleness of gradients, in a simulation of workers that follow a script."""
 
 import itertools
 from collections import Counter
