@@ -182,7 +182,8 @@ class Coordinator:
                 their batches' samples.
             rate: Returns the learning rate, given the number of the epoch's batches applied so far.
             applied: The number of batches that were applied before the epoch was stopped, from its
-                ``EpochResult.applied``; the parameters must be those of that moment.
+                ``EpochResult.applied``; the parameters must be those of that moment. These
+                batches are not used, and may be empty.
             stop: Asked again and again whether to stop. If it says so, no other batch is leased
                 and what the groups are at is finished, as far as it makes whole updates. Then
                 exactly the first ``EpochResult.applied`` batches are applied, and ``state`` is what

@@ -97,11 +97,11 @@ class EpochState:
         applied: int = 0,
         stop: Callable[[], bool] | None = None,
     ) -> None:
-        self._batches = [np.asarray(batch.numpy(), dtype=np.int64) for batch in batches]
-        if not all(len(batch) for batch in self._batches):
-            raise InputError("expected batches of at least one sample, got an empty one")
         if not 0 <= applied <= len(batches):
             raise InputError(f"expected 0 to {len(batches)} applied batches, got {applied}")
+        self._batches = [np.asarray(batch.numpy(), dtype=np.int64) for batch in batches]
+        if not all(len(batch) for batch in self._batches[applied:]):
+            raise InputError("expected batches of at least one sample, got an empty one")
         self._applied = applied
         self._rate = rate
         self._first_version = version
