@@ -1,12 +1,12 @@
-"""What a backup worker saves when one worker is held up now and then.
+"""How much a backup worker helps if one worker is slow from time to time.
 
     python benchmarks/backup_workers.py
 
-Steps are padded by a sleep, so that two cores suffice, and the model is tiny: what is measured is
-who waits for whom. Four synchronous workers, of which one is a backup, and three without one train
-side by side in one run, by turns: an epoch each undisturbed, and one in which the first worker
-sleeps 250 ms more in 10 % of its steps, once in every ten at a place drawn at random. Throughput
-counts applied samples only; what is compared are medians.
+Four synchronous workers, of which one is a backup, are compared with three workers and no backup.
+Both trainings run side by side and take turns: each trains one epoch undisturbed, then one in which
+the first worker takes 250 ms longer in 10 % of its steps, once in every ten, at a random place. The
+model is tiny and each step is padded by a sleep, so two cores are enough: only the waiting is
+measured. Throughput counts applied samples only, and medians are compared.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
-from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster, start_ray
+from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster, ray_session
 from fineprune.distributed.strategy import Strategy
 from fineprune.training.hardware import describe
 
@@ -55,7 +55,7 @@ class Replica:
         return losses.detach()
 
     def held_up(self):
-        """Count a step of the first worker, and say whether it is one to hold up."""
+        """Count a step of the first worker, and return whether to make it slow."""
         ten, place = divmod(self.steps, ONE_IN)
         self.steps += self.rank == 0
         return self.rank == 0 and place == random.Random(ten).randrange(ONE_IN)
@@ -70,7 +70,7 @@ def make_optimizer(parameters):
 
 
 def measure(updates, rounds):
-    """Return one line a round: applied samples a second of each strategy in each kind of epoch."""
+    """Return a line per round: applied samples per second by strategy and kind of epoch."""
     batches = list(torch.arange(updates * WORKERS * BATCH).split(BATCH))
     lines = []
     with ExitStack() as stack:
@@ -84,7 +84,7 @@ def measure(updates, rounds):
                 kind = "held up" if disturbed(epoch) else "undisturbed"
                 for name, server in servers.items():
                     line[f"{name}, {kind}"] = clock(server, epoch, batches)
-            # The first round makes processes and links warm.
+            # The first round warms up processes and links.
             if turn:
                 lines.append(line)
     return lines
@@ -100,7 +100,7 @@ def start(stack, strategy, folder):
 
 
 def clock(server, epoch, batches):
-    """Train an epoch; return its applied samples a second."""
+    """Train an epoch, and return its applied samples per second."""
     started = time.perf_counter()
     result = server.run_epoch(epoch, batches, lambda applied: 0.1)
     seconds = time.perf_counter() - started
@@ -108,7 +108,7 @@ def clock(server, epoch, batches):
 
 
 def summary(lines):
-    """Medians of samples a second, and of each round's ratio to the same workers undisturbed."""
+    """Return medians of samples per second, and of each round's ratio to undisturbed workers."""
     result = {key: statistics.median(line[key] for line in lines) for key in lines[0]}
     for name in STRATEGIES:
         ratios = [line[f"{name}, held up"] / line[f"{name}, undisturbed"] for line in lines]
@@ -125,9 +125,8 @@ def main():
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    start_ray(sum(strategy.workers for strategy in STRATEGIES.values()))
-    lines = measure(options.updates, options.rounds)
-    ray.shutdown()
+    with ray_session(sum(strategy.workers for strategy in STRATEGIES.values())):
+        lines = measure(options.updates, options.rounds)
     result = summary(lines)
     about = {**describe("cpu", 1), "torch": torch.__version__, "ray": ray.__version__}
     if options.json:

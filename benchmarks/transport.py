@@ -1,17 +1,17 @@
-"""How fast links move gradients up and parameters down, as a share of what the network can do.
+"""How fast links carry gradients and parameters, compared with the speed of the network.
 
     python benchmarks/transport.py                        # needs root, for network namespaces
     python benchmarks/transport.py --without-namespaces   # loopback only
 
-One worker and one or two servers, each a process with one thread; two servers hold half of the
-parameters each. Over loopback, and between two network namespaces that are joined by a veth pair
-shaped by `tc ... tbf` to 1 and 10 Gbit/s in both directions.
+There are one worker and one or two servers, each a process with one thread; each of two servers
+holds half of the parameters. They are connected over loopback, and through two network namespaces
+joined by a veth pair that ``tc ... tbf`` limits to 1 and to 10 Gbit/s in both directions.
 
-The limit is what a plain TCP socket streams over the same network: as many bytes, the same
-direction, from memory to memory until the receiver says that it has them all. Limit, push, pull and
-Gloo's all-reduce over two ranks take turns in one run, so that a noisy machine hurts all alike;
-what is compared are medians. An all-reduce over two ranks moves as many bytes each way as a push,
-both ways at once, and adds them up.
+The limit is the speed of a plain TCP socket on the same network: the same number of bytes in the
+same direction, from memory to memory, until the receiver confirms that it has them all. The limit,
+push, pull, and Gloo's all-reduce over two ranks take turns in one run, so that other load on the
+machine affects all of them equally, and medians are compared. An all-reduce over two ranks moves as
+many bytes in each direction as a push, in both directions at once, and adds them up.
 """
 
 import argparse
@@ -41,7 +41,7 @@ TIMEOUT = 300.0
 
 
 def work(options):
-    """The worker: it sets the pace, and measures. Prints the port of its store, then the times."""
+    """Measure, as the worker: print the port of the store, then the times of all transfers."""
     store = open_store(options.host, timeout_seconds=TIMEOUT)
     listening = socket.create_server((options.host, 0))
     store.set("control", str(listening.getsockname()[1]))
@@ -93,7 +93,7 @@ def work(options):
             begin(servers)
             started = time.perf_counter()
             turn()
-            # The first round makes the memory and the connections warm.
+            # The first round warms up the memory and the connections.
             if repeat:
                 seconds[what, servers].append(time.perf_counter() - started)
             if what == "pull" and not torch.equal(parameters, torch.full_like(parameters, repeat)):
@@ -103,7 +103,7 @@ def work(options):
 
 
 def serve(options):
-    """A server: it does as the worker's schedule says."""
+    """Do what the worker's schedule says, as a server."""
     store = join_store(options.peer, int(sys.stdin.readline()), timeout_seconds=TIMEOUT)
     me = options.server
     control = tuned(socket.create_connection((options.peer, int(store.get("control")))))
@@ -133,7 +133,7 @@ def serve(options):
                 control.recv(1)
                 control.sendall(b"!")
                 turn()
-    # A store lives as long as the worker, and a link's end as long as its process.
+    # Wait for the worker to end: it has the store, and this process has its end of each link.
     control.recv(1)
     if me == 0:
         dist.destroy_process_group()
@@ -153,7 +153,7 @@ def make_link(store, options, side, servers, server, wire_dtype=None):
 
 
 def group(store, options, rank):
-    """A plain Gloo group of the worker and the first server, bound by the interface's name."""
+    """Join the worker and the first server in a plain Gloo group on the given interface."""
     os.environ["GLOO_SOCKET_IFNAME"] = options.interface
     store = dist.PrefixStore("all-reduce", store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
@@ -174,7 +174,10 @@ def fill(connection, buffer):
 
 
 def measure(options, ends):
-    """Run worker and servers at the two ends of a network: (host, interface, command before)."""
+    """Run the worker and the servers at the two ends of a network, and return the times.
+
+    Each end is given as its host, its interface and the command that enters its namespace.
+    """
     (worker_host, worker_interface, inside), (server_host, server_interface, beyond) = ends
 
     def start(role, command, host, interface, *more):
@@ -209,7 +212,7 @@ def measure(options, ends):
 
 @contextmanager
 def namespaces(gigabits, burst):
-    """Two namespaces joined by a shaped veth pair; they are gone afterwards in any case."""
+    """Yield two namespaces joined by a veth pair of limited speed, and remove them afterwards."""
     names = [f"fineprune-{os.getpid()}-{side}" for side in "ab"]
     hosts = ["10.213.0.1", "10.213.0.2"]
     made = []
@@ -292,7 +295,7 @@ def main():
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--server", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    # A whole number of parameters, and of them for each server.
+    # A whole number of parameters, which two servers can share equally.
     options.bytes = int(options.megabytes * 1e6) // 8 * 8
     torch.set_num_threads(1)
     if options.role:

@@ -7,10 +7,9 @@ import pytest
 def running_ray(request):
     """Ray with eight places, for a file's tests."""
     ray = pytest.importorskip("ray")
-    from fineprune.distributed.parameter_servers.ray_cluster import start_ray
+    from fineprune.distributed.parameter_servers.ray_cluster import ray_session
 
     # Workers do not import tests.
     ray.cloudpickle.register_pickle_by_value(request.module)
-    start_ray(8)
-    yield
-    ray.shutdown()
+    with ray_session(8):
+        yield

@@ -1,10 +1,11 @@
-"""The batches of an epoch: each ends applied once, or named as lost."""
+"""The batches of an epoch: each is applied exactly once, or is lost and named."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_updates import updates_of
 
-from fineprune.distributed.parameter_servers.batch_ledger import BatchKey, BatchLedger, updates_of
+from fineprune.distributed.parameter_servers.batch_ledger import BatchKey, BatchLedger
 
 
 @given(batches=st.integers(0, 12), data=st.data())
@@ -74,6 +75,67 @@ def test_what_is_out_of_order_is_refused():
     ledger.apply([key])
     with pytest.raises(ValueError, match="staged"):
         ledger.apply([key])
+
+
+@given(
+    batches=st.integers(0, 12),
+    quorum=st.integers(1, 3),
+    synchronous=st.booleans(),
+    data=st.data(),
+)
+def test_a_stopped_epoch_is_a_prefix_of_whole_updates(batches, quorum, synchronous, data):
+    """Workers die, updates are undone and gradients come too late, before the stop and after it."""
+    quorum = quorum if synchronous else 1
+    first = data.draw(st.integers(0, batches // quorum)) * quorum
+    ledger = BatchLedger(0, batches, first)
+    holders: dict[int, BatchKey] = {}
+    stopped, steps = False, 0
+    while ledger.remaining:
+        steps += 1
+        accidents = steps <= 60
+        events = ["lease", "stage", "apply", *(["die", "undo", "stop"] if accidents else [])]
+        event = data.draw(st.sampled_from(events)) if accidents else events[steps % 3]
+        if event == "lease":
+            worker = data.draw(st.integers(0, quorum)) if accidents else steps % (quorum + 1)
+            if worker not in holders and (key := ledger.lease(worker)) is not None:
+                holders[worker] = key
+        elif event == "stage":
+            for key in [key for key in holders.values() if key not in ledger.staged][:1]:
+                ledger.stage(key)
+        elif event == "apply":
+            taken = ledger.staged[: min(quorum, ledger.remaining)]
+            if len(taken) == min(quorum, ledger.remaining):
+                ledger.apply(taken)
+                late = [key for key in holders.values() if key not in taken] if synchronous else []
+                for key in late:
+                    ledger.reject(key)
+                gone = [*taken, *late]
+                holders = {one: key for one, key in holders.items() if key not in gone}
+        elif event == "die" and holders:
+            worker = data.draw(st.sampled_from(sorted(holders)))
+            ledger.orphan(worker)
+            del holders[worker]
+        elif event == "undo":
+            updates = data.draw(st.integers(0, len(ledger.applied) // quorum))
+            ledger.undo(ledger.applied[updates * quorum :], lose=False)
+        stopped = stopped or event == "stop"
+        if stopped:
+            put_back = ledger.stop(quorum)
+            holders = {one: key for one, key in holders.items() if key not in put_back}
+    assert [key.batch for key in sorted(ledger.applied)] == list(range(first, ledger.end))
+    assert ledger.done == ledger.end
+    assert ledger.end == batches or (stopped and (ledger.end - first) % quorum == 0)
+
+
+def test_a_stop_finishes_what_makes_a_whole_update_and_puts_the_rest_back():
+    ledger = BatchLedger(0, 10)
+    keys = [ledger.lease(worker) for worker in range(5)]
+    assert ledger.stop(2) == keys[4:]
+    assert ledger.end == 4
+    assert ledger.lease(4) is None
+    ledger.orphan(1)
+    assert ledger.stop(2) == [keys[0], keys[2], keys[3]]
+    assert ledger.remaining == 0
 
 
 @pytest.mark.parametrize(("batches", "quorum", "updates"), [(391, 3, 131), (6, 3, 2), (0, 3, 0)])

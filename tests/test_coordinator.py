@@ -1,5 +1,6 @@
-"""Training with parameter servers, in real processes: as one process would, nothing unnamed."""
+"""Training with parameter servers, in real processes: it equals training in one process."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -37,7 +38,7 @@ def make_data():
 
 
 class Replica:
-    """A small network; it may kill its own process once, in the step of one batch."""
+    """A small network; it can kill its own process once, in the step of a given batch."""
 
     def __init__(self, kill_at=None, marker=None):
         self.model = make_model()
@@ -58,7 +59,7 @@ class Replica:
         return losses.detach()
 
 
-class MakeTrainee:
+class MakeReplica:
     def __init__(self, kill_at=None, marker=None):
         self.settings = (kill_at, marker)
 
@@ -67,7 +68,7 @@ class MakeTrainee:
 
 
 class KillsItself(torch.optim.SGD):
-    """Kills its server once, in its nth step."""
+    """Kills its server once, in a given step."""
 
     def __init__(self, params, marker, step):
         super().__init__(params, lr=1.0, momentum=0.9)
@@ -102,7 +103,7 @@ def batches_of(epoch, size=BATCH, samples=SAMPLES):
 
 
 def trained_alone(epochs, size, rates):
-    """Train in this process; returns the flat parameters and each batch's losses."""
+    """Train in this process; return the flat parameters and the losses of each batch."""
     model = make_model()
     optimizer = torch.optim.SGD(
         model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-3, fused=True
@@ -129,13 +130,13 @@ def places_of(strategy):
 
 
 def trained(strategy, folder, epochs=2, size=BATCH, build=None, optimizer=None, **options):
-    """Train with servers; returns the flat parameters and the epochs' results."""
+    """Train with servers; return the flat parameters and the results of the epochs."""
     with cluster(places_of(strategy)) as processes:
         server = Coordinator(
             processes,
             strategy,
             make_model(),
-            build or MakeTrainee(),
+            build or MakeReplica(),
             optimizer or MakeOptimizer(),
             folder / "snapshots",
             **options,
@@ -147,9 +148,80 @@ def trained(strategy, folder, epochs=2, size=BATCH, build=None, optimizer=None, 
     return flat(model), results
 
 
-def check_each_once(results, batches=SAMPLES // BATCH):
-    """Every batch is in one update or lost; samples and losses fit the batches."""
-    for epoch, result in enumerate(results):
+@contextlib.contextmanager
+def coordinator(strategy, folder, **options):
+    """Yield a coordinator whose snapshots are in this folder."""
+    with cluster(places_of(strategy)) as processes:
+        made = Coordinator(
+            processes, strategy, make_model(), MakeReplica(), MakeOptimizer(), folder, **options
+        )
+        yield made
+        made.close()
+
+
+class StopAfter:
+    """Says to stop as soon as so many batches of an epoch are applied."""
+
+    def __init__(self, batches):
+        self.batches = batches
+        self.applied = 0
+
+    def rate(self, applied):
+        self.applied = applied
+        return rate(applied)
+
+    def __call__(self):
+        return self.applied >= self.batches
+
+
+def stopped(made, stop):
+    """Train an epoch and a part of the next one; return the result of that part."""
+    nothing = made.run_epoch(0, batches_of(0), rate, stop=lambda: True)
+    assert (nothing.updates, nothing.applied, nothing.finished) == ([], 0, False)
+    made.run_epoch(0, batches_of(0), rate)
+    return made.run_epoch(1, batches_of(1), stop.rate, stop=stop)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Strategy("sync", workers=3, backup=1), Strategy("async", workers=3)],
+    ids=["sync, 1 backup", "async"],
+)
+def test_a_stopped_epoch_is_its_first_batches_and_goes_on_there(tmp_path, strategy):
+    with coordinator(strategy, tmp_path) as made:
+        part = stopped(made, StopAfter(6))
+        assert 6 <= part.applied < SAMPLES // BATCH
+        assert not part.finished
+        keys = [key for update in part.updates for key in update.keys]
+        assert sorted(keys) == [BatchKey(1, batch) for batch in range(part.applied)]
+        rest = made.run_epoch(1, batches_of(1), rate, applied=part.applied)
+    assert rest.finished
+    assert rest.applied == SAMPLES // BATCH
+    part.updates += rest.updates
+    check_each_once([part], first=1)
+    assert {len(update.keys) for update in part.updates} == {strategy.quorum}
+
+
+def test_a_stopped_synchronous_epoch_ends_in_another_training_bit_for_bit(tmp_path):
+    strategy = Strategy("sync", workers=2, servers=2)
+    with coordinator(strategy, tmp_path / "first") as made:
+        part = stopped(made, StopAfter(6))
+        state = made.state()
+    with coordinator(strategy, tmp_path / "second", state=state) as made:
+        rest = made.run_epoch(1, batches_of(1), rate, applied=part.applied)
+        resumed = make_model()
+        made.load_into(resumed)
+    assert (part.finished, rest.finished) == (False, True)
+    undisturbed, results = trained(strategy, tmp_path)
+    assert torch.equal(flat(resumed), undisturbed)
+    losses = [update.losses for update in [*part.updates, *rest.updates]]
+    for served, expected in zip(losses, results[1].updates, strict=True):
+        assert torch.equal(served, expected.losses)
+
+
+def check_each_once(results, batches=SAMPLES // BATCH, first=0):
+    """Check that each batch is in one update or lost, and that the updates fit the batches."""
+    for epoch, result in enumerate(results, first):
         applied = [key for update in result.updates for key in update.keys]
         expected = [BatchKey(epoch, batch) for batch in range(batches)]
         assert sorted(applied + result.lost) == expected
@@ -184,7 +256,7 @@ def test_synchronous_workers_are_one_process_with_a_larger_batch(tmp_path, serve
         torch.testing.assert_close(update.losses, losses)
 
 
-@pytest.mark.parametrize("size", [8, 7], ids=["even parts", "4 and 3, at last 1 and none"])
+@pytest.mark.parametrize("size", [8, 7], ids=["even parts", "4 and 3, finally 1 and 0"])
 def test_a_group_of_two_is_one_process_with_a_larger_batch(tmp_path, size):
     alone, recorded = trained_alone(2, size, rate)
     served, results = trained(Strategy("mixed", workers=2, group=2), tmp_path, size=size)
@@ -228,7 +300,7 @@ def test_with_a_backup_worker_every_batch_is_applied_once(tmp_path):
 
 def test_a_killed_synchronous_worker_changes_nothing(tmp_path):
     alone, _ = trained_alone(2, 2 * BATCH, lambda number: rate(2 * number))
-    build = MakeTrainee(BatchKey(0, 5), tmp_path / "killed")
+    build = MakeReplica(BatchKey(0, 5), tmp_path / "killed")
     served, results = trained(Strategy("sync", workers=2, servers=2), tmp_path, build=build)
     check_each_once(results)
     assert (tmp_path / "killed").exists()
@@ -236,14 +308,15 @@ def test_a_killed_synchronous_worker_changes_nothing(tmp_path):
     torch.testing.assert_close(served, alone, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_after_a_killed_server_every_batch_is_applied_once_or_named(tmp_path, mode):
+@pytest.mark.parametrize(
+    ("mode", "undone"), [("sync", "retrain"), ("async", "retrain"), ("async", "lose")]
+)
+def test_after_a_killed_server_every_batch_is_applied_once_or_named(tmp_path, mode, undone):
     optimizer = MakeOptimizer(tmp_path / "killed", 7)
-    _, results = trained(
-        Strategy(mode, workers=2, servers=2), tmp_path, optimizer=optimizer, snapshot_every=4
-    )
+    strategy = Strategy(mode, workers=2, servers=2, undone_batches=undone)
+    _, results = trained(strategy, tmp_path, optimizer=optimizer, snapshot_every=4)
     check_each_once(results)
     assert (tmp_path / "killed").exists()
     assert results[0].server_deaths == 1
     assert results[0].undone > 0
-    assert bool(results[0].lost) == (mode == "async")
+    assert bool(results[0].lost) == (undone == "lose")

@@ -1,4 +1,4 @@
-"""The flat tensor of all parameters, and how servers share it."""
+"""The flat tensor of all parameters, and which part of it each server holds."""
 
 import pytest
 import torch

@@ -1,12 +1,13 @@
-"""Processes killed at any moment: training ends, and nothing counts twice, by halves or unnamed.
+"""Processes are killed or suspended at any moment: the training goes on, and its report is true.
 
-Every check rests on a replay in this process: from what was reported of the updates (which samples,
-in which order, how stale) follow all losses and what all servers hold. A gradient that was applied
-twice, or on one of two servers, or without a report would show, and so would a server that went
-back to another moment than it says.
+Each check replays the reported updates in this process: which samples they had, in which order, and
+how stale they were. From this follow all losses, and what the servers must hold. So a test fails if
+a gradient was applied twice, on one of two servers only, or without a report, or if the servers
+went back to another version than reported.
 """
 
 import contextlib
+import functools
 import io
 import itertools
 import os
@@ -27,25 +28,32 @@ from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 ray = pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator  # noqa: E402
+from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind  # noqa: E402
 from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster  # noqa: E402
 from fineprune.distributed.strategy import Strategy  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("running_ray")
 
+WORKER, SERVER = ProcessKind.WORKER, ProcessKind.SERVER
 SAMPLES, BATCH, BATCHES = 120, 4, 30
-# A restart takes seconds: a run of all tests has a few kills, FINEPRUNE_KILLS=20 as many as asked.
+# Each restart takes seconds, so that the number of kills is small unless FINEPRUNE_KILLS sets it.
 KILLS = int(os.environ.get("FINEPRUNE_KILLS", "3"))
 MOMENTUM = 0.9
+# Seconds that a worker may be silent where it is to be found out, and that a first step may take.
+SILENCE, SLOW_START = 5, 7
 START = torch.linspace(-1, 1, 10, dtype=torch.float64)
 STRATEGIES = {
-    "sync": Strategy("sync", workers=3, servers=2),
-    "async": Strategy("async", workers=2, servers=2),
-    "mixed": Strategy("mixed", workers=4, servers=2, group=2),
+    "sync": Strategy("sync", workers=3, servers=2, silence_seconds=10),
+    "async": Strategy("async", workers=2, servers=2, silence_seconds=10),
+    "mixed": Strategy("mixed", workers=4, servers=2, group=2, silence_seconds=10),
+    "lose": Strategy("async", workers=2, servers=2, undone_batches="lose", silence_seconds=10),
 }
+# Updates between two snapshots: fewer than an epoch has, and more.
+SNAPSHOT_EVERY = {"sync": 5, "async": 50, "mixed": 5, "lose": 50}
 
 
 class Model(nn.Module):
-    """Rows of ten values that all begin and train alike."""
+    """Rows of ten values, which all start and train in the same way."""
 
     def __init__(self, rows):
         super().__init__()
@@ -56,7 +64,7 @@ class Model(nn.Module):
 
 
 def coefficients(indices):
-    """Two numbers of each of these samples, float64."""
+    """Return two numbers for each of these samples, float64."""
     generator = torch.Generator().manual_seed(5)
     both = torch.randn(2, SAMPLES, generator=generator, dtype=torch.float64)
     return both[0, indices], both[1, indices].square()
@@ -68,7 +76,7 @@ def losses_of(values, indices):
 
 
 def gradient_of(values, indices):
-    """The gradient of the mean loss: one that depends on the parameters."""
+    """Return the gradient of the mean loss, which depends on the parameters."""
     slope, curve = coefficients(indices)
     return slope.mean() + curve.mean() * values
 
@@ -83,7 +91,7 @@ def batches_of(epoch):
 
 
 class Orders:
-    """A folder where processes find whether to die, and note how many steps they have begun."""
+    """A folder that tells processes when to die, and where they count the steps they have begun."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -92,8 +100,11 @@ class Orders:
     def give(self, order):
         (self.folder / order).touch()
 
+    def has(self, order):
+        return (self.folder / order).exists()
+
     def obey(self, order):
-        """Kill this process if that was ordered; one process obeys an order."""
+        """Kill this process if that was ordered; only one process obeys each order."""
         with contextlib.suppress(FileNotFoundError):
             (self.folder / order).unlink()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -108,6 +119,49 @@ class Orders:
         return 0
 
 
+class Watch:
+    """What the events say: which processes live, who has which batch, and where it is staged."""
+
+    def __init__(self):
+        self.living = {}  # (kind, index): pid
+        self.holders = {}  # batch: rank
+        self.staged = {}  # batch: servers
+        self.deaths = []  # reasons
+        self.react = lambda event: None  # called with each event
+
+    def __call__(self, event):
+        self.note(event)
+        self.react(event)
+
+    def once(self, kind, batch, react):
+        """React to an event of this kind and batch, the first time that it happens."""
+
+        def reacting(event):
+            if event.kind is kind and event.batch == batch:
+                self.react = lambda event: None
+                react()
+
+        self.react = reacting
+
+    def send(self, number, kind, index):
+        """Send a signal to a living process."""
+        os.kill(self.living[kind, index], number)
+
+    def note(self, event):
+        match event.kind:
+            case EventKind.STARTED | EventKind.RESTARTED:
+                self.living[event.process, event.index] = event.pid
+            case EventKind.DIED | EventKind.STOPPED:
+                self.living.pop((event.process, event.index), None)
+                if event.kind is EventKind.DIED:
+                    self.deaths.append(event.reason)
+            case EventKind.LEASED:
+                self.holders[event.batch] = event.index
+                self.staged[event.batch] = set()
+            case EventKind.STAGED:
+                self.staged[event.batch].add(event.index)
+
+
 class Replica:
     def __init__(self, rows, orders):
         self.model = Model(rows)
@@ -118,8 +172,10 @@ class Replica:
 
     def step(self, batch):
         key, indices = batch
+        if self.orders.has("slow start") and not self.orders.steps(os.getpid()):
+            time.sleep(SLOW_START)
         self.orders.count_step()
-        time.sleep(0.02)  # so that a kill at any moment is mostly one of a process at work
+        time.sleep(0.02)  # so that a process is mostly at work when it is killed
         losses = self.model(indices)
         losses.mean().backward()
         self.orders.obey(f"step-{key.epoch}-{key.batch}")
@@ -158,9 +214,10 @@ class MakeOptimizer:
 
 
 @contextlib.contextmanager
-def training(strategy, folder, rows=1):
-    """Yield servers whose workers have joined, and the orders of all."""
+def training(strategy, folder, rows=1, snapshot_every=5):
+    """Yield a coordinator whose workers have joined, the orders to its processes, and a watch."""
     orders = Orders(folder / "orders")
+    watch = Watch()
     with cluster(Places(strategy.groups, strategy.group, strategy.servers)) as processes:
         server = Coordinator(
             processes,
@@ -169,10 +226,11 @@ def training(strategy, folder, rows=1):
             Build(rows, orders),
             MakeOptimizer(orders),
             folder / "snapshots",
-            snapshot_every=5,
+            snapshot_every=snapshot_every,
+            on_event=watch,
         )
         server.wait_for_workers()
-        yield server, orders
+        yield server, orders, watch
         server.close()
 
 
@@ -180,18 +238,14 @@ def kill(pid):
     os.kill(pid, signal.SIGKILL)
 
 
-def pid_of(process):
-    return ray.get(process.made)
-
-
 def check(strategy, server, results, rows=1):
-    """All batches are applied or lost, and what was reported is what the servers hold."""
+    """Check that each batch is applied or lost, and that the servers hold what was reported."""
     history = [START]
     momentum = torch.zeros_like(START)
     for epoch, result in enumerate(results):
         applied = [key for update in result.updates for key in update.keys]
         assert sorted(applied + result.lost) == [BatchKey(epoch, batch) for batch in range(BATCHES)]
-        assert len(result.lost) == (0 if strategy.synchronous else result.undone)
+        assert len(result.lost) == (result.undone if strategy.undone_batches == "lose" else 0)
         if not result.server_deaths:
             assert result.undone == 0
         given, done = batches_of(epoch), 0
@@ -213,7 +267,7 @@ def check(strategy, server, results, rows=1):
 
 
 def check_as_without_kills(strategy, server, epochs, rows=1):
-    """What synchronous servers hold is what one process makes of the same batches."""
+    """Check that synchronous servers hold what one process makes of the same batches."""
     model = Model(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
     for epoch in range(epochs):
@@ -233,16 +287,16 @@ def check_as_without_kills(strategy, server, epochs, rows=1):
 class Killer:
     """A thread that kills workers and servers at random.
 
-    A place whose processes die again and again before they have done anything ends the training,
-    as it should. So of two kills in a row of one place, one comes after a second step, before which
-    the first one's gradient has arrived.
+    A group or server that dies several times without any progress ends the training, as it should.
+    Therefore, of two successive kills of the same group or server, at least one comes after the
+    process has begun its second step: then the gradient of its first step has arrived.
     """
 
-    def __init__(self, server, strategy, orders, kills, seed):
-        self.server, self.strategy, self.orders = server, strategy, orders
+    def __init__(self, watch, strategy, orders, kills, seed):
+        self.watch, self.strategy, self.orders = watch, strategy, orders
         self.random = random.Random(seed)
         self.left = kills
-        self.killed = {"workers": set(), "servers": set()}
+        self.killed = {WORKER: set(), SERVER: set()}
         self.early = set()
         self.thread = threading.Thread(target=self.run)
 
@@ -257,25 +311,23 @@ class Killer:
     def run(self):
         while self.left > 0:
             time.sleep(self.random.uniform(0, 0.6))
-            # All wait for a server's return, so that more of its deaths would take minutes.
-            servers_too = len(self.killed["servers"]) < 4 and self.random.random() < 0.2
-            kind = "servers" if servers_too else "workers"
-            processes = self.server.processes()[kind]
-            place = self.random.randrange(len(processes))
-            made = processes[place].made
-            if not ray.wait([made], timeout=0)[0]:
-                continue
-            try:
-                pid = ray.get(made)
-            except ray.exceptions.RayActorError:
+            # All workers wait until a server is back, so more deaths of servers take minutes.
+            servers_too = len(self.killed[SERVER]) < 4 and self.random.random() < 0.2
+            kind = SERVER if servers_too else WORKER
+            places = self.strategy.servers if servers_too else self.strategy.workers
+            place = self.random.randrange(places)
+            pid = self.watch.living.get((kind, place))
+            if pid is None:
                 continue
             if pid not in self.killed[kind] and self.may_die(kind, place, pid):
-                kill(pid)
+                # A process that hangs takes longer to be replaced, so only long runs have some.
+                hangs = KILLS > 5 and self.random.random() < 0.1
+                os.kill(pid, signal.SIGSTOP if hangs else signal.SIGKILL)
                 self.killed[kind].add(pid)
                 self.left -= 1
 
     def may_die(self, kind, place, pid):
-        one = (kind, place // self.strategy.group if kind == "workers" else place)
+        one = (kind, place // self.strategy.group if kind is WORKER else place)
         if self.orders.steps(pid) > 1:
             self.early.discard(one)
         elif one in self.early:
@@ -285,25 +337,24 @@ class Killer:
         return True
 
 
-def kill_between_pushes(server, kind):
-    """Kill a worker whose gradient lies on the first of two servers only, or the second server."""
-    second = pid_of(server.processes()["servers"][1])
+def kill_between_pushes(watch, kind):
+    """Kill a worker whose gradient is on the first of two servers only, or the second server."""
+    second = watch.living[SERVER, 1]
     victim = None
     while victim is None:
         time.sleep(0.1)
         os.kill(second, signal.SIGSTOP)
         time.sleep(0.3)
-        for group in server._groups:
-            # Its push and one server are still at it.
-            if sorted(group.calls.values()) == ["push", "server"]:
-                victim = second if kind == "servers" else pid_of(group.members[0])
+        for batch, servers in list(watch.staged.items()):
+            if servers == {0}:
+                victim = second if kind is SERVER else watch.living[WORKER, watch.holders[batch]]
                 kill(victim)
                 break
         os.kill(second, signal.SIGCONT)
 
 
 def once_in_the_last_update(strategy, give):
-    """Return `rate`, which the driver asks for just before it tells the servers to apply."""
+    """Return ``rate`` with a side effect: it is asked for just before the servers apply."""
     left = [give]
 
     def giving(applied):
@@ -315,7 +366,7 @@ def once_in_the_last_update(strategy, give):
 
 
 def processes_of(session):
-    """Return the numbers of a session's living processes."""
+    """Return the process numbers of all living processes of a session."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -326,7 +377,7 @@ def processes_of(session):
 
 
 def wait_for_end_of(processes, seconds):
-    """Say whether there are none of them in time."""
+    """Return whether all of these processes end in time."""
     deadline = time.monotonic() + seconds
     while processes() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -335,7 +386,7 @@ def wait_for_end_of(processes, seconds):
 
 @pytest.fixture(scope="module")
 def killed_driver(tmp_path_factory):
-    """Kill a driver amid its training; return its session, and its workers and servers."""
+    """Kill a training's main process; yield its session and its workers' and servers' numbers."""
     with subprocess.Popen(
         [sys.executable, __file__, tmp_path_factory.mktemp("driver")],
         stdout=subprocess.PIPE,
@@ -365,36 +416,38 @@ def test_workers_and_servers_die_with_their_driver(killed_driver):
 def test_kills_at_random(tmp_path, mode):
     strategy = STRATEGIES[mode]
     results = []
-    with training(strategy, tmp_path) as (server, orders):
-        with Killer(server, strategy, orders, KILLS, seed=mode) as killer:
+    every = SNAPSHOT_EVERY[mode]
+    with training(strategy, tmp_path, snapshot_every=every) as (server, orders, watch):
+        with Killer(watch, strategy, orders, KILLS, seed=mode) as killer:
             while killer.left or len(results) < 3:
                 epoch = len(results)
                 results.append(server.run_epoch(epoch, batches_of(epoch), rate))
-        # What was killed last is noticed in an epoch that has work for all.
+        # The last death is noticed in one more epoch, in which every process has work.
         results.append(server.run_epoch(len(results), batches_of(len(results)), rate))
         check(strategy, server, results)
         if mode == "sync":
             check_as_without_kills(strategy, server, len(results))
     killed = {kind: len(pids) for kind, pids in killer.killed.items()}
     assert sum(killed.values()) == KILLS
-    assert sum(result.server_deaths for result in results) == killed["servers"]
-    # Killed beside another of its group, or when a server's death had ended it, it goes uncounted.
-    assert 0 < sum(result.worker_deaths for result in results) <= killed["workers"]
+    assert sum(result.server_deaths for result in results) == killed[SERVER]
+    deaths = sum(result.worker_deaths for result in results)
+    # One that is killed while its group is being ended for another's death goes uncounted.
+    assert 0 < deaths <= killed[WORKER] if strategy.group > 1 else deaths == killed[WORKER]
 
 
 @pytest.mark.parametrize(("mode", "rows"), [("sync", 1), ("async", 200_000)])
 def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(tmp_path, mode, rows):
-    """A row is little enough to be sent in one piece; 8 MB a server are in mid-transfer."""
+    """One row fits into a single packet; with 8 MB for each server, a transfer is under way."""
     strategy = STRATEGIES[mode]
-    with training(strategy, tmp_path, rows) as (server, orders):
+    with training(strategy, tmp_path, rows, SNAPSHOT_EVERY[mode]) as (server, orders, watch):
         results = []
 
         def run(rate=rate):
             epoch = len(results)
             results.append(server.run_epoch(epoch, batches_of(epoch), rate))
 
-        for kind in ("workers", "servers"):
-            thread = threading.Thread(target=kill_between_pushes, args=(server, kind))
+        for kind in (WORKER, SERVER):
+            thread = threading.Thread(target=kill_between_pushes, args=(watch, kind))
             thread.start()
             run()
             thread.join()
@@ -405,21 +458,72 @@ def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(tmp_path, mode, row
         deaths = [(result.worker_deaths, result.server_deaths) for result in results]
         assert deaths == [(1, 0), (0, 1), (1, 0), (0, 1), (0, 1)]
         assert all(result.undone for result in results[3:])
-        for kind in ("workers", "servers"):
-            kill(pid_of(server.processes()[kind][0]))
+        for kind in (WORKER, SERVER):
+            kill(watch.living[kind, 0])
         check(strategy, server, results, rows)
         run()
-        assert (results[4].server_deaths, results[5].worker_deaths) == (2, 1)
+        # The worker's death is noticed while the servers are rolled back, and is counted then.
+        assert (results[4].worker_deaths, results[4].server_deaths) == (1, 2)
+        assert (results[5].worker_deaths, results[5].server_deaths) == (0, 0)
         check(strategy, server, results, rows)
         if mode == "sync":
             check_as_without_kills(strategy, server, len(results), rows)
 
 
+def test_an_epoch_may_lose_all_its_updates(tmp_path):
+    """A server dies at the end of an epoch that had no snapshot, so that nothing of it is left."""
+    strategy = STRATEGIES["lose"]
+    with training(strategy, tmp_path, snapshot_every=50) as (server, orders, _):
+        dying = once_in_the_last_update(strategy, lambda: orders.give("snapshot"))
+        results = [server.run_epoch(0, batches_of(0), dying)]
+        assert results[0].updates == []
+        assert results[0].lost == [BatchKey(0, batch) for batch in range(BATCHES)]
+        results.append(server.run_epoch(1, batches_of(1), rate))
+        check(strategy, server, results)
+
+
+def test_a_worker_that_dies_with_a_server_is_counted(tmp_path):
+    strategy = Strategy("mixed", workers=2, servers=2, group=2)
+    with training(strategy, tmp_path) as (server, _, watch):
+
+        def kill_both():
+            watch.send(signal.SIGKILL, SERVER, 0)
+            watch.send(signal.SIGKILL, WORKER, 1)
+
+        watch.once(EventKind.LEASED, BatchKey(0, 10), kill_both)
+        result = server.run_epoch(0, batches_of(0), rate)
+        assert (result.worker_deaths, result.server_deaths) == (1, 1)
+        check(strategy, server, [result])
+
+        def kill_both_again_and_again(event):
+            if event.kind is EventKind.LEASED and event.index == 0:
+                kill_both()
+
+        watch.react = kill_both_again_and_again
+        with pytest.raises(RuntimeError, match="group 0 died 3 times without a batch"):
+            server.run_epoch(1, batches_of(1), rate)
+
+
+def test_a_process_that_hangs_is_replaced_and_a_slow_start_is_none(tmp_path):
+    strategy = Strategy("async", workers=2, servers=2, silence_seconds=SILENCE)
+    with training(strategy, tmp_path) as (server, orders, watch):
+        orders.give("slow start")
+        results = [server.run_epoch(0, batches_of(0), rate)]
+        for epoch, kind in ((1, WORKER), (2, SERVER)):
+            hang = functools.partial(watch.send, signal.SIGSTOP, kind, 0)
+            watch.once(EventKind.LEASED, BatchKey(epoch, 10), hang)
+            results.append(server.run_epoch(epoch, batches_of(epoch), rate))
+        deaths = [(result.worker_deaths, result.server_deaths) for result in results]
+        assert deaths == [(0, 0), (1, 0), (0, 1)]
+        assert all("killed, since it was silent for" in reason for reason in watch.deaths)
+        check(strategy, server, results)
+
+
 def test_a_worker_that_hangs_holds_nobody_up(tmp_path):
-    """Both read in the same turn, and the second one again before the first has its answer."""
+    """Both workers read the same version; the second reads again before the first has received."""
     strategy = STRATEGIES["async"]
-    with training(strategy, tmp_path) as (server, _):
-        first = pid_of(server.processes()["workers"][0])
+    with training(strategy, tmp_path) as (server, _, watch):
+        first = watch.living[WORKER, 0]
 
         def rate_and_wake(applied):
             if applied == BATCHES // 2:
@@ -435,16 +539,16 @@ def test_a_worker_that_hangs_holds_nobody_up(tmp_path):
 
 @on_linux
 def test_no_process_outlives_a_killed_driver(killed_driver):
-    """Two agents of Ray's first try for a minute to tell their dead head node; hence at the end."""
+    """This is the last test, since two of Ray's agents try for a minute to reach their head."""
     session, _ = killed_driver
     assert wait_for_end_of(lambda: processes_of(session), seconds=90)
 
 
 def train_for_ever(folder):
-    """Say who trains, once they do."""
-    with training(STRATEGIES["async"], folder) as (server, _):
+    """Train without end; print the process numbers once all processes have started."""
+    with training(STRATEGIES["async"], folder) as (server, _, watch):
         server.run_epoch(0, batches_of(0), rate)
-        print(*(pid_of(one) for kind in server.processes().values() for one in kind), flush=True)
+        print(*watch.living.values(), flush=True)
         for epoch in itertools.count(1):
             server.run_epoch(epoch, batches_of(epoch), rate)
 

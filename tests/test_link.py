@@ -1,4 +1,4 @@
-"""Links between real processes: what arrives, what breaks, and what listens."""
+"""Links between real processes: what arrives, what breaks a link, and which addresses listen."""
 
 import multiprocessing as mp
 import os
@@ -19,18 +19,18 @@ from fineprune.distributed.parameter_servers.link import (
     open_store,
 )
 
-PATIENCE = 60.0  # seconds: never reached when all is well
-BIG = WireFormat(16_000_000)  # 64 MB: more than a connection's buffers hold
+PATIENCE = 60.0  # seconds; only a failing test waits so long
+BIG = WireFormat(16_000_000)  # 64 MB, which is more than a connection buffers
 SMALL = WireFormat(5)
 ROUNDED = WireFormat(links._PIECE + 3, wire_dtype=torch.bfloat16)
-LISTENING = "0A"  # a socket's state in /proc/net/tcp
+LISTENING = "0A"  # the state of a listening socket in /proc/net/tcp
 
 
 # --- What the other process does ---------------------------------------------------------------
 
 
 def peer(connection, port):
-    """Join the store; then do what the test asks for, and answer with what came of it."""
+    """Join the store, then do what the test asks for, and send back the result."""
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     store = join_store("127.0.0.1", port, timeout_seconds=PATIENCE)
@@ -41,7 +41,7 @@ def peer(connection, port):
 
 
 def echo(store, connection, name, up, down, port=None):
-    """Send back what comes, until nothing does."""
+    """Send back what arrives, until the link breaks."""
     if port is not None:
         store = join_store("127.0.0.1", port, timeout_seconds=PATIENCE)
     link = make(store, name, 1, up, down)
@@ -78,7 +78,7 @@ def receive_once(store, connection, name, timeout):
 
 
 def addresses(store, connection, name):
-    """With a store and a link of its own open, what this process listens on."""
+    """Return the addresses on which this process listens while it has a store and a link."""
     own = open_store(timeout_seconds=PATIENCE)
     link = make(store, name, 1, SMALL, SMALL)
     found = listening()
@@ -127,7 +127,7 @@ def store():
 
 @pytest.fixture(scope="module")
 def peers(store):
-    """One that lives through all tests, and three to lose; they start together, to save time."""
+    """Return one process that lives through all tests, and three that tests may kill."""
     started = [Peer(store.port) for _ in range(4)]
     for one in started:
         assert one.answer() == "ready"
@@ -156,7 +156,7 @@ def there_and_back(link, values, back, number=0):
 
 
 def listening():
-    """The addresses that this process listens on, as the kernel writes them: hexadecimal."""
+    """Return the addresses on which this process listens, in the kernel's hexadecimal form."""
     mine = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
@@ -287,7 +287,7 @@ def test_a_peer_killed_while_it_sends_breaks_its_link_and_no_other(store, peers)
             while into[0] == 0:
                 pass
             doomed.stop()
-            time.sleep(0.1)  # for what is in the connection's buffers to arrive
+            time.sleep(0.1)  # until the contents of the connection's buffers have arrived
             if into[-1] == 0:
                 break
             doomed.signal(signal.SIGCONT)

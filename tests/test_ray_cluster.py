@@ -1,14 +1,23 @@
-"""What a Ray that training starts by itself lets in: nothing from outside."""
+"""Ray as training uses it: what it lets in, prints and leaves behind, and where it puts servers."""
 
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ray")
 
-# It prints the addresses at which it and its children listen, as Linux writes them.
+from fineprune.distributed.parameter_servers.ray_cluster import (
+    Node,
+    Places,
+    nodes_for_servers,
+)
+
+# It prints the addresses on which it and its children listen, in the kernel's hexadecimal form.
 LISTENERS = """
 import os
 from pathlib import Path
@@ -45,3 +54,155 @@ def test_nothing_listens_beyond_loopback():
     addresses = done.stdout.split()
     assert len(addresses) > 4  # the driver's, its store's, and Ray's own processes'
     assert set(addresses) <= LOOPBACK
+
+
+# It trains until it is told to stop; a worker and a server kill themselves in the first epoch.
+TRAINING = """
+import functools
+import itertools
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+import torch
+from torch import nn
+from fineprune.distributed.parameter_servers.coordinator import Coordinator
+from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
+from fineprune.distributed.strategy import Strategy
+
+def die_once(marker):
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Replica:
+    def __init__(self, folder, rank):
+        self.model = nn.Linear(2, 1)
+        self.folder = folder
+    def load(self, key, indices):
+        return indices
+    def step(self, indices):
+        die_once(self.folder / "worker")
+        losses = self.model(torch.ones(len(indices), 2)).square().mean(1)
+        losses.mean().backward()
+        return losses.detach()
+
+class Optimizer(torch.optim.SGD):
+    def __init__(self, folder, parameters):
+        super().__init__(parameters, lr=0.1)
+        self.folder = folder
+    def step(self, closure=None):
+        die_once(self.folder / "server")
+        return super().step(closure)
+
+logging.basicConfig(format="%(message)s")
+folder = Path(sys.argv[1])
+strategy = Strategy("async", workers=1, servers=1, placement="dedicated")
+with cluster(Places(groups=1, dedicated=True)) as places:
+    build, optimizer = (functools.partial(kind, folder) for kind in (Replica, Optimizer))
+    training = Coordinator(
+        places, strategy, nn.Linear(2, 1), build, optimizer, folder / "snapshots"
+    )
+    for epoch in itertools.count():
+        training.run_epoch(epoch, list(torch.arange(8).split(2)), lambda applied: 0.1)
+        print("trained", flush=True)
+"""
+
+
+@pytest.fixture
+def short_folder():
+    """Sockets lie in it, whose paths must not be longer than 107 bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_run_says_what_died_in_one_line_each_and_leaves_nothing_when_it_is_stopped(
+    tmp_path, short_folder
+):
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINING, tmp_path],
+        env={**os.environ, "TMPDIR": str(short_folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as training:
+        assert training.stdout.readline() == "trained\n"
+        assert list(short_folder.glob("ray*"))
+        training.send_signal(signal.SIGTERM)
+        printed, told = training.communicate()
+    assert training.returncode == 128 + signal.SIGTERM
+    assert set(printed.splitlines()) <= {"trained"}
+    lines = [line.partition(" (")[0].partition(":")[0] for line in told.splitlines()]
+    assert lines == [
+        "dedicated servers share nodes with workers",
+        "worker 0 died",
+        "worker 0 restarted",
+        "server 0 died",
+        "rolled back to version 0",
+        "server 0 restarted",
+    ]
+    assert list(short_folder.glob("ray*")) == []
+
+
+def node(name, cpus, gpus=0):
+    return Node(name, name, cpus, gpus)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "places", "chosen"),
+    [
+        ([node("a", 4)], Places(1, dedicated=True), []),
+        ([node("a", 4), node("b", 2)], Places(1, dedicated=True), ["b"]),
+        ([node("a", 4, gpus=4), node("b", 64)], Places(1, gpus=1, dedicated=True), ["b"]),
+        (
+            [node("a", 2), node("b", 2), node("c", 2)],
+            Places(2, servers=3, dedicated=True),
+            ["a", "b"],
+        ),
+        ([node("a", 4), node("b", 4)], Places(5, servers=2, dedicated=True), []),
+        ([node("a", 0), node("b", 2), node("c", 2)], Places(2, dedicated=True), ["b"]),
+        ([node("a", 2), node("b", 4)], Places(1, members=2, threads=2, dedicated=True), ["a"]),
+    ],
+)
+def test_dedicated_servers_get_nodes_that_leave_room_for_the_groups(nodes, places, chosen):
+    assert [one.name for one in nodes_for_servers(nodes, places)] == chosen
+
+
+# Three nodes on one machine; it prints which nodes the workers and the servers are on.
+NODES = """
+import os
+from ray.cluster_utils import Cluster
+from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
+from fineprune.distributed.parameter_servers.events import EventKind
+import ray
+
+class Where:
+    def __init__(self, host):
+        self.node = ray.get_runtime_context().get_node_id()
+    def get(self):
+        return self.node
+
+nodes = Cluster()
+for _ in range(3):
+    nodes.add_node(num_cpus=2)
+os.environ["RAY_ADDRESS"] = nodes.address
+for groups in (3, 5):
+    events = []
+    places = Places(groups=groups, servers=1 if groups == 5 else 2, dedicated=True)
+    with cluster(places, on_event=events.append) as held:
+        workers = [held.start_worker(group, Where) for group in range(groups)]
+        servers = [held.start_server(server, Where) for server in range(places.servers)]
+        for one in (*workers, *servers):
+            held.result(one.made)
+        on = [{held.result(one.call(Where.get)) for one in kind} for kind in (workers, servers)]
+        kinds = [event.kind.value for event in events]
+        print(len(on[0]), len(on[1]), len(on[0] & on[1]), kinds)
+nodes.shutdown()
+"""
+
+
+def test_dedicated_servers_have_nodes_of_their_own_or_it_is_said():
+    done = subprocess.run([sys.executable, "-c", NODES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["2 1 0 []", "3 1 1 ['shared']"]

@@ -1,13 +1,12 @@
-"""Workers that take as long as a script says are as stale as the simulation of that script says."""
+"""Real workers that follow a script have the staleness that the simulation of it predicts."""
 
 import random
 import time
 
 import pytest
 import torch
+from simulated_updates import simulate
 from torch import nn
-
-from fineprune.distributed.parameter_servers.staleness import simulate
 
 pytest.importorskip("ray")
 
@@ -18,8 +17,9 @@ from fineprune.distributed.strategy import Strategy
 pytestmark = pytest.mark.usefixtures("running_ray")
 
 BATCHES = 10
-# Seconds of each worker's steps. Found by search: whatever a step takes beyond them, up to NOISE,
-# changes no order; and under each strategy updates are of different workers and staleness.
+# The seconds that each worker's steps take. They were found by search, so that the order of the
+# updates stays the same if each step takes up to NOISE seconds longer, and so that under each
+# strategy the updates come from different workers and differ in staleness.
 DELAYS = (
     (0.65, 0.65, 0.90, 0.90, 0.75, 0.90, 0.90, 0.75, 0.90, 0.75),
     (0.20, 0.55, 0.20, 0.65, 0.20, 0.20, 0.55, 0.55, 0.20, 0.65),
@@ -38,7 +38,7 @@ def delay(worker, step):
 
 
 def simulated(strategy, delay):
-    """Return version, staleness and workers of each update."""
+    """Return the version, the staleness and the workers of each update."""
     quorum = strategy.quorum if strategy.synchronous else None
     pushes = simulate(
         delay, strategy.workers, BATCHES, quorum=quorum, bound=strategy.staleness_bound
@@ -50,13 +50,13 @@ def simulated(strategy, delay):
 
 
 class Replica:
-    """Its losses are its rank, so that updates say who made them."""
+    """Its losses are its rank, so that an update shows which workers made it."""
 
     def __init__(self, rank):
         self.model = nn.Linear(2, 1)
         self.rank = rank
         self.steps = 0
-        self.model(torch.ones(2)).backward()  # the first one takes longer
+        self.model(torch.ones(2)).backward()  # the first call takes longer than later ones
 
     def load(self, key, indices):
         return indices
@@ -73,7 +73,7 @@ def make_optimizer(parameters):
 
 
 def trained(strategy, folder):
-    """Return version, staleness and workers of each update."""
+    """Return the version, the staleness and the workers of each update."""
     with cluster(Places(strategy.groups, servers=strategy.servers)) as processes:
         server = Coordinator(processes, strategy, nn.Linear(2, 1), Replica, make_optimizer, folder)
         server.wait_for_workers()

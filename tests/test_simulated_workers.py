@@ -1,4 +1,4 @@
-"""Simulated workers: one is plain training, N have a staleness of N - 1, and a resume is exact."""
+"""Simulated workers: one equals plain training, N have a staleness of N - 1, resuming is exact."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from fineprune.training.recipe import make_recipe
 
 
 def descend(workers, steps, rate=0.1, start=1.0):
-    """Minimise p^2 / 2 with weights as old as N workers make them; p and each staleness."""
+    """Minimise p^2 / 2 with N simulated workers; return the values of p and each staleness."""
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     nn.init.constant_(model.weight, start)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
@@ -34,7 +34,7 @@ def descend(workers, steps, rate=0.1, start=1.0):
 def test_gradients_are_as_stale_as_workers_that_take_turns_make_them(workers):
     path, staleness = descend(workers, 12)
     assert staleness == [min(step, workers - 1) for step in range(12)]
-    # By hand: the gradient of p^2 / 2 at the weight of so many updates ago.
+    # By hand: the gradient of p^2 / 2 is p, here the p of ``staleness`` updates ago.
     weights = [1.0]
     for step in range(12):
         weights.append(weights[-1] - 0.1 * weights[step - staleness[step]])

@@ -1,4 +1,4 @@
-"""How stale gradients get, by simulation of scripted workers."""
+"""The staleness of gradients, in a simulation of workers that follow a script."""
 
 import itertools
 from collections import Counter
@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_updates import simulate, updates_of
 
-from fineprune.distributed.parameter_servers.batch_ledger import updates_of
-from fineprune.distributed.parameter_servers.staleness import may_apply, may_start, simulate
+from fineprune.distributed.parameter_servers.staleness import may_apply, may_start
 
 DELAYS = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=20)
 

@@ -1,5 +1,7 @@
 """The ``fineprune`` command."""
 
+import logging
+import sys
 import warnings
 from typing import Any
 
@@ -27,7 +29,16 @@ for verb in (train, compare, plan, report, scale, slurm):
 def main() -> None:
     """Run the command line."""
     warnings.formatwarning = _one_line
+    logging.getLogger("fineprune").addHandler(_Lines(logging.WARNING))
     app()
+
+
+class _Lines(logging.Handler):
+    """Prints what is logged, such as the death of a worker, as lines on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # Looked up for each line: while a progress bar is shown, it is another one.
+        print(f"fineprune: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
 def _one_line(message: Warning | str, *where: Any, **source: Any) -> str:

@@ -1,11 +1,12 @@
-"""Asynchronous workers simulated in one process: what stale gradients do, without a cluster.
+"""Asynchronous workers simulated in one process: the effect of stale gradients without a cluster.
 
-N workers take turns, as N equal workers do: each computes its gradient at the weights that it read
-after its own last update, so N - 1 updates of the others lie between reading and pushing. The
-update rule is the parameter server's. Everything is deterministic, and speed is not simulated.
+N simulated workers take turns, as N equally fast workers would. Each computes its gradient at the
+weights that it read after its own last update, so N - 1 updates of other workers come between its
+read and its push. The update rule is that of the parameter server. Everything is deterministic;
+speed is not simulated.
 
-Epochs drain, as on the real server: at the start of each all workers read the same weights, so an
-epoch's first gradients have a staleness of 0, 1, 2 up to N - 1.
+Epochs drain, as on a real server: at the start of each epoch all workers read the same weights, so
+the first gradients of an epoch have the staleness 0, 1, 2 and so on up to N - 1.
 """
 
 from collections.abc import Iterable
@@ -18,16 +19,17 @@ from fineprune.errors import InputError
 
 
 class SimulatedWorkers:
-    """The weights that each of N workers has read, and those on the server.
+    """The weights that each of N workers has read, and the weights on the server.
 
-    While an epoch is trained the model holds the weights of the worker whose turn it is.
+    During an epoch, the model holds the weights of the worker whose turn it is.
 
     Args:
-        model: its parameters are the workers'; buffers (normalisation statistics) are shared.
-        workers: N, at least 1.
+        model: Its parameters are those of the workers; its buffers (normalisation statistics) are
+            shared by all workers.
+        workers: The number N of workers, at least 1.
 
-    Attributes:
-        staleness: of the gradient that is computed next: updates since its worker's read.
+    Raises:
+        InputError: There is no worker.
     """
 
     def __init__(self, model: nn.Module, workers: int) -> None:
@@ -41,7 +43,7 @@ class SimulatedWorkers:
 
     @property
     def staleness(self) -> int:
-        """Updates since the worker whose turn it is has read."""
+        """The number of updates since the worker whose turn it is read its weights."""
         return self._updates - self._read_at[self._turn]
 
     @property
@@ -49,14 +51,14 @@ class SimulatedWorkers:
         return self._updates % len(self._read)
 
     def begin_epoch(self) -> None:
-        """Let all workers read the model's weights; the first worker's turn comes."""
+        """Let all workers read the model's weights; the first worker is next."""
         for copy in (self._server, *self._read):
             torch._foreach_copy_(copy, self._model)
         self._read_at = [0] * len(self._read)
         self._updates = 0
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Apply the gradient to the server's weights, let its worker read, and turn to the next."""
+        """Apply the gradient on the server, let its worker read, and turn to the next worker."""
         torch._foreach_copy_(self._model, self._server)
         optimizer.step()
         torch._foreach_copy_(self._server, self._model)
@@ -71,7 +73,7 @@ class SimulatedWorkers:
         torch._foreach_copy_(self._model, self._server)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state in the middle of an epoch: tensors and whole numbers."""
+        """Return the state in the middle of an epoch; it holds tensors and whole numbers."""
         return {
             "server": self._server,
             "read": self._read,
@@ -80,7 +82,7 @@ class SimulatedWorkers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up a state of as many workers, the model's weights among it."""
+        """Load a state of as many workers, including the model's weights."""
         _copy(self._server, state["server"])
         for own, saved in zip(self._read, state["read"], strict=True):
             _copy(own, saved)

@@ -6,11 +6,12 @@ The one description of a distributed training: the ``distributed`` section of a 
 
 from dataclasses import dataclass
 
-from fineprune.errors import InputError, check_at_least, check_one_of
+from fineprune.errors import InputError, check_above, check_at_least, check_one_of
 
 STRATEGIES = ("none", "sync", "async", "mixed")
 PLACEMENTS = ("shared", "dedicated")
 GRADIENT_TYPES = ("float32", "bfloat16")
+UNDONE_BATCHES = ("retrain", "lose")
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,23 @@ class Strategy:
             the gradients of the first ``workers - backup``, and the batches of the others are
             queued again.
         servers: The number of parameter servers; each holds an equal part of the parameters.
-        placement: ``shared`` puts servers on the workers' nodes, ``dedicated`` on their own.
+        placement: ``shared`` puts servers on the workers' nodes, ``dedicated`` on their own. If
+            there is no room for that, a warning is logged.
         staleness_bound: The largest number of updates that an asynchronous gradient may be behind;
             None for no bound. A worker that might fall further behind waits before it reads. Dead
             workers do not count.
         rate_by_staleness: Whether to divide the learning rate of an asynchronous update by the
             gradient's staleness, if that is above 1.
         gradients: The type in which gradients travel, ``float32`` or ``bfloat16``.
+        undone_batches: What becomes of the batches whose updates a server's death undid:
+            ``retrain`` trains them again, ``lose`` (asynchronous updates only) goes on without
+            them and names them in the metrics.
+        silence_seconds: How long a server may be silent before it is killed and replaced; and a
+            worker, if ``silence_factor`` does not allow more.
+        silence_factor: How long a worker may be silent, as a multiple of its usual step, the median
+            of its recent ones.
+        startup_seconds: How long a worker may take for its start and for its first step, and a
+            server for its start or for a snapshot. The wait for free CPUs does not count.
         simulate: The number of asynchronous workers to simulate in one process; 0 for none.
 
     Raises:
@@ -52,12 +63,20 @@ class Strategy:
     staleness_bound: int | None = None
     rate_by_staleness: bool = False
     gradients: str = "float32"
+    undone_batches: str = "retrain"
+    silence_seconds: float = 60.0
+    silence_factor: float = 20.0
+    startup_seconds: float = 600.0
     simulate: int = 0
 
     def __post_init__(self) -> None:
         check_one_of("distributed.strategy", self.strategy, STRATEGIES)
         check_one_of("distributed.placement", self.placement, PLACEMENTS)
         check_one_of("distributed.gradients", self.gradients, GRADIENT_TYPES)
+        check_one_of("distributed.undone_batches", self.undone_batches, UNDONE_BATCHES)
+        for name in ("silence_seconds", "startup_seconds"):
+            check_above(f"distributed.{name}", getattr(self, name), 0)
+        check_at_least("distributed.silence_factor", self.silence_factor, 1)
         for name in ("workers", "group", "servers"):
             check_at_least(f"distributed.{name}", getattr(self, name), 1)
         for name in ("backup", "simulate"):
@@ -79,6 +98,7 @@ class Strategy:
             "backup": (self.backup > 0, ("sync",)),
             "staleness_bound": (self.staleness_bound is not None, ("async", "mixed")),
             "rate_by_staleness": (self.rate_by_staleness, ("async", "mixed")),
+            "undone_batches": (self.undone_batches == "lose", ("async", "mixed")),
             "simulate": (self.simulate > 0, ("none",)),
         }
         for name, (given, strategies) in only.items():

@@ -1,4 +1,4 @@
-"""An epoch's batches: who has them, and that each ends applied once or named as lost."""
+"""The batches of an epoch: who has each of them, and that each is applied once or lost."""
 
 import heapq
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from fineprune.errors import InputError
 
 
 class BatchKey(NamedTuple):
-    """What a gradient is known by, whoever computes it: the epoch and the batch, both from 0."""
+    """What identifies a gradient, whoever computes it: the epoch and the batch, both from 0."""
 
     epoch: int
     batch: int
@@ -18,56 +18,64 @@ class BatchLedger:
     """The batches of one epoch.
 
     A batch is queued, then leased to a worker, then staged on all servers, then applied or lost.
-    Rejected and orphaned ones are queued again; the lowest queued batch is leased first.
+    Rejected and orphaned batches are queued again. The lowest queued batch is leased first.
 
     Args:
-        epoch: from 0.
-        batches: how many there are.
+        epoch: The epoch, from 0.
+        batches: The number of its batches.
+        first: The number of batches that were applied earlier, before the epoch was interrupted.
 
     Attributes:
-        applied: in the order in which they were.
-        lost: sorted.
+        applied: The batches that are applied, in the order in which they were.
+        end: The number of the epoch's batches that are to be applied; ``stop`` lowers it.
     """
 
-    def __init__(self, epoch: int, batches: int) -> None:
+    def __init__(self, epoch: int, batches: int, first: int = 0) -> None:
         self.epoch = epoch
         self.batches = batches
+        self.end = batches
         self.applied: list[BatchKey] = []
+        self._first = first
         self._lost: set[BatchKey] = set()
-        self._queue = [BatchKey(epoch, batch) for batch in range(batches)]
+        self._queue = [BatchKey(epoch, batch) for batch in range(first, batches)]
         self._holder: dict[BatchKey, int] = {}
         self._staged: dict[BatchKey, None] = {}
 
     @property
     def lost(self) -> list[BatchKey]:
-        """Batches given up: their gradients are in no parameters."""
+        """The batches that were given up, sorted: their gradients are in no parameters."""
         return sorted(self._lost)
 
     @property
     def queued(self) -> int:
-        """How many wait for a worker."""
+        """The number of batches that wait for a worker."""
         return len(self._queue)
 
     @property
     def staged(self) -> list[BatchKey]:
-        """Batches whose gradients lie on all servers, in the order in which they came there."""
+        """The batches whose gradients lie on all servers, in the order of their arrival."""
         return list(self._staged)
 
     @property
     def remaining(self) -> int:
-        """How many are neither applied nor lost."""
-        return self.batches - len(self.applied) - len(self._lost)
+        """The number of batches up to the end that are neither applied nor lost."""
+        return self.end - self._first - len(self.applied) - len(self._lost)
+
+    @property
+    def done(self) -> int:
+        """The number of the epoch's batches that are applied or lost, with the earlier ones."""
+        return self._first + len(self.applied) + len(self._lost)
 
     def lease(self, worker: int) -> BatchKey | None:
-        """Give the lowest queued batch to a worker; None if there is none."""
-        if not self._queue:
+        """Lease the lowest queued batch to a worker, and return it; None if there is none."""
+        if not self._queue or self._queue[0].batch >= self.end:
             return None
         key = heapq.heappop(self._queue)
         self._holder[key] = worker
         return key
 
     def stage(self, key: BatchKey) -> None:
-        """Note that a leased batch's gradient lies on all servers."""
+        """Note that the gradient of a leased batch lies on all servers."""
         self._expect(key in self._holder and key not in self._staged, key, "leased")
         self._staged[key] = None
 
@@ -85,16 +93,47 @@ class BatchLedger:
         heapq.heappush(self._queue, key)
 
     def orphan(self, worker: int) -> list[BatchKey]:
-        """Queue again what a dead worker held; returns it."""
+        """Queue the batches of a dead worker again, and return them."""
         keys = sorted(key for key, holder in self._holder.items() if holder == worker)
         for key in keys:
             self.reject(key)
         return keys
 
-    def undo(self, keys: Iterable[BatchKey], *, lose: bool) -> None:
-        """Note that applied batches are in the parameters no more: queue them again, or lose them.
+    def stop(self, quorum: int) -> list[BatchKey]:
+        """Lower the end as far as possible: the batches before it can all be applied.
 
-        Takes time in proportion to the epoch's length.
+        The batches before the end are those up to the last that is applied, and those that follow
+        it and are leased, in whole updates. Batches in between that a death left behind are leased
+        as before; after the end none is.
+
+        Args:
+            quorum: The number of batches of an update.
+
+        Returns:
+            The leased batches at or after the end, which are queued again.
+        """
+        done = [key.batch + 1 for key in (*self.applied, *self._lost)]
+        updates = -(-(max(done, default=self._first) - self._first) // quorum)
+        end = min(self._first + updates * quorum, self.batches)
+        while end < self.batches:
+            update = range(end, min(end + quorum, self.batches))
+            if any(BatchKey(self.epoch, batch) not in self._holder for batch in update):
+                break
+            end = update.stop
+        self.end = end
+        beyond = sorted(key for key in self._holder if key.batch >= end)
+        for key in beyond:
+            self.reject(key)
+        return beyond
+
+    def undo(self, keys: Iterable[BatchKey], *, lose: bool) -> None:
+        """Note that applied batches are no longer in the parameters.
+
+        This takes time in proportion to the epoch's length.
+
+        Args:
+            keys: The batches.
+            lose: Whether to give them up; otherwise they are queued again.
         """
         undone = set(keys)
         for key in undone - set(self.applied):
@@ -113,11 +152,3 @@ class BatchLedger:
     def _expect(self, holds: bool, key: BatchKey, state: str) -> None:
         if not holds:
             raise InputError(f"expected batch {key.batch} of epoch {key.epoch} to be {state}")
-
-
-def updates_of(batches: int, quorum: int) -> int:
-    """Return how many updates an epoch takes where each averages `quorum` batches, the last fewer.
-
-    This is ceil(batches / quorum), backup workers or not: what they did in vain is queued again.
-    """
-    return -(-batches // quorum)

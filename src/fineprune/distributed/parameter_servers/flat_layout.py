@@ -1,4 +1,4 @@
-"""All parameters of a model as one flat tensor, and how servers share it."""
+"""All parameters of a model as one flat tensor, and which part of it each server holds."""
 
 import hashlib
 import itertools
@@ -15,14 +15,15 @@ from fineprune.errors import InputError
 class FlatLayout:
     """Where each parameter lies in the flat tensor, and which part each server holds.
 
-    Parameters follow one another in the order of `model.parameters()`; each keeps its memory format
-    (channels last or contiguous). Server s holds the elements from `s * elements // servers` on, so
-    that all hold equally many bytes, give or take one element; a parameter may be cut.
+    The parameters follow one another in the order of ``model.parameters()``. Each keeps its memory
+    format (channels last or contiguous). Server s holds the elements from
+    ``s * elements // servers`` on, so that all servers hold equally many elements, plus or minus
+    one. A parameter may be cut in two.
 
     Attributes:
-        names, shapes, strides: of each parameter.
-        dtype: of all of them, float32 or float64.
-        servers: how many share them.
+        names, shapes, strides: Those of each parameter.
+        dtype: The type of all parameters, float32 or float64.
+        servers: The number of servers.
     """
 
     names: tuple[str, ...]
@@ -33,7 +34,7 @@ class FlatLayout:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """First element of each parameter, and the number of all elements at the end."""
+        """The first element of each parameter, and at the end the number of all elements."""
         offsets = [0]
         for shape in self.shapes:
             offsets.append(offsets[-1] + torch.Size(shape).numel())
@@ -41,16 +42,16 @@ class FlatLayout:
 
     @property
     def elements(self) -> int:
-        """Number of all elements."""
+        """The number of all elements."""
         return self.offsets[-1]
 
     @property
     def contents(self) -> str:
-        """SHA-256 of everything above, in hexadecimal digits: equal where two layouts are."""
+        """The SHA-256 of the attributes, in hexadecimal: equal if and only if two layouts are."""
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
     def part(self, server: int) -> slice:
-        """Return the elements that a server holds."""
+        """Return which elements a server holds."""
         if not 0 <= server < self.servers:
             raise InputError(f"expected a server in 0..{self.servers - 1}, got {server}")
         return slice(
@@ -58,11 +59,11 @@ class FlatLayout:
         )
 
     def pieces(self, server: int) -> list[int]:
-        """Return the sizes of a server's part cut at the parameters' borders; none is 0.
+        """Return the sizes of the pieces of a server's part, cut where a parameter ends.
 
-        Optimizers get one tensor for each piece: their kernels treat a tensor's last few elements
-        apart, and may round those otherwise, so that one tensor for all would not train bit for
-        bit as the model's own parameters do.
+        The optimizer gets one tensor for each piece. Its kernels treat the last few elements of a
+        tensor separately and may round them differently, so a single tensor would not give the
+        same bits as the model's own parameters.
         """
         part = self.part(server)
         inside = {offset for offset in self.offsets if part.start < offset < part.stop}
@@ -79,7 +80,7 @@ class FlatLayout:
         ]
 
     def flat(self, model: nn.Module) -> Tensor:
-        """Return a flat copy of a model's parameters, shape (elements,), on their device."""
+        """Return a flat copy of a model's parameters, shape (elements,), on the same device."""
         parameters = list(model.parameters())
         flat = torch.empty(self.elements, dtype=self.dtype, device=parameters[0].device)
         for view, parameter in zip(self.views(flat), parameters, strict=True):
@@ -95,8 +96,9 @@ class FlatLayout:
         """Move a model's parameters and gradients into two flat tensors, shape (elements,) each.
 
         Returns:
-            The parameters, with their values, and the gradients, zero. The model's own tensors are
-            views into them from now on; clear gradients by `gradients.zero_()`.
+            The parameters, with their values, and the gradients, which are zero. From now on the
+            model's own tensors are views into these; clear the gradients by
+            ``gradients.zero_()``.
         """
         values = self.flat(model)
         gradients = torch.zeros_like(values)
@@ -111,8 +113,8 @@ def flat_layout(model: nn.Module, servers: int = 1) -> FlatLayout:
     """Lay out a model's parameters over servers.
 
     Raises:
-        InputError: a model without parameters, parameters of several types or of one that is not
-            float32 or float64, some that are frozen, or more servers than elements.
+        InputError: The model has no parameters, parameters of several types or of a type other
+            than float32 and float64, or frozen parameters; or there are more servers than elements.
     """
     named = list(model.named_parameters())
     if not named:

@@ -1,26 +1,26 @@
-"""Links: flat tensors between exactly two processes, a worker's leader and a parameter server.
+"""Links: flat tensors between exactly two processes, the leader of a group and a parameter server.
 
-A link is a Gloo process group of its own with two ranks. So one death or timeout, which closes
-every connection of a group, ends this link and no other. torch documents neither the constructor
-nor the options used for it; they are used here and nowhere else.
+Each link is a Gloo process group of its own, with two ranks. A death or a timeout closes every
+connection of a process group, so it ends one link and no other. torch documents neither the
+constructor nor the options used for this; no other module uses them.
 
-Nothing here is authenticated or encrypted: a trusted network only.
+Nothing here is authenticated or encrypted, so links need a trusted network.
 
-Seen with torch 2.13 on Linux, and held by the tests:
+The following was observed with torch 2.13 on Linux, and the tests check it:
 
-- What listens. `TCPStore` listens on all interfaces, whatever host it is given, unless it is handed
-  a socket that listens already (`master_listen_fd`); `open_store` does that. A Gloo device listens
-  on the address of the `hostname` that it is made with, and so do the links made from it.
-- What is noticed. Gloo reports a death to operations that have not begun, at once, but never to the
-  one in mid-transfer, which blocks until its timeout. So a message is followed by a number, which
-  the receiver waits for first, and answered by a receipt, which the sender waits for first: neither
-  has begun while the tensor travels. A process that dies is noticed at once; one that hangs, or a
-  network that is cut, after the timeout.
-- A message longer than the receiver's buffer aborts the receiver's process. So both ends compare
-  their layouts before anything else, and every message has the length that was agreed on.
-- The timeout of a group also bounds its waiting at the store. The store is needed only while a link
-  is made. `ProcessGroupGloo.shutdown` under a waiting thread ends the process, and `abort` does not
-  wake it; neither is used.
+- What listens. ``TCPStore`` listens on all interfaces, whatever host it is given, unless it is
+  handed a socket that listens already (``master_listen_fd``); ``open_store`` does so. A Gloo device
+  listens on the address of the ``hostname`` that it is made with, and so do the links made from it.
+- What is noticed. Gloo reports a death at once to operations that have not begun, but never to an
+  operation in mid-transfer, which blocks until its timeout. Therefore each tensor is followed by a
+  number, which the receiver waits for first, and answered by a receipt, which the sender waits for
+  first: neither has begun while the tensor travels. So the death of a process is noticed at once;
+  a process that hangs, or a network that is cut, is noticed after the timeout.
+- A message longer than the receiver's buffer aborts the receiver's process. Therefore both ends
+  compare their layouts before anything else, and every message has the agreed length.
+- The timeout of a group also limits how long it waits at the store. The store is needed only while
+  a link is made. ``ProcessGroupGloo.shutdown`` ends the process if a thread is waiting, and
+  ``abort`` does not wake that thread; neither is used.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ from torch.distributed import DistNetworkError, ProcessGroup, ProcessGroupGloo
 from fineprune.errors import InputError
 
 _GREETING_BYTES = 160
-# Values. At 10 Gbit/s, rounding in pieces brought a push as bfloat16 from 74 to 95 % of the limit;
-# float32 gains nothing from pieces.
+# The number of values that are rounded at a time. At 10 Gbit/s, rounding in pieces raised a push as
+# bfloat16 from 74 % to 95 % of the network's speed; float32 gains nothing from pieces.
 _PIECE = 2_000_000
 
 
@@ -51,13 +51,14 @@ class LinkBroken(ConnectionError):
 
 @dataclass(frozen=True)
 class WireFormat:
-    """What one direction of a link carries: flat tensors of `elements` values of `dtype`.
+    """What one direction of a link carries: flat tensors of ``elements`` values of ``dtype``.
 
-    With `wire_dtype=torch.bfloat16` float32 values are rounded to bfloat16 for the journey, and are
-    float32 again at the other end: half the bytes, 8 bits of precision, the same range.
+    With ``wire_dtype=torch.bfloat16``, float32 values are rounded to bfloat16 for the journey and
+    are float32 again at the other end. This takes half the bytes and keeps 8 bits of precision and
+    the range.
 
     Raises:
-        InputError: not one element, or types that a link does not carry.
+        InputError: There is no element, or a link does not carry these types.
     """
 
     elements: int
@@ -86,27 +87,29 @@ class WireFormat:
 class Link:
     """One end of a link. Both ends are made at the same time; each waits for the other.
 
-    Side 0 sends what `up` describes and receives what `down` describes, side 1 the other way round.
-    Both directions can be under way at once, with one message each. Buffers are allocated here, and
-    none per message. Tensors are contiguous, flat and on the CPU. Waiting lets other threads run,
-    but cannot be interrupted. One thread at a time uses one direction of a link.
+    Side 0 sends what ``up`` describes and receives what ``down`` describes; side 1 does the
+    opposite. Both directions can be in use at once, with one message each. All buffers are
+    allocated here, none per message. Tensors are contiguous, flat and on the CPU. Waiting lets
+    other threads run, but cannot be interrupted. Only one thread at a time may use one direction of
+    a link.
 
     Args:
-        store: where the two ends find each other. While one end waits in a connection to a store,
-            other threads that use the same connection wait too: give each thread its own.
-        name: the same at both ends, and used once in the life of a store; a link made anew takes
-            a new name, such as one with the number of the attempt.
+        store: Where the two ends find each other. While one end waits in a connection to a store,
+            other threads that use the same connection wait too, so give each thread its own.
+        name: The name of the link, the same at both ends and used only once in the life of a store.
+            A link that is made again takes a new name, such as one with the number of the attempt.
         side: 0 or 1.
-        up: what travels from side 0 to side 1.
-        down: what travels from side 1 to side 0.
-        contents: anything else that both ends have to agree on, such as the names and shapes of
-            the parameters.
-        host: the address or name of this machine to bind to, and that the other end connects to.
-        timeout_seconds: how long each message, and the making of the link, may take.
+        up: What travels from side 0 to side 1.
+        down: What travels from side 1 to side 0.
+        contents: Anything else that both ends must agree on, such as the names and shapes of the
+            parameters.
+        host: The address or name of this machine to listen on; the other end connects to it.
+        timeout_seconds: How long each message, and making the link, may take.
 
     Raises:
-        InputError: wrong settings, or the two ends differ in layout or contents (at both ends).
-        LinkBroken: the other end did not come, or died before the link was made.
+        InputError: A setting is wrong, or the two ends differ in layout or contents (raised at
+            both ends).
+        LinkBroken: The other end did not come, or died before the link was made.
     """
 
     def __init__(
@@ -146,32 +149,34 @@ class Link:
         self._agree(up, down, contents)
 
     def send(self, tensor: Tensor, number: int = 0) -> None:
-        """Send a tensor; return when the other end has all of it.
+        """Send a tensor, and return when the other end has all of it.
 
         Args:
-            tensor: as the layout of this direction says.
-            number: travels with it, such as a version; `receive` returns it. 64 bits, signed.
+            tensor: A tensor of the layout of this direction.
+            number: A signed 64-bit number that travels with it, such as a version; ``receive``
+                returns it.
 
         Raises:
-            InputError: another tensor than the layout says.
-            LinkBroken: the other end died or did not take it in time. It may have taken it.
+            InputError: The tensor is not of this layout.
+            LinkBroken: The other end died, or did not take it in time. It may have taken it.
         """
         self.send_later(tensor, number).wait()
 
     def receive(self, into: Tensor) -> int:
-        """Receive a tensor into this one; return the number that came with it.
+        """Receive a tensor into this one, and return the number that came with it.
 
         Raises:
-            InputError: another tensor than the layout says.
-            LinkBroken: the other end died or did not send in time. `into` may be half written.
+            InputError: The tensor is not of the layout of this direction.
+            LinkBroken: The other end died, or did not send in time. ``into`` may be half written.
         """
         return self.receive_later(into).wait()
 
     def send_later(self, tensor: Tensor, number: int = 0) -> "Transfer":
-        """Begin to send: `wait()` ends it. Leave the tensor as it is until then.
+        """Begin to send; ``wait()`` of the result ends it. Do not change the tensor until then.
 
         Raises:
-            As `send`, and RuntimeError: the last message of this direction was not waited for.
+            InputError, LinkBroken: As ``send``.
+            RuntimeError: The last message of this direction was not waited for.
         """
         way = self._outgoing
         what = f"{way.layout} to be taken"
@@ -189,10 +194,11 @@ class Link:
         return way.under_way
 
     def receive_later(self, into: Tensor) -> "Transfer":
-        """Begin to receive: `wait()` ends it. Leave the tensor alone until then.
+        """Begin to receive; ``wait()`` of the result ends it. Do not use the tensor until then.
 
         Raises:
-            As `receive`, and RuntimeError: the last message of this direction was not waited for.
+            InputError, LinkBroken: As ``receive``.
+            RuntimeError: The last message of this direction was not waited for.
         """
         way = self._incoming
         what = f"{way.layout} to come"
@@ -207,9 +213,9 @@ class Link:
         return way.under_way
 
     def close(self) -> None:
-        """Close the connection; what is under way is lost, and the other end finds a broken link.
+        """Close the connection. Messages under way are lost, and the other end finds it broken.
 
-        It does not wake a thread that waits for a message of this link.
+        A thread that waits for a message of this link is not woken.
         """
         self._broken = self._broken or f"link {self.name!r} was closed at this end"
         self._group = None
@@ -251,7 +257,7 @@ class Link:
         except RuntimeError as error:
             raise self._break(transfer.what, error) from None
         if way is self._incoming:
-            # The tensor is here in any case: a death from now on is the next message's affair.
+            # The tensor has arrived: if the other end dies now, the next message will notice.
             with contextlib.suppress(RuntimeError):
                 group.send([way.receipt], 1 - self.side, way.tag + 2).wait()
             if way.staging is not None:
@@ -261,7 +267,7 @@ class Link:
         return int(way.number)
 
     def _agree(self, up: WireFormat, down: WireFormat, contents: str) -> None:
-        """Compare both ends' layouts; a difference is a InputError at both."""
+        """Compare the layouts of both ends; if they differ, raise InputError at both."""
         described = f"{up} up, {down} down"
         group = self._group
         assert group is not None
@@ -297,7 +303,7 @@ class Link:
 
 
 class Transfer:
-    """A message under way. It keeps its tensor alive. Several threads may wait for it."""
+    """A message under way. It keeps its tensor alive, and several threads may wait for it."""
 
     def __init__(
         self,
@@ -316,10 +322,10 @@ class Transfer:
         self._waiting = threading.Lock()
 
     def wait(self) -> int:
-        """Wait until the message has arrived; return the number that travels with it.
+        """Wait until the message has arrived, and return the number that travels with it.
 
         Raises:
-            LinkBroken: the other end died or did not answer in time.
+            LinkBroken: The other end died, or did not answer in time.
         """
         with self._waiting:
             if self._result is None:
@@ -330,13 +336,13 @@ class Transfer:
 def open_store(
     host: str = "127.0.0.1", port: int = 0, *, timeout_seconds: float = 60.0
 ) -> TCPStore:
-    """Open a store in which links find each other; it lives as long as this object.
+    """Open a store in which the ends of links find each other; it lives as long as this object.
 
-    It listens on the address of `host` only, and on a free port if `port` is 0: see its `.host` and
-    `.port`. Links that are made live on without it.
+    It listens on the address of ``host`` only, on a free port if ``port`` is 0; its ``.host`` and
+    ``.port`` tell where. A link does not need the store once it is made.
 
     Raises:
-        InputError: the address cannot be listened on.
+        InputError: The address cannot be listened on.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -363,7 +369,7 @@ def join_store(host: str, port: int, *, timeout_seconds: float = 60.0) -> TCPSto
     """Connect to a store that another process opened.
 
     Raises:
-        LinkBroken: nothing answers there in time.
+        LinkBroken: Nothing answers there in time.
     """
     try:
         return TCPStore(host, port, timeout=timedelta(seconds=timeout_seconds))
@@ -389,7 +395,7 @@ class _Direction:
         self.under_way: Transfer | None = None
 
     def leaving(self, tensor: Tensor) -> Iterator[Tensor]:
-        """Yield what travels; one piece is rounded while the one before it is under way."""
+        """Yield what is sent; each piece is rounded while the one before it is under way."""
         if self.staging is None:
             yield tensor
         for piece, values in zip(self.pieces, torch.split(tensor, _PIECE), strict=False):
@@ -410,15 +416,15 @@ def _two_ranks(
 ) -> ProcessGroup:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [device]
-    # Threads are for collectives; sends and receives run on the device's own.
+    # These threads are for collectives; sends and receives run on the device's own thread.
     options._threads = 1
     options._timeout = timedelta(seconds=timeout_seconds)
-    # A back end sends and receives as a group does.
+    # A backend has the same send and recv as a group.
     return cast(ProcessGroup, ProcessGroupGloo(store, rank, 2, options))
 
 
 def _greeting(described: str, contents: str) -> Tensor:
-    """Return a uint8 tensor of fixed size: a SHA-256, and the description for people."""
+    """Return a uint8 tensor of fixed size: a SHA-256, and the description for messages."""
     digest = hashlib.sha256(f"{described}\n{contents}".encode()).digest()
     text = (digest + described.encode())[:_GREETING_BYTES].ljust(_GREETING_BYTES, b"\0")
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -432,7 +438,7 @@ def _reason(error: RuntimeError, timeout_seconds: float = 0.0) -> str:
         return f"nothing happened for {timeout_seconds:g} s"
     if isinstance(error, DistNetworkError):
         return "the store was lost"
-    # Gloo puts its source file first, and its advice last.
+    # Gloo's messages begin with its source file and end with advice.
     return text.split("] ", 1)[-1].split(". This is", 1)[0]
 
 

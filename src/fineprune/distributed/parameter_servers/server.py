@@ -1,82 +1,61 @@
-"""A parameter server: its part of the parameters, its part of the optimizer, and who may read.
+"""A parameter server: its part of the parameters and of the optimizer, and its links to workers.
 
-Nothing here decides anything. The driver numbers the turns of all servers; each takes them in that
-order, so that all apply the same gradients in the same order and answer with the same version.
+A server decides nothing. The coordinator numbers the requests to all servers in one sequence, and
+each server executes them in that order. So all servers apply the same gradients in the same order,
+and answer a worker with the same version.
 """
 
+import contextlib
 import copy
 import io
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
-from fineprune.distributed.parameter_servers.link import (
-    Link,
-    LinkBroken,
-    Transfer,
-    WireFormat,
-    join_store,
-)
-from fineprune.errors import InputError
+from fineprune.distributed.parameter_servers.link import Link, LinkBroken, Transfer
+from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
 class Superseded(RuntimeError):
-    """The server went back to a snapshot while this call waited for its turn."""
+    """The server was rolled back while this request waited for its place in the sequence."""
 
 
-@dataclass(frozen=True)
-class Rendezvous:
-    """Where links find each other, and how they are made.
+class Contribution(NamedTuple):
+    """What one staged gradient contributes to an update.
 
     Attributes:
-        host, port: of the store.
-        timeout_seconds: of each message.
-        bfloat16: send float32 gradients rounded to bfloat16.
+        key: The gradient's batch.
+        reader: The worker that staged it.
+        share: Its weight in the mean.
     """
 
-    host: str
-    port: int
-    timeout_seconds: float = 60.0
-    bfloat16: bool = False
-
-    def link(self, layout: FlatLayout, server: int, name: str, side: int, host: str) -> Link:
-        """Make one end of a link to a server: side 0 is the worker's. Both must be making it."""
-        part = layout.part(server)
-        wire = torch.bfloat16 if self.bfloat16 else None
-        elements = part.stop - part.start
-        return Link(
-            join_store(self.host, self.port, timeout_seconds=self.timeout_seconds),
-            name,
-            side,
-            WireFormat(elements, layout.dtype, wire),
-            WireFormat(elements, layout.dtype),
-            contents=layout.contents,
-            host=host,
-            timeout_seconds=self.timeout_seconds,
-        )
+    key: BatchKey
+    reader: str
+    share: float
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What a turn took, in seconds, and whom it could not answer.
+    """How long an update took, in seconds, and which workers could not be answered.
 
     Attributes:
-        version: of the parameters after it.
-        queue: waiting for the turns before.
-        apply: averaging the gradients, the optimizer's step and the copy for the readers.
-        send: until the last reader had it.
-        broken: readers whose links broke.
+        version: The version of the parameters after it.
+        queue: How long it waited for the requests before it.
+        apply: Averaging the gradients, the optimizer's step, and the copies for the readers.
+        send: Until the last reader had its copy.
+        broken: The readers whose links broke.
     """
 
     version: int
@@ -87,7 +66,7 @@ class Answered:
 
 
 class _Reader:
-    """A worker's link and its two buffers, shape (elements of the part,) each."""
+    """A worker's link and its two buffers, each of shape (elements of the part,)."""
 
     def __init__(self, link: Link, like: Tensor) -> None:
         self.link = link
@@ -101,28 +80,29 @@ class ParameterServer:
     """One server's part of the parameters. Its methods may be called from several threads.
 
     Args:
-        layout: of the model's parameters.
-        index: of this server.
-        parameters: its part, shape (elements of the part,); copied.
-        optimizer: builds the optimizer from the part's pieces (`FlatLayout.pieces`), flat tensors.
-            It must treat each element by itself, as SGD, RMSProp and Adam do: pieces do not have
-            the parameters' shapes, and a piece may be half of one.
-        rendezvous: how links are made.
-        host: this machine's address for links.
+        host: The address of this process for links.
+        layout: The layout of the model's parameters.
+        index: The index of this server.
+        part: Its part of the parameters, shape (elements of the part,); copied.
+        optimizer: Builds the optimizer from the part's pieces (``FlatLayout.pieces``), which are
+            flat tensors. The optimizer must treat each element by itself, as SGD, RMSProp and Adam
+            do: a piece does not have the shape of its parameter, and may be half of one.
+        rendezvous: How links are made.
     """
 
     def __init__(
         self,
+        host: str,
         layout: FlatLayout,
         index: int,
-        parameters: Tensor,
+        part: np.ndarray[Any, Any],
         optimizer: MakeOptimizer,
         rendezvous: Rendezvous,
-        host: str = "127.0.0.1",
     ) -> None:
+        self._host = host
         self._layout = layout
         self._index = index
-        self._parameters = parameters.detach().clone()
+        self._parameters = torch.from_numpy(np.array(part))
         self._gradient = torch.zeros_like(self._parameters)
         sizes = layout.pieces(index)
         pieces = torch.split(self._parameters, sizes)
@@ -130,109 +110,107 @@ class ParameterServer:
             piece.grad = gradient
         self._optimizer = optimizer(list(pieces))
         self._rendezvous = rendezvous
-        self._host = host
         self._readers: dict[str, _Reader] = {}
         self._version = 0
-        self._turn = 0
+        self._sequence = 0
         self._applied: set[BatchKey] = set()
         self._changed = threading.Condition()
 
     def ping(self) -> int:
-        """Return the version; says that this server lives."""
+        """Return the version; the answer shows that this server lives."""
         return self._version
 
     def connect(self, reader: str) -> None:
-        """Make the link to a worker, known by this name: one name for each link ever made.
+        """Make the link to a worker.
+
+        Args:
+            reader: The name by which the worker is known; each link ever made has its own.
 
         Raises:
-            LinkBroken: the worker did not come.
+            LinkBroken: The worker did not come.
         """
         name = f"{reader}-server{self._index}"
         link = self._rendezvous.link(self._layout, self._index, name, 1, self._host)
         with self._changed:
             self._readers[reader] = _Reader(link, self._parameters)
 
-    def forget(self, turn: int, reader: str) -> None:
-        """Wait until this turn was taken, close the link to a worker, and drop what it staged."""
+    def forget(self, sequence: int, reader: str) -> None:
+        """Close the link to a worker and drop what it staged, once a request has been executed.
+
+        Args:
+            sequence: The number of the last request that may use the worker's gradient.
+            reader: The worker.
+        """
         with self._changed:
-            # A turn that was announced may take the gradient of a worker that died since.
-            self._changed.wait_for(lambda: self._turn >= turn)
+            self._changed.wait_for(lambda: self._sequence >= sequence)
             gone = self._readers.pop(reader, None)
         if gone is not None:
             gone.link.close()
 
     def stage(self, reader: str, key: BatchKey) -> None:
-        """Receive a worker's gradient of a batch. It has no effect before its turn to be applied.
+        """Receive a worker's gradient of a batch. It has no effect until an update takes it.
 
         Raises:
-            LinkBroken: the worker died, or sent nothing in time.
-            InputError: the gradient is of another batch.
+            LinkBroken: The worker died, or sent nothing in time.
+            RuntimeError: The gradient is of another batch.
         """
         one = self._readers.get(reader)
         if one is None:
             raise LinkBroken(f"server {self._index} knows no worker {reader!r}")
         one.staged = None
-        number = one.link.receive(one.gradient)
-        if number != key.batch:
-            raise InputError(f"expected the gradient of batch {key.batch}, got {number}")
+        batch = one.link.receive(one.gradient)
+        if batch != key.batch:
+            raise RuntimeError(f"expected the gradient of batch {key.batch}, got {batch}")
         one.staged = key
 
     def update(
         self,
-        turn: int,
-        gradients: Sequence[tuple[BatchKey, str, float]],
+        sequence: int,
+        contributions: Sequence[Contribution],
         readers: Sequence[str],
         rate: float,
     ) -> Answered:
-        """Wait for this turn, apply staged gradients as one update, and answer readers.
+        """Apply staged gradients as one update, and send the parameters to readers.
 
         Args:
-            turn: its number; the turn before must have been taken.
-            gradients: key, reader that staged it, and share in the mean, in the order of keys.
-                None at all is no update: the parameters and their version stay.
-            readers: who gets the parameters as this turn leaves them.
-            rate: learning rate of the update.
+            sequence: The number of this request.
+            contributions: The gradients to apply, in the order of their keys. Without any there is
+                no update: the parameters and their version stay.
+            readers: The workers that get the parameters as this request leaves them.
+            rate: The learning rate of the update.
 
         Raises:
-            Superseded: this server went back to a snapshot meanwhile.
-            InputError: a gradient was not staged, or was applied before.
+            Superseded: This server was rolled back meanwhile.
+            RuntimeError: A gradient was not staged, or was applied before.
         """
         came = time.perf_counter()
-        with self._changed:
-            self._wait_for(turn)
+        with self._in_sequence(sequence):
             began = time.perf_counter()
-            if gradients:
-                self._apply(gradients, rate)
+            if contributions:
+                self._apply(contributions, rate)
             version = self._version
             answering = [(name, self._readers.get(name)) for name in readers]
             for _, reader in answering:
                 if reader is not None:
                     reader.answer.copy_(self._parameters)
-            self._turn = turn
-            self._changed.notify_all()
         applied = time.perf_counter()
         broken = _send(answering, version)
         sent = time.perf_counter()
         return Answered(version, began - came, applied - began, sent - applied, broken)
 
-    def parameters(self, turn: int) -> Tensor:
-        """Wait for this turn, and return a copy of the part, shape (elements of the part,)."""
-        with self._changed:
-            self._wait_for(turn)
-            copied = self._parameters.clone()
-            self._turn = turn
-            self._changed.notify_all()
-        return copied
+    def parameters(self, sequence: int) -> Tensor:
+        """Return a copy of the part, shape (elements of the part,)."""
+        with self._in_sequence(sequence):
+            return self._parameters.clone()
 
-    def state(self, turn: int) -> bytes:
-        """Wait for this turn, and return everything a server resumes from, as `torch.save` has it.
+    def state(self, sequence: int) -> bytes:
+        """Return everything that a server resumes from, in the format of ``torch.save``.
 
-        It holds `parameters`, `optimizer`, `version` and `keys`, the batches applied in the last
-        epoch, shape (keys, 2); tensors, numbers, lists and dicts only.
+        It is a dict with ``parameters``, ``optimizer``, ``version`` and ``keys``, the batches
+        applied in the last epoch, shape (keys, 2). It holds tensors, numbers, lists and dicts only.
         """
-        with self._changed:
-            self._wait_for(turn)
-            held = io.BytesIO()
+        held = io.BytesIO()
+        with self._in_sequence(sequence):
             torch.save(
                 {
                     "parameters": self._parameters,
@@ -242,13 +220,11 @@ class ParameterServer:
                 },
                 held,
             )
-            self._turn = turn
-            self._changed.notify_all()
         return held.getvalue()
 
-    def snapshot(self, turn: int, path: Path) -> None:
-        """Write `state(turn)` to a file, all of it or nothing."""
-        content = self.state(turn)
+    def snapshot(self, sequence: int, path: Path) -> None:
+        """Write ``state(sequence)`` to a file, all of it or nothing."""
+        content = self.state(sequence)
         partial = path.with_name(path.name + ".partial")
         with partial.open("wb") as file:
             file.write(content)
@@ -256,10 +232,15 @@ class ParameterServer:
             os.fsync(file.fileno())
         partial.replace(path)
 
-    def restore(self, turn: int, source: Path | bytes) -> int:
-        """Go back to a snapshot or state, as after this turn; forget all workers.
+    def restore(self, sequence: int, source: Path | bytes) -> int:
+        """Go back to a snapshot or a state, as if this request had just been executed.
 
-        Calls that wait for an earlier turn end with `Superseded`.
+        All workers are forgotten, and requests that wait for an earlier number end with
+        ``Superseded``.
+
+        Args:
+            sequence: The number of the last request that counts as executed.
+            source: The file of a snapshot, or what ``state`` returned.
 
         Returns:
             The version.
@@ -272,7 +253,7 @@ class ParameterServer:
             self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
             self._version = state["version"]
             self._applied = {BatchKey(*key) for key in state["keys"].tolist()}
-            self._turn = turn
+            self._sequence = sequence
             gone = list(self._readers.values())
             self._readers.clear()
             self._changed.notify_all()
@@ -280,18 +261,26 @@ class ParameterServer:
             reader.link.close()
         return self._version
 
-    def _wait_for(self, turn: int) -> None:
-        self._changed.wait_for(lambda: self._turn >= turn - 1)
-        if self._turn != turn - 1:
-            raise Superseded(f"server {self._index} has taken turn {self._turn} before {turn}")
+    @contextlib.contextmanager
+    def _in_sequence(self, sequence: int) -> Iterator[None]:
+        """Hold the lock from the request before this one to the end of this one."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._sequence >= sequence - 1)
+            if self._sequence != sequence - 1:
+                raise Superseded(
+                    f"server {self._index} has executed request {self._sequence} before {sequence}"
+                )
+            yield
+            self._sequence = sequence
+            self._changed.notify_all()
 
-    def _apply(self, gradients: Sequence[tuple[BatchKey, str, float]], rate: float) -> None:
-        for place, (key, name, share) in enumerate(gradients):
+    def _apply(self, contributions: Sequence[Contribution], rate: float) -> None:
+        for place, (key, name, share) in enumerate(contributions):
             reader = self._readers.get(name)
             if reader is None or reader.staged != key:
-                raise InputError(f"expected {name!r} to have staged {key}, got no such gradient")
+                raise RuntimeError(f"expected {name!r} to have staged {key}, got no such gradient")
             if key in self._applied:
-                raise InputError(f"expected {key} for the first time, but it was applied before")
+                raise RuntimeError(f"expected {key} for the first time, but it was applied before")
             if place == 0:
                 torch.mul(reader.gradient, share, out=self._gradient)
             else:
@@ -299,10 +288,10 @@ class ParameterServer:
         _set_rate(self._optimizer, rate)
         self._optimizer.step()
         self._version += 1
-        epoch = gradients[0][0].epoch
+        epoch = contributions[0].key.epoch
         if self._applied and next(iter(self._applied)).epoch != epoch:
             self._applied.clear()  # epochs drain, so that none of an earlier one can come back
-        for key, name, _ in gradients:
+        for key, name, _ in contributions:
             self._applied.add(key)
             self._readers[name].staged = None
 
@@ -316,7 +305,7 @@ def _send(answering: Sequence[tuple[str, _Reader | None]], version: int) -> list
             if reader is None:
                 raise LinkBroken(f"no worker {name!r}")
             if reader.sending is not None:
-                # It has arrived; the turn that sent it may still be waiting for a slower reader.
+                # It has arrived; the request that sent it may still wait for a slower reader.
                 reader.sending.wait()
             reader.sending = reader.link.send_later(reader.answer, version)
             under_way.append((name, reader.sending))

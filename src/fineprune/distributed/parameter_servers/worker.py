@@ -1,8 +1,13 @@
-"""A replica of the model that computes gradients of the batches it is leased."""
+"""A worker: one replica of the model, which computes the gradients of the batches leased to it.
+
+The way of a gradient: ``Worker.compute`` runs ``Replica.step``, whose backward pass writes into a
+flat tensor (averaged over the group by DDP); ``Worker.push`` sends it over the links;
+``ParameterServer.stage`` receives it; and ``ParameterServer.update`` applies it.
+"""
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,22 +15,25 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket, PrefixStore
+from torch._C._distributed_c10d import GradBucket, PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout
-from fineprune.distributed.parameter_servers.link import LinkBroken, join_store
-from fineprune.distributed.parameter_servers.server import Rendezvous
+from fineprune.distributed.parameter_servers.link import Link, LinkBroken, join_store
+from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
 
 
 class Replica(Protocol):
-    """What a worker trains: made by the `build(rank)` that training hands in.
+    """What a worker trains: made by the ``build(rank)`` that the coordinator is given.
+
+    All methods are called in one thread, which is not the main thread of the process.
 
     Attributes:
-        model: the bare network, its parameters on one device and of one type. They become views
-            into a flat tensor, so compile the model or build optimizers on it only if they follow.
-            In a group it is replaced by the DDP of itself: `step` calls it as `self.model`, once.
+        model: The bare network, with parameters on one device and of one type. They become views
+            into a flat tensor, so compile the model or build optimizers on it only if these follow.
+            In a group, ``model`` is replaced by the model wrapped in DDP, and ``step`` must call
+            ``self.model`` exactly once.
     """
 
     model: nn.Module
@@ -34,9 +42,9 @@ class Replica(Protocol):
         """Return a batch, on the device.
 
         Args:
-            key: epoch and batch; augmentation should be drawn from it, so that a batch that is
-                leased again is the same.
-            indices: of its samples, int64, shape (B,), on the CPU.
+            key: The epoch and the batch. Augmentation should be drawn from it, so that a batch
+                that is leased again is the same.
+            indices: The indices of its samples, int64, shape (B,), on the CPU.
         """
         ...
 
@@ -44,17 +52,23 @@ class Replica(Protocol):
         """Add the gradient of the batch's mean loss to the parameters' gradients, zero before.
 
         Returns:
-            The loss of each sample, shape (B,), without a graph. They travel as float32.
+            The loss of each sample, shape (B,), without a graph. Losses travel as float32.
         """
         ...
 
 
 Build = Callable[[int], Replica]
+Buffers = Mapping[str, np.ndarray[Any, Any]]
 
 
 @dataclass
 class Computed:
-    """The losses of one member's part of a batch, float32, shape (B,)."""
+    """What a member's part of a batch gave.
+
+    Attributes:
+        losses: The loss of each sample of the part, float32, shape (B,).
+        seconds: How long each phase took.
+    """
 
     losses: np.ndarray[Any, np.dtype[np.float32]]
     seconds: dict[str, float] = field(default_factory=dict)
@@ -63,52 +77,56 @@ class Computed:
 class Worker:
     """One member of a group of replicas; a worker alone is a group of one.
 
-    Gradients are averaged over the group by DDP, during the backward pass: with NCCL where the
-    model is on GPUs, else with Gloo. Only member 0, the leader, has links to the servers.
+    Gradients are averaged over the group by DDP, during the backward pass: with NCCL if the model
+    is on GPUs, otherwise with Gloo. Only member 0, the leader, has links to the servers.
     Normalisation statistics are each member's own.
 
     Args:
-        build: makes what is trained.
-        rank: of this replica among all, for `build`.
-        member, members: place in the group and the group's size.
-        servers: how many.
-        rendezvous: how links are made.
-        host: this machine's address for links.
+        host: The address of this process for links.
+        build: Makes the replica.
+        rank: The rank of this replica among all workers, for ``build``.
+        member: The place of this replica in its group, from 0.
+        members: The size of the group.
+        servers: The number of servers.
+        rendezvous: How links are made.
     """
 
     def __init__(
         self,
+        host: str,
         build: Build,
         rank: int,
         member: int,
         members: int,
         servers: int,
         rendezvous: Rendezvous,
-        host: str = "127.0.0.1",
     ) -> None:
+        self._host = host
         self._replica = build(rank)
         self._model = self._replica.model
         self._member = member
         self._members = members
         self._rendezvous = rendezvous
-        self._host = host
         self._layout = flat_layout(self._model, servers)
         self._values, self._gradients = self._layout.bind(self._model)
         self._on_cpu = self._values.device.type == "cpu"
-        # Links carry tensors of the CPU; there the model's own are used.
+        # Links carry tensors on the CPU; there the model's own tensors are used.
         self._down = self._values if self._on_cpu else self._values.cpu().pin_memory()
         self._up = self._gradients if self._on_cpu else self._gradients.cpu().pin_memory()
-        self._links: list[Any] = []
-        self._left: float | None = None
-        self._store: Any = None
+        self._links: list[Link] = []
+        self._left: float | None = None  # when the last call ended
+        self._store: TCPStore | None = None
         self._share = 1.0
         self._reduced = 0.0  # when the last part of the gradient was given to the group
 
     def connect(self, name: str) -> None:
-        """Make the group's process group, and the leader's links. All members must be at it.
+        """Make the group's process group and the leader's links, at the same time as all members.
+
+        Args:
+            name: The name of the group in this generation.
 
         Raises:
-            LinkBroken: somebody did not come.
+            LinkBroken: A member or a server did not come.
         """
         if self._members > 1:
             self._join_group(name)
@@ -118,7 +136,7 @@ class Worker:
                 self._links.append(self._rendezvous.link(self._layout, server, link, 0, self._host))
 
     def disconnect(self) -> None:
-        """Close all links and leave the group; does nothing where there are none."""
+        """Close all links and leave the process group; do nothing if there are none."""
         for link in self._links:
             link.close()
         self._links.clear()
@@ -128,7 +146,7 @@ class Worker:
         self._left = None
 
     def rest(self) -> None:
-        """Let the time until the next call count as no waiting."""
+        """Do not count the time until the next call as waiting."""
         self._left = None
 
     def compute(
@@ -137,15 +155,16 @@ class Worker:
         """Compute the gradient of a part of a batch, and average it over the group.
 
         Args:
-            key: of the batch.
-            indices: of this member's samples, int64, shape (B,).
-            share: of this member's mean in the group's. With 0 it steps for the others' sake, who
-                wait for its part in their means: nothing of it counts.
-            reads: receive the parameters first, which the servers have been told to send.
+            key: The batch.
+            indices: The indices of this member's samples, int64, shape (B,).
+            share: The weight of this member's mean in the mean of the group. If it is 0, the
+                member steps only because the others wait for it, and its gradient does not count.
+            reads: Whether to receive the parameters first; the servers have been told to send
+                them.
 
         Raises:
-            LinkBroken: a server or another member died.
-            RuntimeError: servers answered with different versions.
+            LinkBroken: A server or another member died.
+            RuntimeError: The servers answered with different versions.
         """
         clock = _Clock(self._left)
         if reads:
@@ -157,7 +176,7 @@ class Worker:
         self._share = share
         losses = self._step(batch)
         if self._members > 1 and self._on_cpu:
-            # What the backward pass did not hide. A GPU's steps and reduces end unobserved.
+            # The part that the backward pass did not hide. On a GPU neither end is observed.
             clock.lap("compute", self._reduced)
             clock.lap("group reduce")
         if not self._on_cpu and self._member == 0:
@@ -167,10 +186,10 @@ class Worker:
         return Computed(losses if share else losses[:0], clock.seconds)
 
     def push(self, key: BatchKey) -> dict[str, float]:
-        """Send the gradient to all servers; returns seconds.
+        """Send the gradient to all servers, and return how long each phase took, in seconds.
 
         Raises:
-            LinkBroken: a server died.
+            LinkBroken: A server died.
         """
         clock = _Clock(self._left)
         under_way = [
@@ -183,13 +202,13 @@ class Worker:
         self._left = clock.now
         return clock.seconds
 
-    def buffers(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Return the model's buffers, normalisation statistics among them."""
+    def buffers(self) -> Buffers:
+        """Return the model's buffers, including the normalisation statistics."""
         named = self._model.named_buffers()
         return {name: buffer.detach().cpu().numpy() for name, buffer in named}
 
-    def load_buffers(self, buffers: dict[str, np.ndarray[Any, Any]]) -> None:
-        """Copy buffers, as `buffers` has them, into the model."""
+    def load_buffers(self, buffers: Buffers) -> None:
+        """Copy buffers, as ``buffers`` returns them, into the model."""
         for name, buffer in self._model.named_buffers():
             buffer.copy_(torch.from_numpy(np.array(buffers[name])))
 
@@ -214,13 +233,13 @@ class Worker:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         seconds = self._rendezvous.timeout_seconds
-        self._store = join_store(
+        self._store = store = join_store(
             self._rendezvous.host, self._rendezvous.port, timeout_seconds=seconds
         )
         _together(
             lambda: dist.init_process_group(
                 "gloo" if self._on_cpu else "nccl",
-                store=PrefixStore(f"{name}-group", self._store),
+                store=PrefixStore(f"{name}-group", store),
                 rank=self._member,
                 world_size=self._members,
             )
@@ -231,7 +250,7 @@ class Worker:
         self._replica.model = replicated
 
     def _reduce(self, _: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-        """Sum a part of the gradient over the group, each member's in its share."""
+        """Sum a part of the gradient over the group, weighted by each member's share."""
         self._reduced = time.perf_counter()
         gradient = bucket.buffer()
         if self._share:
@@ -261,7 +280,7 @@ def _together(collective: Callable[[], Any]) -> None:
 
 
 def _of_the_group(error: RuntimeError) -> bool:
-    """Say whether DDP's communication failed, and not the step itself."""
+    """Return whether DDP's communication failed, as opposed to the step itself."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 
@@ -270,7 +289,7 @@ def _broken(error: RuntimeError) -> LinkBroken:
 
 
 class _Clock:
-    """Sums of seconds by name; the time since the last call was left is `wait`."""
+    """Sums of seconds by phase; the time since the last call ended is the phase ``wait``."""
 
     def __init__(self, left: float | None) -> None:
         self.now = time.perf_counter()

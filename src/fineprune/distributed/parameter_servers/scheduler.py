@@ -1,0 +1,125 @@
+"""The scheduler: which gradients make the next update, and which group gets which batch."""
+
+from collections.abc import Sequence
+
+from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
+from fineprune.distributed.parameter_servers.epoch_state import EpochState
+from fineprune.distributed.parameter_servers.events import Event, EventKind, Report
+from fineprune.distributed.parameter_servers.server import Contribution
+from fineprune.distributed.parameter_servers.server_group import ServerGroup
+from fineprune.distributed.parameter_servers.staleness import may_apply, may_start
+from fineprune.distributed.parameter_servers.worker_group import GroupPhase, WorkerGroup
+from fineprune.distributed.strategy import Strategy
+
+
+class Scheduler:
+    """Tells the servers what to apply and the groups what to compute, as the strategy says.
+
+    Args:
+        strategy: Who waits for whom.
+        servers: The servers.
+        groups: The groups of workers.
+        snapshot_every: The number of updates between two snapshots inside an epoch; 0 for none.
+        report: Called with each event.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        servers: ServerGroup,
+        groups: Sequence[WorkerGroup],
+        snapshot_every: int,
+        report: Report,
+    ) -> None:
+        self._strategy = strategy
+        self._servers = servers
+        self._groups = groups
+        self._snapshot_every = snapshot_every
+        self._report = report
+
+    def decide(self, epoch: EpochState) -> None:
+        """Apply what may be applied, and lease batches to the groups that are idle.
+
+        Args:
+            epoch: The epoch in progress; after its end this does nothing.
+        """
+        if epoch.should_stop():
+            for key in epoch.ledger.stop(self._strategy.quorum):
+                self._holder(key).release()
+        while accepted := self._acceptable(epoch):
+            self._step(epoch, accepted)
+        if any(group.phase is GroupPhase.IDLE for group in self._groups):
+            self._step(epoch, [])
+
+    def _acceptable(self, epoch: EpochState) -> list[WorkerGroup]:
+        """Return the groups whose staged gradients make the next update; none if it has to wait."""
+        staged = epoch.ledger.staged
+        if self._strategy.synchronous:
+            quorum = min(self._strategy.quorum, epoch.ledger.remaining)
+            if len(staged) < quorum:
+                return []
+            return [self._holder(key) for key in staged[:quorum]]
+        for key in staged:
+            holder = self._holder(key)
+            others = [g.version for g in self._groups if g.lease is not None and g is not holder]
+            if may_apply(self._servers.version, others, self._strategy.staleness_bound):
+                return [holder]
+        return []
+
+    def _step(self, epoch: EpochState, accepted: Sequence[WorkerGroup]) -> None:
+        """Apply the gradients of the accepted groups; let all idle groups read and compute."""
+        contributions, rate = self._accept(epoch, accepted) if accepted else ([], 0.0)
+        version = self._servers.version + (1 if contributions else 0)
+        leased = [group for group in self._groups if self._lease(epoch, group)]
+        readers = [group for group in leased if group.version != version]
+        if contributions or readers:
+            self._servers.update(contributions, [group.name for group in readers], rate)
+        for group in leased:
+            assert group.lease is not None
+            group.compute(epoch.indices(group.lease), version, reads=group in readers)
+        every = self._snapshot_every
+        if contributions and every and epoch.updates_since_start(version) % every == 0:
+            self._servers.snapshot()
+
+    def _accept(
+        self, epoch: EpochState, accepted: Sequence[WorkerGroup]
+    ) -> tuple[list[Contribution], float]:
+        """Note an update; return what the servers have to apply, and the learning rate."""
+        version = self._servers.version
+        staleness = version - accepted[0].version
+        rate = epoch.rate()
+        if self._strategy.rate_by_staleness:
+            rate /= max(1, staleness)
+        groups = {group.lease: group for group in accepted if group.lease is not None}
+        losses = {key: group.losses for key, group in groups.items()}
+        shares = epoch.apply(version + 1, staleness, losses)
+        contributions = [
+            Contribution(key, groups[key].name, share) for key, share in shares.items()
+        ]
+        batches = ", ".join(str(key.batch) for key in shares)
+        self._report(Event(EventKind.UPDATED, reason=f"batches {batches}", version=version + 1))
+        for group in accepted:
+            group.release()
+        if self._strategy.synchronous:  # the gradients of the others are too late
+            for group in self._groups:
+                if group.lease is not None:
+                    epoch.ledger.reject(group.lease)
+                    epoch.result.dropped += 1
+                    group.release()
+        return contributions, rate
+
+    def _lease(self, epoch: EpochState, group: WorkerGroup) -> bool:
+        """Lease a batch to a group; return whether it is idle and there is one that it may have."""
+        if group.phase is not GroupPhase.IDLE:
+            return False
+        in_flight = sum(other.lease is not None for other in self._groups)
+        if not may_start(in_flight, self._strategy.staleness_bound):
+            return False
+        group.lease = epoch.ledger.lease(group.index)
+        if group.lease is None:
+            return False
+        group.phase = GroupPhase.LEASED
+        return True
+
+    def _holder(self, key: BatchKey) -> WorkerGroup:
+        return next(group for group in self._groups if group.lease == key)
