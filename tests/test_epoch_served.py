@@ -1,13 +1,19 @@
 """Recipes trained with parameter servers have the results of one process and resume exactly."""
 
+import contextlib
 import dataclasses
+import functools
 import json
+import logging
+import os
+import signal
 
 import numpy as np
 import pytest
 import torch
 
-from fineprune.training.loop import train
+from fineprune.distributed.parameter_servers.events import LOGGER, EventKind, ProcessKind
+from fineprune.training.loop import Stopped, train
 from fineprune.training.recipe import Recipe
 
 pytest.importorskip("ray")
@@ -106,6 +112,78 @@ def test_an_interrupted_run_gives_the_same_bits_after_resuming(tmp_path):
         m["train_loss"] for m in metrics(tmp_path / "whole")
     ]
     assert not (tmp_path / "parts/servers").exists()
+
+
+class AtVersion:
+    """A logging handler that calls a function when the parameters get a given version."""
+
+    def __init__(self, version, react):
+        self.version, self.react = version, react
+        self.level = logging.DEBUG
+
+    def handle(self, record):
+        event = record.args[0] if record.args else None
+        if getattr(event, "kind", None) is EventKind.UPDATED and event.version == self.version:
+            self.react()
+
+
+@contextlib.contextmanager
+def at_version(version, react):
+    """Call a function when the parameters get this version."""
+    handler = AtVersion(version, react)
+    before = LOGGER.level
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        LOGGER.removeHandler(handler)
+        LOGGER.setLevel(before)
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_a_run_stopped_inside_an_epoch_gives_the_same_bits_after_resuming(tmp_path):
+    served = recipe(strategy="sync", workers=2, servers=2)
+    train(served, tmp_path / "whole")
+    terminate = functools.partial(signal.raise_signal, signal.SIGTERM)
+    for version in (2, 6):  # epochs have 4, 4, 3 and 3 updates
+        with at_version(version, terminate), pytest.raises(Stopped):
+            train(served, tmp_path / "parts", resume=True)
+    train(served, tmp_path / "parts", resume=True)
+    assert torch.equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+    for part, whole in zip(metrics(tmp_path / "parts"), metrics(tmp_path / "whole"), strict=True):
+        for name in ("train_loss", "samples", "steps", "lr", "test_accuracy"):
+            assert part[name] == whole[name]
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_a_run_goes_on_after_an_epoch_whose_updates_were_all_lost(tmp_path):
+    """A server dies while the last update of an epoch without any snapshot is made."""
+    pids = {}
+
+    def note(record):
+        event = record.args[0] if record.args else None
+        if getattr(event, "kind", None) in (EventKind.STARTED, EventKind.RESTARTED):
+            pids[event.process] = event.pid
+        return True
+
+    LOGGER.addFilter(note)
+
+    def kill():
+        os.kill(pids[ProcessKind.SERVER], signal.SIGKILL)
+
+    lossy = recipe(epochs=2, strategy="async", workers=1, undone_batches="lose")
+    try:
+        # There are 8 updates in the first epoch, and their losses are lost with them.
+        warned = pytest.warns(RuntimeWarning, match="epoch 0 recorded no losses")
+        with warned, at_version(8, kill):
+            train(lossy, tmp_path)
+    finally:
+        LOGGER.removeFilter(note)
+    first, second = metrics(tmp_path)
+    assert (first["samples"], first["train_loss"]) == (0, None)
+    assert first["distributed"]["lost"] == list(range(8))
+    assert second["samples"] > 0
 
 
 @pytest.mark.usefixtures("running_ray")

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fineprune.distributed.all_reduce import RankGroup
+from fineprune.distributed.parameter_servers.epoch_state import EpochResult
 from fineprune.errors import InputError
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.optimizer import build_optimizer
@@ -88,20 +89,28 @@ def train_epoch_on_servers(
     save: Callable[[EpochTotals], None],
     stop: StopRequest,
 ) -> bool:
-    """Train all batches of an epoch.
+    """Train the batches of an epoch, or the rest of them after a resume.
 
-    The arguments are those of ``train_epoch_locally``; ``save`` and ``stop`` are not used.
+    The arguments are those of ``train_epoch_locally``; ``save`` is not used.
 
     Returns:
-        True, because an epoch on parameter servers does not stop early.
+        True after the last batch; False if the epoch was stopped before.
     """
     training, strategy = state.recipe.training, state.recipe.distributed
     assert state.coordinator is not None
-    order = state.pruner.sampler.order()
-    batches = torch.split(order, training.batch_size * strategy.group)
+    before = totals.distributed  # the report of the part that was trained before a stop
+    applied = before.get("applied", 0)
+    rest = torch.split(state.pruner.sampler.order(), training.batch_size * strategy.group)
+    # The pruner has no losses of the batches that were lost, so it would train them again.
+    rest = rest[len(before.get("lost", ())) :]
+    batches = [torch.empty(0, dtype=torch.int64)] * applied + list(rest)
     totals.planned = len(batches)
     result = state.coordinator.run_epoch(
-        epoch, batches, lambda applied: rate_at(training, epoch + applied / len(batches))
+        epoch,
+        batches,
+        lambda applied: rate_at(training, epoch + applied / len(batches)),
+        applied=applied,
+        stop=lambda: bool(stop),
     )
     with totals.bookkeeping():
         for update in result.updates:
@@ -109,24 +118,37 @@ def train_epoch_on_servers(
             totals.loss_sum += update.losses.sum()
             totals.samples += len(update.losses)
             totals.batches += 1
-    totals.distributed = _report(result)
-    return True
+    totals.distributed = _report(result, before)
+    if not result.finished:
+        state.coordinator.load_into(state.model)
+    return result.finished
 
 
-def _report(result: Any) -> dict[str, Any]:
-    """Return the ``distributed`` entry of an epoch's metrics; seconds are sums over processes."""
-    staleness = np.array(result.staleness or [0])
+def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
+    """Return the ``distributed`` entry of an epoch's metrics; seconds are sums over processes.
+
+    Args:
+        result: The result of the coordinator.
+        before: The entry of the part of the epoch that was trained before a stop.
+    """
+    counts = np.array(before.get("staleness", ()), dtype=np.int64)
+    earlier = np.repeat(np.arange(len(counts)), counts)
+    staleness = np.concatenate([earlier, np.array(result.staleness, dtype=np.int64)])
+    if not len(staleness):
+        staleness = np.zeros(1, dtype=np.int64)
+    seconds = dict(before.get("seconds", {}))
+    for phase, value in result.seconds.items():
+        seconds[phase] = seconds.get(phase, 0.0) + value
+    sums = ("dropped", "undone", "worker_deaths", "server_deaths")
     return {
         "staleness": np.bincount(staleness).tolist(),
         "staleness_mean": float(staleness.mean()),
         "staleness_p95": float(np.percentile(staleness, 95)),
         "staleness_max": int(staleness.max()),
-        "dropped": result.dropped,
-        "lost": [key.batch for key in result.lost],
-        "undone": result.undone,
-        "worker_deaths": result.worker_deaths,
-        "server_deaths": result.server_deaths,
-        "seconds": dict(result.seconds),
+        "applied": result.applied,
+        "lost": [*before.get("lost", ()), *(key.batch for key in result.lost)],
+        **{name: before.get(name, 0) + getattr(result, name) for name in sums},
+        "seconds": seconds,
     }
 
 
