@@ -240,6 +240,7 @@ def _in_background(step: list[str], stop: str) -> list[str]:
     """
     return [
         "stop() {",
+        "  asked=yes",
         '  echo "asked to stop: the training writes a checkpoint"',
         f"  {stop}",
         "}",
@@ -247,9 +248,9 @@ def _in_background(step: list[str], stop: str) -> list[str]:
         *step[:-1],
         f"{step[-1]} &",
         "step=$!",
-        "# A signal interrupts wait, so ask again until the step has ended.",
-        "status=0",
-        'while kill -0 "$step" 2>/dev/null; do status=0; wait "$step" || status=$?; done',
+        "# A signal interrupts wait, so wait again after each signal.",
+        "asked=yes",
+        'while [[ "$asked" ]]; do asked=; status=0; wait "$step" || status=$?; done',
     ]
 
 

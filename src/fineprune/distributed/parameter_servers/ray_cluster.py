@@ -37,6 +37,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from fineprune.distributed.parameter_servers.end_ray import ray_ends_with_this_process
 from fineprune.distributed.parameter_servers.events import (
     LOGGER,
     Event,
@@ -339,7 +340,8 @@ def ray_session(cpus: int) -> Iterator[None]:
     """Join the Ray that runs here or that ``RAY_ADDRESS`` names, or start one on this machine.
 
     A Ray that is started here listens on the loopback interface only, has no dashboard, sends no
-    usage statistics, and ends with this block. Its files lie in a temporary folder that is removed.
+    usage statistics, and ends with this block, or when this process is killed. Its files lie in a
+    temporary folder that is removed.
 
     Within this block, SIGTERM does what it did before; if that was to end the process at once, it
     raises SystemExit instead, so that everything is put away.
@@ -363,12 +365,14 @@ def ray_session(cpus: int) -> Iterator[None]:
         if address in ("", "local"):
             # Else Ray would replace 127.0.0.1 by another interface's address, and listen on all.
             ray_constants.ENABLE_RAY_CLUSTER = False
+            folder = stack.enter_context(_short_temporary_folder())
+            stack.enter_context(ray_ends_with_this_process(folder))
             options |= {
                 "address": "local",
                 "num_cpus": max(cpus, os.cpu_count() or 1),
                 "include_dashboard": False,
                 "_node_ip_address": _LOOPBACK,
-                "_temp_dir": stack.enter_context(_short_temporary_folder()),
+                "_temp_dir": folder,
             }
         else:
             options["address"] = address
