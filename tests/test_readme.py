@@ -1,0 +1,189 @@
+"""README and docs: Python runs, commands and settings are valid, tables fit, links resolve."""
+
+import dataclasses
+import re
+import shlex
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch.utils.data import TensorDataset
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.cli.options import all_changes, split_changes
+from fineprune.distributed.strategy import Strategy
+from fineprune.experiments.arm_table import table_rows
+from fineprune.experiments.configurations import configuration, configured
+from fineprune.experiments.controls import arm_recipe
+from fineprune.experiments.scale_table import read_scaling, scale_rows
+from fineprune.report.scaling.tables import markdown_tables, scale_tables
+from fineprune.report.tables import markdown_table
+from fineprune.runs.run import read_runs
+from fineprune.training.recipe import make_recipe, read_recipe
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGES.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+# A command stands at the start of a line, or after a prompt, a launcher or a variable.
+COMMAND = re.compile(r"(?:^|\s)fineprune [a-z]")
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page, *kinds):
+    """The contents of a page's fenced blocks of these kinds."""
+    text = page.read_text(encoding="utf-8")
+    return [block for kind, block in FENCED.findall(text) if kind in kinds]
+
+
+def commands(page):
+    """The arguments of each ``fineprune`` command of a page, in code blocks and in prose."""
+    lines = []
+    for block in blocks(page, "", "bash", "console"):
+        lines += re.sub(r"\\\n\s*", "", block).splitlines()
+    prose = FENCED.sub("", page.read_text(encoding="utf-8"))
+    lines += [code for code in re.findall(r"`([^`]+)`", prose) if ".toml" in code]
+    for line in lines:
+        if COMMAND.search(line):  # Other lines, such as those of a script, may not be complete.
+            words = shlex.split(line, comments=True)
+            rest = words[words.index("fineprune") + 1 :]
+            yield [word for word in rest if word != "&"]
+
+
+PYTHON = [
+    pytest.param(block, id=f"{name(page)}-{number}")
+    for page in PAGES
+    for number, block in enumerate(blocks(page, "python"))
+]
+COMMANDS = [
+    pytest.param(arguments, id=f"{name(page)}-{number}-{arguments[0]}")
+    for page in PAGES
+    for number, arguments in enumerate(commands(page))
+]
+
+
+def test_python_and_commands_are_found():
+    assert PYTHON
+    assert {param.values[0][0] for param in COMMANDS} == set(get_command(app).commands)
+
+
+@pytest.fixture
+def one_thread():
+    """One thread for torch, since two are slower for a small network on busy cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("code", PYTHON)
+def test_the_python_of_a_page_trains_a_network(code, one_thread, tmp_path, monkeypatch):
+    """The loop is run as shown. The data, the network and the optimizer are the reader's."""
+    monkeypatch.chdir(tmp_path)
+    digits = load_digits()
+    x = torch.tensor(digits.data, dtype=torch.float32) / 16
+    y = torch.tensor(digits.target)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    steps = []
+    optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    names = {"train_set": TensorDataset(x[:512], y[:512]), "model": model, "optimizer": optimizer}
+    exec(compile(code, "<page>", "exec"), names)
+
+    pruner = names["pruner"]
+    full_steps = names["schedule"].epochs * 512 // 128
+    assert len(steps) == pruner.total_steps() < full_steps
+    with torch.no_grad():
+        accuracy = (model(x[512:]).argmax(1) == y[512:]).float().mean()
+    assert accuracy > 0.85
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def parsed(verb, arguments):
+    """The parameters of a verb. Unknown verbs, options and missing arguments are errors."""
+    group = get_command(app)
+    return group.commands[verb].make_context(verb, list(arguments)).params
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_a_command_of_a_page_is_valid(arguments, folder):
+    """Cheap verbs are run. For verbs that train, all settings are resolved to recipes."""
+    verb, *rest = arguments
+    params = parsed(verb, rest)
+    if verb in ("plan", "slurm"):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+    elif verb == "scale":
+        texts, more = split_changes(params["configurations"])
+        recipe = read_recipe(params["recipe"], all_changes(params["changes"], more))
+        for text in texts:
+            configured(recipe, configuration(text), same_update=params["same_update"])
+    elif verb == "compare":
+        recipe = read_recipe(params["recipe"], all_changes(params["changes"], params["more"]))
+        for arm in params["arms"].split(","):
+            arm_recipe(recipe, arm, num_samples=50_000)
+    elif verb == "train":
+        read_recipe(params["recipe"], all_changes(params["changes"], params["more"]))
+    else:
+        assert verb == "report"
+        assert params["runs"]
+
+
+def test_the_settings_of_distributed_training_are_valid_and_complete():
+    (block,) = blocks(ROOT / "docs/distributed.md", "toml")
+    shown = tomllib.loads(block)
+    make_recipe({"data": {"name": "digits"}, **shown})
+    # ``simulate`` needs no processes and has its own section on the page.
+    settings = {field.name for field in dataclasses.fields(Strategy)} - {"simulate"}
+    assert set(shown["distributed"]) == settings
+
+
+def squeezed(text):
+    return " ".join(text.split())
+
+
+def test_the_tables_of_scale_are_those_of_its_runs():
+    """Figures, titles, columns and notes are what ``fineprune scale`` prints for these runs."""
+    runs = read_scaling(ROOT / "docs/results/scale").runs
+    page = (ROOT / "docs/results/scale.md").read_text(encoding="utf-8")
+    assert squeezed(markdown_tables(scale_tables(scale_rows(runs, None)))) in squeezed(page)
+
+
+def test_the_table_of_lenet_is_that_of_its_runs():
+    folders = (ROOT / "docs/results/lenet-cifar10").iterdir()
+    shown = (ROOT / "docs/results/lenet-cifar10.md").read_text(encoding="utf-8").splitlines()
+    table = markdown_table(table_rows(read_runs(sorted(folders)))).strip().splitlines()
+    assert len(table) == 8
+    assert set(table) <= set(shown)
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub forms them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_files_and_headings(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        linked = page.parent / file if file else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
