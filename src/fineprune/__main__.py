@@ -1,22 +1,24 @@
 """The ``fineprune`` command, also as ``python -m fineprune``."""
 
+import importlib.util
 import sys
+
+# The modules of the extra ``cli``. All are needed by some command, and most are imported late.
+_MODULES = ("typer", "rich", "matplotlib", "jinja2", "PIL", "sklearn", "scipy", "filelock")
 
 
 def main() -> None:
     """Run the command line, or say what to install if a package of the extra ``cli`` is missing."""
-    try:
-        from fineprune.cli.main import main as run
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing in ("", "fineprune"):
-            raise
+    missing = [name for name in _MODULES if importlib.util.find_spec(name) is None]
+    if missing:
         print(
-            f"fineprune: expected the packages of the command line, but {missing} is not "
+            f"fineprune: expected the packages of the command line, but {missing[0]} is not "
             f"installed: pip install 'fineprune[cli]'",
             file=sys.stderr,
         )
         sys.exit(2)
+    from fineprune.cli.main import main as run
+
     run()
 
 

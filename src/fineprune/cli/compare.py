@@ -12,10 +12,7 @@ from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_
 from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
 from fineprune.experiments import compare as comparing
-from fineprune.experiments.arm_table import table_rows
 from fineprune.experiments.controls import ARMS
-from fineprune.report.html import write_report
-from fineprune.report.tables import rich_table, row_dicts
 from fineprune.runs.run import read_runs
 from fineprune.training.recipe import read_recipe
 
@@ -39,6 +36,11 @@ def compare(
 
     Example: fineprune compare recipes/quick.toml --arms full,fine-pruning --seeds 2
     """
+    # Imported here, because matplotlib and scipy would delay the start of every command.
+    from fineprune.experiments.arm_table import table_rows
+    from fineprune.report.html import write_report
+    from fineprune.report.tables import rich_table, row_dicts
+
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-compare"
     check_folder("--out", folder)

@@ -16,7 +16,6 @@ from fineprune.errors import InputError, check_above, check_at_least
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs
 from fineprune.pruning.schedule import Schedule
-from fineprune.report.figures import schedule_svg
 from fineprune.training.cost import predicted_cost
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
 
@@ -188,6 +187,9 @@ def _predicted(
 
 def _svg(schedule: Schedule) -> str:
     prunes = [schedule.prunes(epoch) for epoch in range(schedule.epochs)]
+    # Imported here, because matplotlib and scipy would delay the start of every command.
+    from fineprune.report.figures import schedule_svg
+
     return schedule_svg(prunes, schedule.boundaries)
 
 

@@ -10,9 +10,6 @@ from rich.console import Console
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson
 from fineprune.cli.outputs import check_file
-from fineprune.experiments.arm_table import table_rows
-from fineprune.report.html import write_report
-from fineprune.report.tables import rich_table, row_dicts
 from fineprune.runs.run import read_runs
 
 
@@ -28,6 +25,11 @@ def report(
 
     Example: fineprune report runs/quick-compare --out report.html
     """
+    # Imported here, because matplotlib and scipy would delay the start of every command.
+    from fineprune.experiments.arm_table import table_rows
+    from fineprune.report.html import write_report
+    from fineprune.report.tables import rich_table, row_dicts
+
     check_file("--out", out)
     read = read_runs(runs)
     rows = table_rows(read)

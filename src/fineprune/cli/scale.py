@@ -16,8 +16,6 @@ from fineprune.errors import check_above
 from fineprune.experiments import scale as scaling
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.scale_table import read_scaling, scale_rows
-from fineprune.report.scaling.page import scale_caveats, write_scale_report
-from fineprune.report.scaling.tables import rich_tables, scale_tables
 from fineprune.training.recipe import read_recipe
 
 _USUAL = ("one", "all-reduce 2", "sync 2+1", "async 1+1", "async 2+1", "async 2+2")
@@ -62,6 +60,10 @@ def scale(
 
     Example: fineprune scale recipes/quick.toml one 'async 2+1'
     """
+    # Imported here, because matplotlib and scipy would delay the start of every command.
+    from fineprune.report.scaling.page import scale_caveats, write_scale_report
+    from fineprune.report.scaling.tables import rich_tables, scale_tables
+
     words, more = split_changes(configurations)
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-scale"
