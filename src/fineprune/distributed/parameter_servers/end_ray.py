@@ -12,45 +12,65 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
-_VARIABLE = "FINEPRUNE_RAY_FOLDER"
+# What the training's process writes if it ends Ray itself.
+_ENDED = b"ended"
+_LONGEST_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
+_QUIET_LOOKS = 5
 
 
 @contextlib.contextmanager
 def ray_ends_with_this_process(folder: str) -> Iterator[None]:
     """End the Ray whose files are in this folder if this process is killed inside the block.
 
-    Start Ray inside the block. Its processes inherit an environment variable, by which they are
-    found in ``/proc``. On systems without it, only the folder is removed.
+    The processes are found by their open log files, in ``/proc``. On systems without it, only the
+    folder is removed.
 
     Args:
         folder: Ray's temporary folder.
     """
     command = [sys.executable, "-I", "-S", __file__, folder]
     # A session of its own, because a signal to the training's process group must not end it.
-    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
-        os.environ[_VARIABLE] = folder
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as watching:
         try:
             yield
         finally:
-            del os.environ[_VARIABLE]
+            watching.communicate(_ENDED)
 
 
-def _processes_of_ray(folder: str) -> Iterator[int]:
-    sought = f"{_VARIABLE}={folder}".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if sought in (process / "environ").read_bytes().split(b"\0"):
-                yield int(process.name)
+def _processes_of_ray(folder: str) -> set[int]:
+    """Return the processes that have an open file in the folder."""
+    if not os.path.isdir("/proc"):
+        return set()
+    found = set()
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        files = f"/proc/{process}/fd"
+        numbers: list[str] = []
+        with contextlib.suppress(OSError):  # It has ended, or it is another user's.
+            numbers = os.listdir(files)
+        for number in numbers:
+            with contextlib.suppress(OSError):  # The file has been closed.
+                if os.readlink(f"{files}/{number}").startswith(f"{folder}/"):
+                    found.add(int(process))
+    return found
 
 
 def _main(folder: str) -> None:
-    sys.stdin.buffer.read()  # Returns when the other end of the pipe is closed.
-    for number in _processes_of_ray(folder):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(number, signal.SIGKILL)
+    if sys.stdin.buffer.read() == _ENDED:  # Returns when the other end of the pipe is closed.
+        return
+    deadline = time.monotonic() + _LONGEST_SECONDS
+    quiet = 0
+    # A process that was just being started is found a little later.
+    while quiet < _QUIET_LOOKS and time.monotonic() < deadline:
+        quiet += 1
+        for number in _processes_of_ray(folder):
+            quiet = 0
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(number, signal.SIGKILL)
+        time.sleep(_LOOK_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)
 
 

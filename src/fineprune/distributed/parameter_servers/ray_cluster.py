@@ -373,6 +373,8 @@ def ray_session(cpus: int) -> Iterator[None]:
                 "include_dashboard": False,
                 "_node_ip_address": _LOOPBACK,
                 "_temp_dir": folder,
+                # Else Ray starts a process for each CPU, most of which are never used.
+                "_system_config": {"prestart_worker_first_driver": False},
             }
         else:
             options["address"] = address
