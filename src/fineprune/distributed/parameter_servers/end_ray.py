@@ -1,9 +1,9 @@
-"""Ends the Ray of a training whose process was killed, and removes Ray's folder.
+"""Ends the Ray processes of a training that was killed, and removes Ray's folder.
 
-Ray's own processes notice the death of the process that started them only after up to a minute.
-This file runs as a program of its own, ``python end_ray.py FOLDER``, with a pipe as its standard
-input. The pipe closes when the training's process ends, however that happens. This file imports
-only the standard library, so that it starts quickly.
+Ray's processes take up to a minute to notice the death of the process that started them. Therefore
+this file runs as a separate program, ``python end_ray.py FOLDER``, whose standard input is a pipe
+from the training's process. The pipe closes when that process ends for any reason. This file
+imports only the standard library, so that it starts quickly.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ _VARIABLE = "FINEPRUNE_RAY_FOLDER"
 
 @contextlib.contextmanager
 def ray_ends_with_this_process(folder: str) -> Iterator[None]:
-    """End the Ray whose files are in this folder if this process is killed inside the block.
+    """If this process is killed inside the block, end the Ray processes that use a folder.
 
     Start Ray inside the block. Its processes inherit an environment variable, by which they are
-    found in ``/proc``. On systems without it, only the folder is removed.
+    found in ``/proc``. On systems without ``/proc``, only the folder is removed.
 
     Args:
         folder: Ray's temporary folder.
     """
     command = [sys.executable, "-I", "-S", __file__, folder]
-    # A session of its own, because a signal to the training's process group must not end it.
+    # It has its own session, so that a signal to the training's process group does not end it.
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True):
         os.environ[_VARIABLE] = folder
         try:
