@@ -121,7 +121,7 @@ def test_the_diagram_shows_the_imports_as_they_are():
 
 def members_of_classes():
     """Return the names of the methods and annotated attributes of each class."""
-    members = {}
+    members: dict[str, set[str]] = {}
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
