@@ -2,115 +2,132 @@
 
     python docs/import_diagram.py docs/images/imports.svg
 
-A subpackage stands above everything that it imports. The number at an arrow says how many modules
-import; top-level modules such as ``errors`` are left out, since everything may import them.
+Each subpackage stands above and to the left of everything that it imports. Its line runs to the
+right, and turns down at each subpackage that it imports. Modules at the top level, such as
+``errors``, are left out. The same imports give the same file.
 """
 
 import argparse
 import ast
-from collections import Counter
+import graphlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch
-
 PACKAGE = "fineprune"
-WIDTH, ROW = 9.0, 1.15
-BOX, LINE = "#e8f0f7", "#4a6a85"
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+
+COLUMN, ROW = 106, 62  # The distances between the centres of two boxes, in pixels.
+WIDTH, HEIGHT = 94, 32  # The size of a box.
+MARGIN, RADIUS = 14, 14
+LINE, BORDER, FILL, TEXT = "#4a6a85", "#3b4654", "#eef2f7", "#1c2430"
 
 
-def imports(source: Path) -> Counter[tuple[str, str]]:
-    """Count the modules of each subpackage that import from each other subpackage."""
-    root = source / PACKAGE
-    rooms = {path.name for path in root.iterdir() if (path / "__init__.py").exists()}
-    edges: Counter[tuple[str, str]] = Counter()
-    for file in sorted(root.rglob("*.py")):
-        own = file.relative_to(root).parts[0]
-        if own not in rooms:
-            continue
-        found = set()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            else:
-                continue
-            for name in names:
-                package, _, rest = name.partition(".")
-                target = rest.partition(".")[0]
-                if package == PACKAGE and target in rooms and target != own:
-                    found.add(target)
-        edges.update((own, target) for target in found)
-    return edges
+def imported_modules(file: Path) -> set[str]:
+    """Return the full names of all modules that a file may import, anywhere in it.
 
-
-def layers(edges: Counter[tuple[str, str]]) -> list[list[str]]:
-    """Place each subpackage one layer above the highest one that it imports; the last is lowest.
+    For ``from a import b``, this is ``a.b``, which may be a module or a name in the module ``a``.
 
     Raises:
-        ValueError: Subpackages import each other in a circle.
+        ValueError: An import is relative.
     """
-    names = sorted({name for edge in edges for name in edge})
-    height = dict.fromkeys(names, 0)
-    for _ in names:
-        for one, other in edges:
-            height[one] = max(height[one], height[other] + 1)
-    if max(height.values()) >= len(names):
-        raise ValueError("expected no circle of imports, got one")
-    return [
-        [name for name in names if height[name] == level]
-        for level in range(max(height.values()), -1, -1)
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.level or node.module is None:
+                raise ValueError(f"expected absolute imports, got a relative one in {file}")
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def subpackages(source: Path = SOURCE) -> list[str]:
+    """Return the names of all subpackages, sorted."""
+    return sorted(file.parent.name for file in (source / PACKAGE).glob("*/__init__.py"))
+
+
+def imports(source: Path = SOURCE) -> dict[str, set[str]]:
+    """Return which other subpackages each subpackage imports."""
+    names = subpackages(source)
+    graph = {}
+    for name in names:
+        graph[name] = {
+            target
+            for file in (source / PACKAGE / name).rglob("*.py")
+            for module in imported_modules(file)
+            for target in names
+            if f"{module}.".startswith(f"{PACKAGE}.{target}.") and target != name
+        }
+    return graph
+
+
+def in_order(graph: Mapping[str, set[str]]) -> list[str]:
+    """Return the subpackages in an order in which each precedes all that it imports.
+
+    Raises:
+        graphlib.CycleError: Subpackages import each other in a cycle.
+    """
+    sorter = graphlib.TopologicalSorter(graph)
+    sorter.prepare()
+    order: list[str] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready(), reverse=True)
+        order += ready
+        sorter.done(*ready)
+    return order[::-1]
+
+
+def svg(graph: Mapping[str, set[str]]) -> str:
+    """Draw the imports; the subpackages that import nothing share the last row."""
+    order = in_order(graph)
+    rows = [name for name in order if graph[name]]
+    columns = rows + [name for name in order if not graph[name]]
+    x = {name: MARGIN + WIDTH // 2 + COLUMN * place for place, name in enumerate(columns)}
+    y = {name: MARGIN + HEIGHT // 2 + ROW * rows.index(name) for name in rows}
+    last = MARGIN + HEIGHT // 2 + ROW * len(rows)
+    y |= {name: last for name in columns if name not in rows}
+    width, height = max(x.values()) + WIDTH // 2 + MARGIN, last + HEIGHT // 2 + MARGIN
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" role="img" font-family="sans-serif" font-size="13">',
+        "<title>Which subpackage imports which</title>",
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
     ]
+    for name in columns:
+        lines += _arrows(x, y, name, [one for one in rows if name in graph[one]])
+    for name in columns:
+        lines.append(
+            f'<rect x="{x[name] - WIDTH // 2}" y="{y[name] - HEIGHT // 2}" width="{WIDTH}" '
+            f'height="{HEIGHT}" rx="6" fill="{FILL}" stroke="{BORDER}"/>'
+        )
+        lines.append(
+            f'<text x="{x[name]}" y="{y[name] + 4}" text-anchor="middle" fill="{TEXT}">{name}'
+            f"</text>"
+        )
+    return "\n".join([*lines, "</svg>", ""])
 
 
-def draw(edges: Counter[tuple[str, str]], out: Path) -> None:
-    """Write the diagram as SVG, the same file for the same imports."""
-    rows = layers(edges)
-    place = {}
-    for level, row in enumerate(rows):
-        for number, name in enumerate(row):
-            place[name] = (WIDTH * (number + 1) / (len(row) + 1), -ROW * level)
-    style = {"svg.hashsalt": "imports", "svg.fonttype": "none", "font.family": "sans-serif"}
-    with matplotlib.rc_context(style):
-        figure = Figure((WIDTH, ROW * len(rows)))
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_axis_off()
-        axes.set_xlim(0, WIDTH)
-        axes.set_ylim(-ROW * len(rows) + ROW / 2, ROW / 2)
-        for (one, other), number in sorted(edges.items()):
-            start, end = place[one], place[other]
-            # Arrows that pass a layer bend around what stands there.
-            bend = 0.0 if start[1] - end[1] <= ROW else 0.12 * (1 if end[0] >= WIDTH / 2 else -1)
-            arrow = FancyArrowPatch(
-                start,
-                end,
-                arrowstyle="-|>",
-                mutation_scale=9,
-                shrinkA=16,
-                shrinkB=16,
-                connectionstyle=f"arc3,rad={bend}",
-                color=LINE,
-                linewidth=0.5 + number / 8,
-                alpha=0.7,
-            )
-            axes.add_patch(arrow)
-        for name, (x, y) in place.items():
-            box = {"boxstyle": "round,pad=0.45", "facecolor": BOX, "edgecolor": LINE}
-            axes.text(x, y, name, ha="center", va="center", bbox=box, fontsize=10, zorder=3)
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+def _arrows(
+    x: Mapping[str, int], y: Mapping[str, int], name: str, importers: list[str]
+) -> Iterator[str]:
+    """Yield a line from each importer; the lines join above the box ``name`` and end at its top."""
+    top = y[name] - HEIGHT // 2
+    for one in importers:
+        yield (
+            f'<path d="M{x[one] + WIDTH // 2} {y[one]} H{x[name] - RADIUS} '
+            f'Q{x[name]} {y[one]} {x[name]} {y[one] + RADIUS} V{top - 6}" '
+            f'fill="none" stroke="{LINE}" stroke-width="1.5"/>'
+        )
+    if importers:
+        yield f'<path d="M{x[name]} {top} l-5 -9 h10 z" fill="{LINE}"/>'
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="the SVG file to write")
-    parser.add_argument("--source", type=Path, default=Path(__file__).parents[1] / "src")
     options = parser.parse_args()
-    edges = imports(options.source)
-    draw(edges, options.out)
-    for (one, other), number in sorted(edges.items()):
-        print(f"{one} -> {other}: {number} modules")
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(svg(imports()), encoding="utf-8")
 
 
 if __name__ == "__main__":

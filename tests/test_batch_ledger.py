@@ -1,4 +1,4 @@
-"""The batches of an epoch: each is applied exactly once, or is lost and named."""
+"""The ledger of an epoch's batches: each is applied exactly once, or is reported as lost."""
 
 import pytest
 from hypothesis import given
@@ -84,7 +84,7 @@ def test_what_is_out_of_order_is_refused():
     data=st.data(),
 )
 def test_a_stopped_epoch_is_a_prefix_of_whole_updates(batches, quorum, synchronous, data):
-    """Workers die, updates are undone and gradients come too late, before the stop and after it."""
+    """Workers die, updates are undone and gradients arrive too late, before and after the stop."""
     quorum = quorum if synchronous else 1
     first = data.draw(st.integers(0, batches // quorum)) * quorum
     ledger = BatchLedger(0, batches, first)

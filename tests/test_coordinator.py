@@ -1,4 +1,4 @@
-"""Training with parameter servers, in real processes: it equals training in one process."""
+"""Training with parameter servers in several processes equals training in one process."""
 
 import contextlib
 import itertools
@@ -38,7 +38,7 @@ def make_data():
 
 
 class Replica:
-    """A small network; it can kill its own process once, in the step of a given batch."""
+    """A small network. It can kill its own process once, in the step of a given batch."""
 
     def __init__(self, kill_at=None, marker=None):
         self.model = make_model()
@@ -68,7 +68,7 @@ class MakeReplica:
 
 
 class KillsItself(torch.optim.SGD):
-    """Kills its server once, in a given step."""
+    """SGD that kills its server once, in a given step."""
 
     def __init__(self, params, marker, step):
         super().__init__(params, lr=1.0, momentum=0.9)
@@ -160,7 +160,7 @@ def coordinator(strategy, folder, **options):
 
 
 class StopAfter:
-    """Says to stop as soon as so many batches of an epoch are applied."""
+    """Requests a stop as soon as a given number of batches of an epoch are applied."""
 
     def __init__(self, batches):
         self.batches = batches
@@ -175,7 +175,7 @@ class StopAfter:
 
 
 def stopped(made, stop):
-    """Train an epoch and a part of the next one; return the result of that part."""
+    """Train one epoch and a part of the next one. Return the result of this part."""
     nothing = made.run_epoch(0, batches_of(0), rate, stop=lambda: True)
     assert (nothing.updates, nothing.applied, nothing.finished) == ([], 0, False)
     made.run_epoch(0, batches_of(0), rate)
@@ -220,7 +220,7 @@ def test_a_stopped_synchronous_epoch_ends_in_another_training_bit_for_bit(tmp_pa
 
 
 def check_each_once(results, batches=SAMPLES // BATCH, first=0):
-    """Check that each batch is in one update or lost, and that the updates fit the batches."""
+    """Check that each batch is in exactly one update or lost, and the updates' indices."""
     for epoch, result in enumerate(results, first):
         applied = [key for update in result.updates for key in update.keys]
         expected = [BatchKey(epoch, batch) for batch in range(batches)]

@@ -58,6 +58,7 @@ for name in ("datasets", "networks", "pruning", "runs", "training"):
 from pathlib import Path
 from fineprune.datasets import load_digits
 from fineprune.errors import InputError
+from fineprune.training.epoch_served import check_can_serve
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 
@@ -71,11 +72,16 @@ try:
     load_digits()
 except InputError as error:
     digits = str(error)
+try:
+    check_can_serve(make_recipe({**settings, "distributed": {"strategy": "sync"}}))
+except InputError as error:
+    servers = str(error)
 print(json.dumps({
     "batches": batches,
     "imported": imported,
     "epochs": summary["epochs"],
     "digits": digits,
+    "servers": servers,
     "others": [name for name in ("typer", "rich", "sklearn", "scipy", "matplotlib", "pytest")
                if importlib.util.find_spec(name)],
 }))
@@ -127,6 +133,7 @@ def test_the_library_trains_with_torch_and_numpy_alone(bare, tmp_path):
     assert told["epochs"] == 2
     assert "fineprune.training.loop" in told["imported"]
     assert "pip install 'fineprune[cli]'" in told["digits"]
+    assert "pip install 'fineprune[cluster]'" in told["servers"]
 
 
 def test_the_command_says_in_one_line_what_to_install(bare, tmp_path):

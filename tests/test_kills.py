@@ -1,9 +1,9 @@
-"""Processes are killed or suspended at any moment: the training goes on, and its report is true.
+"""If processes are killed or suspended, the training continues and its results are correct.
 
-Each check replays the reported updates in this process: which samples they had, in which order, and
-how stale they were. From this follow all losses, and what the servers must hold. So a test fails if
-a gradient was applied twice, on one of two servers only, or without a report, or if the servers
-went back to another version than reported.
+Each check replays the reported updates in this process, with their samples, order and staleness.
+This determines all losses and the parameters that the servers must hold. Therefore a test fails if
+a gradient was applied twice, on one of two servers only, or without being reported, or if the
+servers were rolled back to another version than the reported one.
 """
 
 import contextlib
@@ -36,10 +36,11 @@ pytestmark = pytest.mark.usefixtures("running_ray")
 
 WORKER, SERVER = ProcessKind.WORKER, ProcessKind.SERVER
 SAMPLES, BATCH, BATCHES = 120, 4, 30
-# Each restart takes seconds, so that the number of kills is small unless FINEPRUNE_KILLS sets it.
+# Each restart takes seconds, so the number of kills is small by default.
 KILLS = int(os.environ.get("FINEPRUNE_KILLS", "3"))
 MOMENTUM = 0.9
-# Seconds that a worker may be silent where it is to be found out, and that a first step may take.
+# How long a worker may be silent in a test of processes that hang, and how long a slow first step
+# takes, in seconds.
 SILENCE, SLOW_START = 8, 10
 START = torch.linspace(-1, 1, 10, dtype=torch.float64)
 STRATEGIES = {
@@ -48,12 +49,12 @@ STRATEGIES = {
     "mixed": Strategy("mixed", workers=4, servers=2, group=2, silence_seconds=10),
     "lose": Strategy("async", workers=2, servers=2, undone_batches="lose", silence_seconds=10),
 }
-# Updates between two snapshots: fewer than an epoch has, and more.
+# The number of updates between two snapshots, below and above the number of an epoch's updates.
 SNAPSHOT_EVERY = {"sync": 5, "async": 50, "mixed": 5, "lose": 50}
 
 
 class Model(nn.Module):
-    """Rows of ten values, which all start and train in the same way."""
+    """Rows of ten values. All rows have the same initial values and the same gradients."""
 
     def __init__(self, rows):
         super().__init__()
@@ -64,7 +65,7 @@ class Model(nn.Module):
 
 
 def coefficients(indices):
-    """Return two numbers for each of these samples, float64."""
+    """Return the two coefficients of each of these samples, float64."""
     generator = torch.Generator().manual_seed(5)
     both = torch.randn(2, SAMPLES, generator=generator, dtype=torch.float64)
     return both[0, indices], both[1, indices].square()
@@ -76,7 +77,7 @@ def losses_of(values, indices):
 
 
 def gradient_of(values, indices):
-    """Return the gradient of the mean loss, which depends on the parameters."""
+    """Return the gradient of the mean loss for one row of parameters."""
     slope, curve = coefficients(indices)
     return slope.mean() + curve.mean() * values
 
@@ -91,7 +92,7 @@ def batches_of(epoch):
 
 
 class Orders:
-    """A folder that tells processes when to die, and where they count the steps they have begun."""
+    """A folder with orders to processes to kill themselves, and the numbers of their steps."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -104,7 +105,7 @@ class Orders:
         return (self.folder / order).exists()
 
     def obey(self, order):
-        """Kill this process if that was ordered; only one process obeys each order."""
+        """Kill this process if this was ordered. Only one process obeys each order."""
         with contextlib.suppress(FileNotFoundError):
             (self.folder / order).unlink()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -120,21 +121,21 @@ class Orders:
 
 
 class Watch:
-    """What the events say: which processes live, who has which batch, and where it is staged."""
+    """Collects from the events which processes are alive, and where each batch is."""
 
     def __init__(self):
-        self.living = {}  # (kind, index): pid
-        self.holders = {}  # batch: rank
-        self.staged = {}  # batch: servers
-        self.deaths = []  # reasons
-        self.react = lambda event: None  # called with each event
+        self.living = {}  # the process ID, by kind and index
+        self.holders = {}  # the rank of the leader that has a lease, by batch
+        self.staged = {}  # the servers that have the gradient, by batch
+        self.deaths = []  # the reasons
+        self.react = lambda event: None  # is called with each event
 
     def __call__(self, event):
         self.note(event)
         self.react(event)
 
     def once(self, kind, batch, react):
-        """React to an event of this kind and batch, the first time that it happens."""
+        """Call ``react`` at the first event of this kind and batch."""
 
         def reacting(event):
             if event.kind is kind and event.batch == batch:
@@ -144,7 +145,7 @@ class Watch:
         self.react = reacting
 
     def send(self, number, kind, index):
-        """Send a signal to a living process."""
+        """Send a signal to a process that is alive."""
         os.kill(self.living[kind, index], number)
 
     def note(self, event):
@@ -175,7 +176,7 @@ class Replica:
         if self.orders.has("slow start") and not self.orders.steps(os.getpid()):
             time.sleep(SLOW_START)
         self.orders.count_step()
-        time.sleep(0.02)  # so that a process is mostly at work when it is killed
+        time.sleep(0.02)  # makes it likely that a process is in a step when it is killed
         losses = self.model(indices)
         losses.mean().backward()
         self.orders.obey(f"step-{key.epoch}-{key.batch}")
@@ -215,7 +216,7 @@ class MakeOptimizer:
 
 @contextlib.contextmanager
 def training(strategy, folder, rows=1, snapshot_every=5):
-    """Yield a coordinator whose workers have joined, the orders to its processes, and a watch."""
+    """Yield a coordinator whose workers have joined, its ``Orders`` and its ``Watch``."""
     orders = Orders(folder / "orders")
     watch = Watch()
     with cluster(Places(strategy.groups, strategy.group, strategy.servers)) as processes:
@@ -239,7 +240,7 @@ def kill(pid):
 
 
 def check(strategy, server, results, rows=1):
-    """Check that each batch is applied or lost, and that the servers hold what was reported."""
+    """Check that each batch is applied or lost, and that the servers' state fits the updates."""
     history = [START]
     momentum = torch.zeros_like(START)
     for epoch, result in enumerate(results):
@@ -267,7 +268,7 @@ def check(strategy, server, results, rows=1):
 
 
 def check_as_without_kills(strategy, server, epochs, rows=1):
-    """Check that synchronous servers hold what one process makes of the same batches."""
+    """Check that synchronous servers have the parameters of a single process's training."""
     model = Model(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
     for epoch in range(epochs):
@@ -287,9 +288,9 @@ def check_as_without_kills(strategy, server, epochs, rows=1):
 class Killer:
     """A thread that kills workers and servers at random.
 
-    A group or server that dies several times without any progress ends the training, as it should.
-    Therefore, of two successive kills of the same group or server, at least one comes after the
-    process has begun its second step: then the gradient of its first step has arrived.
+    If a group or server dies several times without any progress, the training ends, as intended.
+    Therefore, of two successive kills of the same group or server, at least one happens after the
+    process has begun its second step, when the gradient of its first step has arrived.
     """
 
     def __init__(self, watch, strategy, orders, kills, seed):
@@ -311,7 +312,7 @@ class Killer:
     def run(self):
         while self.left > 0:
             time.sleep(self.random.uniform(0, 0.6))
-            # All workers wait until a server is back, so more deaths of servers take minutes.
+            # All workers wait while a server restarts, so more deaths of servers take minutes.
             servers_too = len(self.killed[SERVER]) < 4 and self.random.random() < 0.2
             kind = SERVER if servers_too else WORKER
             places = self.strategy.servers if servers_too else self.strategy.workers
@@ -320,7 +321,7 @@ class Killer:
             if pid is None:
                 continue
             if pid not in self.killed[kind] and self.may_die(kind, place, pid):
-                # A process that hangs takes longer to be replaced, so only long runs have some.
+                # It takes long to replace a process that hangs, so this is done in long tests only.
                 hangs = KILLS > 5 and self.random.random() < 0.1
                 os.kill(pid, signal.SIGSTOP if hangs else signal.SIGKILL)
                 self.killed[kind].add(pid)
@@ -338,7 +339,7 @@ class Killer:
 
 
 def kill_between_pushes(watch, kind):
-    """Kill a worker whose gradient is on the first of two servers only, or the second server."""
+    """While only the first of two servers has a gradient, kill its worker or the second server."""
     second = watch.living[SERVER, 1]
     victim = None
     while victim is None:
@@ -354,7 +355,7 @@ def kill_between_pushes(watch, kind):
 
 
 def once_in_the_last_update(strategy, give):
-    """Return ``rate`` with a side effect: it is asked for just before the servers apply."""
+    """Return ``rate`` with a side effect: it calls ``give`` just before the last update."""
     left = [give]
 
     def giving(applied):
@@ -366,7 +367,7 @@ def once_in_the_last_update(strategy, give):
 
 
 def processes_of(session):
-    """Return the process numbers of all living processes of a session."""
+    """Return the process IDs of all processes of a session that are alive."""
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -377,7 +378,7 @@ def processes_of(session):
 
 
 def wait_for_end_of(processes, seconds):
-    """Return whether all of these processes end in time."""
+    """Wait for the end of these processes, and return whether all of them ended in time."""
     deadline = time.monotonic() + seconds
     while processes() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -414,7 +415,7 @@ def test_kills_at_random(tmp_path, mode):
             while killer.left or len(results) < 3:
                 epoch = len(results)
                 results.append(server.run_epoch(epoch, batches_of(epoch), rate))
-        # The last death is noticed in one more epoch, in which every process has work.
+        # The coordinator notices the last death in one more epoch, in which every process works.
         results.append(server.run_epoch(len(results), batches_of(len(results)), rate))
         check(strategy, server, results)
         if mode == "sync":
@@ -423,13 +424,13 @@ def test_kills_at_random(tmp_path, mode):
     assert sum(killed.values()) == KILLS
     assert sum(result.server_deaths for result in results) == killed[SERVER]
     deaths = sum(result.worker_deaths for result in results)
-    # One that is killed while its group is being ended for another's death goes uncounted.
+    # A worker is not counted if its group is being stopped because another member died.
     assert 0 < deaths <= killed[WORKER] if strategy.group > 1 else deaths == killed[WORKER]
 
 
 @pytest.mark.parametrize(("mode", "rows"), [("sync", 1), ("async", 200_000)])
 def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(tmp_path, mode, rows):
-    """One row fits into a single packet; with 8 MB for each server, a transfer is under way."""
+    """One row fits into a single packet. With 8 MB per server, transfers are interrupted."""
     strategy = STRATEGIES[mode]
     with training(strategy, tmp_path, rows, SNAPSHOT_EVERY[mode]) as (server, orders, watch):
         results = []
@@ -454,7 +455,7 @@ def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(tmp_path, mode, row
             kill(watch.living[kind, 0])
         check(strategy, server, results, rows)
         run()
-        # The worker's death is noticed while the servers are rolled back, and is counted then.
+        # The worker's death is noticed and counted during the rollback of the servers.
         assert (results[4].worker_deaths, results[4].server_deaths) == (1, 2)
         assert (results[5].worker_deaths, results[5].server_deaths) == (0, 0)
         check(strategy, server, results, rows)
@@ -463,7 +464,7 @@ def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(tmp_path, mode, row
 
 
 def test_an_epoch_may_lose_all_its_updates(tmp_path):
-    """A server dies at the end of an epoch that had no snapshot, so that nothing of it is left."""
+    """A server dies at the end of an epoch without a snapshot, so all updates are undone."""
     strategy = STRATEGIES["lose"]
     with training(strategy, tmp_path, snapshot_every=50) as (server, orders, _):
         dying = once_in_the_last_update(strategy, lambda: orders.give("snapshot"))
@@ -507,12 +508,12 @@ def test_a_process_that_hangs_is_replaced_and_a_slow_start_is_none(tmp_path):
             results.append(server.run_epoch(epoch, batches_of(epoch), rate))
         deaths = [(result.worker_deaths, result.server_deaths) for result in results]
         assert deaths == [(0, 0), (1, 0), (0, 1)]
-        assert all("killed, since it was silent for" in reason for reason in watch.deaths)
+        assert all("killed because it was silent for" in reason for reason in watch.deaths)
         check(strategy, server, results)
 
 
 def test_a_worker_that_hangs_holds_nobody_up(tmp_path):
-    """Both workers read the same version; the second reads again before the first has received."""
+    """Both workers read one version. The second reads again before the first has received it."""
     strategy = STRATEGIES["async"]
     with training(strategy, tmp_path) as (server, _, watch):
         first = watch.living[WORKER, 0]
@@ -530,7 +531,7 @@ def test_a_worker_that_hangs_holds_nobody_up(tmp_path):
 
 
 def train_for_ever(folder):
-    """Train without end; print the process numbers once all processes have started."""
+    """Train without end. Print the process IDs after all processes have started."""
     with training(STRATEGIES["async"], folder) as (server, _, watch):
         server.run_epoch(0, batches_of(0), rate)
         print(*watch.living.values(), flush=True)

@@ -1,4 +1,4 @@
-"""Links between real processes: what arrives, what breaks a link, and which addresses listen."""
+"""Links between processes: transfers, refused arguments, failures, and listening addresses."""
 
 import multiprocessing as mp
 import os
@@ -19,18 +19,18 @@ from fineprune.distributed.parameter_servers.link import (
     open_store,
 )
 
-PATIENCE = 60.0  # seconds; only a failing test waits so long
-BIG = WireFormat(16_000_000)  # 64 MB, which is more than a connection buffers
+PATIENCE = 60.0  # seconds; only a test that fails waits this long
+BIG = WireFormat(16_000_000)  # 64 MB, which is more than the buffers of a connection hold
 SMALL = WireFormat(5)
 ROUNDED = WireFormat(links._PIECE + 3, wire_dtype=torch.bfloat16)
 LISTENING = "0A"  # the state of a listening socket in /proc/net/tcp
 
 
-# --- What the other process does ---------------------------------------------------------------
+# --- Functions of the other process ------------------------------------------------------------
 
 
 def peer(connection, port):
-    """Join the store, then do what the test asks for, and send back the result."""
+    """Join the store, then run the functions that the test names, and send back their results."""
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     store = join_store("127.0.0.1", port, timeout_seconds=PATIENCE)
@@ -41,7 +41,7 @@ def peer(connection, port):
 
 
 def echo(store, connection, name, up, down, port=None):
-    """Send back what arrives, until the link breaks."""
+    """Send back each tensor that arrives, until the link breaks."""
     if port is not None:
         store = join_store("127.0.0.1", port, timeout_seconds=PATIENCE)
     link = make(store, name, 1, up, down)
@@ -86,7 +86,7 @@ def addresses(store, connection, name):
     return found, own.port
 
 
-# --- What the tests share ----------------------------------------------------------------------
+# --- Shared by the tests -----------------------------------------------------------------------
 
 
 class Peer:
@@ -127,7 +127,7 @@ def store():
 
 @pytest.fixture(scope="module")
 def peers(store):
-    """Return one process that lives through all tests, and three that tests may kill."""
+    """Return one process that no test kills, and three that tests may kill."""
     started = [Peer(store.port) for _ in range(4)]
     for one in started:
         assert one.answer() == "ready"
@@ -172,7 +172,7 @@ def listening():
     return found
 
 
-# --- What arrives ------------------------------------------------------------------------------
+# --- Transfers ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -210,7 +210,7 @@ def test_a_link_lives_on_without_its_store(living):
     living.answer()
 
 
-# --- What is refused ---------------------------------------------------------------------------
+# --- Refused arguments -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_wrong_settings_and_wrong_tensors_are_one_line(store, living):
         link.send(torch.ones(5))
 
 
-# --- What breaks -------------------------------------------------------------------------------
+# --- Failures ----------------------------------------------------------------------------------
 
 
 def test_nobody_comes(store):
@@ -287,7 +287,7 @@ def test_a_peer_killed_while_it_sends_breaks_its_link_and_no_other(store, peers)
             while into[0] == 0:
                 pass
             doomed.stop()
-            time.sleep(0.1)  # until the contents of the connection's buffers have arrived
+            time.sleep(0.1)  # for the contents of the connection's buffers to arrive
             if into[-1] == 0:
                 break
             doomed.signal(signal.SIGCONT)
@@ -329,7 +329,7 @@ def test_a_peer_that_hangs_breaks_the_link_after_the_timeout(store, peers):
         transfer.wait()
 
 
-# --- What listens ------------------------------------------------------------------------------
+# --- Listening addresses -----------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="needs Linux's /proc")

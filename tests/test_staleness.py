@@ -1,4 +1,4 @@
-"""The staleness of gradients, in a simulation of workers that follow a script."""
+"""The staleness of gradients, in a simulation of workers with given step durations."""
 
 import itertools
 from collections import Counter

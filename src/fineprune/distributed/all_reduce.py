@@ -1,8 +1,8 @@
 """Synchronous data parallelism by all-reduce: ``torch.distributed`` under ``torchrun``, with DDP.
 
-Each process trains its own part of every batch on a whole replica; DDP averages the gradients
-while they are computed. What is exchanged beyond them (losses, marks, states) is exchanged once an
-epoch. Normalisation statistics stay each replica's own, and rank 0's are the ones that are kept.
+Each process trains its part of every batch on its own replica of the model, and DDP averages the
+gradients during the backward pass. Everything else (losses, marks, states) is exchanged once per
+epoch. Each replica has its own normalisation statistics; those of rank 0 are saved.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ _SYNC_BUFFERS = (
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The processes that train one model together; one alone where no launcher started more.
+    """The processes that train one model together: only this one, unless a launcher started more.
 
     Attributes:
-        rank: this process, from 0.
-        size: how many there are.
+        rank: The number of this process, from 0.
+        size: The number of processes.
     """
 
     rank: int = 0
@@ -53,13 +53,13 @@ class RankGroup:
         device = next(model.parameters()).device
         options: dict[str, Any] = {
             "device_ids": [device.index] if device.type == "cuda" else None,
-            # Not sent in every step: each rank normalises by its own batches anyway.
+            # Buffers are not sent in every step, because each rank normalises by its own batches.
             _SYNC_BUFFERS: False,
         }
         return DistributedDataParallel(forward, **options)
 
     def sum(self, value: torch.Tensor) -> torch.Tensor:
-        """Add a tensor over the ranks; the given one is not changed."""
+        """Return the sum of a tensor over all ranks. The argument is not changed."""
         if self.size == 1:
             return value
         total = value.clone()
@@ -67,7 +67,7 @@ class RankGroup:
         return total
 
     def gather(self, value: Any) -> list[Any]:
-        """Collect a picklable value of each rank, in their order."""
+        """Return the values of all ranks, in the order of the ranks. They must be picklable."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -75,7 +75,10 @@ class RankGroup:
         return values
 
     def from_main(self, ask: Callable[[], _Result]) -> _Result:
-        """Let rank 0 look, at files for instance, and tell the others; its InputError is all's."""
+        """Call a function on rank 0, for example to read files, and return its result on all ranks.
+
+        If the function raises InputError, every rank raises it.
+        """
         if self.size == 1:
             return ask()
         told: list[Any] = [None, None]
@@ -91,9 +94,9 @@ class RankGroup:
         return result
 
     def leave_together(self) -> None:
-        """Wait until all ranks are here, so that nobody closes connections that others still use.
+        """Wait for all ranks, so that none closes a connection that another still uses.
 
-        ``joined`` does it at the end; call it before an exception that all ranks raise together.
+        ``joined`` does this at its end. Call it before an exception that all ranks raise together.
         """
         if self.size > 1:
             _wait_for_all()
@@ -102,8 +105,8 @@ class RankGroup:
 class StopVote:
     """Lets all ranks stop after the same step if one of them is asked to stop.
 
-    Each vote is exchanged while the next step is computed, over a Gloo group of its own: no step
-    waits for it, on whatever device the ranks train.
+    Each vote is exchanged over a separate Gloo group while the next step is computed. Therefore no
+    step waits for it, whichever device the ranks train on.
 
     Args:
         ranks: The processes that train together; all of them must create the vote.
@@ -115,9 +118,10 @@ class StopVote:
         self._exchange: Any = None
 
     def says_stop(self, asked: bool) -> bool:
-        """Vote, and return whether any rank voted to stop one call ago.
+        """Vote, and return whether any rank voted to stop in the previous call.
 
-        Every rank must call it after the same steps. A process alone gets its own vote at once.
+        Every rank must call this after the same steps. If there is only one process, its own vote
+        is returned at once.
 
         Args:
             asked: Whether this rank was asked to stop.
@@ -134,24 +138,27 @@ class StopVote:
 
 
 def is_main() -> bool:
-    """Say whether this process is the launcher's first, or was started by no launcher."""
+    """Return whether this process has rank 0 or was started without a launcher."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def local_size() -> int:
-    """Return how many of the launcher's processes share this machine."""
+    """Return the number of processes that the launcher started on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[RankGroup]:
-    """Join the processes that ``torchrun`` (or a caller's own group) started, and leave again.
+    """Join the processes that ``torchrun`` started, and leave them at the end of the block.
+
+    If the caller has initialised a process group, that group is used and stays initialised.
 
     Args:
-        device: ``cuda`` takes the GPU of this process's local rank and NCCL; ``cpu`` takes Gloo.
+        device: The device. ``cuda`` selects NCCL and the GPU with this process's local rank;
+            ``cpu`` selects Gloo.
 
     Raises:
-        InputError: there are more processes on this machine than GPUs.
+        InputError: There are more processes on this machine than GPUs.
     """
     if dist.is_initialized():
         yield RankGroup(dist.get_rank(), dist.get_world_size())
@@ -164,7 +171,7 @@ def joined(device: str) -> Iterator[RankGroup]:
         local = int(os.environ["LOCAL_RANK"])
         if local >= torch.cuda.device_count():
             raise InputError(
-                f"expected at most {torch.cuda.device_count()} processes on this machine, one a "
+                f"expected at most {torch.cuda.device_count()} processes on this machine, one per "
                 f"GPU, got local rank {local}: start torchrun with a smaller --nproc-per-node"
             )
         torch.cuda.set_device(local)
@@ -177,9 +184,9 @@ def joined(device: str) -> Iterator[RankGroup]:
 
 
 def _wait_for_all() -> None:
-    """Let nobody close connections on which another still has a message to read."""
+    """Wait for all ranks, so that none closes a connection that another still reads from."""
     store = dist.distributed_c10d._get_default_store()
     store.set(f"done-{dist.get_rank()}", "")
-    # Where rank 0 has the store, it takes it along, once it has seen that all are done.
+    # If rank 0 hosts the store, the store ends with rank 0, which waits until all ranks are done.
     with contextlib.suppress(RuntimeError):
         store.wait([f"done-{rank}" for rank in range(dist.get_world_size())])

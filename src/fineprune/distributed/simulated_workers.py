@@ -5,8 +5,9 @@ weights that it read after its own last update, so N - 1 updates of other worker
 read and its push. The update rule is that of the parameter server. Everything is deterministic;
 speed is not simulated.
 
-Epochs drain, as on a real server: at the start of each epoch all workers read the same weights, so
-the first gradients of an epoch have the staleness 0, 1, 2 and so on up to N - 1.
+As with real servers, an epoch ends only when all of its gradients are applied. Therefore all
+workers read the same weights at the start of each epoch, and the first gradients of an epoch have
+the staleness 0, 1, 2 and so on up to N - 1.
 """
 
 from collections.abc import Iterable
@@ -24,8 +25,8 @@ class SimulatedWorkers:
     During an epoch, the model holds the weights of the worker whose turn it is.
 
     Args:
-        model: Its parameters are those of the workers; its buffers (normalisation statistics) are
-            shared by all workers.
+        model: The model that the workers train. Each worker has its own copy of the parameters; all
+            workers share the buffers (normalisation statistics).
         workers: The number N of workers, at least 1.
 
     Raises:
@@ -82,7 +83,7 @@ class SimulatedWorkers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state of as many workers, including the model's weights."""
+        """Load a state of the same number of workers, and set the model's weights accordingly."""
         _copy(self._server, state["server"])
         for own, saved in zip(self._read, state["read"], strict=True):
             _copy(own, saved)

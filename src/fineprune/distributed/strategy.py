@@ -1,7 +1,7 @@
-"""Strategy: who computes gradients, who waits for whom, and where the parameters are kept.
+"""Strategy: which processes compute gradients, wait for others, and hold the parameters.
 
-The one description of a distributed training: the ``distributed`` section of a recipe is a
-``Strategy``, and so is what the coordinator of the parameter servers is given.
+This is the only description of a distributed training. The ``distributed`` section of a recipe is a
+``Strategy``, and the coordinator of the parameter servers receives the same object.
 """
 
 from dataclasses import dataclass
@@ -31,23 +31,24 @@ class Strategy:
             the gradients of the first ``workers - backup``, and the batches of the others are
             queued again.
         servers: The number of parameter servers; each holds an equal part of the parameters.
-        placement: ``shared`` puts servers on the workers' nodes, ``dedicated`` on their own. If
-            there is no room for that, a warning is logged.
-        staleness_bound: The largest number of updates that an asynchronous gradient may be behind;
-            None for no bound. A worker that might fall further behind waits before it reads. Dead
-            workers do not count.
+        placement: ``shared`` puts servers on the workers' nodes, ``dedicated`` on nodes of their
+            own. If there are too few nodes for that, a warning is logged.
+        staleness_bound: The largest staleness of an asynchronous gradient, in updates; None for no
+            bound. A worker whose gradient might exceed the bound waits before it reads the
+            parameters. Dead workers are not waited for.
         rate_by_staleness: Whether to divide the learning rate of an asynchronous update by the
             gradient's staleness, if that is above 1.
         gradients: The type in which gradients travel, ``float32`` or ``bfloat16``.
-        undone_batches: What becomes of the batches whose updates a server's death undid:
-            ``retrain`` trains them again, ``lose`` (asynchronous updates only) goes on without
-            them and names them in the metrics.
-        silence_seconds: How long a server may be silent before it is killed and replaced; and a
-            worker, if ``silence_factor`` does not allow more.
-        silence_factor: How long a worker may be silent, as a multiple of its usual step, the median
-            of its recent ones.
+        undone_batches: What happens to the batches of updates that were undone because a server
+            died: ``retrain`` trains them again; ``lose`` (asynchronous updates only) continues
+            without them and lists them in the metrics.
+        silence_seconds: How long a server may be silent before it is killed and replaced. The same
+            limit applies to a worker, unless ``silence_factor`` allows more.
+        silence_factor: How long a worker may be silent, as a multiple of the median duration of its
+            recent steps.
         startup_seconds: How long a worker may take for its start and for its first step, and a
-            server for its start or for a snapshot. The wait for free CPUs does not count.
+            server for its start or for a snapshot. The time for which a process waits for free CPUs
+            does not count.
         simulate: The number of asynchronous workers to simulate in one process; 0 for none.
 
     Raises:

@@ -7,6 +7,7 @@ strategy, each kept sample is trained by one worker per epoch, and all workers f
 
 import contextlib
 import functools
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -164,13 +165,11 @@ def check_can_serve(recipe: Recipe) -> None:
         InputError: Ray is not installed, or a launcher such as ``torchrun`` started the process.
     """
     strategy = recipe.distributed.strategy
-    try:
-        import ray  # noqa: F401
-    except ImportError as error:
+    if importlib.util.find_spec("ray") is None:
         raise InputError(
             f"expected Ray to be installed for distributed.strategy {strategy!r}, found none: "
             f"pip install 'fineprune[cluster]'"
-        ) from error
+        )
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         raise InputError(

@@ -1,1 +1,1 @@
-"""Workers compute gradients, servers hold the parameters, and a coordinator drives both."""
+"""Workers compute gradients, servers hold the parameters, and a coordinator directs both."""

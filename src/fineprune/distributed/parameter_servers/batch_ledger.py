@@ -1,4 +1,4 @@
-"""The batches of an epoch: who has each of them, and that each is applied once or lost."""
+"""The ledger of an epoch's batches, which ensures that each is applied exactly once or lost."""
 
 import heapq
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from fineprune.errors import InputError
 
 
 class BatchKey(NamedTuple):
-    """What identifies a gradient, whoever computes it: the epoch and the batch, both from 0."""
+    """The epoch and the batch of a gradient, both from 0. They identify it on every worker."""
 
     epoch: int
     batch: int
@@ -18,16 +18,17 @@ class BatchLedger:
     """The batches of one epoch.
 
     A batch is queued, then leased to a worker, then staged on all servers, then applied or lost.
-    Rejected and orphaned batches are queued again. The lowest queued batch is leased first.
+    Rejected and orphaned batches are queued again. The lowest queued batch is leased first. The
+    argument ``worker`` of the methods is the index of a group of workers.
 
     Args:
         epoch: The epoch, from 0.
-        batches: The number of its batches.
-        first: The number of batches that were applied earlier, before the epoch was interrupted.
+        batches: The number of batches in the epoch.
+        first: The number of batches that were applied before the epoch was interrupted.
 
     Attributes:
-        applied: The batches that are applied, in the order in which they were.
-        end: The number of the epoch's batches that are to be applied; ``stop`` lowers it.
+        applied: The applied batches, in the order in which they were applied.
+        end: The end of the range of batches that will be applied; ``stop`` lowers it.
     """
 
     def __init__(self, epoch: int, batches: int, first: int = 0) -> None:
@@ -43,7 +44,7 @@ class BatchLedger:
 
     @property
     def lost(self) -> list[BatchKey]:
-        """The batches that were given up, sorted: their gradients are in no parameters."""
+        """The lost batches, sorted. The parameters contain no gradient of them."""
         return sorted(self._lost)
 
     @property
@@ -53,21 +54,21 @@ class BatchLedger:
 
     @property
     def staged(self) -> list[BatchKey]:
-        """The batches whose gradients lie on all servers, in the order of their arrival."""
+        """The batches whose gradients all servers have received, in the order of arrival."""
         return list(self._staged)
 
     @property
     def remaining(self) -> int:
-        """The number of batches up to the end that are neither applied nor lost."""
+        """The number of batches before ``end`` that are neither applied nor lost."""
         return self.end - self._first - len(self.applied) - len(self._lost)
 
     @property
     def done(self) -> int:
-        """The number of the epoch's batches that are applied or lost, with the earlier ones."""
+        """The number of batches that are applied or lost, including the first ``first`` ones."""
         return self._first + len(self.applied) + len(self._lost)
 
     def lease(self, worker: int) -> BatchKey | None:
-        """Lease the lowest queued batch to a worker, and return it; None if there is none."""
+        """Lease the lowest queued batch to a worker. Return it, or None if there is none."""
         if not self._queue or self._queue[0].batch >= self.end:
             return None
         key = heapq.heappop(self._queue)
@@ -75,12 +76,12 @@ class BatchLedger:
         return key
 
     def stage(self, key: BatchKey) -> None:
-        """Note that the gradient of a leased batch lies on all servers."""
+        """Note that all servers have received the gradient of a leased batch."""
         self._expect(key in self._holder and key not in self._staged, key, "leased")
         self._staged[key] = None
 
     def apply(self, keys: Iterable[BatchKey]) -> None:
-        """Note that staged gradients are in the parameters."""
+        """Note that staged gradients have been applied to the parameters."""
         for key in keys:
             self._expect(key in self._staged, key, "staged")
             self._release(key)
@@ -100,17 +101,17 @@ class BatchLedger:
         return keys
 
     def stop(self, quorum: int) -> list[BatchKey]:
-        """Lower the end as far as possible: the batches before it can all be applied.
+        """Lower the end as far as possible, so that exactly the batches before it are applied.
 
-        The batches before the end are those up to the last that is applied, and those that follow
-        it and are leased, in whole updates. Batches in between that a death left behind are leased
-        as before; after the end none is.
+        The end follows the last applied batch, and the leased batches directly after it that make
+        up whole updates. Batches before the end that are queued, for example because a worker died,
+        are still leased. Batches from the end on are not.
 
         Args:
-            quorum: The number of batches of an update.
+            quorum: The number of batches in an update.
 
         Returns:
-            The leased batches at or after the end, which are queued again.
+            The leased batches from the end on, which are queued again.
         """
         done = [key.batch + 1 for key in (*self.applied, *self._lost)]
         updates = -(-(max(done, default=self._first) - self._first) // quorum)
@@ -129,11 +130,11 @@ class BatchLedger:
     def undo(self, keys: Iterable[BatchKey], *, lose: bool) -> None:
         """Note that applied batches are no longer in the parameters.
 
-        This takes time in proportion to the epoch's length.
+        This takes time in proportion to the number of applied batches.
 
         Args:
             keys: The batches.
-            lose: Whether to give them up; otherwise they are queued again.
+            lose: Whether the batches are lost. Otherwise, they are queued again.
         """
         undone = set(keys)
         for key in undone - set(self.applied):

@@ -1,12 +1,13 @@
-"""The coordinator: it drives the servers and the groups of workers of a training.
+"""The coordinator: it directs the servers and the groups of workers of a training.
 
-It is a plain loop over calls that end. A group computes a gradient and stages it on all servers;
-only then are all servers told to apply it. So a death between two servers leaves nothing applied in
-part, and no gradient is ever applied twice.
+It is a loop over calls to other processes: when a call ends, it starts the calls that follow. A
+group computes a gradient and stages it on all servers, and only then are all servers told to apply
+it. Therefore the death of a process leaves no gradient applied on some of the servers only, and no
+gradient is applied twice.
 
-Epochs drain: an epoch ends when each of its batches is applied or lost, and the next one begins
-after that. So an epoch means the same under every strategy, and what is decided between two epochs,
-such as which samples the next one skips, rests on all losses of the last one.
+An epoch ends when each of its batches is applied or lost, and only then does the next one begin.
+Therefore an epoch has the same meaning under every strategy, and what is decided between two
+epochs, such as which samples the next one skips, is based on all losses of the previous one.
 """
 
 import contextlib
@@ -53,9 +54,9 @@ from fineprune.errors import InputError
 
 R = TypeVar("R")
 
-# A group that dies so often without a gradient in between ends the training.
+# If a group dies this many times without computing a gradient in between, the training ends.
 _FRUITLESS_DEATHS = 3
-# Seconds after which the loop looks around, whether or not a call has ended.
+# The interval, in seconds, at which the loop looks for processes that hang.
 _LOOK_SECONDS = 0.5
 
 
@@ -63,23 +64,26 @@ class Coordinator:
     """Trains a model on the servers and workers of a cluster, epoch by epoch.
 
     Args:
-        cluster: Has places for the strategy's groups, members and servers.
-        strategy: Who waits for whom.
-        model: The parameters and buffers to begin with; the model is only read.
-        build: Makes a replica, given its rank; picklable. The replicas' parameters are overwritten.
-        optimizer: Makes a server's optimizer, see ``ParameterServer``; picklable.
-        snapshots: The folder for the servers' snapshots, the same one on all nodes. It is made
-            here, and removed by ``close``.
-        snapshot_every: The number of updates between two snapshots inside an epoch; with 0 there is
-            one only at the end of each epoch.
-        state: The state of an earlier training with as many servers, to go on from.
+        cluster: The cluster, with places for the strategy's groups, members and servers.
+        strategy: The strategy, which determines which processes wait for others.
+        model: The model whose parameters and buffers the training starts from. It is not changed.
+        build: Function that makes a replica, given its rank. It must be picklable. The parameters
+            of the replica are overwritten.
+        optimizer: Function that makes a server's optimizer; see ``ParameterServer``. It must be
+            picklable.
+        snapshots: The folder for the servers' snapshots, which all nodes must share. It is created
+            here and removed by ``close``.
+        snapshot_every: The number of updates between two snapshots inside an epoch. With 0,
+            snapshots are written at the end of each epoch only.
+        state: The state of an earlier training, which this one continues. It must have the same
+            number of servers.
         timeout_seconds: How long each message between a worker and a server may take.
         on_event: Called with each event, in the thread that calls the coordinator. Events are also
             logged.
 
     Raises:
         InputError: The model does not fit, or the state is of another layout.
-        RuntimeError: A server died before there was anything to bring it back to.
+        RuntimeError: A server died before all servers had written their first snapshot.
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class Coordinator:
         self._layout = flat_layout(model, strategy.servers)
         if state is not None and state["layout"] != self._layout.contents:
             raise InputError(
-                "expected a state of the same model and number of servers, got one of others: "
+                "expected a state of the same model and number of servers, got a different one: "
                 "resume with the settings that it was made with"
             )
         self._log = reporter(on_event)
@@ -109,8 +113,8 @@ class Coordinator:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._epoch = EpochState(0, [], lambda applied: 0.0, 0)
         self._looked = time.monotonic()
-        self._waited = 0.0  # seconds that processes have waited for their places ...
-        self._reported = 0.0  # ... and as many when this was reported last
+        self._waited = 0.0  # how long processes have waited for CPUs, in seconds
+        self._reported = 0.0  # the value of ``_waited`` when it was last reported
         self._buffers: Buffers = (
             {name: buffer.cpu().numpy().copy() for name, buffer in model.named_buffers()}
             if state is None
@@ -139,7 +143,7 @@ class Coordinator:
             strategy, self._servers, self._groups, snapshot_every, self._report
         )
         try:
-            for group in self._groups:  # their processes start while the servers' do
+            for group in self._groups:  # they start at the same time as the servers
                 group.start(self._buffers)
             self._settle()
             self._servers.snapshot()
@@ -148,16 +152,16 @@ class Coordinator:
             self.close()
             raise
 
-    # -- for the caller ---------------------------------------------------------------------------
+    # -- public methods ---------------------------------------------------------------------------
 
     def wait_for_workers(self, stop: Callable[[], bool] | None = None) -> None:
-        """Wait until all workers have joined, so that an epoch's time is that of training alone.
+        """Wait until all workers have joined, so that no epoch's time includes their start.
 
         Args:
-            stop: Asked again and again whether to return at once.
+            stop: Function that is called repeatedly. If it returns True, this method returns.
 
         Raises:
-            RuntimeError: A group died again and again.
+            RuntimeError: A group died repeatedly.
         """
         while any(group.joining or group.pending for group in self._groups):
             if stop is not None and stop():
@@ -173,25 +177,26 @@ class Coordinator:
         applied: int = 0,
         stop: Callable[[], bool] | None = None,
     ) -> EpochResult:
-        """Train an epoch to its end, or until it is told to stop.
+        """Train an epoch to its end, or until ``stop`` returns True.
 
         Args:
-            epoch: The epoch, from 0; each can be trained once.
+            epoch: The epoch, from 0. Each epoch can be trained once.
             batches: The indices of each batch's samples, int64, on the CPU. A group divides its
-                batch among its members. The gradients of an update are averaged in proportion to
-                their batches' samples.
-            rate: Returns the learning rate, given the number of the epoch's batches applied so far.
-            applied: The number of batches that were applied before the epoch was stopped, from its
-                ``EpochResult.applied``; the parameters must be those of that moment. These
-                batches are not used, and may be empty.
-            stop: Asked again and again whether to stop. If it says so, no other batch is leased
-                and what the groups are at is finished, as far as it makes whole updates. Then
-                exactly the first ``EpochResult.applied`` batches are applied, and ``state`` is what
-                a later training goes on from.
+                batch among its members. The gradients of an update are averaged, weighted by the
+                numbers of samples in their batches.
+            rate: Function that returns the learning rate, given the number of the epoch's batches
+                applied so far.
+            applied: The number of batches that were applied before the epoch was stopped
+                (``EpochResult.applied``). The parameters must be those at that time. These batches
+                are not used, and may be empty.
+            stop: Function that is called repeatedly and returns whether to stop. After it has
+                returned True, no further batch is leased, and leased batches are finished if they
+                make up whole updates. Then exactly the first ``EpochResult.applied`` batches are
+                applied, and a later training can continue from ``state()``.
 
         Raises:
             InputError: A batch is empty.
-            RuntimeError: A group or a server died again and again without progress in between.
+            RuntimeError: A group or a server died repeatedly, without progress in between.
         """
         self._epoch = EpochState(epoch, batches, rate, self._servers.version, applied, stop)
         for group in self._groups:
@@ -206,9 +211,10 @@ class Coordinator:
                 return self._epoch.finish()
 
     def load_into(self, model: nn.Module) -> None:
-        """Copy the parameters into a model, and the first worker's buffers, outside of epochs.
+        """Copy the parameters and buffers into a model. No epoch may be running.
 
-        Normalisation statistics are each replica's own; those of the first group's leader are kept.
+        Each replica has its own normalisation statistics; those of the first group's leader are
+        used.
         """
         self._layout.load(model, torch.cat(self._ask(self._servers.parameters)))
         buffers = self.buffers()
@@ -216,13 +222,13 @@ class Coordinator:
             buffer.copy_(torch.from_numpy(np.array(buffers[name])))
 
     def buffers(self) -> Buffers:
-        """Return the buffers of the first group's leader, when no epoch is running.
+        """Return the buffers of the first group's leader. No epoch may be running.
 
-        If that process died or hangs, they are those that were returned the last time, or those
-        that the training began with.
+        If that process has died or hangs, the result is that of the last successful call, or the
+        buffers that the training started from.
         """
         first = self._groups[0]
-        if not first.starts:  # else it would begin with these
+        if not first.starts:  # a group that starts has not loaded any buffers yet
             try:
                 self._buffers = first.buffers()
             except (Died, Silent) as error:
@@ -231,7 +237,7 @@ class Coordinator:
         return self._buffers
 
     def state(self) -> dict[str, Any]:
-        """Return everything that a later training goes on from, when no epoch is running.
+        """Return everything that a later training needs to continue. No epoch may be running.
 
         It holds strings, bytes (in the format of ``torch.save``) and NumPy arrays.
         """
@@ -248,16 +254,16 @@ class Coordinator:
         self._servers.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # -- the loop ---------------------------------------------------------------------------------
+    # -- event loop -------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Wait until calls end, take their results, and decide what follows from each."""
+        """Wait until calls end, process their results, and start the calls that follow."""
         calls = list(self._servers.pending)
         for group in self._groups:
             calls += group.pending
         if not calls:
             left = self._epoch.ledger.remaining
-            raise RuntimeError(f"{left} batches are left and nobody works on them: a bug")
+            raise RuntimeError(f"expected a pending call for {left} batches, found none: a bug")
         for call in self._cluster.wait(calls, _LOOK_SECONDS):
             with self._recovering():
                 self._handle(call)
@@ -268,12 +274,12 @@ class Coordinator:
             self._scheduler.decide(self._epoch)
 
     def _settle(self) -> None:
-        """Go on until the servers have nothing to do."""
+        """Run the loop until no call to a server is pending."""
         while self._servers.pending:
             self._go_on()
 
     def _ask(self, request: Callable[[], list[Call[R]]]) -> list[R]:
-        """Return the answers of all servers; ask again if one of them dies meanwhile."""
+        """Return the answers of all servers; repeat the request if a server dies."""
         while True:
             self._settle()
             calls = request()
@@ -286,7 +292,7 @@ class Coordinator:
                 return self._servers.results(calls)
 
     def _handle(self, call: Call[Any]) -> None:
-        """Take the result of a call that has ended, and let the groups go on that waited for it.
+        """Process the result of a call, and start the next phase of the groups that awaited it.
 
         Raises:
             ServerDied: A server died.
@@ -305,7 +311,7 @@ class Coordinator:
                 self._advance(group)
 
     def _advance(self, group: WorkerGroup) -> None:
-        """Let a group that waits for nothing go on to its next phase."""
+        """Start the next phase of a group that has no pending call."""
         match group.phase:
             case GroupPhase.STARTING if self._servers.ready:
                 group.connect(self._servers)
@@ -313,7 +319,7 @@ class Coordinator:
                 group.phase = GroupPhase.IDLE
             case GroupPhase.COMPUTING | GroupPhase.PUSHING if group.lease is None:
                 group.fruitless_deaths = 0
-                group.phase = GroupPhase.IDLE  # an update was made without it
+                group.phase = GroupPhase.IDLE  # an update was made without this gradient
             case GroupPhase.COMPUTING:
                 group.fruitless_deaths = 0
                 group.push(self._servers)
@@ -329,11 +335,11 @@ class Coordinator:
         Raises:
             ServerDied: A server died or hangs.
         """
-        # This process may have been suspended: such a time is nobody's silence.
+        # If this process was suspended, that time does not count as silence of other processes.
         seconds = min(time.monotonic() - self._looked, 2 * _LOOK_SECONDS)
         self._looked = time.monotonic()
         self._servers.add_silence(seconds)
-        if self._servers.answering:  # else a worker may be silent because a server is
+        if self._servers.answering:  # otherwise, workers may be silent because of a server
             for group in self._groups:
                 try:
                     group.add_silence(seconds)
@@ -356,15 +362,15 @@ class Coordinator:
             self._report(Event(EventKind.WAITING, reason=reason))
 
     def _replace(self, group: WorkerGroup, dead: Mapping[int, str], reason: str) -> None:
-        """Start a group again, and queue its batch again.
+        """Restart a group, and queue its batch again.
 
         Args:
             group: The group.
-            dead: Its members that died or hang, each with the reason.
-            reason: Why the others have to be started again.
+            dead: The members that died or hang, each with the reason.
+            reason: Why the other members have to be restarted.
 
         Raises:
-            RuntimeError: It died again and again without a gradient in between.
+            RuntimeError: The group died repeatedly, without computing a gradient in between.
         """
         self._epoch.ledger.orphan(group.index)
         group.end(dead, "a member of its group died" if dead else reason)
@@ -379,14 +385,14 @@ class Coordinator:
 
     @contextlib.contextmanager
     def _recovering(self) -> Iterator[None]:
-        """If a server dies, bring all servers and groups back to the last common version."""
+        """If a server dies, roll all servers back to the last common version, and reconnect."""
         try:
             yield
         except ServerDied:
             for group in self._groups:
                 dead, _ = group.probe()
                 if dead or group.phase is GroupPhase.CONNECTING:
-                    # While it makes a link, it waits for the dead server and nothing else.
+                    # It may be waiting for the dead server to make a link, which cannot be aborted.
                     self._replace(group, dead, "a server died")
                 else:
                     self._epoch.ledger.orphan(group.index)
@@ -400,7 +406,7 @@ class Coordinator:
             self._report(Event(EventKind.ROLLED_BACK, reason=reason, version=version))
 
     def _report(self, event: Event) -> None:
-        """Log an event; what is counted is what is logged."""
+        """Log an event, and count it if it is a death."""
         if event.kind is EventKind.DIED:
             if event.process is ProcessKind.SERVER:
                 self._epoch.result.server_deaths += 1

@@ -1,4 +1,4 @@
-"""What is known of the epoch in progress, and what its result is."""
+"""The state of the epoch in progress, and the result of an epoch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ class Update:
     """One update of the parameters.
 
     Attributes:
-        version: The version that it made.
-        keys: Its batches, sorted.
-        staleness: The staleness of its gradients, which is the same for all of them.
-        indices: The indices of its samples, int64, shape (B,), batch after batch.
-        losses: The losses of its samples, float32, shape (B,), at the parameters that its workers
-            had read.
+        version: The version of the parameters that the update made.
+        keys: The batches of the update, sorted.
+        staleness: The staleness of the gradients, which is the same for all of them.
+        indices: The indices of the samples, int64, shape (B,), batch after batch.
+        losses: The losses of the samples, float32, shape (B,), computed with the parameters that
+            the workers had read.
     """
 
     version: int
@@ -34,27 +34,27 @@ class Update:
 
 @dataclass
 class EpochResult:
-    """What became of an epoch.
+    """The result of an epoch, or of the part of it that was trained before a stop.
 
     Attributes:
         updates: The updates, in the order of their first batches. Record the indices and losses of
-            each as one batch, in this order: with ``sync`` and no backup workers it does not depend
-            on the workers' speed.
-        lost: The batches whose gradients were lost with a server; they are in no update.
-        applied: The number of the epoch's batches that are done: exactly its first ones, with those
-            before the epoch was resumed, and with those that are lost.
+            each update as one batch, in this order. With ``sync`` and no backup workers, the order
+            does not depend on the speed of the workers.
+        lost: The batches whose gradients were lost with a server. They are in no update.
+        applied: The number of batches that are applied or lost, including those before the epoch
+            was resumed. They are exactly the first batches of the epoch.
         finished: Whether these are all batches of the epoch.
         staleness: The staleness of each update, in the order in which they were applied.
         dropped: The number of gradients that were discarded because they came too late.
-        undone: The number of updates that a server's death undid. Their batches were queued again,
-            or are lost.
-        worker_deaths, server_deaths: The number of processes that died, or were killed because they
-            were silent for too long. A death that is noticed between two epochs is added to the
-            result of the earlier one.
-        seconds: Sums over all processes: data, compute, group reduce (on CPUs; what the backward
-            pass did not hide), push, pull and wait (between two calls) of the workers; queue, apply
-            and send of the servers. pull includes the servers' queue, apply and send for the same
-            request.
+        undone: The number of updates that were undone because a server died. Their batches were
+            queued again, or are lost.
+        worker_deaths, server_deaths: The numbers of processes that died, or were killed because
+            they were silent for too long. A death that is noticed between two epochs is added to
+            the result of the earlier one.
+        seconds: The durations of the phases, summed over all processes. The phases of workers are
+            data, compute, group reduce (on CPUs, the part that does not overlap with the backward
+            pass), push, pull and wait (the time between two calls). Those of servers are queue,
+            apply and send; pull includes these three for the same request.
     """
 
     updates: list[Update] = field(default_factory=list)
@@ -70,22 +70,23 @@ class EpochResult:
 
 
 class EpochState:
-    """The epoch in progress: its batches, who has them, and the updates that they made.
+    """The epoch in progress: its batches, the groups that hold them, and the updates so far.
 
     Args:
         epoch: The epoch, from 0.
         batches: The indices of each batch's samples, int64, on the CPU.
-        rate: Returns the learning rate, given the number of the epoch's batches applied so far.
-        version: The version of the parameters now.
-        applied: The number of its batches that were applied before it was interrupted.
-        stop: Returns whether to stop early.
+        rate: Function that returns the learning rate, given the number of the epoch's batches
+            applied so far.
+        version: The current version of the parameters.
+        applied: The number of batches that were applied before the epoch was interrupted.
+        stop: Function that returns whether to stop early.
 
     Attributes:
-        ledger: Who has which batch.
-        result: The counts so far; ``finish`` adds the rest.
+        ledger: The state of each batch.
+        result: The counts so far; ``finish`` adds everything else.
 
     Raises:
-        InputError: A batch is empty, or more batches are applied than there are.
+        InputError: A batch is empty, or ``applied`` is larger than the number of batches.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class EpochState:
         return self._rate(self._applied + len(self.ledger.applied))
 
     def updates_since_start(self, version: int) -> int:
-        """Return how many updates lie between a version and the one that this began with."""
+        """Return the number of updates from the start of this epoch to a version."""
         return version - self._first_version
 
     def apply(
@@ -129,16 +130,16 @@ class EpochState:
         staleness: int,
         losses: Mapping[BatchKey, np.ndarray[Any, np.dtype[np.float32]]],
     ) -> dict[BatchKey, float]:
-        """Note an update of staged gradients.
+        """Record an update with staged gradients.
 
         Args:
-            version: The version that it makes.
-            staleness: The staleness of its gradients.
+            version: The version of the parameters that the update makes.
+            staleness: The staleness of the gradients.
             losses: The losses of each batch, float32, shape (B,).
 
         Returns:
-            The share of each batch in the mean gradient, in the order of the keys: in proportion
-            to its samples.
+            The weight of each batch in the mean gradient, in the order of the keys. It is
+            proportional to the number of samples in the batch.
         """
         keys = sorted(losses)
         self.ledger.apply(keys)
@@ -154,16 +155,16 @@ class EpochState:
         return {key: len(part) / samples for key, part in zip(keys, indices, strict=True)}
 
     def should_stop(self) -> bool:
-        """Return whether the epoch is to stop early; once it is, it always is."""
+        """Return whether to stop the epoch early. After the first True, it is always True."""
         self._stopping = self._stopping or (self._stop is not None and self._stop())
         return self._stopping
 
     def undo(self, version: int, *, lose: bool) -> int:
-        """Note that the updates after a version are undone.
+        """Remove the updates after a version, because the servers were rolled back to it.
 
         Args:
-            version: The version that the parameters went back to.
-            lose: Whether the batches of these updates are lost; otherwise they are queued again.
+            version: The version to which the parameters were rolled back.
+            lose: Whether the batches of these updates are lost. Otherwise, they are queued again.
 
         Returns:
             The number of these batches.
@@ -175,12 +176,12 @@ class EpochState:
         return len(keys)
 
     def add_seconds(self, seconds: Mapping[str, float]) -> None:
-        """Add to the sums of seconds by phase."""
+        """Add durations, in seconds, to the sums by phase."""
         for phase, value in seconds.items():
             self.result.seconds[phase] = self.result.seconds.get(phase, 0.0) + value
 
     def finish(self) -> EpochResult:
-        """Return the result with everything in it."""
+        """Complete the result and return it."""
         in_order = [self._updates[version] for version in sorted(self._updates)]
         self.result.staleness = [update.staleness for update in in_order]
         self.result.updates = sorted(in_order, key=lambda update: update.keys[0])

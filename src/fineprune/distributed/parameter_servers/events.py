@@ -1,7 +1,7 @@
-"""Events: what happens to the workers and servers of a training, each logged as one line.
+"""Events: what happens to the workers and servers of a training. Each is logged as one line.
 
-Lines go to the logger ``fineprune.distributed``. A program that wants to react to an event, as the
-tests do, gives the coordinator a function instead of reading lines.
+The logger is ``fineprune.distributed``. A program that reacts to events, such as a test, passes a
+function to the coordinator instead of reading the lines.
 """
 
 import logging
@@ -15,7 +15,7 @@ LOGGER = logging.getLogger("fineprune.distributed")
 
 
 class ProcessKind(Enum):
-    """What a process of the training does."""
+    """The role of a process in the training."""
 
     WORKER = "worker"
     SERVER = "server"
@@ -24,12 +24,14 @@ class ProcessKind(Enum):
 class EventKind(Enum):
     """What happened.
 
-    A process ``STARTED``, or was ``RESTARTED`` in place of one that died; it ``DIED``, or was
-    ``STOPPED`` because another process died. After a server's death the parameters are
-    ``ROLLED_BACK``. ``WAITING`` is repeated as long as there are not enough CPUs. Nodes are
-    ``SHARED`` if there is no room for dedicated servers on nodes of their own. A batch was
-    ``LEASED`` to a worker, the leader of its group, or its gradient was ``STAGED`` on a server, or
-    gradients are being applied: the parameters are ``UPDATED``.
+    - ``STARTED``: A process started. ``RESTARTED``: It replaces one that died.
+    - ``DIED``: A process died. ``STOPPED``: It was killed because another process died.
+    - ``ROLLED_BACK``: The parameters were rolled back because a server died.
+    - ``WAITING``: A process waits for free CPUs. This is reported repeatedly.
+    - ``SHARED``: Dedicated servers share nodes with workers, because there are too few nodes.
+    - ``LEASED``: A batch was leased to a group; the event names the group's leader.
+    - ``STAGED``: A server received the gradient of a batch.
+    - ``UPDATED``: The servers were told to apply gradients, which makes a version.
     """
 
     STARTED = "started"
@@ -60,17 +62,17 @@ _LEVELS = {
 
 @dataclass(frozen=True)
 class Event:
-    """One event. ``str`` makes its line; what does not concern its kind is None or empty.
+    """One event. ``str`` returns its line. Attributes that do not apply are None or empty.
 
     Attributes:
         kind: What happened.
-        process: The kind of process that it happened to.
+        process: The role of the process that the event concerns.
         index: The worker's rank, or the server's index.
-        pid: The number of the process on its node.
+        pid: The process ID on the node.
         node: The name of the node.
-        reason: Why it happened, in words.
+        reason: The reason, in words.
         version: The version of the parameters.
-        batch: The batch that it is about.
+        batch: The batch that the event concerns.
     """
 
     kind: EventKind

@@ -1,4 +1,4 @@
-"""All parameters of a model as one flat tensor, and which part of it each server holds."""
+"""The layout of a model's parameters in one flat tensor, and the part that each server holds."""
 
 import hashlib
 import itertools
@@ -13,15 +13,15 @@ from fineprune.errors import InputError
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """Where each parameter lies in the flat tensor, and which part each server holds.
+    """The position of each parameter in the flat tensor, and the part that each server holds.
 
     The parameters follow one another in the order of ``model.parameters()``. Each keeps its memory
     format (channels last or contiguous). Server s holds the elements from
-    ``s * elements // servers`` on, so that all servers hold equally many elements, plus or minus
-    one. A parameter may be cut in two.
+    ``s * elements // servers`` on, so that the numbers of elements differ by at most one. A
+    parameter may be divided between servers.
 
     Attributes:
-        names, shapes, strides: Those of each parameter.
+        names, shapes, strides: The name, shape and strides of each parameter.
         dtype: The type of all parameters, float32 or float64.
         servers: The number of servers.
     """
@@ -34,7 +34,7 @@ class FlatLayout:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The first element of each parameter, and at the end the number of all elements."""
+        """The position of the first element of each parameter, followed by ``elements``."""
         offsets = [0]
         for shape in self.shapes:
             offsets.append(offsets[-1] + torch.Size(shape).numel())
@@ -42,16 +42,16 @@ class FlatLayout:
 
     @property
     def elements(self) -> int:
-        """The number of all elements."""
+        """The number of elements of all parameters together."""
         return self.offsets[-1]
 
     @property
     def contents(self) -> str:
-        """The SHA-256 of the attributes, in hexadecimal: equal if and only if two layouts are."""
+        """The SHA-256 of the attributes, in hexadecimal, which identifies the layout."""
         return hashlib.sha256(repr(self).encode()).hexdigest()
 
     def part(self, server: int) -> slice:
-        """Return which elements a server holds."""
+        """Return the range of elements that a server holds."""
         if not 0 <= server < self.servers:
             raise InputError(f"expected a server in 0..{self.servers - 1}, got {server}")
         return slice(
@@ -59,11 +59,11 @@ class FlatLayout:
         )
 
     def pieces(self, server: int) -> list[int]:
-        """Return the sizes of the pieces of a server's part, cut where a parameter ends.
+        """Return the sizes of the pieces of a server's part, one for each parameter in it.
 
-        The optimizer gets one tensor for each piece. Its kernels treat the last few elements of a
-        tensor separately and may round them differently, so a single tensor would not give the
-        same bits as the model's own parameters.
+        The optimizer gets one tensor per piece. Optimizer kernels process the last few elements of
+        a tensor separately and may round them differently. Therefore one large tensor would not
+        give the same bits as the parameters of the model.
         """
         part = self.part(server)
         inside = {offset for offset in self.offsets if part.start < offset < part.stop}
@@ -96,9 +96,8 @@ class FlatLayout:
         """Move a model's parameters and gradients into two flat tensors, shape (elements,) each.
 
         Returns:
-            The parameters, with their values, and the gradients, which are zero. From now on the
-            model's own tensors are views into these; clear the gradients by
-            ``gradients.zero_()``.
+            The parameters, with their values, and the gradients, which are zero. The model's own
+            tensors are views into these two. Clear the gradients with ``gradients.zero_()``.
         """
         values = self.flat(model)
         gradients = torch.zeros_like(values)
@@ -110,11 +109,12 @@ class FlatLayout:
 
 
 def flat_layout(model: nn.Module, servers: int = 1) -> FlatLayout:
-    """Lay out a model's parameters over servers.
+    """Return the layout of a model's parameters on a number of servers.
 
     Raises:
-        InputError: The model has no parameters, parameters of several types or of a type other
-            than float32 and float64, or frozen parameters; or there are more servers than elements.
+        InputError: The model has no parameters, frozen parameters, parameters of several types, or
+            parameters of a type other than float32 and float64; or there are more servers than
+            elements.
     """
     named = list(model.named_parameters())
     if not named:

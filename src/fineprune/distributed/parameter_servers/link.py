@@ -1,24 +1,25 @@
-"""Links: flat tensors between exactly two processes, the leader of a group and a parameter server.
+"""Links carry flat tensors between two processes: the leader of a group and a parameter server.
 
-Each link is a Gloo process group of its own, with two ranks. A death or a timeout closes every
-connection of a process group, so it ends one link and no other. torch documents neither the
-constructor nor the options used for this; no other module uses them.
+Each link is a separate Gloo process group with two ranks. The death of a process, or a timeout,
+closes all connections of a process group, so it ends only this link. torch does not document the
+constructor and the options that are used for this; no other module uses them.
 
-Nothing here is authenticated or encrypted, so links need a trusted network.
+Nothing is authenticated or encrypted, so links need a trusted network.
 
 The following was observed with torch 2.13 on Linux, and the tests check it:
 
-- What listens. ``TCPStore`` listens on all interfaces, whatever host it is given, unless it is
-  handed a socket that listens already (``master_listen_fd``); ``open_store`` does so. A Gloo device
-  listens on the address of the ``hostname`` that it is made with, and so do the links made from it.
-- What is noticed. Gloo reports a death at once to operations that have not begun, but never to an
-  operation in mid-transfer, which blocks until its timeout. Therefore each tensor is followed by a
-  number, which the receiver waits for first, and answered by a receipt, which the sender waits for
-  first: neither has begun while the tensor travels. So the death of a process is noticed at once;
-  a process that hangs, or a network that is cut, is noticed after the timeout.
-- A message longer than the receiver's buffer aborts the receiver's process. Therefore both ends
-  compare their layouts before anything else, and every message has the agreed length.
-- The timeout of a group also limits how long it waits at the store. The store is needed only while
+- Listening addresses. ``TCPStore`` listens on all interfaces, whichever host it is given, unless it
+  is given a socket that already listens (``master_listen_fd``), as in ``open_store``. A Gloo device
+  and its links listen on the address of the ``hostname`` with which the device was made.
+- Detection of failures. Gloo reports a death immediately to operations that have not begun, but
+  never to an operation in mid-transfer, which blocks until its timeout. Therefore each tensor is
+  followed by a number, for which the receiver waits first, and is answered by a receipt, for which
+  the sender waits first: neither begins while the tensor is in transfer. As a result, the death of
+  a process is detected immediately. A process that hangs and a broken network are detected after
+  the timeout.
+- Message lengths. A message that is longer than the receiver's buffer aborts the receiver's
+  process. Therefore both ends first compare their layouts, and every message has the agreed length.
+- Timeouts. The timeout of a group also limits the wait at the store. The store is needed only while
   a link is made. ``ProcessGroupGloo.shutdown`` ends the process if a thread is waiting, and
   ``abort`` does not wake that thread; neither is used.
 """
@@ -40,25 +41,25 @@ from torch.distributed import DistNetworkError, ProcessGroup, ProcessGroupGloo
 from fineprune.errors import InputError
 
 _GREETING_BYTES = 160
-# The number of values that are rounded at a time. At 10 Gbit/s, rounding in pieces raised a push as
-# bfloat16 from 74 % to 95 % of the network's speed; float32 gains nothing from pieces.
+# The number of values that are rounded at a time. At 10 Gbit/s, rounding in pieces increased the
+# throughput of a bfloat16 push from 74 % to 95 % of the network's. With float32 it has no effect.
 _PIECE = 2_000_000
 
 
 class LinkBroken(ConnectionError):
-    """The other end died, closed the link or did not answer in time. The link stays broken."""
+    """The other end died, closed the link or did not answer in time. The link remains broken."""
 
 
 @dataclass(frozen=True)
 class WireFormat:
-    """What one direction of a link carries: flat tensors of ``elements`` values of ``dtype``.
+    """The tensors of one direction of a link: flat, with ``elements`` values of type ``dtype``.
 
-    With ``wire_dtype=torch.bfloat16``, float32 values are rounded to bfloat16 for the journey and
-    are float32 again at the other end. This takes half the bytes and keeps 8 bits of precision and
-    the range.
+    With ``wire_dtype=torch.bfloat16``, float32 values are rounded to bfloat16, sent, and converted
+    back to float32. This halves the number of bytes. It keeps the range of values and 8 bits of
+    precision.
 
     Raises:
-        InputError: There is no element, or a link does not carry these types.
+        InputError: There is no element, or links do not support these types.
     """
 
     elements: int
@@ -85,31 +86,31 @@ class WireFormat:
 
 
 class Link:
-    """One end of a link. Both ends are made at the same time; each waits for the other.
+    """One end of a link. Both ends are made at the same time, and each waits for the other.
 
-    Side 0 sends what ``up`` describes and receives what ``down`` describes; side 1 does the
-    opposite. Both directions can be in use at once, with one message each. All buffers are
-    allocated here, none per message. Tensors are contiguous, flat and on the CPU. Waiting lets
-    other threads run, but cannot be interrupted. Only one thread at a time may use one direction of
-    a link.
+    Side 0 sends tensors of the format ``up`` and receives tensors of the format ``down``; side 1
+    does the opposite. Both directions can be used at the same time, each by one thread and for one
+    message at a time. All buffers are allocated when the link is made. Tensors are contiguous, flat
+    and on the CPU. A thread that waits lets other threads run, but cannot be interrupted.
 
     Args:
-        store: Where the two ends find each other. While one end waits in a connection to a store,
-            other threads that use the same connection wait too, so give each thread its own.
-        name: The name of the link, the same at both ends and used only once in the life of a store.
-            A link that is made again takes a new name, such as one with the number of the attempt.
-        side: 0 or 1.
-        up: What travels from side 0 to side 1.
-        down: What travels from side 1 to side 0.
+        store: The store in which the two ends find each other. While a thread waits for the store,
+            all other threads with the same connection wait too, so give each thread a connection.
+        name: The name of the link, which is the same at both ends and is used only once per store.
+            If a link is made again, it needs a new name, such as one with the number of the
+            attempt.
+        side: The side of this end, 0 or 1.
+        up: The format of the tensors from side 0 to side 1.
+        down: The format of the tensors from side 1 to side 0.
         contents: Anything else that both ends must agree on, such as the names and shapes of the
             parameters.
-        host: The address or name of this machine to listen on; the other end connects to it.
+        host: The address or name of this machine on which to listen; the other end connects to it.
         timeout_seconds: How long each message, and making the link, may take.
 
     Raises:
         InputError: A setting is wrong, or the two ends differ in layout or contents (raised at
             both ends).
-        LinkBroken: The other end did not come, or died before the link was made.
+        LinkBroken: The other end did not connect, or died before the link was made.
     """
 
     def __init__(
@@ -149,16 +150,17 @@ class Link:
         self._agree(up, down, contents)
 
     def send(self, tensor: Tensor, number: int = 0) -> None:
-        """Send a tensor, and return when the other end has all of it.
+        """Send a tensor, and return when the other end has received all of it.
 
         Args:
-            tensor: A tensor of the layout of this direction.
-            number: A signed 64-bit number that travels with it, such as a version; ``receive``
-                returns it.
+            tensor: A tensor with the layout of this direction.
+            number: A signed 64-bit number that is sent with the tensor, such as a version;
+                ``receive`` returns it.
 
         Raises:
-            InputError: The tensor is not of this layout.
-            LinkBroken: The other end died, or did not take it in time. It may have taken it.
+            InputError: The tensor does not have this layout.
+            LinkBroken: The other end died, or did not confirm the tensor in time. It may still have
+                received it.
         """
         self.send_later(tensor, number).wait()
 
@@ -166,17 +168,17 @@ class Link:
         """Receive a tensor into this one, and return the number that came with it.
 
         Raises:
-            InputError: The tensor is not of the layout of this direction.
-            LinkBroken: The other end died, or did not send in time. ``into`` may be half written.
+            InputError: The tensor does not have the layout of this direction.
+            LinkBroken: The other end died, or did not send in time. ``into`` may be partly written.
         """
         return self.receive_later(into).wait()
 
     def send_later(self, tensor: Tensor, number: int = 0) -> "Transfer":
-        """Begin to send; ``wait()`` of the result ends it. Do not change the tensor until then.
+        """Start to send. Do not change the tensor before ``wait()`` of the result has returned.
 
         Raises:
-            InputError, LinkBroken: As ``send``.
-            RuntimeError: The last message of this direction was not waited for.
+            InputError, LinkBroken: As in ``send``.
+            RuntimeError: ``wait()`` was not called for the last message in this direction.
         """
         way = self._outgoing
         what = f"{way.layout} to be taken"
@@ -184,7 +186,7 @@ class Link:
         way.number.fill_(number)
         other = 1 - self.side
         try:
-            # First, so that the other end can answer as soon as it has the tensor.
+            # The receipt is requested first, so that the other end can confirm immediately.
             works = [group.recv([way.receipt], other, way.tag + 2)]
             works += [group.send([piece], other, way.tag) for piece in way.leaving(tensor)]
             works.append(group.send([way.number], other, way.tag + 1))
@@ -194,11 +196,11 @@ class Link:
         return way.under_way
 
     def receive_later(self, into: Tensor) -> "Transfer":
-        """Begin to receive; ``wait()`` of the result ends it. Do not use the tensor until then.
+        """Start to receive. Do not use the tensor before ``wait()`` of the result has returned.
 
         Raises:
-            InputError, LinkBroken: As ``receive``.
-            RuntimeError: The last message of this direction was not waited for.
+            InputError, LinkBroken: As in ``receive``.
+            RuntimeError: ``wait()`` was not called for the last message in this direction.
         """
         way = self._incoming
         what = f"{way.layout} to come"
@@ -213,14 +215,14 @@ class Link:
         return way.under_way
 
     def close(self) -> None:
-        """Close the connection. Messages under way are lost, and the other end finds it broken.
+        """Close the connection. Unfinished messages are lost, and the other end gets LinkBroken.
 
-        A thread that waits for a message of this link is not woken.
+        This does not wake a thread that waits for a message of this link.
         """
         self._broken = self._broken or f"link {self.name!r} was closed at this end"
         self._group = None
         for way in (self._outgoing, self._incoming):
-            # The connection stays open as long as any work of it is referred to.
+            # The connection stays open as long as a reference to any of its work exists.
             if way.under_way is not None:
                 way.under_way.works = []
             way.under_way = None
@@ -257,7 +259,7 @@ class Link:
         except RuntimeError as error:
             raise self._break(transfer.what, error) from None
         if way is self._incoming:
-            # The tensor has arrived: if the other end dies now, the next message will notice.
+            # The tensor has arrived. If the other end dies now, the next message will fail.
             with contextlib.suppress(RuntimeError):
                 group.send([way.receipt], 1 - self.side, way.tag + 2).wait()
             if way.staging is not None:
@@ -267,7 +269,7 @@ class Link:
         return int(way.number)
 
     def _agree(self, up: WireFormat, down: WireFormat, contents: str) -> None:
-        """Compare the layouts of both ends; if they differ, raise InputError at both."""
+        """Compare the layouts of both ends. If they differ, raise InputError at both ends."""
         described = f"{up} up, {down} down"
         group = self._group
         assert group is not None
@@ -303,7 +305,7 @@ class Link:
 
 
 class Transfer:
-    """A message under way. It keeps its tensor alive, and several threads may wait for it."""
+    """A message in transfer. It keeps its tensor alive, and several threads may wait for it."""
 
     def __init__(
         self,
@@ -322,7 +324,7 @@ class Transfer:
         self._waiting = threading.Lock()
 
     def wait(self) -> int:
-        """Wait until the message has arrived, and return the number that travels with it.
+        """Wait until the message has arrived, and return the number that was sent with it.
 
         Raises:
             LinkBroken: The other end died, or did not answer in time.
@@ -336,13 +338,14 @@ class Transfer:
 def open_store(
     host: str = "127.0.0.1", port: int = 0, *, timeout_seconds: float = 60.0
 ) -> TCPStore:
-    """Open a store in which the ends of links find each other; it lives as long as this object.
+    """Open a store in which the two ends of links find each other.
 
-    It listens on the address of ``host`` only, on a free port if ``port`` is 0; its ``.host`` and
-    ``.port`` tell where. A link does not need the store once it is made.
+    The store exists as long as the returned object. It listens on the address of ``host`` only, on
+    a free port if ``port`` is 0. The attributes ``host`` and ``port`` of the result are its
+    address. A link does not need the store after it has been made.
 
     Raises:
-        InputError: The address cannot be listened on.
+        InputError: This process cannot listen on the address.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -360,16 +363,16 @@ def open_store(
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout_seconds),
-        # The store owns and closes the socket from here on.
+        # From now on, the store owns the socket and closes it.
         master_listen_fd=listening.detach(),
     )
 
 
 def join_store(host: str, port: int, *, timeout_seconds: float = 60.0) -> TCPStore:
-    """Connect to a store that another process opened.
+    """Connect to a store that another process has opened.
 
     Raises:
-        LinkBroken: Nothing answers there in time.
+        LinkBroken: Nothing answers at this address in time.
     """
     try:
         return TCPStore(host, port, timeout=timedelta(seconds=timeout_seconds))
@@ -380,7 +383,7 @@ def join_store(host: str, port: int, *, timeout_seconds: float = 60.0) -> TCPSto
 
 
 class _Direction:
-    """One direction of one end: its layout, its buffers and the message under way in it."""
+    """One direction at one end of a link: its layout, its buffers and its message in transfer."""
 
     def __init__(self, layout: WireFormat, tag: int) -> None:
         self.layout = layout
@@ -395,7 +398,7 @@ class _Direction:
         self.under_way: Transfer | None = None
 
     def leaving(self, tensor: Tensor) -> Iterator[Tensor]:
-        """Yield what is sent; each piece is rounded while the one before it is under way."""
+        """Yield the tensors to send. Each piece is rounded while the previous one is being sent."""
         if self.staging is None:
             yield tensor
         for piece, values in zip(self.pieces, torch.split(tensor, _PIECE), strict=False):
@@ -416,15 +419,15 @@ def _two_ranks(
 ) -> ProcessGroup:
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [device]
-    # These threads are for collectives; sends and receives run on the device's own thread.
+    # These threads are for collectives. Sends and receives run on the device's thread.
     options._threads = 1
     options._timeout = timedelta(seconds=timeout_seconds)
-    # A backend has the same send and recv as a group.
+    # A backend has the same methods ``send`` and ``recv`` as a process group.
     return cast(ProcessGroup, ProcessGroupGloo(store, rank, 2, options))
 
 
 def _greeting(described: str, contents: str) -> Tensor:
-    """Return a uint8 tensor of fixed size: a SHA-256, and the description for messages."""
+    """Return a uint8 tensor of fixed size: a SHA-256, followed by the description in words."""
     digest = hashlib.sha256(f"{described}\n{contents}".encode()).digest()
     text = (digest + described.encode())[:_GREETING_BYTES].ljust(_GREETING_BYTES, b"\0")
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -438,7 +441,7 @@ def _reason(error: RuntimeError, timeout_seconds: float = 0.0) -> str:
         return f"nothing happened for {timeout_seconds:g} s"
     if isinstance(error, DistNetworkError):
         return "the store was lost"
-    # Gloo's messages begin with its source file and end with advice.
+    # Gloo's messages begin with the name of a source file and end with advice.
     return text.split("] ", 1)[-1].split(". This is", 1)[0]
 
 

@@ -1,7 +1,7 @@
-"""Processes on one machine or on many, by Ray: started, called, waited for and killed.
+"""Starts, calls, awaits and kills processes on one or several machines, with Ray.
 
-Ray carries control messages only. No other module imports it, and it is the optional extra
-``cluster``.
+Ray carries control messages only. It is an optional dependency (the extra ``cluster``), and no
+other module imports it.
 """
 
 import contextlib
@@ -53,37 +53,37 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 _LOOPBACK = "127.0.0.1"
-# Seconds between two reports of a wait for CPUs.
+# Seconds between two reports that processes wait for CPUs.
 REPORT_EVERY = 10.0
-# Ray makes Unix sockets below its folder, with names of up to 66 characters; Linux allows a path of
-# 107 bytes in all.
+# Ray creates Unix sockets in its folder, whose names have up to 66 characters. On Linux, the path
+# of a socket has at most 107 bytes.
 _LONGEST_FOLDER = 40
-# Seconds after which nothing answers at an address.
+# Seconds to wait for an answer at the address of a cluster.
 _CONNECT_SECONDS = 10.0
 
 
 class Died(RuntimeError):
-    """The process that was called died. Its method may have run, in part or to its end."""
+    """The called process died. The method may have run partly, completely or not at all."""
 
 
 class Silent(RuntimeError):
-    """A call has not ended in time."""
+    """A call did not end in time."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """What the processes of a training need.
+    """The resources that the processes of a training need.
 
     Attributes:
         groups: The number of groups of replicas.
-        members: The number of replicas of a group, all on one node.
+        members: The number of replicas in a group, which are all on one node.
         servers: The number of servers.
-        dedicated: Whether servers get CPUs of their own, on other nodes than the groups if there
-            is room for both; otherwise they share the CPUs of the groups, in turn.
-        threads: The number of torch's threads in each process, and of CPUs for each replica and
-            each dedicated server.
-        gpus: The number of GPUs of each replica, which sees no others.
-        seconds: How long to wait for all these.
+        dedicated: Whether servers have CPUs of their own, on nodes without groups if there are
+            enough nodes. Otherwise, each server shares the CPUs of a group.
+        threads: The number of torch threads in each process, which is also the number of CPUs of
+            each replica and each dedicated server.
+        gpus: The number of GPUs of each replica, which are the only ones that it sees.
+        seconds: How long to wait for these resources.
     """
 
     groups: int
@@ -97,7 +97,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Location:
-    """Where a process runs: its number, and the name of its node."""
+    """Where a process runs: its process ID, and the name of its node."""
 
     pid: int
     node: str
@@ -105,13 +105,13 @@ class Location:
 
 @dataclass(frozen=True)
 class Call(Generic[R]):
-    """A call under way in another process: ``Cluster.result`` returns what the method returned."""
+    """A call to another process. ``Cluster.result`` returns the result of the method."""
 
     reference: Any
 
 
 class _Host:
-    """The actor: it holds one object, made by its second call, and calls its methods."""
+    """The Ray actor. It holds one object, which ``make`` creates, and calls its methods."""
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -132,15 +132,15 @@ class _Host:
 
     @ray.method(concurrency_group="ping")
     def ping(self) -> None:
-        """Answer; this has a thread of its own, so it answers while a method runs."""
+        """Return at once, even while a method runs, because pings have a separate thread."""
 
 
 class Process(Generic[T]):
     """A process that holds one object of type ``T``.
 
     Attributes:
-        placed: Ends when the process runs. Until then it may wait for CPUs.
-        made: Ends when its object is made.
+        placed: A call that ends when the process runs. Until then, it may wait for CPUs.
+        made: A call that ends when the object has been made.
     """
 
     def __init__(
@@ -160,24 +160,24 @@ class Process(Generic[T]):
         """Start a method of the object and return at once.
 
         Args:
-            method: The method as the class has it, such as ``Worker.push``.
-            args: Its arguments, which must be picklable.
-            kwargs: Its named arguments.
+            method: The method, as an attribute of the class, such as ``Worker.push``.
+            args: The positional arguments, which must be picklable.
+            kwargs: The keyword arguments, which must be picklable.
         """
         return Call(self._actor.call.remote(method, args, kwargs))
 
     def ping(self) -> Call[None]:
-        """Ask for a sign of life. The process answers at once, also while a method runs."""
+        """Check that the process is alive. It answers at once, even while a method runs."""
         return Call(self._actor.ping.remote())
 
     def kill(self) -> None:
-        """End the process at once; do nothing if it is dead."""
+        """Kill the process; do nothing if it is dead."""
         with contextlib.suppress(RayActorError):
             ray.kill(self._actor, no_restart=True)
 
 
 class Cluster:
-    """The places that are reserved for one training; made by ``cluster``.
+    """The resources that are reserved for one training. The function ``cluster`` makes it.
 
     Attributes:
         host: The address of this process for links and stores.
@@ -198,14 +198,14 @@ class Cluster:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Process[T]:
-        """Start a server's process, in which ``build(host, *args, **kwargs)`` makes its object.
+        """Start a server's process, in which ``build(host, *args, **kwargs)`` makes the object.
 
-        ``host`` is the address of the process's node for links.
+        ``host`` is the address of the process for links.
         """
         places = self._places
         bundle = places.groups + index if places.dedicated else index % places.groups
         cpus = places.threads if places.dedicated else 0
-        # For each group: a call under way, a link being made, and one of an earlier generation.
+        # Each group may have a call in progress, a link being made, and calls of old generations.
         calls = 4 * places.groups + 8
         return self._start(self._options(bundle, cpus, 0.0, calls), build, args, kwargs)
 
@@ -216,7 +216,7 @@ class Cluster:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Process[T]:
-        """Start the process of a group's replica, like a server's. It has one call at a time."""
+        """Start a worker's process, as with ``start_server``. It runs one call at a time."""
         places = self._places
         options = self._options(group, places.threads, places.gpus, 1)
         return self._start(options, build, args, kwargs)
@@ -226,7 +226,7 @@ class Cluster:
 
         Args:
             calls: The calls, at least one.
-            seconds: How long to wait at most; the result may be empty then.
+            seconds: How long to wait at most; None for no limit. Then the result may be empty.
         """
         by_reference = {call.reference: call for call in calls}
         references = list(by_reference)
@@ -240,26 +240,26 @@ class Cluster:
 
         Args:
             call: The call.
-            seconds: How long to wait at most.
+            seconds: How long to wait at most; None for no limit.
 
         Raises:
             Died: The process died.
-            Silent: The call has not ended in time.
+            Silent: The call did not end in time.
         """
         try:
             return cast(R, ray.get(call.reference, timeout=seconds))
         except RayActorError as error:
             raise Died(_cause(error)) from None
         except GetTimeoutError:
-            raise Silent(f"killed, since it did not answer for {seconds:g} s") from None
+            raise Silent(f"killed because it did not answer for {seconds:g} s") from None
         except RayTaskError as error:
-            # These say what happened in one line; others keep the stack of their process.
+            # These explain the failure in one line. Other errors keep the remote stack trace.
             if isinstance(error.cause, LinkBroken | InputError):
                 raise error.cause from None
             raise
 
     def unplaced(self) -> int:
-        """Return how many places are lost with their nodes, and not yet found again."""
+        """Return the number of places that were lost with their nodes and not yet replaced."""
         nodes = placement_group_table(self._group)["bundles_to_node_id"]
         return sum(not node for node in nodes.values())
 
@@ -277,7 +277,7 @@ class Cluster:
         self._shared = shared
 
     def close(self) -> None:
-        """Kill all processes and give their places back."""
+        """Kill all processes and release the resources."""
         for actor in self._actors:
             actor.kill()
         remove_placement_group(self._group)
@@ -301,7 +301,7 @@ class Cluster:
         arguments: Sequence[Any],
         named: dict[str, Any],
     ) -> Process[T]:
-        remote: Any = ray.remote  # its type knows nothing of concurrency groups
+        remote: Any = ray.remote  # its type does not declare concurrency groups
         actor = (
             remote(concurrency_groups={"ping": 1})(_Host)
             .options(**options)
@@ -314,16 +314,16 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(places: Places, *, on_event: Report | None = None) -> Iterator[Cluster]:
-    """Reserve places in the Ray that ``ray_session`` finds or starts.
+    """Reserve resources in the Ray cluster that ``ray_session`` joins or starts.
 
     All processes of the training end with this block.
 
     Args:
-        places: What to reserve.
-        on_event: Called with each event while the places are awaited.
+        places: The resources to reserve.
+        on_event: Function that is called with each event during the wait for the resources.
 
     Raises:
-        InputError: The places are not there in time.
+        InputError: The resources are not available in time.
     """
     report = reporter(on_event)
     with ray_session(_cpus(places)):
@@ -337,14 +337,14 @@ def cluster(places: Places, *, on_event: Report | None = None) -> Iterator[Clust
 
 @contextlib.contextmanager
 def ray_session(cpus: int) -> Iterator[None]:
-    """Join the Ray that runs here or that ``RAY_ADDRESS`` names, or start one on this machine.
+    """Use the Ray of this process, join the one that ``RAY_ADDRESS`` names, or start a new one.
 
-    A Ray that is started here listens on the loopback interface only, has no dashboard, sends no
-    usage statistics, and ends with this block, or when this process is killed. Its files lie in a
-    temporary folder that is removed.
+    A new Ray runs on this machine only. It listens on the loopback interface, has no dashboard and
+    sends no usage statistics. It ends with this block, or when this process is killed. Its files
+    are in a temporary folder, which is then removed.
 
-    Within this block, SIGTERM does what it did before; if that was to end the process at once, it
-    raises SystemExit instead, so that everything is put away.
+    Within this block, SIGTERM has the same effect as before. If that was to end the process
+    immediately, it raises SystemExit instead, so that Ray is shut down.
 
     Args:
         cpus: The number of CPUs that the training needs.
@@ -356,14 +356,15 @@ def ray_session(cpus: int) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Calls under way at a death are dropped, and Ray would print what became of each.
+    # If a process dies, its pending calls are dropped. Ray would print an error for each of them.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     with contextlib.ExitStack() as stack:
         stack.enter_context(_rays_messages_logged())
         address = os.environ.get("RAY_ADDRESS", "local")
         if address in ("", "local"):
-            # Else Ray would replace 127.0.0.1 by another interface's address, and listen on all.
+            # Otherwise, Ray would replace 127.0.0.1 by the address of another interface and listen
+            # on all interfaces.
             ray_constants.ENABLE_RAY_CLUSTER = False
             folder = stack.enter_context(_short_temporary_folder())
             stack.enter_context(ray_ends_with_this_process(folder))
@@ -384,12 +385,12 @@ def ray_session(cpus: int) -> Iterator[None]:
 
 
 def _init(options: dict[str, Any]) -> None:
-    """Call ``ray.init``; if the cluster cannot be joined, say why in one line."""
+    """Call ``ray.init``. If the cluster cannot be joined, raise InputError with the reason."""
     address = options["address"]
     expected = f"expected a Ray cluster at {address!r}, which RAY_ADDRESS names, but "
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "://" not in host:
-        try:  # Ray would try for minutes
+        try:  # Ray itself would try for minutes
             socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
         except OSError as error:
             raise InputError(
@@ -420,9 +421,9 @@ def _short_temporary_folder() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _own_sigterm(start: Callable[[], object]) -> Iterator[None]:
-    """Start Ray, and take back SIGTERM, which Ray would answer with a stack trace and a long wait.
+    """Start Ray, and replace its SIGTERM handler, which prints a stack trace and then waits.
 
-    Signals can be handled in the main thread only; elsewhere nothing is done about them.
+    Only the main thread can set signal handlers; in other threads, the handler stays as it is.
     """
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
@@ -442,7 +443,7 @@ def _exit(number: int, _: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def _rays_messages_logged() -> Iterator[None]:
-    """Log what Ray would print in paragraphs, such as after a death: the events say it shorter."""
+    """Log what Ray would print in paragraphs, for example about a death, at the level DEBUG."""
 
     def log(data: dict[str, Any], ignore_prefix: bool) -> None:
         for line in data["lines"]:
@@ -458,7 +459,7 @@ def _rays_messages_logged() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the cluster: Ray's identifier for it, its name, and its CPUs and GPUs."""
+    """A node of the cluster: its identifier in Ray, its name, and its CPUs and GPUs."""
 
     id: str
     name: str
@@ -467,13 +468,13 @@ class Node:
 
 
 def nodes_for_servers(nodes: Sequence[Node], places: Places) -> list[Node]:
-    """Choose nodes for dedicated servers so that the groups fit on the others.
+    """Choose nodes for dedicated servers so that the groups fit on the other nodes.
 
-    Nodes with few GPUs and few CPUs are preferred. There are as many as servers, or fewer if the
-    groups need the room.
+    Nodes with few GPUs and few CPUs are preferred. The number of nodes is the number of servers, or
+    less if the groups need more nodes.
 
     Returns:
-        The nodes; none if there is no such choice.
+        The nodes; empty if there is no such choice.
     """
     large_enough = [node for node in nodes if node.cpus >= places.threads]
     large_enough.sort(key=lambda node: (node.gpus, node.cpus))
@@ -487,7 +488,7 @@ def nodes_for_servers(nodes: Sequence[Node], places: Places) -> list[Node]:
 
 
 def _groups_on(node: Node, places: Places) -> float:
-    """Return how many groups of replicas fit on a node."""
+    """Return the number of groups of replicas that fit on a node."""
     groups = node.cpus // (places.members * places.threads)
     if places.gpus:
         groups = min(groups, node.gpus // (places.members * places.gpus))
@@ -508,7 +509,7 @@ def _nodes() -> list[Node]:
 
 
 def _reserve(places: Places, report: Report) -> Any:
-    """Return a placement group: a bundle for each group of replicas, then one for each server."""
+    """Return a placement group: a bundle per group of replicas, then one per dedicated server."""
     replicas: dict[str, float] = {"CPU": places.members * places.threads}
     if places.gpus:
         replicas["GPU"] = places.members * places.gpus
@@ -519,7 +520,7 @@ def _reserve(places: Places, report: Report) -> Any:
         nodes = _nodes()
         servers = nodes_for_servers(nodes, places)
         if servers:
-            # Not "in": a node that leaves and comes back has another identifier.
+            # "Not in" instead of "in", because a node that leaves and returns has a new identifier.
             selectors = [_not_on(servers)] * places.groups
             selectors += [_not_on([n for n in nodes if n not in servers])] * places.servers
     group = placement_group(bundles, strategy="SPREAD", bundle_label_selector=selectors)
@@ -554,7 +555,7 @@ def _wanted(places: Places) -> str:
 
 
 def available() -> str:
-    """Return in words what the cluster has."""
+    """Return the resources of the cluster, in words."""
     there = ray.cluster_resources()  # type: ignore[no-untyped-call]
     return f"{there.get('CPU', 0):g} CPUs and {there.get('GPU', 0):g} GPUs"
 
@@ -565,7 +566,7 @@ def _cpus(places: Places) -> int:
 
 
 def _cause(error: RayActorError) -> str:
-    """Return in a few words what Ray says in a paragraph."""
+    """Return in a few words the cause that Ray's error describes in a paragraph."""
     told = str(error)
     if "killed by `ray.kill`" in told:
         return "it was killed"

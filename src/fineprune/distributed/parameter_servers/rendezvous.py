@@ -1,4 +1,4 @@
-"""Rendezvous: where the two ends of a link find each other, and how every link is made."""
+"""Rendezvous: where the two ends of a link find each other, and the settings of all links."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from fineprune.distributed.parameter_servers.link import Link, WireFormat, join_
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The store of a training, and the settings that all its links share.
+    """The address of a training's store, and the settings that all links share.
 
     Attributes:
         host, port: The address of the store.
         timeout_seconds: How long each message may take.
-        bfloat16: Whether float32 gradients are rounded to bfloat16 for the journey.
+        bfloat16: Whether float32 gradients are sent as bfloat16.
     """
 
     host: str
@@ -24,17 +24,17 @@ class Rendezvous:
     bfloat16: bool = False
 
     def link(self, layout: FlatLayout, server: int, name: str, side: int, host: str) -> Link:
-        """Make one end of a link to a server; the other end must be made at the same time.
+        """Make one end of a link to a server. The other end must be made at the same time.
 
         Args:
             layout: The layout of the parameters.
             server: The index of the server.
-            name: The name of the link, the same at both ends and used only once.
+            name: The name of the link, which is the same at both ends and is used only once.
             side: 0 for the worker, 1 for the server.
             host: The address of this process for links.
 
         Raises:
-            LinkBroken: The other end did not come.
+            LinkBroken: The other end did not connect in time.
         """
         part = layout.part(server)
         elements = part.stop - part.start

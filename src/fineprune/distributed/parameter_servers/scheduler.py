@@ -1,4 +1,4 @@
-"""The scheduler: which gradients make the next update, and which group gets which batch."""
+"""The scheduler decides which gradients make the next update and which group gets which batch."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,14 @@ from fineprune.distributed.strategy import Strategy
 
 
 class Scheduler:
-    """Tells the servers what to apply and the groups what to compute, as the strategy says.
+    """Tells the servers what to apply and the groups what to compute, according to the strategy.
 
     Args:
-        strategy: Who waits for whom.
+        strategy: The strategy, which determines which processes wait for others.
         servers: The servers.
         groups: The groups of workers.
         snapshot_every: The number of updates between two snapshots inside an epoch; 0 for none.
-        report: Called with each event.
+        report: Function that is called with each event.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Scheduler:
         self._report = report
 
     def decide(self, epoch: EpochState) -> None:
-        """Apply what may be applied, and lease batches to the groups that are idle.
+        """Apply the gradients that may be applied, and lease batches to the idle groups.
 
         Args:
-            epoch: The epoch in progress; after its end this does nothing.
+            epoch: The epoch in progress. After its end, this method does nothing.
         """
         if epoch.should_stop():
             for key in epoch.ledger.stop(self._strategy.quorum):
@@ -52,7 +52,7 @@ class Scheduler:
             self._step(epoch, [])
 
     def _acceptable(self, epoch: EpochState) -> list[WorkerGroup]:
-        """Return the groups whose staged gradients make the next update; none if it has to wait."""
+        """Return the groups whose staged gradients make the next update; empty if it must wait."""
         staged = epoch.ledger.staged
         if self._strategy.synchronous:
             quorum = min(self._strategy.quorum, epoch.ledger.remaining)
@@ -67,7 +67,7 @@ class Scheduler:
         return []
 
     def _step(self, epoch: EpochState, accepted: Sequence[WorkerGroup]) -> None:
-        """Apply the gradients of the accepted groups; let all idle groups read and compute."""
+        """Apply the gradients of the accepted groups, and start the idle groups on new batches."""
         contributions, rate = self._accept(epoch, accepted) if accepted else ([], 0.0)
         version = self._servers.version + (1 if contributions else 0)
         leased = [group for group in self._groups if self._lease(epoch, group)]
@@ -84,7 +84,7 @@ class Scheduler:
     def _accept(
         self, epoch: EpochState, accepted: Sequence[WorkerGroup]
     ) -> tuple[list[Contribution], float]:
-        """Note an update; return what the servers have to apply, and the learning rate."""
+        """Record an update. Return what the servers have to apply, and the learning rate."""
         version = self._servers.version
         staleness = version - accepted[0].version
         rate = epoch.rate()
@@ -100,7 +100,7 @@ class Scheduler:
         self._report(Event(EventKind.UPDATED, reason=f"batches {batches}", version=version + 1))
         for group in accepted:
             group.release()
-        if self._strategy.synchronous:  # the gradients of the others are too late
+        if self._strategy.synchronous:  # the other gradients come too late
             for group in self._groups:
                 if group.lease is not None:
                     epoch.ledger.reject(group.lease)
@@ -109,7 +109,7 @@ class Scheduler:
         return contributions, rate
 
     def _lease(self, epoch: EpochState, group: WorkerGroup) -> bool:
-        """Lease a batch to a group; return whether it is idle and there is one that it may have."""
+        """Lease a batch to a group if it is idle and may start; return whether it got a batch."""
         if group.phase is not GroupPhase.IDLE:
             return False
         in_flight = sum(other.lease is not None for other in self._groups)

@@ -1,8 +1,8 @@
 """A parameter server: its part of the parameters and of the optimizer, and its links to workers.
 
-A server decides nothing. The coordinator numbers the requests to all servers in one sequence, and
-each server executes them in that order. So all servers apply the same gradients in the same order,
-and answer a worker with the same version.
+A server makes no decisions. The coordinator numbers the requests to all servers in one sequence,
+and each server executes them in this order. Therefore all servers apply the same gradients in the
+same order and send the same version to a worker.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ class Contribution(NamedTuple):
 
     Attributes:
         key: The gradient's batch.
-        reader: The worker that staged it.
-        share: Its weight in the mean.
+        reader: The worker that staged the gradient.
+        share: The weight of the gradient in the mean.
     """
 
     key: BatchKey
@@ -48,13 +48,14 @@ class Contribution(NamedTuple):
 
 @dataclass(frozen=True)
 class Answered:
-    """How long an update took, in seconds, and which workers could not be answered.
+    """The result of an update: the durations of its phases, and the workers that got no answer.
 
     Attributes:
-        version: The version of the parameters after it.
-        queue: How long it waited for the requests before it.
-        apply: Averaging the gradients, the optimizer's step, and the copies for the readers.
-        send: Until the last reader had its copy.
+        version: The version of the parameters after the update.
+        queue: The time spent waiting for earlier requests, in seconds.
+        apply: The time for the mean of the gradients, the step of the optimizer and the copies for
+            the readers, in seconds.
+        send: The time until the last reader had its copy, in seconds.
         broken: The readers whose links broke.
     """
 
@@ -77,17 +78,19 @@ class _Reader:
 
 
 class ParameterServer:
-    """One server's part of the parameters. Its methods may be called from several threads.
+    """One server's part of the parameters. The methods may be called from several threads.
 
     Args:
         host: The address of this process for links.
         layout: The layout of the model's parameters.
         index: The index of this server.
-        part: Its part of the parameters, shape (elements of the part,); copied.
-        optimizer: Builds the optimizer from the part's pieces (``FlatLayout.pieces``), which are
-            flat tensors. The optimizer must treat each element by itself, as SGD, RMSProp and Adam
-            do: a piece does not have the shape of its parameter, and may be half of one.
-        rendezvous: How links are made.
+        part: The part of the parameters that this server holds, shape (elements of the part,). It
+            is copied.
+        optimizer: Function that makes the optimizer from the part's pieces
+            (``FlatLayout.pieces``), which are flat tensors. The optimizer must be elementwise, as
+            SGD, RMSProp and Adam are, because a piece does not have the shape of its parameter and
+            may be only a part of it.
+        rendezvous: The settings of all links.
     """
 
     def __init__(
@@ -117,17 +120,17 @@ class ParameterServer:
         self._changed = threading.Condition()
 
     def ping(self) -> int:
-        """Return the version; the answer shows that this server lives."""
+        """Return the version. The answer shows that this server is alive."""
         return self._version
 
     def connect(self, reader: str) -> None:
         """Make the link to a worker.
 
         Args:
-            reader: The name by which the worker is known; each link ever made has its own.
+            reader: The name of the worker. Each new link has a new name.
 
         Raises:
-            LinkBroken: The worker did not come.
+            LinkBroken: The worker did not connect in time.
         """
         name = f"{reader}-server{self._index}"
         link = self._rendezvous.link(self._layout, self._index, name, 1, self._host)
@@ -135,11 +138,11 @@ class ParameterServer:
             self._readers[reader] = _Reader(link, self._parameters)
 
     def forget(self, sequence: int, reader: str) -> None:
-        """Close the link to a worker and drop what it staged, once a request has been executed.
+        """After a request has been executed, close the link to a worker and drop its gradient.
 
         Args:
             sequence: The number of the last request that may use the worker's gradient.
-            reader: The worker.
+            reader: The name of the worker.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._sequence >= sequence)
@@ -148,11 +151,11 @@ class ParameterServer:
             gone.link.close()
 
     def stage(self, reader: str, key: BatchKey) -> None:
-        """Receive a worker's gradient of a batch. It has no effect until an update takes it.
+        """Receive a worker's gradient of a batch. It has no effect until an update applies it.
 
         Raises:
             LinkBroken: The worker died, or sent nothing in time.
-            RuntimeError: The gradient is of another batch.
+            RuntimeError: The worker sent the gradient of another batch.
         """
         one = self._readers.get(reader)
         if one is None:
@@ -174,13 +177,13 @@ class ParameterServer:
 
         Args:
             sequence: The number of this request.
-            contributions: The gradients to apply, in the order of their keys. Without any there is
-                no update: the parameters and their version stay.
-            readers: The workers that get the parameters as this request leaves them.
+            contributions: The gradients to apply, in the order of their keys. If there are none,
+                the parameters and their version stay the same.
+            readers: The workers that receive the parameters after the update.
             rate: The learning rate of the update.
 
         Raises:
-            Superseded: This server was rolled back meanwhile.
+            Superseded: This server was rolled back in the meantime.
             RuntimeError: A gradient was not staged, or was applied before.
         """
         came = time.perf_counter()
@@ -204,10 +207,11 @@ class ParameterServer:
             return self._parameters.clone()
 
     def state(self, sequence: int) -> bytes:
-        """Return everything that a server resumes from, in the format of ``torch.save``.
+        """Return the complete state of this server, in the format of ``torch.save``.
 
-        It is a dict with ``parameters``, ``optimizer``, ``version`` and ``keys``, the batches
-        applied in the last epoch, shape (keys, 2). It holds tensors, numbers, lists and dicts only.
+        The state is a dict with ``parameters``, ``optimizer``, ``version`` and ``keys`` (the
+        batches applied in the last epoch, shape (keys, 2)). It consists of tensors, numbers, lists
+        and dicts only.
         """
         held = io.BytesIO()
         with self._in_sequence(sequence):
@@ -223,7 +227,7 @@ class ParameterServer:
         return held.getvalue()
 
     def snapshot(self, sequence: int, path: Path) -> None:
-        """Write ``state(sequence)`` to a file, all of it or nothing."""
+        """Write ``state(sequence)`` to a file atomically."""
         content = self.state(sequence)
         partial = path.with_name(path.name + ".partial")
         with partial.open("wb") as file:
@@ -233,23 +237,22 @@ class ParameterServer:
         partial.replace(path)
 
     def restore(self, sequence: int, source: Path | bytes) -> int:
-        """Go back to a snapshot or a state, as if this request had just been executed.
+        """Restore a snapshot or a state.
 
-        All workers are forgotten, and requests that wait for an earlier number end with
-        ``Superseded``.
+        All links are closed, and requests that wait for an earlier request end with ``Superseded``.
 
         Args:
-            sequence: The number of the last request that counts as executed.
-            source: The file of a snapshot, or what ``state`` returned.
+            sequence: The number of the last request that counts as executed afterwards.
+            source: The file of a snapshot, or the result of ``state``.
 
         Returns:
-            The version.
+            The version of the restored parameters.
         """
         file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
         state = torch.load(file, weights_only=True)
         with self._changed:
             self._parameters.copy_(state["parameters"])
-            # The optimizer would go on with the very tensors that it is given.
+            # Copied, because the optimizer would use and change the given tensors themselves.
             self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
             self._version = state["version"]
             self._applied = {BatchKey(*key) for key in state["keys"].tolist()}
@@ -263,7 +266,7 @@ class ParameterServer:
 
     @contextlib.contextmanager
     def _in_sequence(self, sequence: int) -> Iterator[None]:
-        """Hold the lock from the request before this one to the end of this one."""
+        """Wait until the previous request has been executed, and hold the lock during this one."""
         with self._changed:
             self._changed.wait_for(lambda: self._sequence >= sequence - 1)
             if self._sequence != sequence - 1:
@@ -290,14 +293,14 @@ class ParameterServer:
         self._version += 1
         epoch = contributions[0].key.epoch
         if self._applied and next(iter(self._applied)).epoch != epoch:
-            self._applied.clear()  # epochs drain, so that none of an earlier one can come back
+            self._applied.clear()  # gradients of an earlier epoch can no longer arrive
         for key, name, _ in contributions:
             self._applied.add(key)
             self._readers[name].staged = None
 
 
 def _send(answering: Sequence[tuple[str, _Reader | None]], version: int) -> list[str]:
-    """Send each reader its answer, all at once; return those whose links broke."""
+    """Send the parameters to all readers at the same time; return those whose links broke."""
     under_way = []
     broken = []
     for name, reader in answering:
@@ -305,7 +308,8 @@ def _send(answering: Sequence[tuple[str, _Reader | None]], version: int) -> list
             if reader is None:
                 raise LinkBroken(f"no worker {name!r}")
             if reader.sending is not None:
-                # It has arrived; the request that sent it may still wait for a slower reader.
+                # This transfer is complete, but the request that sent it may still wait for a
+                # slower reader.
                 reader.sending.wait()
             reader.sending = reader.link.send_later(reader.answer, version)
             under_way.append((name, reader.sending))

@@ -1,7 +1,8 @@
-"""The servers as the coordinator sees them: numbered requests, snapshots and the way back to one.
+"""The servers as the coordinator sees them: numbered requests, snapshots and rollbacks.
 
 All requests that read or change the parameters are numbered in one sequence, which every server
-follows. So all servers agree on the version at each request without talking to one another.
+follows. Therefore all servers have the same version at each request, without communicating with one
+another.
 """
 
 import time
@@ -35,21 +36,21 @@ from fineprune.distributed.strategy import Strategy
 
 R = TypeVar("R")
 
-# Seconds within which a living process answers, however busy its node is.
+# A process that does not answer for this many seconds counts as silent, even on a busy node.
 PROBE_SECONDS = 5.0
-# Seconds after which a server that does not answer may be the reason why workers are silent.
+# If a server does not answer for this many seconds, workers may be silent because of it.
 _SUSPECT_SECONDS = 2.0
-# A server that dies so often, without the parameters getting beyond the furthest version in
-# between, ends the training: the same cause would kill it again.
+# If a server dies this many times, and the parameters do not get beyond their furthest version in
+# between, the training ends, because the same cause would kill the server again.
 _FRUITLESS_DEATHS = 5
 
 
 class ServerDied(Exception):
-    """A server died: roll all of them back to their last common version."""
+    """A server died, so all servers must be rolled back to their last common version."""
 
 
 class ServerCall(Enum):
-    """The calls that the coordinator waits for."""
+    """The kinds of calls to servers that the coordinator waits for."""
 
     PLACE = "place"
     START = "start"
@@ -58,7 +59,7 @@ class ServerCall(Enum):
     SNAPSHOT = "snapshot"
 
 
-# Those that are numbered in the sequence: a death among them undoes updates.
+# The calls that are numbered in the sequence. If a server dies during one, updates are undone.
 _REQUESTS = (ServerCall.UPDATE, ServerCall.SNAPSHOT)
 
 
@@ -67,10 +68,11 @@ class PendingRequest:
     """A call to a server that has not ended.
 
     Attributes:
-        kind: What it does.
+        kind: The kind of the call.
         server: The index of the server.
-        sequence: The number of the request; for a restore, of the last one that is executed.
-        seconds: How long it has been waited for.
+        sequence: The number of the request. For a restore, it is the number of the last request
+            that counts as executed.
+        seconds: How long the coordinator has waited for it.
     """
 
     kind: ServerCall
@@ -81,16 +83,16 @@ class PendingRequest:
 
 @dataclass
 class _Server:
-    """A server: its process, and what is known of it.
+    """A server: its process, and what the coordinator knows about it.
 
     Attributes:
-        process: Its process.
-        location: Where the process runs; None until it does.
-        ping: The ping that it has not answered yet.
-        silence: The number of seconds since then.
-        starts: The number of its processes that have started so far.
-        fruitless_deaths: The number of deaths without an update in between that went further than
-            all before.
+        process: The process.
+        location: Where the process runs; None until it has been placed.
+        ping: The ping that the process has not answered yet.
+        silence: The number of seconds since this ping.
+        starts: The number of processes of this server that have started so far.
+        fruitless_deaths: The number of deaths since the parameters last got beyond their furthest
+            version.
     """
 
     process: Process[ParameterServer]
@@ -105,18 +107,18 @@ class ServerGroup:
     """The servers of a training. All methods that start a request return at once.
 
     Args:
-        cluster: Starts their processes.
-        strategy: How long a server may be silent.
-        layout: The layout of the parameters, and with it the number of servers.
-        parameters: The parameters to begin with, shape (elements,), on the CPU.
-        optimizer: Makes a server's optimizer; see ``ParameterServer``.
-        rendezvous: How links are made.
-        folder: The folder for snapshots, the same one on all nodes.
-        state: What each server resumes from, from ``state``; None to start anew.
-        report: Called with each event.
+        cluster: The cluster, which starts the processes.
+        strategy: The strategy, which says how long a server may be silent.
+        layout: The layout of the parameters, which includes the number of servers.
+        parameters: The initial parameters, shape (elements,), on the CPU.
+        optimizer: Function that makes a server's optimizer; see ``ParameterServer``.
+        rendezvous: The settings of all links.
+        folder: The folder for snapshots, which all nodes must share.
+        state: The state of each server, as returned by ``state``; None to start a new training.
+        report: Function that is called with each event.
 
     Attributes:
-        version: The version of the parameters once all requests so far are executed.
+        version: The version of the parameters after all requests so far.
         pending: The calls that have not ended.
     """
 
@@ -144,10 +146,10 @@ class ServerGroup:
         self._state = state
         self._report = report
         self._sequence = 0
-        # The version of the last snapshot that all servers have, and the number of its request.
+        # The version of the last snapshot that all servers have written, and its request's number.
         self._common_version = -1
         self._common_sequence = -1
-        # The snapshots under way: the number of each request, and the version that it writes.
+        # The snapshots being written: the number of each request, and the version that it writes.
         self._snapshots: dict[int, int] = {}
         self._furthest_version = -1
         self._servers = [_Server(self._new_process(index)) for index in range(layout.servers)]
@@ -156,13 +158,13 @@ class ServerGroup:
 
     @property
     def ready(self) -> bool:
-        """Whether all servers are there, with the parameters of one version."""
+        """Whether all servers have started and hold the same version of the parameters."""
         of_start = (ServerCall.PLACE, ServerCall.START, ServerCall.RESTORE)
         return not any(request.kind in of_start for request in self.pending.values())
 
     @property
     def answering(self) -> bool:
-        """Whether no server owes an answer: one that does may be the reason why a worker waits."""
+        """Whether all servers answer. Otherwise, a worker may be silent because of a server."""
         return all(server.silence < _SUSPECT_SECONDS for server in self._servers)
 
     @property
@@ -182,10 +184,10 @@ class ServerGroup:
         """Apply staged gradients as one update, and send the parameters to readers.
 
         Args:
-            contributions: The gradients, in the order of their keys. Without any there is no
-                update, and the version stays.
-            readers: The names of the groups that get the parameters as they are then.
-            rate: The learning rate.
+            contributions: The gradients, in the order of their keys. If there are none, there is no
+                update, and the version stays the same.
+            readers: The names of the groups that receive the parameters after the update.
+            rate: The learning rate of the update.
         """
         self._sequence += 1
         if contributions:
@@ -197,7 +199,7 @@ class ServerGroup:
             self._await(call, ServerCall.UPDATE, index)
 
     def snapshot(self) -> None:
-        """Let all servers write this version to files, unless they have, or are about to."""
+        """Let all servers write a snapshot, unless this version is already written or requested."""
         if self.version == self._common_version or self.version in self._snapshots.values():
             return
         self._sequence += 1
@@ -208,7 +210,7 @@ class ServerGroup:
             self._await(call, ServerCall.SNAPSHOT, index)
 
     def parameters(self) -> list[Call[Tensor]]:
-        """Ask each server for its part of the parameters, shape (elements of the part,)."""
+        """Request each server's part of the parameters, shape (elements of the part,)."""
         self._sequence += 1
         return [
             server.process.call(ParameterServer.parameters, self._sequence)
@@ -216,21 +218,21 @@ class ServerGroup:
         ]
 
     def state(self) -> list[Call[bytes]]:
-        """Ask each server for what it resumes from."""
+        """Request each server's state, from which it can be restored."""
         self._sequence += 1
         return [
             server.process.call(ParameterServer.state, self._sequence) for server in self._servers
         ]
 
     def finish(self, call: Call[Any]) -> dict[str, float]:
-        """Take the result of a pending call that has ended.
+        """Process the result of a pending call that has ended.
 
         Returns:
-            How long the phases of an update took, in seconds.
+            The duration of each phase of an update, in seconds; empty for other calls.
 
         Raises:
             ServerDied: The server died.
-            RuntimeError: Servers died again and again.
+            RuntimeError: A server died repeatedly.
         """
         request = self.pending.pop(call)
         try:
@@ -239,7 +241,7 @@ class ServerGroup:
             self._replace(request.server, str(error))
             if request.kind in _REQUESTS:
                 raise ServerDied from None
-            return {}  # the others need not go back any further
+            return {}  # the other servers are already rolled back
         server = self._servers[request.server]
         match request.kind, result:
             case ServerCall.PLACE, Location():
@@ -275,28 +277,28 @@ class ServerGroup:
     # -- a group's links --------------------------------------------------------------------------
 
     def connect(self, reader: str) -> list[Call[None]]:
-        """Let each server make its link to a group."""
+        """Start to make the link from each server to a group."""
         return [server.process.call(ParameterServer.connect, reader) for server in self._servers]
 
     def stage(self, reader: str, key: BatchKey) -> list[Call[None]]:
-        """Let each server receive a group's gradient."""
+        """Start to receive a group's gradient on each server."""
         return [server.process.call(ParameterServer.stage, reader, key) for server in self._servers]
 
     def forget(self, reader: str) -> None:
-        """Let each server close its link to a group, once all requests so far are executed."""
+        """Close the links to a group, after all requests so far have been executed."""
         for server in self._servers:
             server.process.call(ParameterServer.forget, self._sequence, reader)
 
-    # -- their life -------------------------------------------------------------------------------
+    # -- deaths and rollbacks ---------------------------------------------------------------------
 
     def check(self, *, silent_is_dead: bool) -> None:
-        """Look whether a server has died: the reason why a group's links may be broken.
+        """Check whether a server has died, which may be why a group's links are broken.
 
-        This takes five seconds at most.
+        This takes at most ``PROBE_SECONDS``.
 
         Args:
-            silent_is_dead: Whether a server that does not answer is killed and counts as dead. If
-                not, ``add_silence`` decides that later.
+            silent_is_dead: Whether a server that does not answer is killed and counts as dead.
+                Otherwise, ``add_silence`` decides later.
 
         Raises:
             ServerDied: A server died.
@@ -316,12 +318,12 @@ class ServerGroup:
             except Silent:
                 if not silent_is_dead:
                     continue
-                reason = "killed, since a link to it broke and it does not answer"
+                reason = "killed because a link to it broke and it did not answer"
             self._replace(index, reason)
             raise ServerDied
 
     def add_silence(self, seconds: float) -> None:
-        """Note that some more seconds have passed, and look for servers that hang.
+        """Add to the time for which servers have been silent, and look for servers that hang.
 
         Raises:
             ServerDied: A server died, or was killed because it was silent for too long.
@@ -331,8 +333,8 @@ class ServerGroup:
                 continue
             request.seconds += seconds
             if request.seconds > self._strategy.startup_seconds:
-                what = f"it was at a {request.kind.value} for {request.seconds:.0f} s"
-                self._replace(request.server, f"killed, since {what}")
+                what = f"its {request.kind.value} had not ended after {request.seconds:.0f} s"
+                self._replace(request.server, f"killed because {what}")
                 if request.kind in _REQUESTS:
                     raise ServerDied
         for index, server in enumerate(self._servers):
@@ -350,11 +352,12 @@ class ServerGroup:
             else:
                 server.silence += seconds
                 if server.silence > self._strategy.silence_seconds:
-                    self._replace(index, f"killed, since it was silent for {server.silence:.0f} s")
+                    reason = f"killed because it was silent for {server.silence:.0f} s"
+                    self._replace(index, reason)
                     raise ServerDied
 
     def roll_back(self) -> None:
-        """Bring all servers back to their last common version; ``ready`` says when they are."""
+        """Start to restore the last common version on all servers; see ``ready``."""
         self._snapshots.clear()
         self.version = self._common_version
         self.pending = {
@@ -368,7 +371,7 @@ class ServerGroup:
                 self._restore(index)
 
     def kill(self) -> None:
-        """End all processes at once, and report nothing."""
+        """Kill all processes without a report."""
         for server in self._servers:
             server.process.kill()
 
@@ -389,9 +392,9 @@ class ServerGroup:
         self._await(process.made, ServerCall.START, index)
 
     def _restore(self, index: int) -> None:
-        """Take a server to the last common version, or to the state that the training began with.
+        """Restore a server to the last common version, or to the training's initial state.
 
-        Wait for its start first: its calls may overtake one another.
+        The server must have started, because calls to it may overtake one another.
         """
         source: Path | bytes
         if self._common_sequence >= 0:
@@ -399,24 +402,24 @@ class ServerGroup:
         elif self._state is not None:
             source = self._state[index]
         else:
-            return  # it has the parameters that it was made with
+            return  # it already has the initial parameters
         process = self._servers[index].process
         call = process.call(ParameterServer.restore, self._sequence, source)
         self._await(call, ServerCall.RESTORE, index)
 
     def _replace(self, index: int, reason: str) -> None:
-        """Start a server again that died, or that hangs.
+        """Restart a server that died or hangs.
 
         Raises:
-            RuntimeError: It died again and again, or there is nothing yet to bring it back to.
+            RuntimeError: The server died repeatedly, or before the first snapshot was complete.
         """
         server = self._servers[index]
         self._report(self._event(EventKind.DIED, index, reason))
         server.process.kill()
         if self._common_sequence < 0:
             raise RuntimeError(
-                "a server died before the training began: see that its node has the memory for "
-                "its part of the parameters, and twice that for the optimizer's state"
+                "a server died before the training began: check that its node has enough memory "
+                "for its part of the parameters, and twice that for the optimizer's state"
             )
         if self.version > self._furthest_version:
             self._furthest_version = self.version
@@ -439,7 +442,7 @@ class ServerGroup:
         self._await_start(index)
 
     def _keep_if_common(self, sequence: int) -> None:
-        """If all servers have written a snapshot, make it the one to go back to."""
+        """If all servers have written a snapshot, make it the one for rollbacks."""
         if any(
             request.kind is ServerCall.SNAPSHOT and request.sequence == sequence
             for request in self.pending.values()
@@ -447,7 +450,7 @@ class ServerGroup:
             return
         version = self._snapshots.pop(sequence)
         if sequence < self._common_sequence:
-            return  # its files took longer than those of a later one
+            return  # a later snapshot was complete earlier
         self._common_version, self._common_sequence = version, sequence
         for path in self._folder.glob("server*-sequence*.pt"):
             if int(path.stem.rpartition("sequence")[2]) < sequence:

@@ -1,6 +1,7 @@
-"""How stale a gradient may become: the two rules that keep a bound of the staleness.
+"""The two rules that keep the staleness of gradients within a bound.
 
-The staleness of a gradient is the number of updates between its worker's read and its own update.
+The staleness of a gradient is the number of updates after its worker read the parameters and before
+the gradient is applied.
 """
 
 from collections.abc import Sequence
@@ -10,20 +11,20 @@ def may_start(in_flight: int, bound: int | None) -> bool:
     """Return whether a worker may read now, so that its gradient can be kept within the bound.
 
     Args:
-        in_flight: The number of other gradients that living workers have read for and that are
-            not applied.
-        bound: The bound of the staleness; None for no bound.
+        in_flight: The number of other living workers that have read the parameters for a gradient
+            that is not applied yet.
+        bound: The largest allowed staleness; None for no bound.
     """
     return bound is None or in_flight <= bound
 
 
 def may_apply(version: int, others: Sequence[int], bound: int | None) -> bool:
-    """Return whether the others in flight stay within the bound if a gradient is applied now.
+    """Return whether all other gradients in flight can stay within the bound if one is applied now.
 
     Args:
-        version: The version of the parameters now.
-        others: The versions that the others in flight have read.
-        bound: The bound of the staleness; None for no bound.
+        version: The current version of the parameters.
+        others: The versions that were read for the other gradients in flight.
+        bound: The largest allowed staleness; None for no bound.
     """
     if bound is None:
         return True

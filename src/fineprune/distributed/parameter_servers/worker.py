@@ -1,8 +1,8 @@
 """A worker: one replica of the model, which computes the gradients of the batches leased to it.
 
-The way of a gradient: ``Worker.compute`` runs ``Replica.step``, whose backward pass writes into a
-flat tensor (averaged over the group by DDP); ``Worker.push`` sends it over the links;
-``ParameterServer.stage`` receives it; and ``ParameterServer.update`` applies it.
+The path of a gradient is as follows. ``Worker.compute`` runs ``Replica.step``, whose backward pass
+writes into a flat tensor, which DDP averages over the group. ``Worker.push`` sends this tensor over
+the links, ``ParameterServer.stage`` receives it, and ``ParameterServer.update`` applies it.
 """
 
 import os
@@ -25,15 +25,16 @@ from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
 
 
 class Replica(Protocol):
-    """What a worker trains: made by the ``build(rank)`` that the coordinator is given.
+    """What a worker trains. The function ``build(rank)``, given to the coordinator, makes it.
 
     All methods are called in one thread, which is not the main thread of the process.
 
     Attributes:
-        model: The bare network, with parameters on one device and of one type. They become views
-            into a flat tensor, so compile the model or build optimizers on it only if these follow.
-            In a group, ``model`` is replaced by the model wrapped in DDP, and ``step`` must call
-            ``self.model`` exactly once.
+        model: The network without a wrapper. All parameters are on one device and have one type.
+            Their values are moved into a flat tensor, so nothing that was made from the model
+            before (such as a compiled model) may depend on where they were stored. In a group,
+            ``model`` is replaced by the model wrapped in DDP, and ``step`` must call ``self.model``
+            exactly once.
     """
 
     model: nn.Module
@@ -42,17 +43,17 @@ class Replica(Protocol):
         """Return a batch, on the device.
 
         Args:
-            key: The epoch and the batch. Augmentation should be drawn from it, so that a batch
-                that is leased again is the same.
+            key: The epoch and the batch. Augmentation should depend on it only, so that a batch is
+                the same if it is leased again.
             indices: The indices of its samples, int64, shape (B,), on the CPU.
         """
         ...
 
     def step(self, batch: Any) -> Tensor:
-        """Add the gradient of the batch's mean loss to the parameters' gradients, zero before.
+        """Add the gradient of the batch's mean loss to the parameters' gradients, which are zero.
 
         Returns:
-            The loss of each sample, shape (B,), without a graph. Losses travel as float32.
+            The loss of each sample, shape (B,), detached. Losses are sent as float32.
         """
         ...
 
@@ -63,11 +64,11 @@ Buffers = Mapping[str, np.ndarray[Any, Any]]
 
 @dataclass
 class Computed:
-    """What a member's part of a batch gave.
+    """The result of a member's part of a batch.
 
     Attributes:
         losses: The loss of each sample of the part, float32, shape (B,).
-        seconds: How long each phase took.
+        seconds: The duration of each phase, in seconds.
     """
 
     losses: np.ndarray[Any, np.dtype[np.float32]]
@@ -75,20 +76,20 @@ class Computed:
 
 
 class Worker:
-    """One member of a group of replicas; a worker alone is a group of one.
+    """One member of a group of replicas. A single worker is a group of one.
 
-    Gradients are averaged over the group by DDP, during the backward pass: with NCCL if the model
-    is on GPUs, otherwise with Gloo. Only member 0, the leader, has links to the servers.
-    Normalisation statistics are each member's own.
+    DDP averages gradients over the group during the backward pass, with NCCL if the model is on
+    GPUs, otherwise with Gloo. Only member 0, the leader, has links to the servers. Each member has
+    its own normalisation statistics.
 
     Args:
         host: The address of this process for links.
-        build: Makes the replica.
-        rank: The rank of this replica among all workers, for ``build``.
+        build: Function that makes the replica.
+        rank: The rank of this replica among all workers, which is passed to ``build``.
         member: The place of this replica in its group, from 0.
         members: The size of the group.
         servers: The number of servers.
-        rendezvous: How links are made.
+        rendezvous: The settings of all links.
     """
 
     def __init__(
@@ -110,23 +111,25 @@ class Worker:
         self._layout = flat_layout(self._model, servers)
         self._values, self._gradients = self._layout.bind(self._model)
         self._on_cpu = self._values.device.type == "cpu"
-        # Links carry tensors on the CPU; there the model's own tensors are used.
+        # Links carry tensors on the CPU. If the model is on the CPU, no copies are needed.
         self._down = self._values if self._on_cpu else self._values.cpu().pin_memory()
         self._up = self._gradients if self._on_cpu else self._gradients.cpu().pin_memory()
         self._links: list[Link] = []
-        self._left: float | None = None  # when the last call ended
+        self._left: float | None = None  # the time at which the last call ended
         self._store: TCPStore | None = None
         self._share = 1.0
-        self._reduced = 0.0  # when the last part of the gradient was given to the group
+        self._reduced = 0.0  # the time at which the last all-reduce started
 
     def connect(self, name: str) -> None:
-        """Make the group's process group and the leader's links, at the same time as all members.
+        """Join the process group of the members, and make the leader's links.
+
+        All members must call this at the same time.
 
         Args:
-            name: The name of the group in this generation.
+            name: The name of this generation of the group.
 
         Raises:
-            LinkBroken: A member or a server did not come.
+            LinkBroken: A member or a server did not connect in time.
         """
         if self._members > 1:
             self._join_group(name)
@@ -136,7 +139,7 @@ class Worker:
                 self._links.append(self._rendezvous.link(self._layout, server, link, 0, self._host))
 
     def disconnect(self) -> None:
-        """Close all links and leave the process group; do nothing if there are none."""
+        """Close all links and leave the process group, if there are any."""
         for link in self._links:
             link.close()
         self._links.clear()
@@ -146,7 +149,7 @@ class Worker:
         self._left = None
 
     def rest(self) -> None:
-        """Do not count the time until the next call as waiting."""
+        """Exclude the time until the next call from the phase ``wait``."""
         self._left = None
 
     def compute(
@@ -158,13 +161,13 @@ class Worker:
             key: The batch.
             indices: The indices of this member's samples, int64, shape (B,).
             share: The weight of this member's mean in the mean of the group. If it is 0, the
-                member steps only because the others wait for it, and its gradient does not count.
-            reads: Whether to receive the parameters first; the servers have been told to send
+                member steps only because the others wait for it, and its gradient has no effect.
+            reads: Whether to receive the parameters first. The servers have then been told to send
                 them.
 
         Raises:
             LinkBroken: A server or another member died.
-            RuntimeError: The servers answered with different versions.
+            RuntimeError: The servers sent different versions.
         """
         clock = _Clock(self._left)
         if reads:
@@ -176,7 +179,8 @@ class Worker:
         self._share = share
         losses = self._step(batch)
         if self._members > 1 and self._on_cpu:
-            # The part that the backward pass did not hide. On a GPU neither end is observed.
+            # The part of the all-reduce that does not overlap with the backward pass. It is not
+            # measured on GPUs, whose operations are asynchronous.
             clock.lap("compute", self._reduced)
             clock.lap("group reduce")
         if not self._on_cpu and self._member == 0:
@@ -186,7 +190,7 @@ class Worker:
         return Computed(losses if share else losses[:0], clock.seconds)
 
     def push(self, key: BatchKey) -> dict[str, float]:
-        """Send the gradient to all servers, and return how long each phase took, in seconds.
+        """Send the gradient to all servers, and return the duration of each phase, in seconds.
 
         Raises:
             LinkBroken: A server died.
@@ -229,7 +233,7 @@ class Worker:
 
     def _join_group(self, name: str) -> None:
         if self._host.startswith("127."):
-            # Gloo would listen on the address of the host's name.
+            # Otherwise, Gloo would listen on the address that the host name resolves to.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
             os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         seconds = self._rendezvous.timeout_seconds
@@ -244,7 +248,7 @@ class Worker:
                 world_size=self._members,
             )
         )
-        # The parameters come from the servers, and the buffers are each member's own.
+        # The servers send the parameters, and each member has its own buffers.
         replicated = DistributedDataParallel(self._model, broadcast_buffers=False, init_sync=False)
         replicated.register_comm_hook(None, self._reduce)
         self._replica.model = replicated
@@ -289,7 +293,7 @@ def _broken(error: RuntimeError) -> LinkBroken:
 
 
 class _Clock:
-    """Sums of seconds by phase; the time since the last call ended is the phase ``wait``."""
+    """The duration of each phase; the time since the end of the last call is phase ``wait``."""
 
     def __init__(self, left: float | None) -> None:
         self.now = time.perf_counter()

@@ -1,7 +1,7 @@
 """A group of workers as the coordinator sees it: its processes, its phase and its pending calls.
 
-A group is one unit: its members step together, and if one of them dies, all are started again.
-A worker alone is a group of one.
+A group is one unit: its members step together, and if one of them dies, all are restarted. A single
+worker is a group of one.
 """
 
 import statistics
@@ -30,27 +30,27 @@ from fineprune.distributed.parameter_servers.server_group import PROBE_SECONDS, 
 from fineprune.distributed.parameter_servers.worker import Buffers, Build, Computed, Worker
 from fineprune.distributed.strategy import Strategy
 
-# The number of steps whose median is a group's usual step.
+# The number of recent steps whose median duration is a group's usual step.
 _RECENT_STEPS = 20
-# Seconds that members may take to leave their process group when a server died. A member that waits
-# for another one in a collective is woken when that one leaves, but not in every case.
+# Seconds that members may take to leave their process group after a server died. A member that
+# waits for another one in a collective usually wakes up when that one leaves, but not always.
 _LEAVE_SECONDS = 10.0
 
 
 class GroupPhase(Enum):
-    """What a group is at. A step takes it from ``IDLE`` through all that follow, and back."""
+    """The state of a group. A step goes from ``IDLE`` through all later phases and back."""
 
-    STARTING = "starting"  # its processes start, or close the links of the last generation
+    STARTING = "starting"  # its processes start, or close the links of the previous generation
     CONNECTING = "connecting"  # its links are being made
     IDLE = "idle"
-    LEASED = "leased"  # it has a batch, and is about to compute
+    LEASED = "leased"  # it has a batch and will compute next
     COMPUTING = "computing"
     PUSHING = "pushing"
-    STAGED = "staged"  # its gradient lies on all servers
+    STAGED = "staged"  # all servers have its gradient
 
 
 class GroupCall(Enum):
-    """The calls that a group waits for: to its members, and to the servers on its behalf."""
+    """The kinds of calls that a group waits for: to its members, or to servers on its behalf."""
 
     PLACE = "place"
     START = "start"
@@ -69,20 +69,20 @@ _OF_SERVERS = (GroupCall.SERVER_CONNECT, GroupCall.SERVER_STAGE)
 
 @dataclass(frozen=True)
 class PendingCall:
-    """A call that has not ended; ``index`` is the member's place, or the server's index."""
+    """A call that has not ended. ``index`` is the member's place or the server's index."""
 
     kind: GroupCall
     index: int
 
 
 class GroupBroken(Exception):
-    """A group cannot go on: a process died, hangs, or cannot be reached.
+    """A group cannot continue, because a process died, hangs, or cannot be reached.
 
     Attributes:
-        reason: What was noticed.
-        dead: The places of the members that died or hang, each with the reason. There are none if
-            all of them only have to be started again.
-        certain: Whether a member is known to be dead; otherwise a server may be the cause.
+        reason: What was observed.
+        dead: The places of the members that died or hang, each with the reason. It is empty if the
+            members only have to be restarted.
+        certain: Whether a member is known to be dead. Otherwise, a server may be the cause.
     """
 
     def __init__(self, reason: str, dead: Mapping[int, str], *, certain: bool) -> None:
@@ -93,25 +93,26 @@ class GroupBroken(Exception):
 
 
 class WorkerGroup:
-    """A group of workers. Each step is started by a method, and ends when nothing is pending.
+    """A group of workers. A method starts each phase, which ends when no call is pending.
 
     Args:
         index: The index of this group.
-        cluster: Starts its processes.
-        strategy: The size of the group, the number of servers, and how long a worker may be silent.
-        build: Makes a replica.
-        rendezvous: How links are made.
-        report: Called with each event.
+        cluster: The cluster, which starts the processes.
+        strategy: The strategy, which holds the size of the group, the number of servers, and how
+            long a worker may be silent.
+        build: Function that makes a replica.
+        rendezvous: The settings of all links.
+        report: Function that is called with each event.
 
     Attributes:
-        phase: What the group is at.
-        pending: The calls that it waits for.
-        generation: The number of times that its links were made. Each generation has new links,
-            under a new name.
-        lease: The batch that it has, if any. It may lose it while it computes, when an update is
-            made without it.
-        version: The version of the parameters that it has read; -1 for none.
-        fruitless_deaths: The number of deaths since it last computed a gradient.
+        phase: The current phase.
+        pending: The calls that the group waits for.
+        generation: How many times the links were made. The links of each generation have a new
+            name.
+        lease: The batch that the group has, if any. The group loses it during the computation if an
+            update is made without its gradient.
+        version: The version of the parameters that the group has read; -1 for none.
+        fruitless_deaths: The number of deaths since the group last computed a gradient.
     """
 
     def __init__(
@@ -145,27 +146,27 @@ class WorkerGroup:
 
     @property
     def name(self) -> str:
-        """The name by which servers know this generation of the group."""
+        """The name of this generation of the group, as the servers know it."""
         return f"group{self.index}-generation{self.generation}"
 
     @property
     def size(self) -> int:
-        """The number of its members."""
+        """The number of members."""
         return self._strategy.group
 
     @property
     def starts(self) -> bool:
-        """Whether its processes start, and have not loaded the buffers yet."""
+        """Whether the processes are starting and have not loaded the buffers yet."""
         return any(one.kind in _OF_START for one in self.pending.values())
 
     @property
     def joining(self) -> bool:
-        """Whether it does not yet take part in the training."""
+        """Whether the group does not yet take part in the training."""
         return self.phase in (GroupPhase.STARTING, GroupPhase.CONNECTING)
 
     @property
     def losses(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The losses of the last step, float32, shape (B,), in the order of its indices."""
+        """The losses of the last step, float32, shape (B,), in the order of the batch's indices."""
         return np.concatenate([self._losses[member] for member in sorted(self._losses)])
 
     @property
@@ -177,13 +178,13 @@ class WorkerGroup:
             if one.kind is GroupCall.PLACE
         ]
 
-    # -- its life -------------------------------------------------------------------------------
+    # -- life cycle -----------------------------------------------------------------------------
 
     def start(self, buffers: Buffers) -> None:
-        """Start the processes; they join as soon as they are there.
+        """Start the processes, which join the training as soon as they have started.
 
         Args:
-            buffers: The model's buffers that they begin with.
+            buffers: The initial buffers of the model.
         """
         self._starts += 1
         self._locations = {}
@@ -210,7 +211,7 @@ class WorkerGroup:
                 self._await(call, GroupCall.LOAD_BUFFERS, place)
 
     def reconnect(self) -> None:
-        """Make the links anew, once each member has left what it is at."""
+        """Make new links, after each member has closed its old ones."""
         self._begin_generation()
         for place, member in enumerate(self._members):
             self._await(member.call(Worker.disconnect), GroupCall.DISCONNECT, place)
@@ -224,9 +225,9 @@ class WorkerGroup:
             self._await(call, GroupCall.SERVER_CONNECT, server)
 
     def probe(self) -> tuple[dict[int, str], list[int]]:
-        """Return which members have died, each with the reason, and which do not answer.
+        """Return the members that have died, each with the reason, and those that do not answer.
 
-        This takes five seconds at most. Members that are still starting are left out.
+        This takes at most ``PROBE_SECONDS``. Members that are still starting are left out.
         """
         pings = {place: self._members[place].ping() for place in self._locations}
         deadline = time.monotonic() + PROBE_SECONDS
@@ -241,11 +242,11 @@ class WorkerGroup:
         return dead, silent
 
     def end(self, dead: Mapping[int, str], reason: str) -> None:
-        """End all processes at once; their pending calls are dropped.
+        """Kill all processes, report this, and drop their pending calls.
 
         Args:
             dead: The places of the members that died, each with the reason.
-            reason: Why the others are stopped.
+            reason: Why the other members are stopped.
         """
         for place in range(self.size):
             kind = EventKind.DIED if place in dead else EventKind.STOPPED
@@ -253,19 +254,19 @@ class WorkerGroup:
         self.kill()
 
     def kill(self) -> None:
-        """End all processes at once, and report nothing."""
+        """Kill all processes without a report."""
         for member in self._members:
             member.kill()
         self.pending.clear()
 
-    # -- a step ---------------------------------------------------------------------------------
+    # -- the phases of a step -------------------------------------------------------------------
 
     def compute(self, indices: np.ndarray[Any, Any], version: int, *, reads: bool) -> None:
-        """Compute the gradient of the leased batch.
+        """Start to compute the gradient of the leased batch.
 
         Args:
             indices: The indices of its samples, int64, shape (B,).
-            version: The version of the parameters at which it is computed.
+            version: The version of the parameters with which it is computed.
             reads: Whether the group receives these parameters first.
         """
         assert self.lease is not None
@@ -277,13 +278,13 @@ class WorkerGroup:
         parts = np.array_split(indices, self.size)
         for place, (member, part) in enumerate(zip(self._members, parts, strict=True)):
             share = len(part) / len(indices)
-            # A member for which nothing is left has to step with the others all the same.
+            # Even a member without samples has to step, because the others wait for it.
             sent = part if len(part) else indices[:1]
             call = member.call(Worker.compute, self.lease, sent, share, reads)
             self._await(call, GroupCall.COMPUTE, place)
 
     def push(self, servers: ServerGroup) -> None:
-        """Send the gradient to all servers."""
+        """Start to send the gradient to all servers."""
         assert self.lease is not None
         self._begin(GroupPhase.PUSHING)
         self._await(self._members[0].call(Worker.push, self.lease), GroupCall.PUSH, 0)
@@ -291,12 +292,12 @@ class WorkerGroup:
             self._await(call, GroupCall.SERVER_STAGE, server)
 
     def note_step(self) -> None:
-        """Note that the gradient lies on all servers: the group has done a step."""
+        """Note that all servers have the gradient, which ends the group's step."""
         self.phase = GroupPhase.STAGED
         self._steps.append(time.monotonic() - self._step_began)
 
     def release(self) -> None:
-        """Take the lease away: the batch was applied, or an update was made without it."""
+        """End the lease: the batch was applied, or an update was made without it."""
         self.lease = None
         if self.phase is GroupPhase.STAGED:
             self.phase = GroupPhase.IDLE
@@ -304,22 +305,22 @@ class WorkerGroup:
     # -- calls ----------------------------------------------------------------------------------
 
     def finish(self, call: Call[Any]) -> dict[str, float]:
-        """Take the result of a pending call that has ended.
+        """Process the result of a pending call that has ended.
 
         Returns:
-            How long the phases of the step took, in seconds.
+            The duration of each phase of the step, in seconds.
 
         Raises:
-            GroupBroken: A member died, or a process that it worked with did.
+            GroupBroken: A member died, or a process that it communicates with died.
         """
         pending = self.pending.pop(call)
         self._silence = 0.0
         try:
             result = self._cluster.result(call)
         except (Died, LinkBroken) as error:
-            # A server's call fails on behalf of the leader, which has the links.
+            # If a server's call fails, the cause may be the leader, which has the links.
             member = 0 if pending.kind in _OF_SERVERS else pending.index
-            # A broken link is noticed by those who live, and perhaps before the death itself.
+            # The other end of a link may notice a death before Ray does.
             dead = {} if isinstance(error, Died) else self.probe()[0]
             certain = isinstance(error, Died) or bool(dead)
             raise GroupBroken(str(error), dead or {member: str(error)}, certain=certain) from None
@@ -340,7 +341,7 @@ class WorkerGroup:
         return {}
 
     def rest(self) -> None:
-        """Do not count the time until the next call as waiting."""
+        """Exclude the time until the next call from the phase ``wait``."""
         for member in self._members:
             member.call(Worker.rest)
 
@@ -349,16 +350,16 @@ class WorkerGroup:
 
         Raises:
             Died: The leader died.
-            Silent: It does not answer.
+            Silent: The leader does not answer.
         """
         call = self._members[0].call(Worker.buffers)
         return self._cluster.result(call, self._patience())
 
     def add_silence(self, seconds: float) -> None:
-        """Note that nothing was heard of the group for some more seconds.
+        """Add to the time for which the group has been silent.
 
         Raises:
-            GroupBroken: It has been silent for too long.
+            GroupBroken: The group has been silent for too long.
         """
         waiting = [one for one in self.pending.values() if one.kind not in _OF_SERVERS]
         if not waiting or any(one.kind is GroupCall.PLACE for one in waiting):
@@ -373,7 +374,7 @@ class WorkerGroup:
         if self._steps:
             usual = f"its usual step takes {statistics.median(self._steps):.2g} s"
         reason = (
-            f"killed, since it was silent for {self._silence:.0f} s while {self.phase.value} "
+            f"killed because it was silent for {self._silence:.0f} s while {self.phase.value} "
             f"({usual})"
         )
         dead, silent = self.probe()
@@ -390,7 +391,7 @@ class WorkerGroup:
         return max(self._strategy.silence_seconds, self._strategy.silence_factor * usual)
 
     def _leaves(self) -> bool:
-        """Return whether members close their links, and may hang in a collective of the last."""
+        """Return whether members are leaving a process group, in which they may hang."""
         return self.size > 1 and any(
             one.kind is GroupCall.DISCONNECT for one in self.pending.values()
         )

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from fineprune.experiments.arm_table import Group
+from fineprune.experiments.run_schedule import boundaries_of
 from fineprune.report.figures.drawing import Drawing, svg_text
-from fineprune.report.figures.schedule import boundaries_of
 from fineprune.report.figures.style import WIDTH, colour_of, our_style, whole_ticks
 from fineprune.runs.run import Run
 

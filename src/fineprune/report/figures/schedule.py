@@ -11,10 +11,10 @@ from matplotlib.patches import Patch, Rectangle
 
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import Group
+from fineprune.experiments.run_schedule import boundaries_of
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import INK, WIDTH, our_style
 from fineprune.runs.run import Run
-from fineprune.training.recipe import make_recipe
 
 _EPOCHS_PER_ROW = 20
 _FULL_CELL, _PRUNED_CELL = "#e3e3e3", "#f0a45d"
@@ -57,13 +57,6 @@ def prunes_by_epoch(group: Group) -> list[bool]:
     """Return whether each epoch skips samples in the first run that prunes; empty if none does."""
     run = _first_pruned(group)
     return [] if run is None else [bool(line["pruned"]) for line in run.metrics]
-
-
-def boundaries_of(run: Run) -> tuple[int, ...]:
-    """Return the epochs, from 1, at whose end the run's schedule clears the counts."""
-    if not {"window", "windows_per_interval"} & run.recipe.get("pruning", {}).keys():
-        return ()  # The policy has no schedule.
-    return make_recipe(run.recipe).schedule().boundaries
 
 
 def _schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int], label: str) -> str:

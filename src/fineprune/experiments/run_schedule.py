@@ -1,0 +1,14 @@
+"""The schedule of a finished run, from its recipe."""
+
+from fineprune.runs.run import Run
+from fineprune.training.recipe import make_recipe
+
+
+def boundaries_of(run: Run) -> tuple[int, ...]:
+    """Return the epochs, from 1, at whose end the run's schedule clears the counts.
+
+    The tuple is empty if the run's policy has no schedule.
+    """
+    if not {"window", "windows_per_interval"} & run.recipe.get("pruning", {}).keys():
+        return ()
+    return make_recipe(run.recipe).schedule().boundaries

@@ -1,0 +1,151 @@
+"""Which module may import which, and that the pages about the architecture describe the code."""
+
+import ast
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src/fineprune"
+
+diagram = runpy.run_path(str(ROOT / "docs/import_diagram.py"))
+imported_modules, in_order, imports = (
+    diagram[name] for name in ("imported_modules", "in_order", "imports")
+)
+
+# What each subpackage may import of fineprune, besides ``fineprune.errors``.
+ALLOWED = {
+    "pruning": set(),
+    "distributed": set(),
+    "networks": {"importing"},
+    "datasets": {"pruning"},
+    "runs": {"pruning"},
+    # It imports ``fineprune`` itself for the number of the version.
+    "training": {"pruning", "networks", "datasets", "distributed", "runs", "importing", "__init__"},
+    "launch": set(),
+    "experiments": {"runs", "training", "launch"},
+    "report": {"runs", "experiments"},
+    "cli": {"pruning", "distributed", "runs", "training", "experiments", "report", "launch"},
+}
+# The same for the modules at the top level.
+ALLOWED_AT_THE_TOP = {
+    "__init__": {"pruning"},
+    "errors": set(),
+    "importing": set(),
+    "__main__": {"cli"},
+}
+# What ``import fineprune`` reads.
+CORE = [
+    PACKAGE / "__init__.py",
+    PACKAGE / "errors.py",
+    *sorted((PACKAGE / "pruning").rglob("*.py")),
+]
+RAY = "distributed/parameter_servers/ray_cluster.py"
+
+
+def files_of(name):
+    folder = PACKAGE / name
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [PACKAGE / f"{name}.py"]
+
+
+def own_imports(file):
+    """Return the parts of fineprune that a file imports, such as "pruning" or "errors"."""
+    parts = set()
+    for module in imported_modules(file):
+        package, _, rest = module.partition(".")
+        if package == "fineprune":
+            part = rest.partition(".")[0]
+            known = part in ALLOWED or part in ALLOWED_AT_THE_TOP
+            parts.add(part if known else "__init__")
+    return parts
+
+
+@pytest.mark.parametrize("name", [*ALLOWED, *ALLOWED_AT_THE_TOP])
+def test_a_part_imports_only_what_the_table_allows(name):
+    allowed = {name, "errors"} | {**ALLOWED, **ALLOWED_AT_THE_TOP}[name]
+    wrong = {
+        f"{file.relative_to(PACKAGE)} imports {part}"
+        for file in files_of(name)
+        for part in own_imports(file) - allowed
+    }
+    assert not wrong
+
+
+def test_every_part_is_in_the_table():
+    assert set(diagram["subpackages"]()) == set(ALLOWED)
+    assert {file.stem for file in PACKAGE.glob("*.py")} == set(ALLOWED_AT_THE_TOP)
+
+
+def test_the_core_imports_torch_numpy_and_the_standard_library_only():
+    allowed = {"fineprune", "torch", "numpy", *sys.stdlib_module_names}
+    for file in CORE:
+        assert {module.partition(".")[0] for module in imported_modules(file)} <= allowed, file
+
+
+def test_only_one_module_imports_ray():
+    importing = [
+        str(file.relative_to(PACKAGE))
+        for file in sorted(PACKAGE.rglob("*.py"))
+        if any(module.partition(".")[0] == "ray" for module in imported_modules(file))
+    ]
+    assert importing == [RAY]
+
+
+def test_subpackages_do_not_import_each_other_in_a_cycle():
+    assert len(in_order(imports())) == len(imports())  # Raises CycleError if there is a cycle.
+
+
+def test_no_module_is_named_for_nothing_in_particular():
+    names = {part for file in PACKAGE.rglob("*.py") for part in file.relative_to(PACKAGE).parts}
+    vague = {"utils", "util", "helpers", "helper", "common", "misc"}
+    assert not {name.removesuffix(".py") for name in names} & vague
+
+
+def test_there_is_one_training_loop():
+    loops = [
+        str(file.relative_to(PACKAGE))
+        for file in sorted(PACKAGE.rglob("*.py"))
+        if "def _train_epochs(" in file.read_text(encoding="utf-8")
+    ]
+    assert loops == ["training/loop.py"]
+
+
+def test_the_diagram_shows_the_imports_as_they_are():
+    drawn = diagram["svg"](imports())
+    committed = (ROOT / "docs/images/imports.svg").read_text(encoding="utf-8")
+    assert drawn == committed, "run: python docs/import_diagram.py docs/images/imports.svg"
+
+
+def members_of_classes():
+    """Return the names of the methods and annotated attributes of each class."""
+    members: dict[str, set[str]] = {}
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                names = members.setdefault(node.name, set())
+                names |= {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+                names |= {one.target.id for one in node.body if isinstance(one, ast.AnnAssign)}
+    return members
+
+
+def test_the_page_on_the_architecture_names_what_exists():
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    files = set(re.findall(r"`([a-z_/]+\.py)`", page))
+    folders = (PACKAGE, PACKAGE / "distributed/parameter_servers", ROOT)
+    assert not [name for name in files if not any((top / name).exists() for top in folders)]
+    members = members_of_classes()
+    methods = re.findall(r"`([A-Z][A-Za-z]+)\.([a-z_]+)", page)
+    assert methods
+    assert not [f"{cls}.{name}" for cls, name in methods if name not in members.get(cls, ())]
+    tree = page.partition("## The subpackages")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^([a-z_]+)/ ", tree, re.MULTILINE)) == set(diagram["subpackages"]())
+
+
+@pytest.mark.parametrize("relative", ["from . import errors", "from .plan import EpochPlan"])
+def test_relative_imports_are_not_overlooked(tmp_path, relative):
+    (tmp_path / "module.py").write_text(relative)
+    with pytest.raises(ValueError, match="expected absolute imports"):
+        imported_modules(tmp_path / "module.py")
