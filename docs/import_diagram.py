@@ -72,8 +72,9 @@ def draw(edges: Counter[tuple[str, str]], out: Path) -> None:
     for level, row in enumerate(rows):
         for number, name in enumerate(row):
             place[name] = (WIDTH * (number + 1) / (len(row) + 1), -ROW * level)
-    style = {"svg.hashsalt": "imports", "svg.fonttype": "none", "font.family": "sans-serif"}
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "imports", "svg.fonttype": "none", "font.family": "sans-serif"}
+    ):
         figure = Figure((WIDTH, ROW * len(rows)))
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
