@@ -59,16 +59,6 @@ def rich_tables(tables: Sequence[Table]) -> list[RichTable]:
     return rendered
 
 
-def markdown_tables(tables: Sequence[Table]) -> str:
-    """Return the tables as Markdown."""
-    parts = []
-    for table in tables:
-        ruler = ["---", *["---:"] * (len(table.headers) - 1)]
-        lines = [_line(cells) for cells in (table.headers, ruler, *table.lines)]
-        parts.append("\n".join([f"**{table.title}**", "", *lines, "", table.note, ""]))
-    return "\n".join(parts)
-
-
 def _throughput(rows: Sequence[ScaleRow]) -> Table:
     return Table(
         "Throughput (the paper's Tables 1 and 2)",
@@ -177,10 +167,6 @@ def _phases(rows: Sequence[ScaleRow]) -> Table:
         f"Sums over all processes, per applied gradient. The phases {', '.join(SERVER_PHASES)} are "
         f"those of the servers; they take place during the workers' phases pull and wait.",
     )
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _ratio(value: float | None) -> str:
