@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test lint clean
+.PHONY: demo test coverage lint clean
 
 demo: $(INSTALLED)
 	rm -rf runs/demo
@@ -15,13 +15,17 @@ demo: $(INSTALLED)
 test: $(INSTALLED) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+# ARGS are further arguments of pytest, for example: make coverage ARGS="tests/test_pruner.py -n 0"
+coverage: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term --cov-report=html $(ARGS)
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs htmlcov .coverage .coverage.*
 
 # torch comes first and alone: then only the pinned version is fetched, also without a GPU.
 $(INSTALLED): pyproject.toml constraints.txt

@@ -15,6 +15,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import ray
 import torch
 from torch import nn
 
+from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
 from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster, ray_session
 from fineprune.distributed.strategy import Strategy
@@ -37,39 +39,39 @@ STRATEGIES = {
 
 
 class Replica:
-    def __init__(self, rank):
-        self.model = nn.Linear(16, 4)
+    def __init__(self, rank: int) -> None:
+        self.model: nn.Module = nn.Linear(16, 4)
         self.rank = rank
         self.steps = 0
 
-    def load(self, key, indices):
+    def load(self, key: BatchKey, indices: torch.Tensor) -> tuple[int, torch.Tensor]:
         return key.epoch, torch.ones(len(indices), 16)
 
-    def step(self, batch):
+    def step(self, batch: tuple[int, torch.Tensor]) -> torch.Tensor:
         epoch, inputs = batch
         began = time.perf_counter()
-        losses = self.model(inputs).square().mean(1)
+        losses: torch.Tensor = self.model(inputs).square().mean(1)
         losses.mean().backward()
         late = HELD_UP if disturbed(epoch) and self.held_up() else 0.0
         time.sleep(max(0.0, STEP + late - (time.perf_counter() - began)))
         return losses.detach()
 
-    def held_up(self):
+    def held_up(self) -> bool:
         """Count a step of the first worker, and return whether to make it slow."""
         ten, place = divmod(self.steps, ONE_IN)
         self.steps += self.rank == 0
         return self.rank == 0 and place == random.Random(ten).randrange(ONE_IN)
 
 
-def disturbed(epoch):
+def disturbed(epoch: int) -> bool:
     return epoch % 2 == 1
 
 
-def make_optimizer(parameters):
+def make_optimizer(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def measure(updates, rounds):
+def measure(updates: int, rounds: int) -> list[dict[str, float]]:
     """Return a line per round: applied samples per second by strategy and kind of epoch."""
     batches = list(torch.arange(updates * WORKERS * BATCH).split(BATCH))
     lines = []
@@ -90,7 +92,7 @@ def measure(updates, rounds):
     return lines
 
 
-def start(stack, strategy, folder):
+def start(stack: ExitStack, strategy: Strategy, folder: Path) -> Coordinator:
     places = Places(strategy.groups, strategy.group, strategy.servers)
     processes = stack.enter_context(cluster(places))
     model = nn.Linear(16, 4)
@@ -99,7 +101,7 @@ def start(stack, strategy, folder):
     return server
 
 
-def clock(server, epoch, batches):
+def clock(server: Coordinator, epoch: int, batches: Sequence[torch.Tensor]) -> float:
     """Train an epoch, and return its applied samples per second."""
     started = time.perf_counter()
     result = server.run_epoch(epoch, batches, lambda applied: 0.1)
@@ -107,7 +109,7 @@ def clock(server, epoch, batches):
     return sum(len(update.indices) for update in result.updates) / seconds
 
 
-def summary(lines):
+def summary(lines: list[dict[str, float]]) -> dict[str, float]:
     """Return medians of samples per second, and of each round's ratio to undisturbed workers."""
     result = {key: statistics.median(line[key] for line in lines) for key in lines[0]}
     for name in STRATEGIES:
@@ -118,7 +120,7 @@ def summary(lines):
     return result
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--updates", type=int, default=50, help="of an epoch")
     parser.add_argument("--rounds", type=int, default=7)

@@ -13,6 +13,9 @@ import json
 import statistics
 import time
 import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,20 +29,25 @@ from fineprune.training.hardware import describe
 BATCH = 128
 SCHEDULE = fp.Schedule(200, window=60, start=30, attenuation=2.0, block=3, count=2)
 
+T = TypeVar("T")
 
-def clock(work):
+
+def clock(work: Callable[[], T]) -> tuple[float, T]:
     started = time.perf_counter()
     result = work()
     return time.perf_counter() - started, result
 
 
-def step_times(pruner, repeats):
+def step_times(pruner: fp.Pruner, repeats: int) -> tuple[float, float]:
     """Return the median seconds of a LeNet step and of recording its losses within such a step."""
-    model = LeNet().to(memory_format=torch.channels_last)
+    model = LeNet()
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
     x = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     y = torch.randint(0, 10, (BATCH,))
-    steps, means, records = [], [], []
+    steps: list[float] = []
+    means: list[float] = []
+    records: list[float] = []
     for repeat in range(repeats + 10):
         index = torch.randint(0, 50_000, (BATCH,))
         started = time.perf_counter()
@@ -58,17 +66,18 @@ def step_times(pruner, repeats):
         records.append(time.perf_counter() - recording)
         means.append(after - before)
         if repeat < 10:
-            steps.clear(), means.clear(), records.clear()
+            for warmup in (steps, means, records):
+                warmup.clear()
     return statistics.median(steps), statistics.median(records) - statistics.median(means)
 
 
-def epoch_times(samples, repeats=7):
+def epoch_times(samples: int, repeats: int = 7) -> tuple[float, float]:
     """Return the median seconds of ending an epoch and of selecting the samples of the next."""
     pruner = fp.Pruner(samples, fp.FinePruning(SCHEDULE, prune=0.25), batch_size=BATCH)
     losses = np.random.default_rng(0).random(samples, dtype=np.float32)
     ends, selections = [], []
     for epoch in range(31, 31 + repeats):
-        seconds, _ = clock(lambda epoch=epoch: pruner.set_epoch(epoch))
+        seconds, _ = clock(partial(pruner.set_epoch, epoch))
         if SCHEDULE.prunes(epoch):
             selections.append(seconds)
         for index in pruner.sampler.order().split(BATCH):
@@ -77,7 +86,7 @@ def epoch_times(samples, repeats=7):
     return statistics.median(ends), statistics.median(selections)
 
 
-def small_sizes(repeats):
+def small_sizes(repeats: int) -> list[dict[str, Any]]:
     pruner = fp.Pruner(50_000, fp.FinePruning(SCHEDULE, prune=0.25), batch_size=BATCH)
     step, record = step_times(pruner, repeats)
     rows = []
@@ -99,7 +108,7 @@ def small_sizes(repeats):
     return rows
 
 
-def large_selection(samples=100_000_000):
+def large_selection(samples: int = 100_000_000) -> list[dict[str, Any]]:
     """Return the time and the extra memory of a selection and, for comparison, of a shuffle."""
     tied = np.zeros(samples, dtype=np.uint8)
     spread = np.random.default_rng(0).integers(0, 60, samples, dtype=np.uint8)
@@ -107,7 +116,7 @@ def large_selection(samples=100_000_000):
     rows = []
     for name, counts in (("all counts equal", tied), ("counts 0 to 59", spread)):
         seconds = min(
-            clock(lambda c=counts: keep_least_counted(c, keep, np.random.default_rng(1)))[0]
+            clock(partial(keep_least_counted, counts, keep, np.random.default_rng(1)))[0]
             for _ in range(3)
         )
         tracemalloc.start()
@@ -127,7 +136,7 @@ def large_selection(samples=100_000_000):
     return rows
 
 
-def show(rows):
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
     keys = list(rows[0])
     print("| " + " | ".join(key.replace("_", " ") for key in keys) + " |")
     print("|" + "---|" * len(keys))
@@ -140,7 +149,7 @@ def show(rows):
     print()
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--large", action="store_true", help="also 100 million samples")
     parser.add_argument("--repeats", type=int, default=300)

@@ -11,13 +11,15 @@ line for each run, and exits with 0 when all are done, with 75 ("try again") whe
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fineprune.experiments.controls import arm_recipe
 from fineprune.runs.files import METRICS, SUMMARY
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
-from fineprune.training.recipe import read_recipe
+from fineprune.training.recipe import Recipe, read_recipe
 
 # What says most in the shortest time comes first.
 ORDER = "resnet18 vgg16 resnet50 wrn16 lenet resnet34 vgg13 vgg19 wrn10 wrn22"
@@ -29,10 +31,10 @@ class TimeIsUp(Exception):
     pass
 
 
-def run_queue(runs, deadline):
+def run_queue(runs: Sequence[tuple[Recipe, Path]], deadline: float) -> None:
     """Train the runs in order; raises TimeIsUp after the first epoch that ends too late."""
 
-    def stop_in_time(metrics):
+    def stop_in_time(metrics: dict[str, Any]) -> None:
         # An epoch as long as this one must still fit.
         if time.monotonic() + metrics["seconds"] + metrics["evaluate_seconds"] > deadline:
             raise TimeIsUp
@@ -43,13 +45,13 @@ def run_queue(runs, deadline):
             stop_in_time({"seconds": 0.0, "evaluate_seconds": 0.0})
 
 
-def progress(folder, epochs):
+def progress(folder: Path, epochs: int) -> str:
     file = folder / METRICS
     done = file.read_bytes().count(b"\n") if file.exists() else 0
     return f"{folder}: {done} of {epochs} epochs"
 
 
-def main():
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/paper"))
     parser.add_argument("--minutes", type=float, default=9.0)

@@ -19,7 +19,9 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,22 +34,23 @@ from fineprune.networks.registry import build_network
 from fineprune.training.hardware import describe, resolved
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.settings import RunSettings
 
 BATCH = 128
 WORKERS = 2
 
 
-class PillowImages(Dataset):
+class PillowImages(Dataset[tuple[torch.Tensor, int]]):
     """The usual transforms of CIFAR scripts, one image at a time."""
 
-    def __init__(self, images, labels):
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         self.images = images.permute(0, 2, 3, 1).numpy()
-        self.labels = labels.tolist()
+        self.labels: list[int] = labels.tolist()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         image = ImageOps.expand(Image.fromarray(self.images[index]), 4)
         left, top = random.randrange(9), random.randrange(9)
         image = image.crop((left, top, left + 32, top + 32))
@@ -60,8 +63,9 @@ class PillowImages(Dataset):
 class PlainLoop:
     """An epoch as most scripts have it."""
 
-    def __init__(self, network, samples, device):
+    def __init__(self, network: str, samples: int, device: str) -> None:
         data = make_synthetic(samples)[0]
+        self.samples = samples
         self.device = device
         self.model = build_network(network, 10, 3).to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
@@ -75,7 +79,7 @@ class PlainLoop:
             generator=torch.Generator().manual_seed(0),
         )
 
-    def epoch(self):
+    def epoch(self) -> int:
         total = 0.0
         for x, y in self.loader:
             x, y = x.to(self.device), y.to(self.device)
@@ -84,19 +88,19 @@ class PlainLoop:
             loss.backward()
             self.optimizer.step()
             total += loss.item()
-        return len(self.loader.dataset)
+        return self.samples
 
 
 class FixedBatch:
     """Forward and backward on one batch that never changes."""
 
-    def __init__(self, network, steps, run):
+    def __init__(self, network: str, steps: int, run: RunSettings) -> None:
         self.steps = steps
         self.autocast = torch.autocast(
             run.device, dtype=torch.bfloat16, enabled=run.precision == "bfloat16"
         )
         self.model = build_network(network, 10, 3).to(run.device)
-        self.model = self.model.to(memory_format=torch.channels_last)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         mode = "default" if run.device == "cpu" else "reduce-overhead"
         self.forward = (
             torch.compile(self.model, dynamic=False, mode=mode)
@@ -107,7 +111,7 @@ class FixedBatch:
         self.x = x.contiguous(memory_format=torch.channels_last)
         self.y = torch.randint(0, 10, (BATCH,), device=run.device)
 
-    def epoch(self):
+    def epoch(self) -> int:
         for _ in range(self.steps):
             with self.autocast:
                 logits = self.forward(self.x)
@@ -116,9 +120,9 @@ class FixedBatch:
         return self.steps * BATCH
 
 
-def clock(epoch, device):
+def clock(epoch: Callable[[], int], device: str) -> float:
     """Images per second of one epoch."""
-    wait = torch.cuda.synchronize if device != "cpu" else lambda: None
+    wait: Callable[[], None] = torch.cuda.synchronize if device != "cpu" else lambda: None
     wait()
     started = time.perf_counter()
     images = epoch()
@@ -126,7 +130,9 @@ def clock(epoch, device):
     return images / (time.perf_counter() - started)
 
 
-def measure(network, samples, rounds, device):
+def measure(
+    network: str, samples: int, rounds: int, device: str
+) -> tuple[list[dict[str, float]], RunSettings]:
     """Images per second of each loop, a line a round; the first round warms up and is left out."""
     made = make_recipe(
         {
@@ -147,9 +153,9 @@ def measure(network, samples, rounds, device):
     run = resolved(made).run
     plain = PlainLoop(network, samples, run.device)
     limit = FixedBatch(network, -(-samples // BATCH), run)
-    lines = []
+    lines: list[dict[str, float]] = []
 
-    def others(metrics):
+    def others(metrics: dict[str, Any]) -> None:
         line = {
             "ours": metrics["samples"] / metrics["seconds"],
             "plain": clock(plain.epoch, run.device),
@@ -162,7 +168,7 @@ def measure(network, samples, rounds, device):
     return lines[1:], run
 
 
-def summary(lines):
+def summary(lines: list[dict[str, float]]) -> dict[str, float]:
     """Medians, and the medians and extremes of each round's ratios."""
     result = {key: statistics.median(line[key] for line in lines) for key in lines[0]}
     for other in ("plain", "limit"):
@@ -173,7 +179,7 @@ def summary(lines):
     return result
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", default="lenet")
     parser.add_argument("--samples", type=int, default=25_600, help="images in an epoch")

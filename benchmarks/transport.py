@@ -23,10 +23,14 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fineprune.distributed.parameter_servers.link import Link, WireFormat, join_store, open_store
 from fineprune.training.hardware import describe
@@ -36,11 +40,16 @@ SERVERS = (1, 2)
 SHAPES = {"veth, 1 Gbit/s": (1, "256k"), "veth, 10 Gbit/s": (10, "2m")}
 TIMEOUT = 300.0
 
+# The name of a transfer and its number of servers.
+Turn = tuple[str, int]
+# An end of a network: its host, its interface and the command that enters its namespace.
+End = tuple[str, str, list[str]]
+
 
 # --- The processes that are measured ------------------------------------------------------------
 
 
-def work(options):
+def work(options: argparse.Namespace) -> None:
     """Measure, as the worker: print the port of the store, then the times of all transfers."""
     store = open_store(options.host, timeout_seconds=TIMEOUT)
     listening = socket.create_server((options.host, 0))
@@ -58,35 +67,35 @@ def work(options):
     rounding = make_link(store, options, 0, 1, 0, torch.bfloat16)
     group(store, options, 0)
 
-    def begin(servers):
+    def begin(servers: int) -> None:
         for server in range(servers):
             controls[server].sendall(b"!")
         for server in range(servers):
             controls[server].recv(1)
 
-    def stream_up():
+    def stream_up() -> None:
         controls[0].sendall(buffer)
         controls[0].recv(1)
 
-    def push(links):
+    def push(links: Sequence[Link]) -> None:
         parts = zip(links, gradients.chunk(len(links)), strict=True)
         for transfer in [link.send_later(part) for link, part in parts]:
             transfer.wait()
 
-    def pull(links):
+    def pull(links: Sequence[Link]) -> None:
         parts = zip(links, parameters.chunk(len(links)), strict=True)
         for transfer in [link.receive_later(part) for link, part in parts]:
             transfer.wait()
 
-    turns = {
+    turns: dict[Turn, Callable[[], object]] = {
         ("plain socket, up", 1): stream_up,
         ("plain socket, down", 1): lambda: fill(controls[0], buffer),
-        **{("push", s): lambda s=s: push(links[s]) for s in SERVERS},
-        **{("pull", s): lambda s=s: pull(links[s]) for s in SERVERS},
+        **{("push", s): partial(push, links[s]) for s in SERVERS},
+        **{("pull", s): partial(pull, links[s]) for s in SERVERS},
         ("push as bfloat16", 1): lambda: push([rounding]),
         ("all-reduce", 1): lambda: dist.all_reduce(gradients),
     }
-    seconds = {turn: [] for turn in turns}
+    seconds: dict[Turn, list[float]] = {turn: [] for turn in turns}
     for repeat in range(options.repeats + 1):
         for (what, servers), turn in turns.items():
             gradients.fill_(repeat)
@@ -102,7 +111,7 @@ def work(options):
     dist.destroy_process_group()
 
 
-def serve(options):
+def serve(options: argparse.Namespace) -> None:
     """Do what the worker's schedule says, as a server."""
     store = join_store(options.peer, int(sys.stdin.readline()), timeout_seconds=TIMEOUT)
     me = options.server
@@ -116,14 +125,25 @@ def serve(options):
         rounding = make_link(store, options, 1, 1, 0, torch.bfloat16)
         group(store, options, 1)
 
-    def part(servers):
-        return memory.chunk(servers)[me]
+    def part(servers: int) -> torch.Tensor:
+        own: torch.Tensor = memory.chunk(servers)[me]
+        return own
 
-    turns = {
-        ("plain socket, up", 1): lambda: (fill(control, buffer), control.sendall(b"!")),
+    def stream_up() -> None:
+        fill(control, buffer)
+        control.sendall(b"!")
+
+    def push(servers: int) -> None:
+        links[servers].receive(part(servers))
+
+    def pull(servers: int) -> None:
+        links[servers].send(part(servers))
+
+    turns: dict[Turn, Callable[[], object]] = {
+        ("plain socket, up", 1): stream_up,
         ("plain socket, down", 1): lambda: control.sendall(buffer),
-        **{("push", s): lambda s=s: links[s].receive(part(s)) for s in SERVERS},
-        **{("pull", s): lambda s=s: links[s].send(part(s)) for s in SERVERS},
+        **{("push", s): partial(push, s) for s in SERVERS},
+        **{("pull", s): partial(pull, s) for s in SERVERS},
         ("push as bfloat16", 1): lambda: rounding.receive(memory),
         ("all-reduce", 1): lambda: dist.all_reduce(memory),
     }
@@ -139,7 +159,14 @@ def serve(options):
         dist.destroy_process_group()
 
 
-def make_link(store, options, side, servers, server, wire_dtype=None):
+def make_link(
+    store: TCPStore,
+    options: argparse.Namespace,
+    side: int,
+    servers: int,
+    server: int,
+    wire_dtype: torch.dtype | None = None,
+) -> Link:
     elements = -(-(options.bytes // 4) // servers)
     return Link(
         store,
@@ -152,19 +179,19 @@ def make_link(store, options, side, servers, server, wire_dtype=None):
     )
 
 
-def group(store, options, rank):
+def group(store: TCPStore, options: argparse.Namespace, rank: int) -> None:
     """Join the worker and the first server in a plain Gloo group on the given interface."""
     os.environ["GLOO_SOCKET_IFNAME"] = options.interface
-    store = dist.PrefixStore("all-reduce", store)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    prefixed = PrefixStore("all-reduce", store)
+    dist.init_process_group("gloo", store=prefixed, rank=rank, world_size=2)
 
 
-def tuned(connection):
+def tuned(connection: socket.socket) -> socket.socket:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
-def fill(connection, buffer):
+def fill(connection: socket.socket, buffer: bytearray) -> None:
     rest = memoryview(buffer)
     while rest:
         rest = rest[connection.recv_into(rest) :]
@@ -173,14 +200,13 @@ def fill(connection, buffer):
 # --- The driver ---------------------------------------------------------------------------------
 
 
-def measure(options, ends):
-    """Run the worker and the servers at the two ends of a network, and return the times.
-
-    Each end is given as its host, its interface and the command that enters its namespace.
-    """
+def measure(options: argparse.Namespace, ends: Sequence[End]) -> dict[Turn, list[float]]:
+    """Run the worker and the servers at the two ends of a network, and return the times."""
     (worker_host, worker_interface, inside), (server_host, server_interface, beyond) = ends
 
-    def start(role, command, host, interface, *more):
+    def start(
+        role: str, command: list[str], host: str, interface: str, *more: str
+    ) -> subprocess.Popen[str]:
         given = {"role": role, "host": host, "interface": interface, "peer": worker_host}
         given |= {"megabytes": options.megabytes, "repeats": options.repeats}
         arguments = [part for key, value in given.items() for part in (f"--{key}", str(value))]
@@ -196,11 +222,14 @@ def measure(options, ends):
         for server in range(max(SERVERS)):
             more = ("--server", str(server))
             processes.append(start("server", beyond, server_host, server_interface, *more))
-        port = processes[0].stdout.readline()
+        output = processes[0].stdout
+        assert output is not None
+        port = output.readline()
         for process in processes[1:]:
+            assert process.stdin is not None
             process.stdin.write(port)
             process.stdin.flush()
-        result = processes[0].stdout.readline()
+        result = output.readline()
         if not result:
             sys.exit("the worker ended before it had measured: see above")
         return {(what, servers): times for what, servers, times in json.loads(result)}
@@ -211,7 +240,7 @@ def measure(options, ends):
 
 
 @contextmanager
-def namespaces(gigabits, burst):
+def namespaces(gigabits: int, burst: str) -> Iterator[list[End]]:
     """Yield two namespaces joined by a veth pair of limited speed, and remove them afterwards."""
     names = [f"fineprune-{os.getpid()}-{side}" for side in "ab"]
     hosts = ["10.213.0.1", "10.213.0.2"]
@@ -235,20 +264,22 @@ def namespaces(gigabits, burst):
             call("ip", "netns", "delete", name)
 
 
-def call(*command):
+def call(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)}: {' '.join(done.stderr.split())}")
 
 
-def what_is_missing():
+def what_is_missing() -> str | None:
     if os.geteuid() != 0:
         return "namespaces need root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     return f"namespaces need {' and '.join(missing)} (iproute2)" if missing else None
 
 
-def rows_of(network, nominal, size, measured):
+def rows_of(
+    network: str, nominal: int | None, size: int, measured: Mapping[Turn, Sequence[float]]
+) -> list[dict[str, Any]]:
     limits = {
         way: size / statistics.median(measured[f"plain socket, {way}", 1]) for way in ("up", "down")
     }
@@ -273,7 +304,7 @@ def rows_of(network, nominal, size, measured):
     return rows
 
 
-def show(rows):
+def show(rows: Sequence[Mapping[str, Any]]) -> None:
     keys = list(rows[0])
     print("| " + " | ".join(key.replace("_", " ") for key in keys) + " |")
     print("|" + "---|" * len(keys))
@@ -285,7 +316,7 @@ def show(rows):
         print("| " + " | ".join(cells) + " |")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=float, default=100, help="of float32 parameters")
     parser.add_argument("--repeats", type=int, default=7)
@@ -299,12 +330,13 @@ def main():
     options.bytes = int(options.megabytes * 1e6) // 8 * 8
     torch.set_num_threads(1)
     if options.role:
-        return {"worker": work, "server": serve}[options.role](options)
+        {"worker": work, "server": serve}[options.role](options)
+        return
     missing = None if options.without_namespaces else what_is_missing()
     if missing:
         parser.error(f"{missing}; --without-namespaces measures over loopback only")
 
-    loopback = ("127.0.0.1", "lo", [])
+    loopback: End = ("127.0.0.1", "lo", [])
     rows = rows_of("loopback", None, options.bytes, measure(options, [loopback, loopback]))
     if not options.without_namespaces:
         for network, (gigabits, burst) in SHAPES.items():
@@ -314,10 +346,9 @@ def main():
     about |= {"megabytes": options.bytes / 1e6, "repeats": options.repeats}
     if options.json:
         print(json.dumps({"about": about, "rows": rows}))
-        return None
+        return
     print(about, "\n")
     show(rows)
-    return None
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ class SkipEasiest(fp.Policy):
         pruned = epoch >= self.warmup and epoch % 2 == 0
         return len(self.last) // 2 if pruned else len(self.last)
 
-    def select(self, epoch: int, num_kept: int, rng: np.random.Generator) -> fp.EpochPlan:
+    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> fp.EpochPlan:
         kept = np.sort(np.argsort(-self.last, kind="stable")[:num_kept])
         return fp.EpochPlan(epoch, torch.from_numpy(kept))
 
@@ -79,7 +79,7 @@ def main() -> float:
             trained += len(index)
 
     with torch.no_grad():
-        accuracy = (model(x[test]).argmax(1) == y[test]).float().mean().item()
+        accuracy: float = (model(x[test]).argmax(1) == y[test]).float().mean().item()
     print(f"trained {trained} of {1280 * EPOCHS} sample-steps, test accuracy {accuracy:.1%}")
     return accuracy
 

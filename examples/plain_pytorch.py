@@ -38,7 +38,7 @@ def main() -> float:
         print(f"epoch {epoch + 1}: trained on {len(pruner.plan.kept)} of {len(train_set)} samples")
 
     with torch.no_grad():
-        accuracy = (model(x[1280:]).argmax(1) == y[1280:]).float().mean().item()
+        accuracy: float = (model(x[1280:]).argmax(1) == y[1280:]).float().mean().item()
     print(f"test accuracy {accuracy:.1%}")
     return accuracy
 

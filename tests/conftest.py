@@ -1,6 +1,11 @@
-"""Fixtures that several test files share."""
+"""Fixtures and settings that several test files share."""
 
 import pytest
+from hypothesis import settings
+
+# Hypothesis fails a slow example by default. How long one takes says more about the machine.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="module")

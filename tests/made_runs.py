@@ -4,6 +4,7 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -88,6 +89,7 @@ def make_run(
     lines = []
     for epoch in range(training.epochs):
         kept = policy.num_kept(epoch)
+        assert kept is not None
         passed = sum(milestone <= epoch for milestone in training.milestones)
         done = 1 - 0.5 ** (1 + passed) * (0.4 + 0.6 * np.exp(-epoch / training.epochs * 8))
         accuracy = 0.95 * done + _SHIFTS.get(arm, -0.01) * done + noise.normal(0, 0.002)
@@ -143,7 +145,7 @@ def _make_counts(
         np.save(folder / f"epoch-{end:04d}.npy", counts.astype(np.uint8), allow_pickle=False)
 
 
-def _summary(recipe: Recipe, arm: str, lines: list[dict]) -> dict:
+def _summary(recipe: Recipe, arm: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
     full = [line["seconds"] for line in lines if not line["pruned"]]
     pruned = [line["seconds"] for line in lines if line["pruned"]]
     accuracies = [line["test_accuracy"] for line in lines if line["test_accuracy"] is not None]

@@ -9,9 +9,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import fineprune as fp
@@ -67,7 +67,7 @@ def ranks_main(rank, folder):
 
 
 def test_two_ranks_train_like_one_process_with_twice_the_batch_size(tmp_path):
-    mp.spawn(ranks_main, args=(str(tmp_path),), nprocs=2)
+    spawn(ranks_main, args=(str(tmp_path),), nprocs=2)
     model = new_model()
     counts = users_loop(model, 16)
     for rank in range(2):
@@ -119,10 +119,10 @@ def test_torchrun_trains_a_recipe_like_one_process(two_ranks, tmp_path):
     one, two = (read_metrics(f / "metrics.jsonl") for f in (tmp_path / "one", folder))
     for line, other in zip(one, two, strict=True):
         assert line["train_loss"] == pytest.approx(other["train_loss"], rel=1e-3)
-    one, two = (load_checkpoint(f / "checkpoint.pt") for f in (tmp_path / "one", folder))
-    for name, value in one["model"].items():
-        torch.testing.assert_close(two["model"][name], value, rtol=1e-2, atol=1e-3)
-    assert len(two["random"]) == 2
+    first, second = (load_checkpoint(f / "checkpoint.pt") for f in (tmp_path / "one", folder))
+    for name, value in first["model"].items():
+        torch.testing.assert_close(second["model"][name], value, rtol=1e-2, atol=1e-3)
+    assert len(second["random"]) == 2
 
 
 def test_ranks_that_a_signal_stops_write_one_checkpoint_after_the_same_step(tmp_path):

@@ -107,20 +107,22 @@ def test_only_seeds_of_both_arms_are_paired():
 
 def test_one_seed_gives_a_difference_without_an_interval():
     row = table_rows([make_run("full", 0, 0.90), pruned(0, 0.89)])[1]
-    assert row.last_difference == Difference(pytest.approx(-0.01), None, 1)
+    assert row.last_difference == Difference(pytest.approx(-0.01), None, 1)  # type: ignore[arg-type]
     assert row.last_difference.low is row.last_difference.high is None
 
 
 def test_without_full_runs_nothing_is_compared():
     (row,) = table_rows([pruned(0, 0.89)])
-    assert row.time_saved is row.last_difference is row.best3_difference is None
+    assert row.time_saved is None
+    assert row.last_difference is row.best3_difference is None
     assert row.skipped == pytest.approx(0.12)  # From its own summary.
     assert row.saved_in_epochs == pytest.approx(0.12)
 
 
 def test_full_runs_with_other_seeds_are_not_paired():
     row = table_rows([make_run("full", 1, 0.90), pruned(0, 0.89)])[1]
-    assert row.time_saved is row.skipped is row.last_difference is None
+    assert row.time_saved is row.skipped is None
+    assert row.last_difference is None
 
 
 def test_the_skipped_share_of_fewer_epochs_is_relative_to_full():

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -351,7 +352,7 @@ SCHEDULE = fp.Schedule(epochs=4, window=2, start=1)
 IMAGES = ImageSet(
     torch.zeros((8, 3, 4, 4), dtype=torch.uint8), torch.zeros(8, dtype=torch.int64), ("one",)
 )
-STATISTICS = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+STATISTICS: dict[str, Any] = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
 
 
 def pruner(**settings):
@@ -369,10 +370,14 @@ CALLS = [
     (lambda: fp.Schedule(epochs=0, window=2, start=1), "epochs", "got 0"),
     (lambda: fp.Schedule(epochs=4, window=0, start=1), "window", "got 0"),
     (lambda: fp.Schedule(epochs=4, window=2, start=-1), "start", "got -1"),
-    (lambda: fp.Schedule(epochs=4, window=2.5, start=1), "window", "got 2.5"),
+    (lambda: fp.Schedule(epochs=4, window=2.5, start=1), "window", "got 2.5"),  # type: ignore[arg-type]
     (lambda: fp.Schedule(4, 2, 1, block=1, count=2), "count=2", "block=1"),
     (lambda: fp.Schedule(4, 2, 1, attenuation=0.5), "attenuation", "got 0.5"),
-    (lambda: fp.Schedule(4, 2, 1, attenuate="batch"), "attenuate", "got 'batch'"),
+    (
+        lambda: fp.Schedule(4, 2, 1, attenuate="batch"),  # type: ignore[arg-type]
+        "attenuate",
+        "got 'batch'",
+    ),
     (lambda: fp.Schedule(4, (2, 1), (1,)), "start", "window"),
     (lambda: fp.Schedule.from_milestones(9, [6, 3]), "milestones in ascending order", "got [6, 3]"),
     (lambda: fp.Schedule.from_milestones(9, [3], start=2), "share of each window", "got 2"),
@@ -383,7 +388,11 @@ CALLS = [
     (lambda: fp.FinePruning(SCHEDULE, prune=1.0), "share", "got 1.0"),
     (lambda: fp.FinePruning(SCHEDULE, prune=-0.1), "share", "got -0.1"),
     (lambda: fp.FinePruning(SCHEDULE, prune=0.3, tolerance=float("nan")), "tolerance", "got nan"),
-    (lambda: fp.FinePruning("60 epochs", prune=0.3), "Schedule", "got str"),
+    (
+        lambda: fp.FinePruning("60 epochs", prune=0.3),  # type: ignore[arg-type]
+        "Schedule",
+        "got str",
+    ),
     (lambda: fp.FullData(0), "epochs", "got 0"),
     (lambda: fp.Pruner(0, fp.FullData(3)), "number of samples", "got 0"),
     (lambda: fp.Pruner(10, fp.FinePruning(SCHEDULE, prune=10)), "prune", "10"),
@@ -397,6 +406,7 @@ CALLS = [
     (lambda: pruner().record(torch.tensor([0, 1]), torch.zeros(3)), "shape", "(3,)"),
     (lambda: pruner().record(torch.tensor([100]), torch.zeros(1)), "99", "100"),
     (lambda: pruner().total_steps(), "batch_size=...", "got None"),
+    (lambda: pruner().dataset, "pruner of a data set", "100 samples"),
     (lambda: pruner().load_state_dict({"version": 0}), "version", "got 0"),
     (lambda: fp.predict_savings(fp.FullData(3), 0, 10), "num_samples", "got 0"),
     (lambda: fp.predict_savings(fp.FullData(3), 9, 3, step_time=0), "step_time", "got 0"),

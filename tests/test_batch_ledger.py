@@ -56,6 +56,7 @@ def test_staged_batches_keep_the_order_of_their_arrival():
     ledger = BatchLedger(0, 2)
     keys = [ledger.lease(0), ledger.lease(1)]
     for key in reversed(keys):
+        assert key is not None
         ledger.stage(key)
     assert ledger.staged == keys[::-1]
 

@@ -60,7 +60,8 @@ def test_the_queue_stops_when_its_time_is_up_and_continues_when_called_again(
     arguments += ["--minutes", 0, *(part for change in changes for part in ("--set", change))]
     monkeypatch.setattr(sys, "argv", ["paper_queue.py", *map(str, arguments)])
     main = runpy.run_path("benchmarks/paper_queue.py")["main"]
-    statuses, printed = [], []
+    statuses: list[int] = []
+    printed: list[str] = []
     while 0 not in statuses and len(statuses) < 10:
         statuses.append(main())
         printed.append(capsys.readouterr().out)

@@ -1,6 +1,7 @@
 import hashlib
 import io
 import tarfile
+import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -290,7 +291,7 @@ def test_what_is_missing_is_downloaded_and_unpacked(known, tmp_path, data, monke
 
 def test_a_failed_connection_says_what_to_do(data, monkeypatch):
     def refused(opener, url, timeout):
-        raise urllib.request.URLError("no route")
+        raise urllib.error.URLError("no route")
 
     monkeypatch.setattr(urllib.request.OpenerDirector, "open", refused)
     with pytest.raises(ConnectionError, match="no route") as error:

@@ -110,7 +110,7 @@ def test_digits_are_the_originals_pixel_for_pixel():
     from sklearn import datasets
 
     source = datasets.load_digits()
-    originals = {}
+    originals: dict[bytes, list[int]] = {}
     for image, label in zip(source.images, source.target, strict=True):
         scaled = np.rint(image / 16 * 255).astype(np.uint8)
         originals.setdefault(scaled.tobytes(), []).append(int(label))

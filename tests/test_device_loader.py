@@ -168,7 +168,9 @@ def test_a_distributed_sampler_will_do():
     data = some_set()
     seen = []
     for rank in range(2):
-        sampler = DistributedSampler(data, num_replicas=2, rank=rank, seed=5)
+        sampler: DistributedSampler[int] = DistributedSampler(
+            data, num_replicas=2, rank=rank, seed=5
+        )
         sampler.set_epoch(3)
         loader = make(data, sampler)
         index, x, _ = one_epoch(loader)

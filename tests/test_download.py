@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import hashlib
+import http.client
 import http.server
 import io
 import os
@@ -67,7 +68,7 @@ def test_a_download_with_another_digest_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, ConnectionResetError])
 def test_a_broken_download_leaves_nothing(failure, tmp_path):
-    class Broken(io.RawIOBase):
+    class Broken(io.BytesIO):
         reads = 0
 
         def read(self, size=-1):
@@ -123,11 +124,13 @@ def test_only_https_is_downloaded(scheme, tmp_path):
 
 def test_a_redirect_away_from_https_is_refused():
     request = urllib.request.Request(URL)
-    handler = download._HttpsRedirects()
+    handler, headers = download._HttpsRedirects(), http.client.HTTPMessage()
     with pytest.raises(ValueError, match=r"expected an https address.*got http://"):
-        handler.redirect_request(request, io.BytesIO(), 302, "", {}, "http://example.org/x.tar.gz")
+        handler.redirect_request(
+            request, io.BytesIO(), 302, "", headers, "http://example.org/x.tar.gz"
+        )
     elsewhere = "https://mirror.example.org/x.tar.gz"
-    followed = handler.redirect_request(request, io.BytesIO(), 302, "", {}, elsewhere)
+    followed = handler.redirect_request(request, io.BytesIO(), 302, "", headers, elsewhere)
     assert followed.full_url == elsewhere
 
 
@@ -150,6 +153,8 @@ def test_a_refused_connection_says_what_to_do(tmp_path):
 
 class Served(http.server.BaseHTTPRequestHandler):
     """Serves ``CONTENT`` under some paths, and errors under others."""
+
+    server: "QuietServer"
 
     def do_GET(self):  # the name that the base class calls
         path = self.path.strip("/").split("/")[0]
@@ -174,6 +179,9 @@ class Served(http.server.BaseHTTPRequestHandler):
 
 class QuietServer(http.server.ThreadingHTTPServer):
     """Says nothing of clients that refuse its certificate."""
+
+    address: str
+    certificate: Path
 
     def handle_error(self, request, client_address):
         pass

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from fineprune.distributed.parameter_servers.events import LOGGER, EventKind, ProcessKind
-from fineprune.training.loop import Stopped, train
+from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe
+from fineprune.training.stop import Stopped
 
 pytest.importorskip("ray")
 
@@ -114,12 +115,12 @@ def test_an_interrupted_run_gives_the_same_bits_after_resuming(tmp_path):
     assert not (tmp_path / "parts/servers").exists()
 
 
-class AtVersion:
+class AtVersion(logging.Handler):
     """A logging handler that calls a function when the parameters get a given version."""
 
     def __init__(self, version, react):
+        super().__init__(logging.DEBUG)
         self.version, self.react = version, react
-        self.level = logging.DEBUG
 
     def handle(self, record):
         event = record.args[0] if record.args else None

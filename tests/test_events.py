@@ -52,7 +52,7 @@ DIED = Event(EventKind.DIED, WORKER, 3, pid=77, node="n1", reason="it ended unex
     ],
 )
 def test_an_event_is_one_line(event, line, caplog):
-    told = []
+    told: list[Event] = []
     with caplog.at_level(logging.DEBUG, logger=LOGGER.name):
         reporter(told.append)(event)
     assert caplog.messages == [line]

@@ -10,6 +10,7 @@ from torch import nn
 from fineprune.runs.files import read_metrics
 from fineprune.training import loop
 from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.epoch_local import train_epoch_locally
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.optimizer import build_optimizer, load_optimizer, set_rate
@@ -82,13 +83,11 @@ def test_a_tensor_as_learning_rate_gives_the_same_steps_and_is_kept_by_loading(n
     ("compiling", "optimizer"), [("on", "sgd"), *(("off", name) for name in OPTIMIZERS)]
 )
 def test_no_step_waits_for_the_gpu(compiling, optimizer, tmp_path, monkeypatch):
-    plain = loop.train_epoch_locally
-
     def watched(state, epoch, totals, save, stop):
         # The first epoch makes buffers and compiles, which may wait.
         torch.cuda.set_sync_debug_mode("error" if epoch else "default")
         try:
-            return plain(state, epoch, totals, save, stop)
+            return train_epoch_locally(state, epoch, totals, save, stop)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

@@ -1,5 +1,7 @@
 """Indexed adds the index to each item of any map-style data set, with every kind of loader."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
@@ -8,7 +10,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import fineprune as fp
 
 
-class Dicts(Dataset):
+class Dicts(Dataset[Any]):
     """A data set whose items are dicts."""
 
     def __len__(self):
@@ -84,7 +86,7 @@ def test_the_users_collate_function_continues_to_work():
     assert batches == [([i, i + 1, i + 2, i + 3], [i, i + 1, i + 2, i + 3]) for i in (0, 4, 8)]
 
 
-class Stream(IterableDataset):
+class Stream(IterableDataset[int]):
     def __iter__(self):
         return iter(range(3))
 

@@ -123,7 +123,7 @@ class Scenario:
         for run in runs:
             epochs = self.recipe.training.epochs
             assert [line["epoch"] for line in run.metrics] == list(range(epochs))
-            json.loads((run.folder / "summary.json").read_text())
+            json.loads((run.path / "summary.json").read_text())
             if self.served:
                 trained_once(run.metrics, self.recipe)
         if not self.repeatable:
@@ -131,7 +131,7 @@ class Scenario:
         return [
             (
                 [{k: v for k, v in line.items() if k not in (*TIMES, "distributed")} for line in m],
-                {name: value.tolist() for name, value in weights(run.folder).items()},
+                {name: value.tolist() for name, value in weights(run.path).items()},
             )
             for run in runs
             for m in [run.metrics]
@@ -193,7 +193,8 @@ def disturb(scenario, kills, stops, seed, say=lambda line: None):
     chance.shuffle(left)
     while left:
         process = scenario.start()
-        since_progress, epochs = Counter(), 0
+        since_progress: Counter[str] = Counter()
+        epochs = 0
         while left:
             time.sleep(chance.uniform(0, whole_seconds / (4 if scenario.served else 1.5)))
             if process.poll() is not None:
@@ -280,7 +281,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=SCENARIOS)
     options = parser.parse_args()
-    said = Counter()
+    said: Counter[str] = Counter()
 
     def say(line):
         said[line.split(" after ")[0]] += 1

@@ -28,6 +28,7 @@ from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 ray = pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator  # noqa: E402
+from fineprune.distributed.parameter_servers.epoch_state import EpochResult  # noqa: E402
 from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind  # noqa: E402
 from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster  # noqa: E402
 from fineprune.distributed.strategy import Strategy  # noqa: E402
@@ -297,7 +298,7 @@ class Killer:
         self.watch, self.strategy, self.orders = watch, strategy, orders
         self.random = random.Random(seed)
         self.left = kills
-        self.killed = {WORKER: set(), SERVER: set()}
+        self.killed: dict[ProcessKind, set[int]] = {WORKER: set(), SERVER: set()}
         self.early = set()
         self.thread = threading.Thread(target=self.run)
 
@@ -408,7 +409,7 @@ def test_no_process_outlives_a_killed_driver(tmp_path):
 @pytest.mark.parametrize("mode", STRATEGIES)
 def test_kills_at_random(tmp_path, mode):
     strategy = STRATEGIES[mode]
-    results = []
+    results: list[EpochResult] = []
     every = SNAPSHOT_EVERY[mode]
     with training(strategy, tmp_path, snapshot_every=every) as (server, orders, watch):
         with Killer(watch, strategy, orders, KILLS, seed=mode) as killer:
@@ -433,7 +434,7 @@ def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(tmp_path, mode, row
     """One row fits into a single packet. With 8 MB per server, transfers are interrupted."""
     strategy = STRATEGIES[mode]
     with training(strategy, tmp_path, rows, SNAPSHOT_EVERY[mode]) as (server, orders, watch):
-        results = []
+        results: list[EpochResult] = []
 
         def run(rate=rate):
             epoch = len(results)

@@ -95,6 +95,8 @@ class Peer:
         context = mp.get_context("spawn")
         self.process = context.Process(target=peer, args=(theirs, port), daemon=True)
         self.process.start()
+        assert self.process.pid is not None
+        self.pid = self.process.pid
         theirs.close()
 
     def ask(self, act, *arguments):
@@ -105,11 +107,11 @@ class Peer:
         return self.connection.recv()
 
     def signal(self, number):
-        os.kill(self.process.pid, number)
+        os.kill(self.pid, number)
 
     def stop(self):
         self.signal(signal.SIGSTOP)
-        assert os.WIFSTOPPED(os.waitpid(self.process.pid, os.WUNTRACED)[1])
+        assert os.WIFSTOPPED(os.waitpid(self.pid, os.WUNTRACED)[1])
 
     def kill(self):
         self.process.kill()
@@ -292,7 +294,7 @@ def test_a_peer_killed_while_it_sends_breaks_its_link_and_no_other(store, peers)
                 break
             doomed.signal(signal.SIGCONT)
             transfer.wait()
-        assert (into[0], into[-1]) == (1, 0), "never caught in mid-transfer"
+        assert (into[0].item(), into[-1].item()) == (1, 0), "never caught in mid-transfer"
         under_way = bystander.send_later(torch.ones(5))
         doomed.kill()
         with pytest.raises(LinkBroken, match=r"\Alink 'doomed' .* to come, but the other end died"):

@@ -95,7 +95,7 @@ def test_vgg_is_initialised_after_glorot():
         if isinstance(module, nn.Conv2d) and module.weight.numel() > 5_000:
             fans = 9 * (module.in_channels + module.out_channels)
             assert module.weight.std().item() == pytest.approx(math.sqrt(2 / fans), rel=0.05)
-    assert not network.linear.bias.any()
+    assert not network.get_parameter("linear.bias").any()
 
 
 def test_wide_networks_drop_out_while_training_only():

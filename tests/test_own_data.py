@@ -10,14 +10,14 @@ from torch.utils.data import DataLoader, Dataset
 from fineprune.errors import InputError
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
-from fineprune.training import loop
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.loop import train
 from fineprune.training.own_data import SeededSamples
 from fineprune.training.recipe import make_recipe
+from fineprune.training.stop import Stopped
 
 
-class Noisy(Dataset):
+class Noisy(Dataset[tuple[torch.Tensor, int]]):
     """Images of two classes, with noise from the generators of torch, NumPy and Python."""
 
     classes = ("dark", "bright")
@@ -109,7 +109,7 @@ def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
 
     monkeypatch.setattr("fineprune.distributed.all_reduce.StopVote.says_stop", says_stop)
     changed = recipe(f"data.workers={workers}")
-    with pytest.raises(loop.Stopped):
+    with pytest.raises(Stopped):
         train(changed, tmp_path / "run")
     train(changed, tmp_path / "run", resume=True)
     weights, metrics = outcome(tmp_path / "run")
@@ -129,10 +129,15 @@ def test_the_random_numbers_of_a_sample_depend_only_on_seed_epoch_and_index():
     assert len(noise) == 3
 
 
+def generator_states():
+    key = np.random.get_state(legacy=False)["state"]["key"]  # noqa: NPY002
+    return torch.get_rng_state(), key.tolist(), random.getstate()
+
+
 def test_the_users_generators_are_restored():
-    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    states = generator_states()
     _ = SeededSamples(Noisy(8, noise=True), seed=0)[0, 1]
-    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    after = generator_states()
     assert torch.equal(states[0], after[0])
     assert states[1:] == after[1:]
 

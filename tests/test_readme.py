@@ -6,11 +6,13 @@ import shlex
 import shutil
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import TensorDataset
+from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -58,6 +60,9 @@ def commands(page):
             yield [word for word in rest if word != "&"]
 
 
+GROUP = get_command(app)
+assert isinstance(GROUP, TyperGroup)
+
 PYTHON = [
     pytest.param(block, id=f"{name(page)}-{number}")
     for page in PAGES
@@ -72,7 +77,8 @@ COMMANDS = [
 
 def test_python_and_commands_are_found():
     assert PYTHON
-    assert {param.values[0][0] for param in COMMANDS} == set(get_command(app).commands)
+    shown = {arguments[0] for page in PAGES for arguments in commands(page)}
+    assert shown == set(GROUP.commands)
 
 
 @pytest.fixture
@@ -96,7 +102,7 @@ def test_the_python_of_a_page_trains_a_network(code, one_thread, tmp_path, monke
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     steps = []
     optimizer.register_step_post_hook(lambda *_: steps.append(1))
-    names = {"train_set": TensorDataset(x[:512], y[:512]), "model": model, "optimizer": optimizer}
+    names: dict[str, Any] = {"train_set": TensorDataset(x[:512], y[:512]), "model": model, "optimizer": optimizer}
     exec(compile(code, "<page>", "exec"), names)
 
     pruner = names["pruner"]
@@ -116,8 +122,7 @@ def folder(tmp_path, monkeypatch):
 
 def parsed(verb, arguments):
     """The parameters of a verb. Unknown verbs, options and missing arguments are errors."""
-    group = get_command(app)
-    return group.commands[verb].make_context(verb, list(arguments)).params
+    return GROUP.commands[verb].make_context(verb, list(arguments)).params
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)

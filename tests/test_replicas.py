@@ -3,12 +3,13 @@
 import runpy
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -27,7 +28,7 @@ def losses_of(epoch, indices):
 
 def train(pruner, upto=EPOCHS, stop_after=None):
     """Train with made-up losses, and return (epoch, indices) of each batch of this rank."""
-    seen = []
+    seen: list[tuple[int, list[int]]] = []
     for epoch in pruner.epochs():
         for number, indices in enumerate(pruner.sampler.order().split(BATCH)):
             if (epoch, number) == (upto, stop_after):
@@ -93,7 +94,8 @@ def own_policy(batch=BATCH):
         for indices in resumed.sampler.order().split(batch):
             resumed.record(indices, losses_of(epoch, indices))
             seen.append((epoch, sorted(indices.tolist())))
-    return {"seen": seen, "plans": plans, "last": torch.tensor(resumed.policy.last)}
+    learned: Any = resumed.policy
+    return {"seen": seen, "plans": plans, "last": torch.tensor(learned.last)}
 
 
 class Remembers(fp.FullData):
@@ -115,7 +117,9 @@ def observed(rank):
     else:
         pruner.record([4, 5, 6], torch.tensor([2.0, 2.0, 2.0]))
     pruner.end_epoch()
-    return [values.tolist() for values in pruner.policy.records]
+    policy = pruner.policy
+    assert isinstance(policy, Remembers)
+    return [values.tolist() for values in policy.records]
 
 
 def nonfinite_losses(rank):
@@ -175,7 +179,7 @@ def refused(rank):
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(ranks, args=(str(folder),), nprocs=WORLD)
+    spawn(ranks, args=(str(folder),), nprocs=WORLD)
     return [torch.load(folder / f"rank{r}.pt", weights_only=True) for r in range(WORLD)]
 
 
@@ -190,6 +194,7 @@ def test_two_ranks_count_as_one_process_with_the_doubled_batch(two_ranks):
             expected.append((epoch, sorted(indices.tolist())))
 
     assert torch.equal(first["counts"], second["counts"])
+    assert one.counts is not None
     assert torch.equal(first["counts"], one.counts)
     joined = [
         (epoch, sorted(mine + theirs))
@@ -199,6 +204,7 @@ def test_two_ranks_count_as_one_process_with_the_doubled_batch(two_ranks):
 
     # Both ranks stopped in the middle of a pruning epoch after synchronize(), and were resumed.
     assert POLICY.schedule.prunes(4) or POLICY.schedule.prunes(3)
+    assert one.counts is not None
     for rank in (first, second):
         assert rank["resumed_seen"] == rank["seen"]
         assert torch.equal(rank["resumed_counts"], one.counts)
@@ -209,6 +215,8 @@ def test_two_ranks_count_as_one_process_with_the_doubled_batch(two_ranks):
     for epoch in alone.epochs():
         for indices in alone.sampler.order().split(BATCH * WORLD):
             alone.record(indices, losses_of(epoch, indices))
+    assert alone.counts is not None
+    assert one.counts is not None
     assert torch.equal(alone.counts, one.counts)
 
     # A state that was taken without synchronize() is refused.
@@ -266,9 +274,9 @@ def test_the_rank_is_that_of_the_group_or_must_be_given(rank):
     for replicas in (2, 8):
         with pytest.raises(InputError, match="give both or neither"):
             share_of_rank(4, rank, replicas, None)
-    for replicas, wrong in ((2, 2), (4, 4), (None, 4), (4, -1), (4, 0.5), (0, None)):
+    for size, wrong in ((2, 2), (4, 4), (None, 4), (4, -1), (4, 0.5), (0, None)):
         with pytest.raises(InputError, match="expected"):
-            share_of_rank(4, rank, replicas, wrong)
+            share_of_rank(4, rank, size, wrong)  # type: ignore[arg-type]
 
 
 def test_a_launcher_without_a_process_group_is_an_error(monkeypatch):

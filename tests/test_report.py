@@ -88,8 +88,11 @@ def test_the_markdown_table_shows_percentages_and_points_with_two_decimals(runs)
     assert header == [column.header for column in COLUMNS]
     shown = dict(zip(header, lines[1], strict=True))
     assert shown["arm"] == "fine-pruning"
-    assert shown["last epoch, %"] == f"{100 * rows[1].accuracy_last:.2f}"
-    difference = rows[1].last_difference
+    accuracy, difference = rows[1].accuracy_last, rows[1].last_difference
+    assert accuracy is not None
+    assert shown["last epoch, %"] == f"{100 * accuracy:.2f}"
+    assert difference is not None
+    assert difference.half_width is not None
     points = f"{100 * difference.mean:+.2f} ±{100 * difference.half_width:.2f}"
     assert shown["last vs full, points"] == points
     assert lines[0][header.index("time saved, %")] == "-"
@@ -431,7 +434,8 @@ def keep_watched(run, indices):
 
 def parse_strictly(text):
     """Check that tags are closed in order and that every id is unique."""
-    open_tags, ids = [], []
+    open_tags: list[str] = []
+    ids: list[str | None] = []
 
     class Checker(HTMLParser):
         def handle_starttag(self, tag, attributes):

@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-import os
 import resource
 import shutil
 import signal
@@ -18,10 +17,11 @@ from fineprune.runs.files import append_metrics, read_metrics
 from fineprune.runs.lock import only_writer
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training import loop
-from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.epoch_metrics import TrainingDiverged
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.stop import Stopped
 
 RECIPE = {
     "data": {"name": "digits", "train_size": 256},
@@ -213,13 +213,12 @@ def test_a_run_stopped_after_the_last_batch_of_an_epoch_keeps_its_rate(tmp_path,
     saves = []
 
     def stop_inside(path, state):
-        save(path, state)
+        save_checkpoint(path, state)
         saves.append(state["epoch_so_far"])
         inside = [epoch for epoch in saves if epoch]
         if len(inside) == 3 + 4 + 3:  # After the last batch of epoch 3, which has the lower rate.
             raise Stop
 
-    save = loop.save_checkpoint
     recipe = small("run.checkpoint_steps=1")
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", stop_inside)
@@ -254,7 +253,7 @@ def test_the_error_of_a_second_writer_names_the_first_one(tmp_path):
     held.wait(60)
     with pytest.raises(InputError, match=f"got process {process.pid}: wait until"):
         train(small(), tmp_path / "run")
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.join()
     with only_writer(tmp_path / "run"):
         pass
@@ -305,7 +304,7 @@ def test_a_run_stopped_twice_and_resumed_has_the_same_result(whole, tmp_path, mo
 
     monkeypatch.setattr("fineprune.distributed.all_reduce.StopVote.says_stop", says_stop)
     for _ in range(2):
-        with pytest.raises(loop.Stopped):
+        with pytest.raises(Stopped):
             train(small(), tmp_path / "run", resume=True)
     train(small(), tmp_path / "run", resume=True)
     times = ("seconds", "bookkeeping_seconds", "evaluate_seconds")

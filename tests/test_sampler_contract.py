@@ -8,7 +8,7 @@ import reference as twin
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import fineprune as fp
 
@@ -20,6 +20,12 @@ PRUNED = [2, 3, 4, 8, 9, 10]
 
 def quiet(examples):
     return settings(max_examples=examples, derandomize=True, deadline=None)
+
+
+def torchs_sampler(n, ranks, rank, seed, drop_last):
+    """Return torch's own sampler of ``n`` samples."""
+    data = TensorDataset(torch.arange(n))
+    return DistributedSampler(data, ranks, rank, shuffle=True, seed=seed, drop_last=drop_last)
 
 
 def trained_state(n, policy, seed, epochs=2):
@@ -68,9 +74,7 @@ def test_full_data_is_torchs_distributed_sampler(
     n, ranks, batch, accumulation, drop_last, seed, epoch
 ):
     for rank in range(ranks):
-        theirs = DistributedSampler(
-            range(n), num_replicas=ranks, rank=rank, shuffle=True, seed=seed, drop_last=drop_last
-        )
+        theirs = torchs_sampler(n, ranks, rank, seed, drop_last)
         theirs.set_epoch(epoch)
         ours = fp.Pruner(
             n,
@@ -170,9 +174,7 @@ def test_full_epochs_of_a_pruned_training_are_torchs_too(shape, drop_last, seed,
         )
         pruner.load_state_dict(state)
         pruner.set_epoch(epoch)
-        theirs = DistributedSampler(
-            range(n), num_replicas=ranks, rank=rank, shuffle=True, seed=seed, drop_last=drop_last
-        )
+        theirs = torchs_sampler(n, ranks, rank, seed, drop_last)
         theirs.set_epoch(epoch)
         assert len(pruner.sampler) == len(theirs)
         assert indices(pruner.sampler) == list(theirs)
@@ -255,7 +257,8 @@ def test_total_steps_counts_every_batch(batch, ranks, kept_batches, skipped, dro
         samples = twin.samples_per_rank(n, left_out, ranks, ranks * batch, drop_last)
         expected += twin.batches(samples, batch, drop_last)
         pruner.set_epoch(epoch)
-        walked += len(DataLoader(range(n), batch, sampler=pruner.sampler, drop_last=drop_last))
+        data = TensorDataset(torch.arange(n))
+        walked += len(DataLoader(data, batch, sampler=pruner.sampler, drop_last=drop_last))
     assert pruner.total_steps() == expected == walked
 
 

@@ -63,7 +63,9 @@ def test_a_window_opened_while_training_leaves_the_epoch_in_progress_as_it_was()
     kept = len(pruner.plan.kept)
     pruner.open_window()
     assert schedule.prunes(7)
-    assert pruner.policy.schedule.prunes(7)
+    policy = pruner.policy
+    assert isinstance(policy, fp.FinePruning)
+    assert policy.schedule.prunes(7)
     assert pruner.num_kept(7) == kept == 32
-    assert pruner.policy.schedule.clears(7)
-    assert [e for e in range(8, 20) if pruner.policy.schedule.clears(e)] == [12, 17]
+    assert policy.schedule.clears(7)
+    assert [e for e in range(8, 20) if policy.schedule.clears(e)] == [12, 17]

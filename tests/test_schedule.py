@@ -1,12 +1,14 @@
 """Which epochs prune: worked examples, wrong input, and the ways to make a schedule."""
 
+from typing import Any
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import fineprune as fp
 
-PAPER = {
+PAPER: dict[str, Any] = {
     "epochs": 200,
     "window": 60,
     "start": 30,
@@ -100,7 +102,7 @@ def test_a_window_longer_than_the_training_never_clears():
 
 # --- wrong input -----------------------------------------------------------------------------
 
-GOOD = {"epochs": 20, "window": 5, "start": 2}
+GOOD: dict[str, Any] = {"epochs": 20, "window": 5, "start": 2}
 
 
 @pytest.mark.parametrize(

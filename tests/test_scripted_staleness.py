@@ -43,7 +43,7 @@ def simulated(strategy, delay):
     pushes = simulate(
         delay, strategy.workers, BATCHES, quorum=quorum, bound=strategy.staleness_bound
     )
-    updates = {}
+    updates: dict[tuple[int, int], list[int]] = {}
     for push in pushes:
         updates.setdefault((push.version, push.staleness), []).append(push.worker)
     return [(*update, sorted(workers)) for update, workers in updates.items()]
@@ -53,7 +53,7 @@ class Replica:
     """Its losses are its rank, so that an update shows which workers made it."""
 
     def __init__(self, rank):
-        self.model = nn.Linear(2, 1)
+        self.model: nn.Module = nn.Linear(2, 1)
         self.rank = rank
         self.steps = 0
         self.model(torch.ones(2)).backward()  # the first call takes longer than later ones

@@ -24,8 +24,8 @@ from fineprune.training.recipe import read_recipe
 
 ROOT = Path(__file__).parent.parent
 DIGITS = ROOT / "recipes/digits.toml"
-BASH = shutil.which("bash")
-needs_bash = pytest.mark.skipif(BASH is None, reason="no bash")
+BASH = shutil.which("bash") or ""
+needs_bash = pytest.mark.skipif(not BASH, reason="no bash")
 
 HOSTILE = 'it\'s "a" $HOME `x` \\ *; #\n&'
 

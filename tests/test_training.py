@@ -14,7 +14,7 @@ import torch
 
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run
-from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
@@ -130,13 +130,12 @@ def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
     saved = []
 
     def stop_after(path, state):
-        save(path, state)
+        save_checkpoint(path, state)
         saved.append(path)
         # One more checkpoint is written at the end of each epoch.
         if len(saved) == batch + (batch > 3) + (batch > 7):
             raise Stop
 
-    save = loop.save_checkpoint
     recipe = small("run.checkpoint_steps=1")
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", stop_after)

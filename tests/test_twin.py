@@ -368,6 +368,7 @@ def test_an_epoch_at_a_boundary_prunes_by_the_old_window_and_opens_the_new_one()
     pruner.record(first, losses)
     pruner.end_epoch()
     worst = int(first[2])
+    assert pruner.counts is not None
     assert pruner.counts[worst] == 1
     pruner.set_epoch(1)
     assert worst not in pruner.plan.kept.tolist()

@@ -51,7 +51,6 @@ class Pruner:
             world.
 
     Attributes:
-        dataset: The data set wrapped in ``Indexed``; None if a length was given.
         sampler: The ``PruningSampler`` of this rank.
         nonfinite: Number of losses that all ranks together recorded in the last epoch that ended
             and that were NaN or infinite. It is 0 if the policy needs no losses.
@@ -86,12 +85,12 @@ class Pruner:
                 f"attribute name to a string"
             )
         if isinstance(dataset_or_length, int):
-            self.dataset: Indexed | None = None
+            self._dataset: Indexed | None = None
             self._num_samples = dataset_or_length
         else:
             given = dataset_or_length
-            self.dataset = given if isinstance(given, Indexed) else Indexed(given)
-            self._num_samples = len(self.dataset)
+            self._dataset = given if isinstance(given, Indexed) else Indexed(given)
+            self._num_samples = len(self._dataset)
         check_whole_number("the number of samples", self._num_samples, 1)
         check_whole_number("seed", seed, 0)
         self._replicas = Replicas(process_group)
@@ -104,7 +103,7 @@ class Pruner:
         self._policy.bind(self._num_samples)
         check_rounding(self._policy, self._num_samples, self._shape)
         self.sampler = PruningSampler(
-            range(self._num_samples) if self.dataset is None else self.dataset,
+            range(self._num_samples) if self._dataset is None else self._dataset,
             num_replicas=num_replicas,
             rank=rank,
             seed=seed,
@@ -116,7 +115,7 @@ class Pruner:
             self._policy, self._replicas, self._num_samples, self._shape, seed
         )
         # A compiled training step must not trace the bookkeeping.
-        self._record_batch: Callable[[torch.Tensor, torch.Tensor], None] = torch.compiler.disable(  # type: ignore[no-untyped-call]
+        self._record_batch: Callable[[torch.Tensor, torch.Tensor], None] = torch.compiler.disable(
             self._record_batch_eagerly
         )
         self._ended: int | None = None
@@ -124,6 +123,20 @@ class Pruner:
         self._plan_was_read = False
         self._rescaling: Rescaling | None = None
         self._show(0)
+
+    @property
+    def dataset(self) -> Indexed:
+        """The data set wrapped in ``Indexed``.
+
+        Raises:
+            InputError: The pruner was given a length instead of a data set.
+        """
+        if self._dataset is None:
+            raise InputError(
+                f"expected a pruner of a data set, got one of {self._num_samples} samples: give "
+                f"Pruner the data set, or index your own arrays with plan.kept"
+            )
+        return self._dataset
 
     # -- the epoch ----------------------------------------------------------------------------
 

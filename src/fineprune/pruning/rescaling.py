@@ -38,7 +38,7 @@ class Rescaling:
         self._weights = self._weights.to(losses.device)
         mean = (losses * self._weights[index.to(losses.device, non_blocking=True)]).mean()
         if mean.requires_grad:
-            mean.register_hook(self._note_use)  # type: ignore[no-untyped-call]
+            mean.register_hook(self._note_use)
             self._returned += 1
             if self._returned > self._patience:
                 self.check_used()

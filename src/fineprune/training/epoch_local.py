@@ -90,7 +90,7 @@ def train_epoch_locally(
         # The last accumulation window of an epoch may have fewer batches. Its gradient is the mean
         # over the batches that it has.
         window = min(training.accumulation, batches - _window_start(totals.batches, training))
-        (loss / window if window > 1 else loss).backward()  # type: ignore[no-untyped-call]
+        (loss / window if window > 1 else loss).backward()
         if not step_follows:
             continue
         if local.simulated:

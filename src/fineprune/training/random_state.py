@@ -68,7 +68,7 @@ def _generators(device: str) -> dict[str, torch.Generator]:
     generators = {"cpu": torch.default_generator}
     kind = torch.device(device).type
     if kind == "cuda":
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
         index = gpu_index(device, torch.cuda.current_device())
         assert index is not None
         generators["cuda"] = torch.cuda.default_generators[index]

@@ -55,5 +55,5 @@ class RecipeReplica:
         with self._precision:
             logits = self.model(x)
         losses = training_losses(logits, y, self._recipe.training)
-        losses.mean().backward()  # type: ignore[no-untyped-call]
+        losses.mean().backward()
         return losses.detach()
