@@ -60,8 +60,9 @@ def commands(page):
             yield [word for word in rest if word != "&"]
 
 
-GROUP = get_command(app)
-assert isinstance(GROUP, TyperGroup)
+_COMMAND = get_command(app)
+assert isinstance(_COMMAND, TyperGroup)
+VERBS = _COMMAND.commands
 
 PYTHON = [
     pytest.param(block, id=f"{name(page)}-{number}")
@@ -78,7 +79,7 @@ COMMANDS = [
 def test_python_and_commands_are_found():
     assert PYTHON
     shown = {arguments[0] for page in PAGES for arguments in commands(page)}
-    assert shown == set(GROUP.commands)
+    assert shown == set(VERBS)
 
 
 @pytest.fixture
@@ -102,7 +103,11 @@ def test_the_python_of_a_page_trains_a_network(code, one_thread, tmp_path, monke
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     steps = []
     optimizer.register_step_post_hook(lambda *_: steps.append(1))
-    names: dict[str, Any] = {"train_set": TensorDataset(x[:512], y[:512]), "model": model, "optimizer": optimizer}
+    names: dict[str, Any] = {
+        "train_set": TensorDataset(x[:512], y[:512]),
+        "model": model,
+        "optimizer": optimizer,
+    }
     exec(compile(code, "<page>", "exec"), names)
 
     pruner = names["pruner"]
@@ -122,7 +127,7 @@ def folder(tmp_path, monkeypatch):
 
 def parsed(verb, arguments):
     """The parameters of a verb. Unknown verbs, options and missing arguments are errors."""
-    return GROUP.commands[verb].make_context(verb, list(arguments)).params
+    return VERBS[verb].make_context(verb, list(arguments)).params
 
 
 @pytest.mark.parametrize("arguments", COMMANDS)
