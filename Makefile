@@ -13,11 +13,11 @@ demo: $(INSTALLED)
 
 # Two processes, because most tests of workers and servers wait. The tests of a file share one Ray.
 test: $(INSTALLED) lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # ARGS are further arguments of pytest, for example: make coverage ARGS="tests/test_pruner.py -n 0"
 coverage: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term --cov-report=html $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term --cov-report=html $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

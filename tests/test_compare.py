@@ -106,7 +106,7 @@ def test_a_stopped_comparison_ends_its_processes_and_continues_with_the_same_res
         assert lines[-1].startswith(stopped)
     process.stderr.close()
     assert all(before.values())
-    compare(small("run.threads=1"), tmp_path / "c", title="c", arms=ARMS, jobs=2)
+    compare(small("run.threads=1"), tmp_path / "c", title="c", arms=ARMS, jobs=1)
     assert results(tmp_path / "c") == results(whole)
 
 
@@ -119,7 +119,7 @@ def test_a_killed_run_ends_its_comparison_with_an_error(tmp_path, whole):
     assert "the process of a run was killed" in process.stderr.read()
     process.stderr.close()
     assert not wait_until_ended(process.pid)
-    compare(small("run.threads=1"), tmp_path / "c", title="c", arms=ARMS, jobs=2)
+    compare(small("run.threads=1"), tmp_path / "c", title="c", arms=ARMS, jobs=1)
     assert results(tmp_path / "c") == results(whole)
 
 

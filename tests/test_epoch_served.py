@@ -94,23 +94,30 @@ def test_two_workers_train_like_one_process_with_twice_the_batch_size(tmp_path, 
     assert summary["ranks"] == 2
 
 
-@pytest.mark.usefixtures("running_ray")
-def test_an_interrupted_run_gives_the_same_bits_after_resuming(tmp_path):
+@pytest.fixture(scope="module")
+def synchronous(running_ray, tmp_path_factory):
+    """A recipe, and the folder of its undisturbed run."""
     served = recipe(strategy="sync", workers=2, servers=2)
+    folder = tmp_path_factory.mktemp("served") / "whole"
+    train(served, folder)
+    return served, folder
+
+
+def test_an_interrupted_run_gives_the_same_bits_after_resuming(synchronous, tmp_path):
+    served, undisturbed = synchronous
 
     def stop(metrics):
         if metrics["epoch"] == 1:
             raise KeyboardInterrupt
 
-    train(served, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train(served, tmp_path / "parts", on_epoch=stop)
     train(served, tmp_path / "parts", resume=True)
-    assert torch.equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
-    for part, whole in zip(counts(tmp_path / "parts"), counts(tmp_path / "whole"), strict=True):
+    assert torch.equal(weights(tmp_path / "parts"), weights(undisturbed))
+    for part, whole in zip(counts(tmp_path / "parts"), counts(undisturbed), strict=True):
         assert np.array_equal(part, whole)
     assert [m["train_loss"] for m in metrics(tmp_path / "parts")] == [
-        m["train_loss"] for m in metrics(tmp_path / "whole")
+        m["train_loss"] for m in metrics(undisturbed)
     ]
     assert not (tmp_path / "parts/servers").exists()
 
@@ -142,17 +149,14 @@ def at_version(version, react):
         LOGGER.setLevel(before)
 
 
-@pytest.mark.usefixtures("running_ray")
-def test_a_run_stopped_inside_an_epoch_gives_the_same_bits_after_resuming(tmp_path):
-    served = recipe(strategy="sync", workers=2, servers=2)
-    train(served, tmp_path / "whole")
+def test_a_run_stopped_inside_an_epoch_gives_the_same_bits_after_resuming(synchronous, tmp_path):
+    served, undisturbed = synchronous
     terminate = functools.partial(signal.raise_signal, signal.SIGTERM)
-    for version in (2, 6):  # epochs have 4, 4, 3 and 3 updates
-        with at_version(version, terminate), pytest.raises(Stopped):
-            train(served, tmp_path / "parts", resume=True)
+    with at_version(6, terminate), pytest.raises(Stopped):  # Epochs have 4, 4, 3 and 3 updates.
+        train(served, tmp_path / "parts")
     train(served, tmp_path / "parts", resume=True)
-    assert torch.equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
-    for part, whole in zip(metrics(tmp_path / "parts"), metrics(tmp_path / "whole"), strict=True):
+    assert torch.equal(weights(tmp_path / "parts"), weights(undisturbed))
+    for part, whole in zip(metrics(tmp_path / "parts"), metrics(undisturbed), strict=True):
         for name in ("train_loss", "samples", "steps", "lr", "test_accuracy"):
             assert part[name] == whole[name]
 

@@ -64,15 +64,17 @@ def served(strategy, *changes):
 
 # Each scenario: the command, the changes to the recipe, and whether its result is always the same.
 SCENARIOS = {
-    "train": ("train", ("run.checkpoint_steps=3", "training.epochs=120"), True),
-    "compare": ("compare", ("run.checkpoint_steps=3", "training.epochs=60"), True),
+    "train": ("train", ("run.checkpoint_steps=3", "training.epochs=40"), True),
+    "compare": ("compare", ("run.checkpoint_steps=3", "training.epochs=20"), True),
     "sync": ("train", served("sync"), True),
     "async": ("train", served("async"), False),
     "async many updates": ("train", served("async", *MANY_UPDATES), False),
     "mixed": ("train", served("mixed", "distributed.group=2"), False),
 }
-# The number of kills in each scenario out of ten.
+# The number of kills in each scenario, out of ten: when this file is a script, and in an ordinary
+# run of the tests, in which test_kills.py kills workers and servers of every kind.
 SHARES = {"train": 3, "compare": 2, "sync": 2, "async": 1, "async many updates": 1, "mixed": 1}
+ORDINARY = {"train": 5, "compare": 3, "sync": 2}
 
 
 class Scenario:
@@ -207,6 +209,12 @@ def disturb(scenario, kills, stops, seed, say=lambda line: None):
             names = [name for name in victims if not since_progress[name]]
             if not names:
                 continue
+            # Of the processes of a cluster, mostly those that the others must replace.
+            others = [name for name in names if name != "parent"]
+            if scenario.served and chance.random() < 0.75:
+                if not others:
+                    continue
+                names = others
             name = chance.choice(sorted(names))
             how = left.pop()
             say(f"{scenario.name}: {how} {name} after {scenario.epochs()} epochs")
@@ -267,11 +275,11 @@ def finish(scenario, expected):
 
 
 @on_linux
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", ORDINARY)
 def test_killed_runs_end_like_undisturbed_ones(name, tmp_path):
     if SCENARIOS[name][1][0].startswith("distributed"):
         pytest.importorskip("ray")
-    disturb(Scenario(name, tmp_path / "scenario"), SHARES[name], 0, seed=0)
+    disturb(Scenario(name, tmp_path / "scenario"), ORDINARY[name], 0, seed=0)
 
 
 def main():

@@ -28,7 +28,6 @@ from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 ray = pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator  # noqa: E402
-from fineprune.distributed.parameter_servers.epoch_state import EpochResult  # noqa: E402
 from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind  # noqa: E402
 from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster  # noqa: E402
 from fineprune.distributed.strategy import Strategy  # noqa: E402
@@ -38,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("running_ray")
 WORKER, SERVER = ProcessKind.WORKER, ProcessKind.SERVER
 SAMPLES, BATCH, BATCHES = 120, 4, 30
 # Each restart takes seconds, so the number of kills is small by default.
-KILLS = int(os.environ.get("FINEPRUNE_KILLS", "3"))
+KILLS = int(os.environ.get("FINEPRUNE_KILLS", "1"))
 MOMENTUM = 0.9
 # How long a worker may be silent in a test of processes that hang, and how long a slow first step
 # takes, in seconds.
@@ -236,6 +235,35 @@ def training(strategy, folder, rows=1, snapshot_every=5):
         server.close()
 
 
+class Shared:
+    """A training that several tests continue, because starting its processes takes seconds."""
+
+    def __init__(self, mode, server, orders, watch):
+        self.strategy, self.server = STRATEGIES[mode], server
+        self.orders, self.watch = orders, watch
+        self.results = []
+
+    def run(self, rate=rate):
+        """Train the next epoch, and return its result."""
+        epoch = len(self.results)
+        self.results.append(self.server.run_epoch(epoch, batches_of(epoch), rate))
+        return self.results[-1]
+
+    def check(self):
+        """Check all epochs that were trained so far."""
+        check(self.strategy, self.server, self.results)
+        if self.strategy.strategy == "sync":
+            check_as_without_kills(self.strategy, self.server, len(self.results))
+
+
+@pytest.fixture(scope="module")
+def shared(request, running_ray, tmp_path_factory):
+    mode = request.param
+    folder = tmp_path_factory.mktemp("shared")
+    with training(STRATEGIES[mode], folder, snapshot_every=SNAPSHOT_EVERY[mode]) as parts:
+        yield Shared(mode, *parts)
+
+
 def kill(pid):
     os.kill(pid, signal.SIGKILL)
 
@@ -406,74 +434,85 @@ def test_no_process_outlives_a_killed_driver(tmp_path):
             kill(pid)
 
 
-@pytest.mark.parametrize("mode", STRATEGIES)
-def test_kills_at_random(tmp_path, mode):
-    strategy = STRATEGIES[mode]
-    results: list[EpochResult] = []
-    every = SNAPSHOT_EVERY[mode]
-    with training(strategy, tmp_path, snapshot_every=every) as (server, orders, watch):
-        with Killer(watch, strategy, orders, KILLS, seed=mode) as killer:
-            while killer.left or len(results) < 3:
-                epoch = len(results)
-                results.append(server.run_epoch(epoch, batches_of(epoch), rate))
-        # The coordinator notices the last death in one more epoch, in which every process works.
-        results.append(server.run_epoch(len(results), batches_of(len(results)), rate))
-        check(strategy, server, results)
-        if mode == "sync":
-            check_as_without_kills(strategy, server, len(results))
+@pytest.mark.parametrize("shared", STRATEGIES, indirect=True)
+def test_kills_at_random(shared, request):
+    results, seed = shared.results, request.node.callspec.params["shared"]
+    first = len(results)
+    with Killer(shared.watch, shared.strategy, shared.orders, KILLS, seed) as killer:
+        while killer.left or len(results) < first + 3:
+            shared.run()
+    shared.run()  # The last death is noticed in one more epoch, in which every process has work.
+    shared.check()
     killed = {kind: len(pids) for kind, pids in killer.killed.items()}
     assert sum(killed.values()) == KILLS
-    assert sum(result.server_deaths for result in results) == killed[SERVER]
-    deaths = sum(result.worker_deaths for result in results)
-    # A worker is not counted if its group is being stopped because another member died.
-    assert 0 < deaths <= killed[WORKER] if strategy.group > 1 else deaths == killed[WORKER]
+    assert sum(result.server_deaths for result in results[first:]) == killed[SERVER]
+    deaths = sum(result.worker_deaths for result in results[first:])
+    # One that is killed while its group is being ended for another's death is not counted.
+    if shared.strategy.group > 1:
+        assert 0 < deaths <= killed[WORKER]
+    else:
+        assert deaths == killed[WORKER]
 
 
-@pytest.mark.parametrize(("mode", "rows"), [("sync", 1), ("async", 200_000)])
-def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(tmp_path, mode, rows):
-    """One row fits into a single packet. With 8 MB per server, transfers are interrupted."""
-    strategy = STRATEGIES[mode]
-    with training(strategy, tmp_path, rows, SNAPSHOT_EVERY[mode]) as (server, orders, watch):
-        results: list[EpochResult] = []
+@pytest.mark.parametrize("shared", ["sync"], indirect=True)
+def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(shared):
+    """The gradients fit into a single packet."""
+    check_kills_at_chosen_moments(
+        shared.strategy, (shared.server, shared.orders, shared.watch), shared.results
+    )
 
-        def run(rate=rate):
-            epoch = len(results)
-            results.append(server.run_epoch(epoch, batches_of(epoch), rate))
 
-        for kind in (WORKER, SERVER):
-            thread = threading.Thread(target=kill_between_pushes, args=(watch, kind))
-            thread.start()
-            run()
-            thread.join()
-        orders.give(f"step-2-{BATCHES - 1}")
+def test_kills_while_a_large_gradient_is_transferred(tmp_path):
+    """With 8 MB for each server, a transfer is in progress."""
+    strategy, rows = STRATEGIES["async"], 200_000
+    with training(strategy, tmp_path, rows, SNAPSHOT_EVERY["async"]) as parts:
+        check_kills_at_chosen_moments(strategy, parts, [], rows)
+
+
+def check_kills_at_chosen_moments(strategy, parts, results, rows=1):
+    server, orders, watch = parts
+    first = len(results)
+
+    def run(rate=rate):
+        epoch = len(results)
+        results.append(server.run_epoch(epoch, batches_of(epoch), rate))
+
+    for kind in (WORKER, SERVER):
+        watch.staged.clear()
+        thread = threading.Thread(target=kill_between_pushes, args=(watch, kind))
+        thread.start()
         run()
-        run(once_in_the_last_update(strategy, lambda: orders.give("update")))
-        run(once_in_the_last_update(strategy, lambda: orders.give("snapshot")))
-        deaths = [(result.worker_deaths, result.server_deaths) for result in results]
-        assert deaths == [(1, 0), (0, 1), (1, 0), (0, 1), (0, 1)]
-        assert all(result.undone for result in results[3:])
-        for kind in (WORKER, SERVER):
-            kill(watch.living[kind, 0])
-        check(strategy, server, results, rows)
-        run()
-        # The worker's death is noticed and counted during the rollback of the servers.
-        assert (results[4].worker_deaths, results[4].server_deaths) == (1, 2)
-        assert (results[5].worker_deaths, results[5].server_deaths) == (0, 0)
-        check(strategy, server, results, rows)
-        if mode == "sync":
-            check_as_without_kills(strategy, server, len(results), rows)
+        thread.join()
+    orders.give(f"step-{len(results)}-{BATCHES - 1}")
+    run()
+    run(once_in_the_last_update(strategy, lambda: orders.give("update")))
+    run(once_in_the_last_update(strategy, lambda: orders.give("snapshot")))
+    new = results[first:]
+    deaths = [(result.worker_deaths, result.server_deaths) for result in new]
+    assert deaths == [(1, 0), (0, 1), (1, 0), (0, 1), (0, 1)]
+    assert all(result.undone for result in new[3:])
+    for kind in (WORKER, SERVER):
+        kill(watch.living[kind, 0])
+    check(strategy, server, results, rows)
+    run()
+    # The worker's death is noticed while the servers are rolled back, and is counted then.
+    assert (results[-2].worker_deaths, results[-2].server_deaths) == (1, 2)
+    assert (results[-1].worker_deaths, results[-1].server_deaths) == (0, 0)
+    check(strategy, server, results, rows)
+    if strategy.strategy == "sync":
+        check_as_without_kills(strategy, server, len(results), rows)
 
 
-def test_an_epoch_may_lose_all_its_updates(tmp_path):
-    """A server dies at the end of an epoch without a snapshot, so all updates are undone."""
-    strategy = STRATEGIES["lose"]
-    with training(strategy, tmp_path, snapshot_every=50) as (server, orders, _):
-        dying = once_in_the_last_update(strategy, lambda: orders.give("snapshot"))
-        results = [server.run_epoch(0, batches_of(0), dying)]
-        assert results[0].updates == []
-        assert results[0].lost == [BatchKey(0, batch) for batch in range(BATCHES)]
-        results.append(server.run_epoch(1, batches_of(1), rate))
-        check(strategy, server, results)
+@pytest.mark.parametrize("shared", ["lose"], indirect=True)
+def test_an_epoch_may_lose_all_its_updates(shared):
+    """A server dies at the end of an epoch that had no snapshot, so that nothing of it is left."""
+    dying = once_in_the_last_update(shared.strategy, lambda: shared.orders.give("snapshot"))
+    epoch = len(shared.results)
+    result = shared.run(dying)
+    assert result.updates == []
+    assert result.lost == [BatchKey(epoch, batch) for batch in range(BATCHES)]
+    shared.run()
+    shared.check()
 
 
 def test_a_worker_that_dies_with_a_server_is_counted(tmp_path):
@@ -513,22 +552,21 @@ def test_a_process_that_hangs_is_replaced_and_a_slow_start_is_none(tmp_path):
         check(strategy, server, results)
 
 
-def test_a_worker_that_hangs_holds_nobody_up(tmp_path):
-    """Both workers read one version. The second reads again before the first has received it."""
-    strategy = STRATEGIES["async"]
-    with training(strategy, tmp_path) as (server, _, watch):
-        first = watch.living[WORKER, 0]
+@pytest.mark.parametrize("shared", ["async"], indirect=True)
+def test_a_worker_that_hangs_holds_nobody_up(shared):
+    """Both workers read the same version; the second reads again before the first has received."""
+    first = shared.watch.living[WORKER, 0]
 
-        def rate_and_wake(applied):
-            if applied == BATCHES // 2:
-                os.kill(first, signal.SIGCONT)
-            return rate(applied)
+    def rate_and_wake(applied):
+        if applied == BATCHES // 2:
+            os.kill(first, signal.SIGCONT)
+        return rate(applied)
 
-        os.kill(first, signal.SIGSTOP)
-        result = server.run_epoch(0, batches_of(0), rate_and_wake)
-        assert (result.worker_deaths, result.server_deaths, result.lost) == (0, 0, [])
-        assert max(result.staleness) > BATCHES // 2
-        check(strategy, server, [result])
+    os.kill(first, signal.SIGSTOP)
+    result = shared.run(rate_and_wake)
+    assert (result.worker_deaths, result.server_deaths, result.lost) == (0, 0, [])
+    assert max(result.staleness) > BATCHES // 2
+    shared.check()
 
 
 def train_for_ever(folder):

@@ -52,7 +52,7 @@ def test_nothing_listens_beyond_loopback():
     done = subprocess.run([sys.executable, "-c", LISTENERS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     addresses = done.stdout.split()
-    assert len(addresses) > 4  # the driver's, its store's, and Ray's own processes'
+    assert len(addresses) >= 4  # the driver's, its store's, and Ray's own processes'
     assert set(addresses) <= LOOPBACK
 
 

@@ -2,11 +2,6 @@
 
 import itertools
 import json
-import random
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -143,28 +138,6 @@ def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
             train(recipe, tmp_path / "run")
     train(recipe, tmp_path / "run", resume=True)
     assert_same(outcome(whole), outcome(tmp_path / "run"))
-
-
-def test_a_run_killed_at_random_moments_and_resumed_has_the_same_result(whole, tmp_path):
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(small("run.checkpoint_steps=1").to_toml())
-    folder = tmp_path / "run"
-    command = [sys.executable, "-m", "fineprune", "train", str(recipe), "--out", str(folder)]
-    moments = random.Random(5)
-    for _ in range(3):
-        process = subprocess.Popen([*command, "--resume"], stderr=subprocess.DEVNULL)
-        started = read_mtime(folder / "checkpoint.pt")
-        while process.poll() is None and read_mtime(folder / "checkpoint.pt") == started:
-            time.sleep(0.001)
-        time.sleep(moments.random() * 0.05)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    subprocess.run([*command, "--resume"], check=True, stderr=subprocess.DEVNULL)
-    assert_same(outcome(whole), outcome(folder))
-
-
-def read_mtime(path):
-    return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def test_accumulation_averages_the_gradients_of_its_batches(tmp_path):

@@ -1,6 +1,10 @@
 """The handwritten digits that scikit-learn contains: real images without a download."""
 
+import importlib.util
+from pathlib import Path
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fineprune.datasets.image_set import ImageSet
@@ -37,20 +41,11 @@ def load_digits(train_size: int = 1024) -> tuple[ImageSet, ImageSet]:
             f"expected train_size in 1..{_IMAGES - 1}, got {train_size}: "
             f"there are {_IMAGES} digits, and the others are the test set"
         )
-    # Imported here because scikit-learn takes a second to load, and nothing else needs it.
-    try:
-        from sklearn import datasets
-    except ModuleNotFoundError as error:
-        raise InputError(
-            "expected scikit-learn, which contains the digits, but it is not installed: "
-            "pip install 'fineprune[cli]'"
-        ) from error
-
-    source = datasets.load_digits()
-    small = np.rint(np.asarray(source.images) * (255 / 16)).astype(np.uint8)
+    pixels, targets = _pixels_and_targets()
+    small = np.rint(pixels * (255 / 16)).astype(np.uint8)
     large = small.repeat(_ENLARGE, axis=1).repeat(_ENLARGE, axis=2)
     images = torch.from_numpy(large)[:, None].repeat(1, 3, 1, 1)
-    labels = torch.from_numpy(np.asarray(source.target).astype(np.int64))
+    labels = torch.from_numpy(targets)
     digits = ImageSet(images, labels, tuple(str(name) for name in range(10)))
 
     # RandomState, because NumPy promises never to change its stream, unlike that of Generator, and
@@ -58,3 +53,22 @@ def load_digits(train_size: int = 1024) -> tuple[ImageSet, ImageSet]:
     shuffled = torch.from_numpy(np.random.RandomState(_SPLIT_SEED).permutation(_IMAGES))
     shuffled = shuffled.to(torch.int64)
     return digits.subset(shuffled[:train_size]), digits.subset(shuffled[train_size:])
+
+
+def _pixels_and_targets() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """Return the images, float64, shape (1797, 8, 8), values 0..16, and their digits, int64."""
+    found = importlib.util.find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise InputError(
+            "expected scikit-learn, which contains the digits, but it is not installed: "
+            "pip install 'fineprune[cli]'"
+        )
+    # Importing scikit-learn takes a second, which each process of a training would need.
+    file = Path(found.origin).parent / "datasets/data/digits.csv.gz"
+    if not file.exists():  # This version stores them elsewhere.
+        from sklearn import datasets
+
+        source = datasets.load_digits()
+        return np.asarray(source.images), np.asarray(source.target).astype(np.int64)
+    table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.int64)
