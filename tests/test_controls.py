@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.experiments.controls import arm_recipe, fewer_epochs
+from fineprune.errors import InputError
+from fineprune.experiments.controls import arm_recipe, default_arms, fewer_epochs
 from fineprune.training.cost import predicted_cost
 from fineprune.training.recipe import make_recipe
 
@@ -55,3 +56,41 @@ def test_arms_differ_from_the_recipe_in_the_policy_only():
         assert arm_recipe(recipe, arm, 1024).differences(recipe) == [
             f'pruning.policy is "{arm}" and "fine-pruning"'
         ]
+
+
+def test_late_epochs_are_removed_from_the_smallest_rates_first():
+    recipe = adaptive_recipe(0.35)
+    late = arm_recipe(recipe, "fewer-epochs-late", 1280)
+    # 14 of 40 epochs are removed: 7 of 8 at the smallest rate, and 7 of 8 at the one before.
+    assert (late.training.epochs, late.training.milestones) == (26, (12, 24, 25))
+    assert late.pruning.policy == "full"
+    even = arm_recipe(recipe, "fewer-epochs", 1280)
+    assert (even.training.epochs, even.training.milestones) == (26, (8, 16, 21))
+
+
+def test_late_epochs_need_milestones_and_an_epoch_for_each_rate():
+    cosine = adaptive_recipe(0.35).replaced("training", schedule="cosine", milestones=())
+    with pytest.raises(InputError, match=r"expected training\.milestones for the arm 'fewer-ep"):
+        arm_recipe(cosine, "fewer-epochs-late", 1280)
+    with pytest.raises(InputError, match="expected at least one epoch for each of 4 learning"):
+        arm_recipe(adaptive_recipe(0.95), "fewer-epochs-late", 12_800)
+
+
+def test_the_adaptive_arm_saves_as_much_as_the_recipes_schedule():
+    pruning = {"policy": "fine-pruning", "window": 4, "start": 2, "prune": 0.5}
+    recipe = make_recipe({"training": {"epochs": 40, "batch_size": 128}, "pruning": pruning})
+    adaptive = arm_recipe(recipe, "adaptive", 1280)
+    assert adaptive.pruning.policy == "adaptive"
+    assert adaptive.pruning.save == predicted_cost(recipe, 1280).skipped_share == 0.25
+    assert predicted_cost(adaptive, 1280).steps == predicted_cost(recipe, 1280).steps
+    assert default_arms(adaptive) == ("full", "adaptive", "fewer-epochs", "fewer-epochs-late")
+
+
+def test_an_adaptive_recipe_has_no_schedule_for_other_policies():
+    with pytest.raises(InputError, match="expected a recipe with a pruning schedule for the arm"):
+        arm_recipe(adaptive_recipe(0.35), "random", 1280)
+
+
+def adaptive_recipe(save):
+    training = {"epochs": 40, "milestones": [12, 24, 32], "gamma": 0.2, "batch_size": 128}
+    return make_recipe({"training": training, "pruning": {"policy": "adaptive", "save": save}})

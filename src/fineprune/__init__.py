@@ -2,6 +2,7 @@
 
 from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import LossRecords, Policy
@@ -14,6 +15,7 @@ from fineprune.pruning.schedule import Schedule
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adaptive",
     "EpochPlan",
     "FinePruning",
     "FullData",

@@ -12,7 +12,6 @@ from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_
 from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
 from fineprune.experiments import compare as comparing
-from fineprune.experiments.controls import ARMS
 from fineprune.runs.run import read_runs
 from fineprune.training.recipe import read_recipe
 
@@ -25,7 +24,12 @@ def compare(
         Path | None, typer.Option(help="The folder of all runs [runs/<recipe>-compare].")
     ] = None,
     seeds: Annotated[int, typer.Option(help="The number of runs of each arm.")] = 1,
-    arms: Annotated[str, typer.Option(help="The arms, separated by commas.")] = ",".join(ARMS),
+    arms: Annotated[
+        str | None,
+        typer.Option(
+            help="The arms, separated by commas [full, the recipe's policy and its controls]."
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="The number of runs at the same time.")] = 1,
     changes: Changes = None,
     as_json: AsJson = False,
@@ -50,7 +54,7 @@ def compare(
             folder,
             title=recipe.stem,
             seeds=seeds,
-            arms=[arm.strip() for arm in arms.split(",")],
+            arms=[] if arms is None else [arm.strip() for arm in arms.split(",")],
             jobs=jobs,
             on_progress=tell,
         )

@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 from scipy.special import stdtrit
 
 from fineprune.errors import InputError
-from fineprune.experiments.controls import ARMS
+from fineprune.experiments.controls import ALL_ARMS, SHORTER
 from fineprune.runs.run import Run
 
 BASELINE = "full"
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-# The settings that the control ``fewer-epochs`` shortens, so that they differ from the other arms.
+# The settings that the arms of ``SHORTER`` shorten, so that they differ from the other arms.
 _LENGTHS = ("epochs", "milestones", "warmup")
 
 # The settings of the data section that have no effect on what is learned.
@@ -281,7 +281,7 @@ def _group(label: str, runs: Sequence[Run]) -> Group:
 def _position(run: Run) -> tuple[int, str, int]:
     """Return the sort key of a run: known arms in their order, then other arms by name."""
     arm = run.summary["arm"]
-    return (ARMS.index(arm) if arm in ARMS else len(ARMS), arm, run.summary["seed"])
+    return (ALL_ARMS.index(arm) if arm in ALL_ARMS else len(ALL_ARMS), arm, run.summary["seed"])
 
 
 def _network_and_dataset(run: Run) -> tuple[str, str]:
@@ -305,12 +305,12 @@ def _settings(run: Run, arms: set[str]) -> str:
     """Return the settings that comparable runs of the given arms have in common, as JSON.
 
     Runs of the same arm may differ in the ``run`` section only. Runs of two arms may also differ
-    in the ``pruning`` section, and ``fewer-epochs`` in the length of the training.
+    in the ``pruning`` section, and the arms that train fewer epochs in the length of the training.
     """
     same_arm = len(arms) == 1
     excluded = {
         "data": _PLACES,
-        "training": _LENGTHS if not same_arm and "fewer-epochs" in arms else (),
+        "training": _LENGTHS if not same_arm and arms & set(SHORTER) else (),
     }
     sections = {
         name: {key: value for key, value in values.items() if key not in excluded.get(name, ())}

@@ -8,7 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from fineprune.errors import InputError, RunError
-from fineprune.experiments.controls import ARMS, arm_recipe
+from fineprune.experiments.controls import arm_recipe, default_arms
 from fineprune.experiments.planned_run import PlannedRun, epochs_done
 from fineprune.launch.follow_parent import end_with_parent
 from fineprune.runs.files import COMPARISON, RECIPE, write_atomically, write_json
@@ -37,7 +37,7 @@ def plan_runs(recipe: Recipe, folder: Path, seeds: int, arms: Sequence[str]) -> 
         recipe: A recipe with a pruning schedule.
         folder: The folder of the comparison.
         seeds: The number of runs of each arm.
-        arms: The names of the arms, out of ``ARMS``.
+        arms: The names of the arms, out of ``ALL_ARMS``.
 
     Raises:
         InputError: An arm is unknown or given twice, the recipe has no pruning schedule, or
@@ -65,7 +65,7 @@ def compare(
     *,
     title: str,
     seeds: int = 1,
-    arms: Sequence[str] = ARMS,
+    arms: Sequence[str] = (),
     jobs: int = 1,
     on_progress: OnProgress | None = None,
 ) -> None:
@@ -76,7 +76,7 @@ def compare(
         folder: The folder to which the runs, the recipe and ``compare.json`` are written.
         title: The title of the comparison in the report.
         seeds: The number of runs of each arm.
-        arms: The names of the arms, out of ``ARMS``.
+        arms: The names of the arms, out of ``ALL_ARMS``; none for those of ``default_arms``.
         jobs: The number of runs that train at the same time and share the cores equally.
         on_progress: Called with a line of text (which may be empty), the number of epochs trained
             so far, and the number of all epochs.
@@ -89,6 +89,7 @@ def compare(
     """
     if jobs < 1:
         raise InputError(f"expected at least one job, got {jobs}")
+    arms = arms or default_arms(recipe)
     runs = plan_runs(recipe, folder, seeds, arms)
     with only_writer(folder):
         unfinished = [run for run in runs if not run.finished()]

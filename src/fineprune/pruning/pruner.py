@@ -19,7 +19,7 @@ from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.step_counts import (
     BatchShape,
-    check_rounding,
+    bind,
     num_kept,
     total_steps,
 )
@@ -100,8 +100,7 @@ class Pruner:
         self._shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
         self._seed = seed
         self._policy = copy.deepcopy(policy)
-        self._policy.bind(self._num_samples)
-        check_rounding(self._policy, self._num_samples, self._shape)
+        bind(self._policy, self._num_samples, self._shape)
         self.sampler = PruningSampler(
             range(self._num_samples) if self._dataset is None else self._dataset,
             num_replicas=num_replicas,

@@ -3,16 +3,13 @@
 import copy
 from dataclasses import dataclass
 
+import numpy as np
+
 from fineprune.errors import InputError, check_above, check_whole_number
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.schedule import Schedule
-from fineprune.pruning.step_counts import (
-    BatchShape,
-    check_rounding,
-    num_kept,
-    total_steps,
-)
+from fineprune.pruning.step_counts import BatchShape, bind, num_kept, total_steps
 
 
 def closed_form_pruned_epochs(schedule: Schedule) -> int:
@@ -73,6 +70,27 @@ class Savings:
         return 1 - self.time / self.time_full
 
 
+def planned_numbers(policy: Policy, num_samples: int, shape: BatchShape) -> list[int]:
+    """Return how many samples each epoch keeps.
+
+    If the numbers depend on data but the number of all steps does not, they are those of a training
+    in which nothing is learned from the losses.
+
+    Args:
+        policy: The policy, bound to the number of samples. It must not be used afterwards.
+        num_samples: Number of samples N in the data set.
+        shape: How samples are grouped into batches and optimizer steps.
+    """
+    numbers = []
+    for epoch in range(policy.epochs):
+        number = num_kept(policy, num_samples, epoch, shape)
+        if number is None:
+            number = len(policy.select(epoch, None, np.random.default_rng(0)).kept)
+            policy.end_epoch(epoch)
+        numbers.append(number)
+    return numbers
+
+
 def predict_savings(
     policy: Policy,
     num_samples: int,
@@ -105,12 +123,11 @@ def predict_savings(
     check_whole_number("num_samples", num_samples, 1)
     shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
     policy = copy.deepcopy(policy)  # The caller's policy must not be bound to N.
-    policy.bind(num_samples)
-    check_rounding(policy, num_samples, shape)
+    bind(policy, num_samples, shape)
     if step_time is not None:
         check_above("step_time (seconds)", step_time, 0)
     full = FullData(policy.epochs)
-    full.bind(num_samples)
+    bind(full, num_samples, shape)
     steps = total_steps(policy, num_samples, shape)
     steps_full = total_steps(full, num_samples, shape)
     if not steps_full:
@@ -118,7 +135,7 @@ def predict_savings(
             f"expected batch_size of at most {num_samples // num_replicas}, the samples of each "
             f"rank, with drop_last, got {batch_size}: every batch would be dropped"
         )
-    kept = [num_kept(policy, num_samples, epoch, shape) or 0 for epoch in range(policy.epochs)]
+    kept = planned_numbers(policy, num_samples, shape)
     pruned_epochs = sum(number < num_samples for number in kept)
     return Savings(
         pruned_epochs=pruned_epochs,

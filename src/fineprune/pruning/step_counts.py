@@ -55,6 +55,27 @@ class BatchShape:
         return self.num_replicas * (self.batch_size or 1) * self.accumulation
 
 
+def bind(policy: Policy, num_samples: int, shape: BatchShape) -> None:
+    """Tell a policy the number of samples and the size of the optimizer steps.
+
+    Raises:
+        InputError: The policy cannot work with so few samples, or with so large steps.
+    """
+    policy.bind(num_samples)
+    own = samples_per_rank(num_samples, shape.num_replicas, shape.drop_last)
+    full = _steps(own, shape)
+    if full:  # With drop_last, a rank may have less than one batch.
+        policy.bind_steps(shape.multiple, full)
+    check_rounding(policy, num_samples, shape)
+
+
+def _steps(samples: int, shape: BatchShape) -> int:
+    """Return the number of optimizer steps in which a rank trains its samples of an epoch."""
+    size = shape.batch_size or 1
+    batches = samples // size if shape.drop_last else -(-samples // size)
+    return math.ceil(batches / shape.accumulation)
+
+
 def num_kept(policy: Policy, num_samples: int, epoch: int, shape: BatchShape) -> int | None:
     """Return how many samples an epoch keeps, rounded up to whole steps if it skips any.
 
@@ -75,6 +96,8 @@ def total_steps(policy: Policy, num_samples: int, shape: BatchShape) -> int:
     """
     if shape.batch_size is None:
         raise InputError("expected Pruner(..., batch_size=...) to count steps, got None")
+    if policy.total_steps is not None:
+        return policy.total_steps
     total = 0
     for epoch in range(policy.epochs):
         kept = num_kept(policy, num_samples, epoch, shape)
@@ -84,8 +107,7 @@ def total_steps(policy: Policy, num_samples: int, shape: BatchShape) -> int:
                 f"{policy.name!r}: drive the learning rate by progress instead"
             )
         own = samples_per_rank(kept, shape.num_replicas, shape.drop_last)
-        batches = own // shape.batch_size if shape.drop_last else -(-own // shape.batch_size)
-        total += math.ceil(batches / shape.accumulation)
+        total += _steps(own, shape)
     return total
 
 
@@ -110,7 +132,7 @@ def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
         )
         if left <= 0:
             raise InputError(f"{said}: expected a larger prune or a smaller batch_size")
-        warnings.warn(f"{said}: a tenth of the saving or more is lost", UserWarning, stacklevel=3)
+        warnings.warn(f"{said}: a tenth of the saving or more is lost", UserWarning, stacklevel=4)
 
 
 def _wanted(policy: Policy, num_samples: int, epoch: int) -> int | None:

@@ -14,7 +14,7 @@ from fineprune.report.figures import Drawing, draw_all
 from fineprune.report.paper import paper_rows
 from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
 from fineprune.report.tables import COLUMNS
-from fineprune.report.verdict import CHANCE_POINTS, METHOD, verdict
+from fineprune.report.verdict import CHANCE_POINTS, METHODS, verdict
 from fineprune.runs.files import RECIPE, write_atomically
 from fineprune.runs.run import Run
 
@@ -123,7 +123,7 @@ def _overview(sections: Sequence[Section]) -> list[tuple[Section, Row]]:
 
 
 def _of_method(rows: Sequence[Row]) -> Sequence[Row]:
-    return [row for row in rows if row.arm == METHOD] or rows
+    return [row for row in rows if row.arm in METHODS] or rows
 
 
 def _caveats(group: Group, rows: Sequence[Row]) -> list[str]:

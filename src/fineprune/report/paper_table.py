@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from fineprune.experiments.arm_table import BASELINE, Group, Row, group_rows
 from fineprune.report.paper import EPOCHS, RESULTS
 from fineprune.report.tables import NOTHING, points
-from fineprune.report.verdict import METHOD
+
+_METHOD = "fine-pruning"
 
 HEADERS = (
     "network",
@@ -53,7 +54,7 @@ def _line(group: Group) -> list[str] | None:
     if epochs is None:
         return None
     rows = {row.arm: row for row in group_rows(group)}
-    full, pruned = rows[BASELINE], rows[METHOD]
+    full, pruned = rows[BASELINE], rows[_METHOD]
     paper = RESULTS[full.network]
     return [
         full.network,
@@ -78,9 +79,9 @@ def _epochs(group: Group) -> int | None:
     first: Row = group_rows(group)[0]
     in_paper = first.network in RESULTS and first.dataset == "cifar10"
     comparable = in_paper and first.evaluated_on == "test"
-    if not comparable or not {BASELINE, METHOD} <= set(group.arms):
+    if not comparable or not {BASELINE, _METHOD} <= set(group.arms):
         return None
-    epochs: int = group.of(METHOD)[0].summary["epochs"]
+    epochs: int = group.of(_METHOD)[0].summary["epochs"]
     return epochs
 
 

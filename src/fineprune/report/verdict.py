@@ -1,9 +1,11 @@
 """The verdict on a comparison, in sentences that claim no more than the numbers support."""
 
 from fineprune.experiments.arm_table import BASELINE, Difference, Group, Row, paired_difference
+from fineprune.experiments.controls import SHORTER
 from fineprune.runs.run import Run
 
-METHOD = "fine-pruning"
+# The first of these arms that a comparison has is the method that is compared with the controls.
+METHODS = ("adaptive", "fine-pruning")
 
 # On CIFAR-10, runs that differ only in their seed differ by about this many percentage points.
 CHANCE_POINTS = 0.5
@@ -27,14 +29,16 @@ def verdict(group: Group, rows: list[Row]) -> list[str]:
     compared = [row for row in rows if row.last_difference is not None]
     if not compared:
         return [_alone(row) for row in rows]
-    method = by_arm.get(METHOD)
+    method = next((by_arm[name] for name in METHODS if name in by_arm), None)
     if method is None or method.last_difference is None:
         return [_against_full(row) for row in compared]
     sentences = [_against_full(method)]
-    for arm in ("random", "fewer-epochs"):
-        difference = paired_difference(group, METHOD, arm, "accuracy_last")
+    for arm in by_arm:
+        if arm in (method.arm, BASELINE):
+            continue
+        difference = paired_difference(group, method.arm, arm, "accuracy_last")
         if difference is not None:
-            sentences.append(_control(group, by_arm[arm], difference))
+            sentences.append(_control(group, method.arm, by_arm[arm], difference))
     return sentences
 
 
@@ -55,16 +59,19 @@ def _against_full(row: Row) -> str:
     )
 
 
-def _control(group: Group, row: Row, difference: Difference) -> str:
-    method, control = group.of(METHOD)[0], group.of(row.arm)[0]
+def _control(group: Group, name: str, row: Row, difference: Difference) -> str:
+    method, control = group.of(name)[0], group.of(row.arm)[0]
     if row.arm == "random":
         control_name = _random_control(method, control)
+    elif row.arm not in SHORTER:
+        control_name = f"{_capitalized(row.arm)}, at {_cost(method, control)},"
     else:
         epochs = control.summary["epochs"]
         cost = _cost(method, control)
-        control_name = f"Training on all samples for {epochs} epochs instead, at {cost},"
+        late = ", removed where the learning rate is smallest," if "late" in row.arm else ""
+        control_name = f"Training on all samples for {epochs} epochs instead{late} at {cost},"
     return (
-        f"{control_name} reaches {_percent(row.accuracy_last, 2)}: fine-pruning is "
+        f"{control_name} reaches {_percent(row.accuracy_last, 2)}: {name} is "
         f"{_size(difference, 'it')}, {_significance(difference)}."
     )
 
@@ -77,7 +84,7 @@ def _random_control(method: Run, control: Run) -> str:
     skipped = [_percent(run.summary["skipped_share"]) for run in (method, control)]
     return (
         f"Skipping {skipped[1]} of the sample-steps at random (not a control of equal cost: "
-        f"fine-pruning skips {skipped[0]}, and other numbers of samples per epoch)"
+        f"the method skips {skipped[0]}, and other numbers of samples per epoch)"
     )
 
 

@@ -6,6 +6,7 @@ checks that the sections fit together.
 
 import dataclasses
 import difflib
+import functools
 import json
 import tomllib
 import types
@@ -15,10 +16,12 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
+from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.registry import POLICIES
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.schedule import Schedule
+from fineprune.training.learning_rate import rate_at
 from fineprune.training.settings import (
     DataSettings,
     NetworkSettings,
@@ -88,6 +91,14 @@ class Recipe:
     def policy(self) -> Policy:
         """Make the policy that the pruning section describes."""
         policy = POLICIES[self.pruning.policy]
+        if issubclass(policy, Adaptive):
+            return policy(
+                self.training.epochs,
+                self.pruning.save,
+                functools.partial(rate_at, self.training),
+                patience=self.pruning.patience,
+                returning=self.pruning.returning,
+            )
         if not issubclass(policy, ScheduledPolicy):
             return policy(self.training.epochs)
         settings = {name: getattr(self.pruning, name) for name in policy.recipe_settings}

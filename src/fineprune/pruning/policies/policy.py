@@ -61,6 +61,21 @@ class Policy(ABC):
             InputError: The policy cannot work with so few samples.
         """
 
+    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:  # noqa: B027
+        """Receive the size of an optimizer step, after ``bind``, to plan in whole steps.
+
+        Args:
+            samples_per_step: Number of samples per optimizer step of all ranks. It is the number of
+                ranks if the batch size is not known.
+            steps_per_full_epoch: Number of steps of an epoch that trains all samples.
+        """
+
+    @property
+    def total_steps(self) -> int | None:
+        """Number of optimizer steps of the whole training, if it is fixed although single epochs
+        depend on data; else None."""
+        return None
+
     @abstractmethod
     def num_kept(self, epoch: int) -> int | None:
         """Return how many samples ``epoch`` (counted from 0) keeps; None if it depends on data.

@@ -26,11 +26,14 @@ _COLOURS = {
     "fine-pruning": "#d55e00",
     "random": "#0072b2",
     "fewer-epochs": "#009e73",
+    "fewer-epochs-late": "#e69f00",
+    "adaptive": "#cc79a7",
 }
-_OTHER_COLOURS = ("#cc79a7", "#e69f00", "#56b4e9")
+_OTHER_COLOURS = ("#56b4e9", "#f0e442", "#999999")
 _DASHES: dict[str, Any] = {
     "random": (0, (4, 1.5)),
     "fewer-epochs": (0, (6, 1.5, 1.5, 1.5)),
+    "fewer-epochs-late": (0, (1, 1)),
 }
 
 _STYLE: Any = {  # Newer versions of matplotlib have a type for each key.

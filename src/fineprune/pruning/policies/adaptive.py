@@ -1,0 +1,243 @@
+"""Adaptive: save a given share of the steps where this costs the least."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.errors import InputError, check_whole_number
+from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.policies.policy import LossRecords, Policy
+from fineprune.pruning.replicas import Replicas
+from fineprune.pruning.step_budget import relative_rates, steps_of_epoch
+
+Rates = Callable[[float], float] | Sequence[float]
+
+# The marks of an epoch: a sample was trained with a loss above chance only, or also below it.
+_ABOVE, _BELOW = 1, 2
+_LONGEST_STREAK = 255
+
+
+class Adaptive(Policy):
+    """Save a given share of the optimizer steps; which ones follows from the run itself.
+
+    Three rules decide:
+
+    1. *Samples that contradict the others are skipped.* These are the samples whose loss was above
+       chance in each of their last ``patience`` epochs. A share of them returns in each epoch, and
+       a single loss below chance clears a sample. With wrong labels, most of the skipped samples
+       are wrong ones; with clean labels, there are few of them.
+    2. *The rest of the budget is taken where the learning rate is smallest.* An epoch keeps a
+       number of samples in proportion to its learning rate, but never more than there are.
+    3. *A shortened epoch chooses its samples at random, without repeats until all were chosen.*
+
+    The number of optimizer steps of the whole training is exact and known before the start: after
+    each epoch, the steps that are left are distributed again. If too many samples contradict, some
+    of them are trained to use up the steps.
+
+    Args:
+        epochs: Number of epochs in the training.
+        save: The share of the optimizer steps to save, in [0, 1).
+        rates: The learning rate of each epoch: a sequence of ``epochs`` numbers, or a function that
+            returns the rate at a point of the training, measured in epochs (0.0 to ``epochs``).
+            Only their ratios matter. The default is a constant rate.
+        patience: The number of epochs in a row with a loss above chance after which a sample is
+            skipped. With 0, no sample is skipped for this reason.
+        returning: The share of the contradicting samples that are trained all the same per epoch.
+        chance: The loss of an untrained network, such as ``math.log(classes)``. The default is the
+            mean loss of the first batch.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    name: ClassVar[str] = "adaptive"
+    needs_losses: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        epochs: int,
+        save: float = 0.35,
+        rates: Rates | None = None,
+        *,
+        patience: int = 5,
+        returning: float = 0.1,
+        chance: float | None = None,
+    ) -> None:
+        check_whole_number("epochs", epochs, 1)
+        check_whole_number("patience", patience, 0)
+        if not 0 <= save < 1:
+            raise InputError(f"expected save as a share in [0, 1), got {save!r}")
+        if not 0 <= returning <= 1:
+            raise InputError(f"expected returning as a share in [0, 1], got {returning!r}")
+        if patience > _LONGEST_STREAK:
+            raise InputError(f"expected patience of at most {_LONGEST_STREAK}, got {patience}")
+        if chance is not None and not (math.isfinite(chance) and chance > 0):
+            raise InputError(f"expected chance as a loss above 0, got {chance!r}")
+        self._epochs = epochs
+        self.save = float(save)
+        self.patience = patience
+        self.returning = float(returning)
+        self.rates = relative_rates(rates, epochs)
+        self._given_chance = chance
+        self._chance = math.nan if chance is None else float(chance)
+        self._streaks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+        self._marks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+        self._chosen: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._step_size = self._full_steps = self._budget = self._used = 0
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs in the training."""
+        return self._epochs
+
+    def bind(self, num_samples: int) -> None:
+        """Allocate three bytes per sample, and count each sample as an optimizer step."""
+        self._streaks = np.zeros(num_samples, dtype=np.uint8)
+        self._marks = np.zeros(num_samples, dtype=np.uint8)
+        self._chosen = np.zeros(num_samples, dtype=np.bool_)
+        self.bind_steps(1, num_samples)
+
+    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
+        """Receive the size of an optimizer step, and compute the budget in steps."""
+        self._step_size = samples_per_step
+        self._full_steps = steps_per_full_epoch
+        full = self._epochs * steps_per_full_epoch
+        self._budget = max(round((1 - self.save) * full), self._epochs)
+        self._used = 0
+
+    @property
+    def total_steps(self) -> int:
+        """Number of optimizer steps of the whole training."""
+        return self._budget
+
+    def num_kept(self, epoch: int) -> int | None:
+        """Return None, because the number depends on the samples that contradict the others."""
+        return None
+
+    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Choose the samples of an epoch, which fill the steps that it is given."""
+        total = len(self._streaks)
+        number = self._number_kept(epoch)
+        if number == total:
+            return EpochPlan(epoch, torch.arange(total))
+        skipped = self._contradicting()
+        candidates = np.flatnonzero(~skipped)
+        # In order of preference. Those in the second group were chosen in this round already.
+        groups = [
+            candidates[~self._chosen[candidates]],
+            candidates[self._chosen[candidates]],
+            np.flatnonzero(skipped),
+        ]
+        returning = self._number_returning(int(skipped.sum()))
+        if returning:
+            back = rng.choice(groups[2], size=returning, replace=False, shuffle=False)
+            groups[2] = np.setdiff1d(groups[2], back, assume_unique=True)
+            groups[0] = np.concatenate([groups[0], back])
+        kept = [np.empty(0, dtype=np.int64)]
+        missing = number
+        for group in groups:
+            take = min(missing, len(group))
+            whole = take == len(group)
+            kept.append(group if whole else rng.choice(group, take, replace=False, shuffle=False))
+            missing -= take
+        return EpochPlan(epoch, torch.from_numpy(np.sort(np.concatenate(kept))))
+
+    def observe(self, epoch: int, records: LossRecords) -> None:
+        """Mark each sample whose loss was below chance, and each other one that was trained."""
+        if math.isnan(self._chance):
+            finite = records.batch_means[np.isfinite(records.batch_means)]
+            if len(finite):
+                self._chance = float(finite[0])
+        # NaN is not below chance.
+        marks = np.where(records.losses <= self._chance, _BELOW, _ABOVE).astype(np.uint8)
+        np.maximum.at(self._marks, records.index, marks)
+
+    def merge(self, replicas: Replicas) -> None:
+        """Take the marks of all ranks."""
+        self._marks = replicas.maximum(self._marks)
+
+    def end_epoch(self, epoch: int) -> None:
+        """Lengthen or clear the streaks of the trained samples, and charge the epoch's steps."""
+        steps = self._steps(epoch)
+        if self._number_kept(epoch) < len(self._streaks):
+            self._note_chosen()
+        above = self._marks == _ABOVE
+        self._streaks[above] = np.minimum(self._streaks[above], _LONGEST_STREAK - 1) + 1
+        self._streaks[self._marks == _BELOW] = 0
+        self._marks[:] = 0
+        self._used += steps
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """Number of epochs in a row with a loss above chance, uint8, shape (N,), a copy."""
+        return torch.from_numpy(self._streaks.copy())
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments, with which a state must agree."""
+        return {
+            "policy": self.name,
+            "epochs": self._epochs,
+            "save": self.save,
+            "rates": list(self.rates),
+            "patience": self.patience,
+            "returning": self.returning,
+            "chance": self._given_chance,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the streaks, the samples chosen in this round, and the steps used so far."""
+        return {
+            "streaks": self.counts,
+            "marks": torch.from_numpy(self._marks.copy()),
+            "chosen": torch.from_numpy(np.packbits(self._chosen)),
+            "used_share": self._used / self._budget,
+            "chance": self._chance,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state. If the size of a step has changed, the used share is kept."""
+        self._streaks = state["streaks"].numpy().copy()
+        self._marks = state["marks"].numpy().copy()
+        count = len(self._streaks)
+        self._chosen = np.unpackbits(state["chosen"].numpy(), count=count).view(np.bool_)
+        self._used = round(state["used_share"] * self._budget)
+        self._chance = state["chance"]
+
+    # -- internals ----------------------------------------------------------------------------
+
+    def _contradicting(self) -> npt.NDArray[np.bool_]:
+        if not self.patience:
+            return np.zeros(len(self._streaks), dtype=np.bool_)
+        return self._streaks >= self.patience
+
+    def _number_returning(self, contradicting: int) -> int:
+        return round(self.returning * contradicting)
+
+    def _steps(self, epoch: int) -> int:
+        """Return the number of steps of an epoch, if it follows what was learned so far."""
+        contradicting = int(self._contradicting().sum())
+        available = len(self._streaks) - contradicting + self._number_returning(contradicting)
+        return steps_of_epoch(
+            self.rates[epoch:],
+            self._budget - self._used,
+            most=min(-(-available // self._step_size), self._full_steps),
+            full=self._full_steps,
+        )
+
+    def _number_kept(self, epoch: int) -> int:
+        steps = self._steps(epoch)
+        if steps >= self._full_steps:
+            return len(self._streaks)
+        return min(steps * self._step_size, len(self._streaks))
+
+    def _note_chosen(self) -> None:
+        """Note the samples of a shortened epoch; begin a new round if none is left to choose."""
+        trained = self._marks > 0
+        again = trained & self._chosen
+        self._chosen |= trained
+        if (self._chosen | self._contradicting()).all():
+            self._chosen = again

@@ -1,0 +1,239 @@
+"""The adaptive policy keeps to its budget exactly, and skips samples that contradict the others."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fineprune as fp
+from fineprune.errors import InputError
+from fineprune.pruning.step_budget import relative_rates, steps_of_epoch
+from fineprune.training.recipe import make_recipe
+
+CHANCE = 2.0
+FIRST_BATCH = 10
+
+
+def milestones(progress):
+    return 0.1 * 0.2 ** sum(milestone <= progress for milestone in (3, 6, 8))
+
+
+def trained(pruner, losses_of, epochs=None):
+    """Train some epochs, and return the kept samples of each and the number of batches."""
+    kept, batches = [], 0
+    for epoch in pruner.epochs():
+        order = torch.tensor(list(pruner.sampler))
+        kept.append(pruner.plan.kept.tolist())
+        for batch in order.split(FIRST_BATCH):
+            pruner.record(batch, losses_of(epoch, batch))
+            batches += 1
+        if epochs is not None and len(kept) == epochs:
+            pruner.end_epoch()
+            break
+    return kept, batches
+
+
+def first_high_then_low(epoch, index):
+    """Losses at chance in the first batch, and below it for all samples but every fifth."""
+    return torch.where(index % 5 == 0, CHANCE + 1, CHANCE / 2 if epoch else CHANCE).float()
+
+
+# The budget
+
+
+def test_rates_are_relative_to_the_largest_and_a_warm_up_counts_as_the_largest():
+    assert relative_rates(milestones, 10) == pytest.approx(
+        [1] * 3 + [0.2] * 3 + [0.04] * 2 + [0.008] * 2
+    )
+    assert relative_rates([1, 2, 4, 2, 1], 5) == (1, 1, 1, 0.5, 0.25)
+    assert relative_rates(None, 3) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("rates", [[1, 2], [0, 0, 0], [1, -1, 1], [1, math.nan, 1]])
+def test_wrong_rates_are_refused(rates):
+    with pytest.raises(InputError, match=r"expected (one )?learning rate"):
+        relative_rates(rates, 3)
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=12),
+    st.integers(1, 40),
+    st.floats(0, 0.99),
+    st.data(),
+)
+def test_the_budget_is_used_exactly_whatever_contradicts(rates, full, save, data):
+    rates = sorted(rates, reverse=True)
+    left = budget = max(round((1 - save) * full * len(rates)), len(rates))
+    for epoch in range(len(rates)):
+        most = data.draw(st.integers(1, full))
+        steps = steps_of_epoch(rates[epoch:], left, most=most, full=full)
+        assert 1 <= steps <= full
+        left -= steps
+    assert left == 0, budget
+
+
+def test_epochs_with_small_rates_are_shortened_first():
+    pruner = fp.Pruner(1000, fp.Adaptive(10, 0.35, milestones, patience=0), batch_size=FIRST_BATCH)
+    kept, _ = trained(pruner, first_high_then_low)
+    numbers = [len(part) for part in kept]
+    assert numbers[:6] == [1000] * 6
+    assert 200 <= numbers[7] <= 210
+    assert numbers[6:] == sorted(numbers[6:], reverse=True)
+
+
+@pytest.mark.parametrize("save", [0, 0.1, 0.35, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize(
+    "shape", [{}, {"accumulation": 3}, {"drop_last": True}, {"num_replicas": 2, "rank": 1}]
+)
+def test_the_number_of_steps_is_known_before_the_start(save, shape):
+    samples, epochs = 137, 8
+    policy = fp.Adaptive(epochs, save, milestones)
+    pruner = fp.Pruner(samples, policy, batch_size=FIRST_BATCH, **shape)
+    full = fp.Pruner(samples, fp.FullData(epochs), batch_size=FIRST_BATCH, **shape).total_steps()
+    expected = pruner.total_steps()
+    assert expected == max(round((1 - save) * full), epochs)
+    steps = 0
+    for epoch in pruner.epochs():
+        own = torch.tensor(list(pruner.sampler))
+        batches = [
+            batch
+            for batch in own.split(FIRST_BATCH)
+            if len(batch) == FIRST_BATCH or not shape.get("drop_last")
+        ]
+        for batch in batches:
+            pruner.record(batch, first_high_then_low(epoch, batch))
+        steps += math.ceil(len(batches) / shape.get("accumulation", 1))
+    assert steps == expected
+
+
+def test_the_predicted_cost_is_that_of_the_training():
+    policy = fp.Adaptive(10, 0.35, milestones)
+    savings = fp.predict_savings(policy, 1000, FIRST_BATCH)
+    pruner = fp.Pruner(1000, policy, batch_size=FIRST_BATCH)
+    kept, batches = trained(pruner, lambda epoch, index: torch.full((len(index),), CHANCE / 2))
+    assert savings.steps == batches == 650
+    assert savings.samples == sum(map(len, kept)) == 6500
+    assert savings.pruned_epochs == sum(len(part) < 1000 for part in kept)
+
+
+# Samples that contradict the others
+
+
+def test_samples_above_chance_in_five_epochs_are_skipped_and_a_tenth_of_them_returns():
+    policy = fp.Adaptive(12, 0.16, [1.0] * 10 + [0.001] * 2)
+    pruner = fp.Pruner(1000, policy, batch_size=FIRST_BATCH)
+    kept, batches = trained(pruner, first_high_then_low)
+    wrong = set(range(0, 1000, 5))
+    numbers = [len(part) for part in kept]
+    # The steps that these samples save are used in the last two epochs.
+    assert numbers[:10] == [1000] * 5 + [820] * 5
+    assert sum(numbers[10:]) == 10 * batches - 5000 - 5 * 820
+    assert [len(wrong & set(part)) for part in kept[5:10]] == [20] * 5
+    assert all(len(wrong & set(part)) <= 20 for part in kept[10:])
+    assert pruner.counts is not None
+    assert (pruner.counts[::5] >= 5).all()
+    assert not pruner.counts[1::5].any()
+
+
+def test_one_loss_below_chance_clears_a_sample():
+    def relenting(epoch, index):
+        losses = first_high_then_low(epoch, index)
+        return torch.where(torch.tensor(epoch >= 7), CHANCE / 2, losses)
+
+    pruner = fp.Pruner(1000, fp.Adaptive(8, 0.1, returning=1.0), batch_size=FIRST_BATCH)
+    trained(pruner, relenting)
+    assert not pruner.counts.any()
+
+
+def test_contradicting_samples_fill_a_budget_that_the_others_cannot_use():
+    pruner = fp.Pruner(1000, fp.Adaptive(12, 0.0), batch_size=FIRST_BATCH)
+    kept, batches = trained(pruner, first_high_then_low)
+    assert batches == 1200
+    assert all(len(part) == 1000 for part in kept)
+
+
+def test_chance_is_the_mean_of_the_first_batch_unless_it_is_given():
+    for policy, expected in ((fp.Adaptive(1), CHANCE), (fp.Adaptive(1, chance=3.5), 3.5)):
+        pruner = fp.Pruner(20, policy, batch_size=FIRST_BATCH)
+        for _ in pruner.epochs():
+            pruner.record(torch.arange(10), torch.full((10,), CHANCE))
+            pruner.record(torch.arange(10, 20), torch.full((10,), 9.0))
+        assert pruner.policy.state_dict()["chance"] == expected
+
+
+# The choice of samples
+
+
+def test_no_sample_is_repeated_before_all_were_chosen():
+    pruner = fp.Pruner(100, fp.Adaptive(8, 0.6, [1] * 8), batch_size=FIRST_BATCH)
+    kept, _ = trained(pruner, first_high_then_low)
+    assert [len(part) for part in kept] == [40] * 8
+    first, second, third, fourth, fifth = map(set, kept[:5])
+    assert not first & second
+    assert len(first | second | third) == 100
+    assert len((third | fourth | fifth) - (first | second)) >= 20
+
+
+@pytest.mark.parametrize("stop", [(0, 3), (4, 0), (5, 2), (9, 1)])
+def test_a_stopped_training_continues_exactly(stop):
+    def policy():
+        return fp.Adaptive(10, 0.35, milestones, patience=2)
+
+    def losses(epoch, index):
+        noise = torch.from_numpy(np.random.default_rng(epoch).uniform(1, 2.5, 200))
+        return (noise[index] + (index % 3 == 0)).float()
+
+    whole, _ = trained(fp.Pruner(200, policy(), batch_size=FIRST_BATCH), losses)
+    pruner = fp.Pruner(200, policy(), batch_size=FIRST_BATCH)
+    kept, state = [], None
+    for epoch in pruner.epochs():
+        for number, batch in enumerate(torch.tensor(list(pruner.sampler)).split(FIRST_BATCH)):
+            if (epoch, number) == stop:
+                state = pruner.state_dict()
+                break
+            pruner.record(batch, losses(epoch, batch))
+        if state is not None:
+            break
+        kept.append(pruner.plan.kept.tolist())
+    again = fp.Pruner(200, policy(), batch_size=FIRST_BATCH)
+    assert state is not None
+    again.load_state_dict(state)
+    rest, _ = trained(again, losses)
+    assert kept + rest == whole
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "expected epochs"),
+        ({"epochs": 5, "save": 1.0}, r"expected save as a share in \[0, 1\), got 1.0"),
+        ({"epochs": 5, "patience": -1}, "expected patience"),
+        ({"epochs": 5, "patience": 300}, "expected patience of at most 255, got 300"),
+        ({"epochs": 5, "returning": 1.5}, "expected returning"),
+        ({"epochs": 5, "chance": 0.0}, "expected chance"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        fp.Adaptive(**settings)
+
+
+def test_a_recipe_gives_the_policy_its_learning_rates():
+    training = {"epochs": 10, "milestones": [3, 6, 8], "gamma": 0.2}
+    recipe = make_recipe({"training": training, "pruning": {"policy": "adaptive", "save": 0.2}})
+    policy = recipe.policy()
+    assert isinstance(policy, fp.Adaptive)
+    assert policy.save == 0.2
+    assert policy.rates == pytest.approx(relative_rates(milestones, 10))
+
+
+def test_a_recipe_with_settings_that_the_policy_ignores_is_refused():
+    pruning = {"policy": "adaptive", "window": 3}
+    with pytest.raises(InputError, match=r'no pruning.window with pruning.policy = "adaptive"'):
+        make_recipe({"pruning": pruning})
