@@ -233,7 +233,6 @@ def test_a_recipe_gives_the_policy_its_learning_rates():
     assert policy.rates == pytest.approx(relative_rates(milestones, 10))
 
 
-def test_a_recipe_with_settings_that_the_policy_ignores_is_refused():
-    pruning = {"policy": "adaptive", "window": 3}
-    with pytest.raises(InputError, match=r'no pruning.window with pruning.policy = "adaptive"'):
-        make_recipe({"pruning": pruning})
+def test_a_recipe_with_a_schedule_can_be_trained_with_the_policy():
+    recipe = make_recipe({"pruning": {"policy": "fine-pruning", "window": 3}})
+    assert recipe.replaced("pruning", policy="adaptive").policy().name == "adaptive"

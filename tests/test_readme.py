@@ -21,7 +21,7 @@ from fineprune.cli.options import all_changes, split_changes
 from fineprune.distributed.strategy import Strategy
 from fineprune.experiments.arm_table import table_rows
 from fineprune.experiments.configurations import configuration, configured
-from fineprune.experiments.controls import arm_recipe
+from fineprune.experiments.controls import arm_recipe, default_arms
 from fineprune.experiments.scale_table import read_scaling, scale_rows
 from fineprune.report.scaling.tables import markdown_tables, scale_tables
 from fineprune.report.tables import markdown_table
@@ -145,7 +145,8 @@ def test_a_command_of_a_page_is_valid(arguments, folder):
             configured(recipe, configuration(text), same_update=params["same_update"])
     elif verb == "compare":
         recipe = read_recipe(params["recipe"], all_changes(params["changes"], params["more"]))
-        for arm in params["arms"].split(","):
+        named = params["arms"]
+        for arm in named.split(",") if named else default_arms(recipe):
             arm_recipe(recipe, arm, num_samples=50_000)
     elif verb == "train":
         read_recipe(params["recipe"], all_changes(params["changes"], params["more"]))

@@ -1,6 +1,7 @@
 """``fineprune plan``."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,12 +14,14 @@ from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes, all_changes, split_changes
 from fineprune.cli.outputs import check_file
 from fineprune.errors import InputError, check_above, check_at_least
+from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs
 from fineprune.pruning.schedule import Schedule
-from fineprune.training.cost import predicted_cost
+from fineprune.training.cost import planned_samples, predicted_cost
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
 
+_BAR = 40
 _PER_ROW = 10
 
 # The sizes of training sets that are known without their files.
@@ -70,6 +73,10 @@ def plan(
     prune: Annotated[
         float | None, typer.Option(help="The share of the samples to skip [0.25].")
     ] = None,
+    save: Annotated[
+        float | None,
+        typer.Option(help="The share of the steps to save, instead of a schedule (adaptive)."),
+    ] = None,
     samples: Annotated[
         int | None, typer.Option(help="The number of training samples [50000].")
     ] = None,
@@ -85,9 +92,11 @@ def plan(
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which epochs a schedule prunes, and predict what it saves, before training.
+    """Show which epochs a policy shortens, and predict what it saves, before training.
 
     Example: fineprune plan --epochs 200 --window 60 --start 30 --attenuation 2 --block 3 --count 2
+
+    Example: fineprune plan --epochs 40 --milestones 12,24,32 --save 0.35
     """
     files, more = split_changes(words)
     if len(files) > 1:
@@ -116,16 +125,20 @@ def plan(
         "prune": prune,
     }
     recipe = Path(files[0]) if files else None
-    made = _recipe(recipe, _given(training), _given(pruning), all_changes(changes, more))
+    made = _recipe(recipe, save, _given(training), _given(pruning), all_changes(changes, more))
     policy = made.policy()
+    number = _training_samples(made, recipe is None) if samples is None else samples
+    savings = _predicted(made, number, ranks, step_time, overhead)
+    if isinstance(policy, Adaptive):
+        numbers = planned_samples(made, number, ranks=ranks)
+        _show_adaptive(made, numbers, savings, svg, as_json=as_json)
+        return
     if not isinstance(policy, ScheduledPolicy):
         raise InputError(
             f"expected a policy with a schedule, got policy = {made.pruning.policy!r}: "
             f'set pruning.policy = "fine-pruning"'
         )
     schedule = policy.schedule
-    number = _training_samples(made, recipe is None) if samples is None else samples
-    savings = _predicted(made, number, ranks, step_time, overhead)
     if svg is not None:
         svg.parent.mkdir(parents=True, exist_ok=True)
         svg.write_text(_svg(schedule), encoding="utf-8")
@@ -149,8 +162,19 @@ def _whole_numbers(option: str, text: str) -> list[int]:
 
 
 def _recipe(
-    file: Path | None, training: dict[str, Any], pruning: dict[str, Any], changes: list[str]
+    file: Path | None,
+    save: float | None,
+    training: dict[str, Any],
+    pruning: dict[str, Any],
+    changes: list[str],
 ) -> Recipe:
+    if save is not None:
+        if pruning:
+            option = "--" + next(iter(pruning)).replace("_", "-")
+            raise InputError(f"expected --save or a schedule, got --save and {option}")
+        if file is None and "epochs" not in training:
+            raise InputError("expected --epochs with --save, got none")
+        pruning = {"policy": "adaptive", "save": save}
     given = [f"training.{key}={json.dumps(value)}" for key, value in training.items()]
     given += [f"pruning.{key}={json.dumps(value)}" for key, value in pruning.items()]
     if file is not None:
@@ -183,6 +207,29 @@ def _predicted(
     recipe: Recipe, samples: int, ranks: int, step_time: float | None, overhead: float
 ) -> Savings:
     return predicted_cost(recipe, samples, ranks=ranks, step_time=step_time, overhead=overhead)
+
+
+def _show_adaptive(
+    recipe: Recipe, numbers: list[int], savings: Savings, svg: Path | None, *, as_json: bool
+) -> None:
+    most = max(numbers)
+    if svg is not None:
+        # Imported here, because matplotlib and scipy would delay the start of every command.
+        from fineprune.report.figures import schedule_svg
+
+        svg.parent.mkdir(parents=True, exist_ok=True)
+        svg.write_text(schedule_svg([number < most for number in numbers]), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps({"kept": numbers, "saving": savings.saving, "steps": savings.steps}))
+        return
+    typer.echo("samples per epoch, if none of them contradicts the others:")
+    for number, equal in itertools.groupby(enumerate(numbers, 1), key=lambda pair: pair[1]):
+        epochs = [epoch for epoch, _ in equal]
+        name = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]}-{epochs[-1]}"
+        bar = "█" * max(1, round(_BAR * number / most))
+        typer.echo(f"{name:>9} {bar:<{_BAR}} {number:,}")
+    for line in _totals(savings, recipe):
+        typer.echo(line)
 
 
 def _svg(schedule: Schedule) -> str:
@@ -234,6 +281,12 @@ def _lines(schedule: Schedule, savings: Savings, samples: int, recipe: Recipe) -
         + ("" if closed is None else f" (the paper's closed form, formula 3 or 4: {closed})"),
         f"samples: {savings.samples:,} of {savings.samples_full:,} "
         f"({savings.skipped_share:.2%} skipped, {samples:,} per full epoch)",
+    ]
+    return lines + _totals(savings, recipe)
+
+
+def _totals(savings: Savings, recipe: Recipe) -> list[str]:
+    lines = [
         f"steps: {savings.steps:,} of {savings.steps_full:,} "
         f"in batches of {recipe.training.batch_size}",
     ]

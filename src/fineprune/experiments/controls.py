@@ -1,12 +1,10 @@
 """The arms of a comparison: the baseline, the method, and the controls of equal cost."""
 
-import dataclasses
 import itertools
 
 from fineprune.errors import InputError
 from fineprune.training.cost import predicted_cost
 from fineprune.training.recipe import Recipe
-from fineprune.training.settings import PruningSettings
 
 # The arms that a comparison has unless others are named.
 ARMS = ("full", "fine-pruning", "random", "fewer-epochs")
@@ -55,11 +53,11 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
         return recipe
     if arm == "adaptive":
         save = predicted_cost(recipe, num_samples).skipped_share
-        return dataclasses.replace(recipe, pruning=PruningSettings(policy="adaptive", save=save))
-    if policy == "adaptive":
+        return recipe.replaced("pruning", policy="adaptive", save=save)
+    if policy == "adaptive" and recipe.pruning.window == recipe.pruning.windows_per_interval:
         raise InputError(
             f"expected a recipe with a pruning schedule for the arm {arm!r}, got "
-            f'policy = "adaptive": set pruning.policy = "fine-pruning" and its schedule'
+            f'policy = "adaptive" without one: set pruning.window'
         )
     return recipe.replaced("pruning", policy=arm)
 

@@ -1,6 +1,7 @@
 """Predicts the cost of a recipe before it is trained."""
 
-from fineprune.pruning.savings import Savings, predict_savings
+from fineprune.pruning.savings import Savings, planned_numbers, predict_savings
+from fineprune.pruning.step_counts import BatchShape, bind
 from fineprune.training.recipe import Recipe
 
 
@@ -35,3 +36,22 @@ def predicted_cost(
         accumulation=recipe.training.accumulation,
         num_replicas=ranks,
     )
+
+
+def planned_samples(recipe: Recipe, num_samples: int, *, ranks: int = 1) -> list[int]:
+    """Return how many samples each epoch of a recipe keeps, as far as this is known in advance.
+
+    Args:
+        recipe: The recipe.
+        num_samples: The number of training samples, N.
+        ranks: The number of processes that ``torchrun`` starts; 1 with parameter servers.
+
+    Returns:
+        The numbers of all ranks together. With ``adaptive``, they are those of a training in which
+        no sample contradicts the others.
+    """
+    policy, training = recipe.policy(), recipe.training
+    size = training.batch_size * recipe.distributed.batches_per_update
+    shape = BatchShape(size, training.accumulation, ranks, training.drop_last)
+    bind(policy, num_samples, shape)
+    return planned_numbers(policy, num_samples, shape)

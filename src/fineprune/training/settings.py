@@ -200,7 +200,8 @@ class PruningSettings:
 
     Attributes:
         policy: The policy: ``adaptive``, ``fine-pruning``, ``random`` or ``full``.
-        save, patience, returning: The arguments of ``Adaptive``, which uses no other setting.
+        save, patience, returning: The arguments of ``Adaptive``, which uses no other setting, so
+            that a recipe can be trained with either policy.
         window, start, attenuation, attenuate, block, count: The arguments of ``Schedule``.
         windows_per_interval: The number of windows between two milestones, instead of ``window``.
         prune: The samples that a pruning epoch skips: a fraction in [0, 1), or their number.
@@ -224,10 +225,8 @@ class PruningSettings:
 
     def __post_init__(self) -> None:
         check_one_of("pruning.policy", self.policy, tuple(POLICIES))
-        if self.policy == "adaptive":
-            self._check_adaptive()
-            return
-        if self.policy != "full" and (self.window is None) == (self.windows_per_interval is None):
+        scheduled = self.policy not in ("full", "adaptive")
+        if scheduled and (self.window is None) == (self.windows_per_interval is None):
             raise InputError(
                 "expected either pruning.window (epochs) or pruning.windows_per_interval, "
                 f"got window={self.window} and windows_per_interval={self.windows_per_interval}"
@@ -236,16 +235,6 @@ class PruningSettings:
             raise InputError(
                 f"expected pruning.start in whole epochs with pruning.window, got {self.start}"
             )
-
-    def _check_adaptive(self) -> None:
-        """Raise InputError if a setting is given that the adaptive policy does not use."""
-        for field in dataclasses.fields(self):
-            used = field.name in ("policy", "save", "patience", "returning")
-            if not used and getattr(self, field.name) != field.default:
-                raise InputError(
-                    f'expected no pruning.{field.name} with pruning.policy = "adaptive", got '
-                    f"{getattr(self, field.name)}: the policy needs pruning.save only"
-                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,111 @@
+"""Recipes with the adaptive policy: planned, trained, resumed and compared with their controls."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.runs.run import read_run, read_runs
+from fineprune.training.checkpoint import save_checkpoint
+from fineprune.training.cost import planned_samples, predicted_cost
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
+
+RECIPE = {
+    "data": {"name": "digits", "train_size": 512},
+    "training": {
+        "epochs": 8,
+        "batch_size": 32,
+        "lr": 0.02,
+        "milestones": [3, 5, 7],
+        "gamma": 0.2,
+        "evaluate_every": 4,
+    },
+    "pruning": {"policy": "adaptive", "save": 0.35, "patience": 2},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 0},
+}
+TIMES = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
+
+
+def untimed(folder):
+    return [
+        {key: value for key, value in line.items() if key not in TIMES}
+        for line in read_run(folder).metrics
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adaptive") / "whole"
+    train(make_recipe(RECIPE), folder)
+    return folder
+
+
+def test_a_run_has_exactly_the_planned_steps(whole):
+    cost = predicted_cost(make_recipe(RECIPE), 512)
+    lines = untimed(whole)
+    assert sum(line["steps"] for line in lines) == cost.steps == round(0.65 * 8 * 16)
+    assert [line["samples"] for line in lines[:2]] == [512] * 2
+    assert lines[-1]["samples"] < 256
+
+
+def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
+    whole, tmp_path, monkeypatch
+):
+    class Stop(Exception):
+        pass
+
+    def fail(path, state):
+        save_checkpoint(path, state)
+        if state["epoch_so_far"] and state["pruner"]["epoch"] == 4:
+            raise Stop
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fineprune.training.loop.save_checkpoint", fail)
+        with pytest.raises(Stop):
+            train(make_recipe(RECIPE, ["run.checkpoint_steps=3"]), tmp_path / "run")
+    train(make_recipe(RECIPE, ["run.checkpoint_steps=3"]), tmp_path / "run", resume=True)
+    assert untimed(tmp_path / "run") == untimed(whole)
+
+
+def test_a_plan_shows_the_samples_of_each_epoch():
+    planned = planned_samples(make_recipe(RECIPE), 512)
+    arguments = "plan --epochs 8 --milestones 3,5,7 --set training.gamma=0.2 training.batch_size=32"
+    command = [*arguments.split(), "--save", "0.35", "--samples", "512"]
+    shown = CliRunner().invoke(app, [*command, "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["kept"] == planned
+    assert json.loads(shown.stdout)["steps"] == predicted_cost(make_recipe(RECIPE), 512).steps
+    text = CliRunner().invoke(app, command)
+    assert "steps: 83 of 128" in text.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--epochs 8 --save 0.35 --window 3", "expected --save or a schedule, got --save and --wi"),
+        ("--save 0.35", "expected --epochs with --save, got none"),
+        ("--epochs 8 --save 1", "expected save as a share in [0, 1), got 1.0"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_one_line(options, message):
+    result = CliRunner().invoke(app, ["plan", *options.split()])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_compare_trains_the_policy_and_its_controls_at_the_same_cost(tmp_path):
+    (tmp_path / "recipe.toml").write_text(make_recipe(RECIPE).to_toml())
+    folder = tmp_path / "compared"
+    command = ["compare", str(tmp_path / "recipe.toml"), "--out", str(folder)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    samples = {run.summary["arm"]: run.summary["samples_trained"] for run in read_runs([folder])}
+    assert list(samples) == ["full", "adaptive", "fewer-epochs", "fewer-epochs-late"]
+    for arm in ("fewer-epochs", "fewer-epochs-late"):
+        assert samples[arm] == pytest.approx(samples["adaptive"], abs=256)
+    page = (folder / "report.html").read_text()
+    assert "removed where the learning rate is smallest" in page
+    assert "adaptive is" in page
