@@ -68,8 +68,8 @@ def _control(group: Group, name: str, row: Row, difference: Difference) -> str:
     else:
         epochs = control.summary["epochs"]
         cost = _cost(method, control)
-        late = ", removed where the learning rate is smallest," if "late" in row.arm else ""
-        control_name = f"Training on all samples for {epochs} epochs instead{late} at {cost},"
+        late = ", removed where the learning rate is smallest" if "late" in row.arm else ""
+        control_name = f"Training on all samples for {epochs} epochs instead{late}, at {cost},"
     return (
         f"{control_name} reaches {_percent(row.accuracy_last, 2)}: {name} is "
         f"{_size(difference, 'it')}, {_significance(difference)}."
