@@ -74,7 +74,7 @@ SCENARIOS = {
 # The number of kills in each scenario, out of ten: when this file is a script, and in an ordinary
 # run of the tests, in which test_compare.py and test_kills.py make the other kills.
 SHARES = {"train": 3, "compare": 2, "sync": 2, "async": 1, "async many updates": 1, "mixed": 1}
-ORDINARY = {"train": 6, "sync": 2}
+ORDINARY = {"train": 4, "sync": 1}
 
 
 class Scenario:
