@@ -3,12 +3,16 @@
 from fineprune.runs.run import Run
 from fineprune.training.recipe import make_recipe
 
+_WINDOWS = {"window", "windows_per_interval"}
+
 
 def boundaries_of(run: Run) -> tuple[int, ...]:
     """Return the epochs, from 1, at whose end the run's schedule clears the counts.
 
     The tuple is empty if the run's policy has no schedule.
     """
-    if not {"window", "windows_per_interval"} & run.recipe.get("pruning", {}).keys():
+    pruning = run.recipe.get("pruning", {})
+    # The adaptive policy ignores the schedule of a recipe.
+    if pruning.get("policy") == "adaptive" or not _WINDOWS & pruning.keys():
         return ()
     return make_recipe(run.recipe).schedule().boundaries

@@ -126,7 +126,8 @@ def write_epoch(
         closing: The result of ``closing_counts``. The last epoch of the run always ends a window.
     """
     epoch = metrics["epoch"]
-    if closing is None and epoch == state.recipe.training.epochs - 1:
+    last = epoch == state.recipe.training.epochs - 1
+    if closing is None and last and isinstance(state.pruner.policy, ScheduledPolicy):
         closing = state.pruner.counts
     if closing is not None:
         files.write_counts(epoch, closing.numpy())

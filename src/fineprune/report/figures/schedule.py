@@ -26,12 +26,14 @@ def draw_schedule(group: Group) -> Drawing | None:
     if run is None:
         return None
     prunes = [bool(line["pruned"]) for line in run.metrics]
-    svg = _schedule_svg(prunes, boundaries_of(run), f"Schedule of {group.label}")
+    boundaries = boundaries_of(run)
+    svg = _schedule_svg(prunes, boundaries, f"Schedule of {group.label}")
     caption = (
         f"Each cell is an epoch. {sum(prunes)} of {len(prunes)} epochs skip samples; the others "
-        f"train on all samples. A thick line marks the end of a window, where the counts are reset "
-        f"to zero."
+        f"train on all samples."
     )
+    if boundaries:
+        caption += " A thick line marks the end of a window, where the counts are reset to zero."
     return Drawing("The schedule (the paper's Figure 3)", svg, caption)
 
 
