@@ -16,6 +16,7 @@ pytest.importorskip("ray")
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
 from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
 from fineprune.distributed.strategy import Strategy
+from fineprune.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("running_ray")
 
@@ -274,7 +275,7 @@ class KilledAtBirth:
 
 
 def test_a_server_that_dies_before_the_training_is_named(tmp_path):
-    with pytest.raises(RuntimeError, match="a server died before the training began"):
+    with pytest.raises(RunError, match="a server died before the training began"):
         trained(Strategy("sync", workers=1), tmp_path, optimizer=KilledAtBirth())
 
 

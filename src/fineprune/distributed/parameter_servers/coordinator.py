@@ -50,7 +50,7 @@ from fineprune.distributed.parameter_servers.worker_group import (
     WorkerGroup,
 )
 from fineprune.distributed.strategy import Strategy
-from fineprune.errors import InputError
+from fineprune.errors import InputError, RunError
 
 R = TypeVar("R")
 
@@ -83,7 +83,7 @@ class Coordinator:
 
     Raises:
         InputError: The model does not fit, or the state is of another layout.
-        RuntimeError: A server died before all servers had written their first snapshot.
+        RunError: A server died before all servers had written their first snapshot.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Coordinator:
             stop: Function that is called repeatedly. If it returns True, this method returns.
 
         Raises:
-            RuntimeError: A group died repeatedly.
+            RunError: A group died repeatedly.
         """
         while any(group.joining or group.pending for group in self._groups):
             if stop is not None and stop():
@@ -196,7 +196,7 @@ class Coordinator:
 
         Raises:
             InputError: A batch is empty.
-            RuntimeError: A group or a server died repeatedly, without progress in between.
+            RunError: A group or a server died repeatedly, without progress in between.
         """
         self._epoch = EpochState(epoch, batches, rate, self._servers.version, applied, stop)
         for group in self._groups:
@@ -370,14 +370,14 @@ class Coordinator:
             reason: Why the other members have to be restarted.
 
         Raises:
-            RuntimeError: The group died repeatedly, without computing a gradient in between.
+            RunError: The group died repeatedly, without computing a gradient in between.
         """
         self._epoch.ledger.orphan(group.index)
         group.end(dead, "a member of its group died" if dead else reason)
         if dead:
             group.fruitless_deaths += 1
         if group.fruitless_deaths == _FRUITLESS_DEATHS:
-            raise RuntimeError(
+            raise RunError(
                 f"group {group.index} died {group.fruitless_deaths} times without a batch in "
                 f"between; the last time: {reason}"
             )

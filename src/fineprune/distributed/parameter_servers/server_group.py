@@ -33,6 +33,7 @@ from fineprune.distributed.parameter_servers.server import (
     ParameterServer,
 )
 from fineprune.distributed.strategy import Strategy
+from fineprune.errors import RunError
 
 R = TypeVar("R")
 
@@ -232,7 +233,7 @@ class ServerGroup:
 
         Raises:
             ServerDied: The server died.
-            RuntimeError: A server died repeatedly.
+            RunError: A server died repeatedly.
         """
         request = self.pending.pop(call)
         try:
@@ -411,13 +412,13 @@ class ServerGroup:
         """Restart a server that died or hangs.
 
         Raises:
-            RuntimeError: The server died repeatedly, or before the first snapshot was complete.
+            RunError: The server died repeatedly, or before the first snapshot was complete.
         """
         server = self._servers[index]
         self._report(self._event(EventKind.DIED, index, reason))
         server.process.kill()
         if self._common_sequence < 0:
-            raise RuntimeError(
+            raise RunError(
                 "a server died before the training began: check that its node has enough memory "
                 "for its part of the parameters, and twice that for the optimizer's state"
             )
@@ -427,7 +428,7 @@ class ServerGroup:
                 each.fruitless_deaths = 0
         server.fruitless_deaths += 1
         if server.fruitless_deaths == _FRUITLESS_DEATHS:
-            raise RuntimeError(
+            raise RunError(
                 f"server {index} died {server.fruitless_deaths} times without getting beyond "
                 f"version {self._furthest_version}; the last time: {reason}"
             )
