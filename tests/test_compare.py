@@ -1,15 +1,14 @@
 """Comparisons, whose processes end with them and which continue after an interruption."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from processes import wait_until_ended
 
 from fineprune.errors import InputError
 from fineprune.experiments.compare import compare, plan_runs
@@ -33,17 +32,6 @@ def small(*changes):
     return make_recipe(RECIPE, changes)
 
 
-def in_session(number):
-    """Return the numbers of the running processes of a session."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
-            if state != "Z" and int(session) == number:
-                found.add(int(stat.parent.name))
-    return found
-
-
 def started(folder, recipe):
     """Start a comparison in a new session, and return its process when both arms are training."""
     file = folder.parent / "recipe.toml"
@@ -62,14 +50,6 @@ def started(folder, recipe):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return process
-
-
-def wait_until_ended(session, seconds=10):
-    """Wait until all processes of a session have ended, and return those that have not."""
-    deadline = time.monotonic() + seconds
-    while (left := in_session(session)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
 
 
 def results(folder):

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import in_session, wait_until_ended
 
 from fineprune.runs.files import whole_lines
 from fineprune.runs.run import read_runs
@@ -155,25 +156,6 @@ def trained_once(metrics, recipe):
         assert not line["distributed"]["lost"]
 
 
-def in_session(number):
-    """Return the numbers of the running processes of a session."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
-            if state != "Z" and int(session) == number:
-                found.add(int(stat.parent.name))
-    return found
-
-
-def wait_for_end(session, seconds=10):
-    """Wait until no process of a session is left, and return those that are."""
-    deadline = time.monotonic() + seconds
-    while (left := in_session(session)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
-
-
 def disturb(scenario, kills, stops, seed, say=lambda line: None):
     """Run a scenario again and again until that many processes were killed and suspended.
 
@@ -226,13 +208,13 @@ def disturb(scenario, kills, stops, seed, say=lambda line: None):
             if how == "kill" and (name == "parent" or not scenario.served):
                 status = process.wait(60)
                 assert status == (-signal.SIGKILL if name == "parent" else 1)
-                remaining = wait_for_end(process.pid)
+                remaining = wait_until_ended(process.pid)
                 assert not remaining, f"{remaining} are left after ten seconds"
                 break
         if process.poll() is None and not left:
             process.wait()
         if process.returncode == 0:
-            assert not wait_for_end(process.pid)
+            assert not wait_until_ended(process.pid)
             assert scenario.result() == expected
             scenario.clear()
         elif not left:
@@ -269,7 +251,7 @@ def finish(scenario, expected):
     """Run the command to its end, and compare the result."""
     process = scenario.start()
     assert process.wait() == 0, scenario.log.read_text()
-    assert not wait_for_end(process.pid)
+    assert not wait_until_ended(process.pid)
     assert scenario.result() == expected
     scenario.clear()
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import in_session, wait_until_ended
 from torch import nn
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
@@ -395,25 +396,6 @@ def once_in_the_last_update(strategy, give):
     return giving
 
 
-def processes_of(session):
-    """Return the process IDs of all processes of a session that are alive."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            state, _, _, its_session = stat.read_text().rpartition(")")[2].split()[:4]
-            if state != "Z" and int(its_session) == session:
-                found.add(int(stat.parent.name))
-    return found
-
-
-def wait_for_end_of(processes, seconds):
-    """Wait for the end of these processes, and return whether all of them ended in time."""
-    deadline = time.monotonic() + seconds
-    while processes() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not processes()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_no_process_outlives_a_killed_driver(tmp_path):
     with subprocess.Popen(
@@ -423,14 +405,14 @@ def test_no_process_outlives_a_killed_driver(tmp_path):
         start_new_session=True,
     ) as driver:
         actors = {int(pid) for pid in driver.stdout.readline().split()}
-        there = processes_of(driver.pid)
+        there = in_session(driver.pid)
         kill(driver.pid)
     try:
         assert len(actors) == 4
         assert actors | {driver.pid} < there  # and Ray's own
-        assert wait_for_end_of(lambda: processes_of(driver.pid), seconds=10)
+        assert not wait_until_ended(driver.pid)
     finally:
-        for pid in processes_of(driver.pid):
+        for pid in in_session(driver.pid):
             kill(pid)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -128,7 +129,7 @@ def plan(
     made = _recipe(recipe, save, _given(training), _given(pruning), all_changes(changes, more))
     policy = made.policy()
     number = _training_samples(made, recipe is None) if samples is None else samples
-    savings = _predicted(made, number, ranks, step_time, overhead)
+    savings = predicted_cost(made, number, ranks=ranks, step_time=step_time, overhead=overhead)
     if isinstance(policy, Adaptive):
         numbers = planned_samples(made, number, ranks=ranks)
         _show_adaptive(made, numbers, savings, svg, as_json=as_json)
@@ -140,8 +141,8 @@ def plan(
         )
     schedule = policy.schedule
     if svg is not None:
-        svg.parent.mkdir(parents=True, exist_ok=True)
-        svg.write_text(_svg(schedule), encoding="utf-8")
+        prunes = [schedule.prunes(epoch) for epoch in range(schedule.epochs)]
+        _write_svg(svg, prunes, schedule.boundaries)
     if as_json:
         typer.echo(json.dumps(_as_json(schedule, savings, number)))
         return
@@ -203,22 +204,12 @@ def _training_samples(recipe: Recipe, plain: bool) -> int:
     return _TRAINING_IMAGES[recipe.data.name] - recipe.data.validation
 
 
-def _predicted(
-    recipe: Recipe, samples: int, ranks: int, step_time: float | None, overhead: float
-) -> Savings:
-    return predicted_cost(recipe, samples, ranks=ranks, step_time=step_time, overhead=overhead)
-
-
 def _show_adaptive(
     recipe: Recipe, numbers: list[int], savings: Savings, svg: Path | None, *, as_json: bool
 ) -> None:
     most = max(numbers)
     if svg is not None:
-        # Imported here, because matplotlib and scipy would delay the start of every command.
-        from fineprune.report.figures import schedule_svg
-
-        svg.parent.mkdir(parents=True, exist_ok=True)
-        svg.write_text(schedule_svg([number < most for number in numbers]), encoding="utf-8")
+        _write_svg(svg, [number < most for number in numbers])
     if as_json:
         typer.echo(json.dumps({"kept": numbers, "saving": savings.saving, "steps": savings.steps}))
         return
@@ -232,12 +223,12 @@ def _show_adaptive(
         typer.echo(line)
 
 
-def _svg(schedule: Schedule) -> str:
-    prunes = [schedule.prunes(epoch) for epoch in range(schedule.epochs)]
+def _write_svg(file: Path, prunes: Sequence[bool], boundaries: Sequence[int] = ()) -> None:
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.report.figures import schedule_svg
 
-    return schedule_svg(prunes, schedule.boundaries)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(schedule_svg(prunes, boundaries), encoding="utf-8")
 
 
 def _closed_form(schedule: Schedule) -> int | None:

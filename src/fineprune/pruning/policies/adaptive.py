@@ -121,7 +121,7 @@ class Adaptive(Policy):
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Choose the samples of an epoch, which fill the steps that it is given."""
         total = len(self._streaks)
-        number = self._number_kept(epoch)
+        number = self._number_kept(self._steps(epoch))
         if number == total:
             return EpochPlan(epoch, torch.arange(total))
         skipped = self._contradicting()
@@ -163,7 +163,7 @@ class Adaptive(Policy):
     def end_epoch(self, epoch: int) -> None:
         """Lengthen or clear the streaks of the trained samples, and charge the epoch's steps."""
         steps = self._steps(epoch)
-        if self._number_kept(epoch) < len(self._streaks):
+        if self._number_kept(steps) < len(self._streaks):
             self._note_chosen()
         above = self._marks == _ABOVE
         self._streaks[above] = np.minimum(self._streaks[above], _LONGEST_STREAK - 1) + 1
@@ -228,8 +228,7 @@ class Adaptive(Policy):
             full=self._full_steps,
         )
 
-    def _number_kept(self, epoch: int) -> int:
-        steps = self._steps(epoch)
+    def _number_kept(self, steps: int) -> int:
         if steps >= self._full_steps:
             return len(self._streaks)
         return min(steps * self._step_size, len(self._streaks))
