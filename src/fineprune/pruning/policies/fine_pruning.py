@@ -1,6 +1,7 @@
 """FinePruning: skip the samples whose loss most often exceeded the mean of their batch."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +21,9 @@ from fineprune.pruning.policies.policy import LossRecords
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.schedule import Schedule
+
+# A schedule for a given saving skips at most this share of the samples per epoch, if possible.
+_MOST_SKIPPED = 0.5
 
 
 class FinePruning(ScheduledPolicy):
@@ -46,6 +50,45 @@ class FinePruning(ScheduledPolicy):
         self.tolerance = float(tolerance)
         self._counts: Counts = np.zeros(0, dtype=np.uint8)
         self._marks: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+
+    @classmethod
+    def for_saving(
+        cls,
+        epochs: int,
+        save: float = 0.35,
+        milestones: Sequence[int] = (),
+        *,
+        tolerance: float = 0.0,
+    ) -> "FinePruning":
+        """Find the schedule and ``prune`` with which fine-pruning saves a share of the training.
+
+        There is one window per interval between milestones. In each window, pruning starts as late
+        as possible, because the counts then have seen more epochs, but early enough that a pruned
+        epoch need not skip more than half of the samples. ``prune`` follows from the saving.
+
+        Args:
+            epochs: Number of epochs in the training.
+            save: The share of all sample-steps to skip, in (0, 1).
+            milestones: The epochs (counted from 1, ascending) after which the learning rate falls.
+            tolerance: The tolerance of the marks, as in ``FinePruning``.
+
+        Raises:
+            InputError: A value is out of range, or no schedule saves so much.
+        """
+        if not 0 < save < 1:
+            raise InputError(f"expected save as a share in (0, 1), got {save!r}")
+        for twentieths in range(10, -1, -1):
+            schedule = Schedule.from_milestones(epochs, milestones, start=twentieths / 20)
+            pruned = schedule.pruned_epochs()
+            if pruned and save * epochs / pruned <= _MOST_SKIPPED:
+                break
+        prune = save * epochs / pruned if pruned else 1.0
+        if prune >= 1:
+            raise InputError(
+                f"expected save below {pruned / epochs:.3g}, the share of the epochs that can skip "
+                f"samples, got {save}"
+            )
+        return cls(schedule, prune, tolerance)
 
     def bind(self, num_samples: int) -> None:
         """Allocate N counts and N marks."""
