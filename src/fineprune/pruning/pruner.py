@@ -114,8 +114,8 @@ class Pruner:
             self._policy, self._replicas, self._num_samples, self._shape, seed
         )
         # A compiled training step must not trace the bookkeeping.
-        self._record_batch: Callable[[torch.Tensor, torch.Tensor], None] = torch.compiler.disable(
-            self._record_batch_eagerly
+        self._record_untraced: Callable[[torch.Tensor, torch.Tensor], None] = (
+            torch.compiler.disable(self._record_batch)
         )
         self._ended: int | None = None
         self._open = True
@@ -225,8 +225,12 @@ class Pruner:
             InputError: A shape, a type or an index is wrong, or the epoch has ended.
             RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
         """
-        index = torch.as_tensor(index)
-        self._record_batch(index, losses.detach())
+        if not isinstance(index, torch.Tensor):
+            index = torch.as_tensor(index)
+        if torch.compiler.is_compiling():
+            self._record_untraced(index, losses.detach())
+        else:  # Outside a compiled step, the call above takes longer.
+            self._record_batch(index, losses.detach())
         return losses.mean() if self._rescaling is None else self._rescaling.mean(index, losses)
 
     def end_epoch(self) -> None:
@@ -353,7 +357,7 @@ class Pruner:
         except InputError as error:
             raise InputError(f"policy {self._policy.name!r} in epoch {epoch}: {error}") from error
 
-    def _record_batch_eagerly(self, index: torch.Tensor, losses: torch.Tensor) -> None:
+    def _record_batch(self, index: torch.Tensor, losses: torch.Tensor) -> None:
         check_batch(index, losses)
         progress = self._recorder.progress
         if progress is None or progress.plan.epoch != self._plan.epoch:

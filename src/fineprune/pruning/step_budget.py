@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from fineprune.errors import InputError
 
 # The smallest share of a full epoch that an epoch is given, as long as the budget allows it.
@@ -53,17 +55,14 @@ def steps_of_epoch(rates: Sequence[float], budget: int, *, most: int, full: int)
     """
     left = len(rates)
     smallest = min(_SMALLEST_SHARE * full, most)
-
-    def share(scale: float, rate: float) -> float:
-        return min(max(scale * rate, smallest), most)
-
+    each = np.asarray(rates)
     low, high = 0.0, 2.0 * full / max(rates[-1], 1e-9)
     for _ in range(100):
         middle = (low + high) / 2
-        if sum(share(middle, rate) for rate in rates) < budget:
+        if np.clip(middle * each, smallest, most).sum() < budget:
             low = middle
         else:
             high = middle
-    steps = round(share(high, rates[0]))
+    steps = round(min(max(high * rates[0], smallest), most))
     # The later epochs must be able to use up the rest, and each needs at least one step.
     return min(max(steps, budget - (left - 1) * full, 1), budget - (left - 1))
