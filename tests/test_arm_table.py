@@ -179,6 +179,25 @@ def test_runs_that_cannot_be_compared_are_refused():
         table_rows([make_run("full", 0, 0.9), pruned(0, 0.8, lr=0.2)])
 
 
+def test_settings_are_compared_between_all_arms():
+    runs = [
+        make_run("full", 0, 0.9),
+        make_run("fewer-epochs-scaled", 0, 0.9, lr=0.15),
+        make_run("other", 0, 0.9),
+    ]
+    assert len(grouped(runs)) == 1
+    # Both are comparable with the control, whose learning rate may be any.
+    with pytest.raises(ValueError, match="different settings in full-0 and other-0"):
+        grouped([*runs[:2], make_run("other", 0, 0.9, lr=0.5)])
+
+
+def test_matched_controls_have_the_numbers_of_their_own_seed():
+    runs = [make_run("matched", seed, 0.9) for seed in (0, 1)]
+    for run, number in zip(runs, (80, 81), strict=True):
+        run.recipe["pruning"]["numbers"] = [100, number]
+    assert len(grouped(runs)) == 1
+
+
 def test_an_interval_over_equal_differences_has_no_width():
     runs = [make_run("full", seed, 0.75) for seed in (0, 1)]
     runs += [pruned(seed, 0.5) for seed in (0, 1)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,8 @@ RECIPE = {
     "run": {"device": "cpu", "watch": 0, "checkpoint_every": 10, "checkpoint_steps": 3},
 }
 ARMS = ("full", "fine-pruning")
+# The control is named before the method that must be trained first.
+MATCHED_ARMS = ("matched", "fine-pruning")
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -32,20 +35,27 @@ def small(*changes):
     return make_recipe(RECIPE, changes)
 
 
-def started(folder, recipe):
-    """Start a comparison in a new session, and return its process when both arms are training."""
+def started(folder, recipe, arms=ARMS, awaited=ARMS):
+    """Start a comparison in a new session, and return its process when arms are training.
+
+    Args:
+        folder: The folder of the comparison.
+        recipe: The recipe.
+        arms: The arms of the comparison.
+        awaited: The arms that must have finished an epoch.
+    """
     file = folder.parent / "recipe.toml"
     file.write_text(recipe.to_toml())
     command = [sys.executable, "-m", "fineprune", "compare", str(file), "--out", str(folder)]
     process = subprocess.Popen(
-        [*command, "--arms", ",".join(ARMS), "--jobs", "2"],
+        [*command, "--arms", ",".join(arms), "--jobs", "2"],
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
     deadline = time.monotonic() + 120
-    while not all(whole_lines(folder / f"{arm}-0/metrics.jsonl") for arm in ARMS):
+    while not all(whole_lines(folder / f"{arm}-0/metrics.jsonl") for arm in awaited):
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -68,6 +78,26 @@ def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared") / "whole"
     compare(small("run.threads=1"), folder, title="whole", arms=ARMS, jobs=2)
     return folder
+
+
+@pytest.fixture(scope="module")
+def matched(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("matched") / "whole"
+    arms = ["matched", "fine-pruning", "random"]
+    compare(small("run.threads=1"), folder, title="matched", arms=arms, jobs=2)
+    return folder
+
+
+@pytest.fixture
+def unmatched(matched, tmp_path):
+    """A copy of the comparison in which the control is the only arm that is not trained."""
+    shutil.copytree(matched, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy/matched-0")
+    return tmp_path / "copy"
+
+
+def compare_matched(folder, *changes):
+    compare(small("run.threads=1", *changes), folder, title="matched", arms=MATCHED_ARMS)
 
 
 @on_linux
@@ -140,3 +170,63 @@ def test_a_comparison_writes_the_recipe_that_repeats_it(whole):
     assert not read_recipe(whole / "recipe.toml").differences(small())
     listed = json.loads((whole / "compare.json").read_text())
     assert [run["arm"] for run in listed["runs"]] == list(ARMS)
+
+
+def test_the_matched_control_of_a_schedule_is_random_skipping(matched):
+    metrics = results(matched)
+    assert list(metrics) == ["matched", "fine-pruning", "random"]
+    assert metrics["matched"] == metrics["random"] != metrics["fine-pruning"]
+
+
+def test_the_recipe_of_a_matched_control_repeats_it_alone(matched, tmp_path):
+    train(read_recipe(matched / "matched-0/recipe.toml"), tmp_path / "alone")
+    assert results(tmp_path / "alone")["matched"] == results(matched)["matched"]
+
+
+def test_a_matched_control_continues_as_the_only_unfinished_arm(matched, unmatched):
+    class Stop(Exception):
+        pass
+
+    def stop(metrics):
+        if metrics["epoch"] == 11:
+            raise Stop
+
+    recipe = read_recipe(matched / "matched-0/recipe.toml")
+    with pytest.raises(Stop):
+        train(recipe, unmatched / "matched-0", on_epoch=stop)
+    before = {path: path.stat().st_mtime_ns for path in unmatched.glob("fine-pruning-0/*")}
+    compare_matched(unmatched)
+    assert {path: path.stat().st_mtime_ns for path in unmatched.glob("fine-pruning-0/*")} == before
+    assert results(unmatched)["matched"] == results(matched)["matched"]
+
+
+@on_linux
+def test_a_matched_control_waits_for_its_method_after_a_kill(matched, tmp_path):
+    recipe = small("run.threads=1")
+    process = started(tmp_path / "c", recipe, MATCHED_ARMS, awaited=["fine-pruning"])
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(30)
+    process.stderr.close()
+    assert not wait_until_ended(process.pid)
+    compare_matched(tmp_path / "c")
+    expected = results(matched)
+    assert results(tmp_path / "c") == {arm: expected[arm] for arm in MATCHED_ARMS}
+
+
+def test_a_matched_control_of_other_numbers_is_refused(matched, unmatched):
+    recipe = read_recipe(matched / "matched-0/recipe.toml")
+    numbers = [number - 1 for number in recipe.pruning.numbers]
+    (unmatched / "matched-0").mkdir()
+    other = recipe.replaced("pruning", numbers=tuple(numbers)).to_toml()
+    (unmatched / "matched-0/recipe.toml").write_text(other)
+    with pytest.raises(InputError, match=r"expected the control of .*fine-pruning-0 in .*ed-0"):
+        compare_matched(unmatched)
+
+
+def test_a_matched_control_of_another_recipe_is_refused_before_its_method_is_trained(
+    matched, tmp_path
+):
+    shutil.copytree(matched / "matched-0", tmp_path / "c/matched-0")
+    with pytest.raises(InputError, match=r"training.lr is 0.02 and 0.5"):
+        compare_matched(tmp_path / "c", "training.lr=0.5")
+    assert not (tmp_path / "c/fine-pruning-0").exists()

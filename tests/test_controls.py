@@ -7,7 +7,14 @@ from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.errors import InputError
-from fineprune.experiments.controls import arm_recipe, default_arms, fewer_epochs
+from fineprune.experiments.controls import (
+    ALL_ARMS,
+    arm_recipe,
+    check_arms,
+    default_arms,
+    fewer_epochs,
+)
+from fineprune.pruning.policies.registry import POLICIES
 from fineprune.training.cost import predicted_cost
 from fineprune.training.recipe import make_recipe
 
@@ -84,6 +91,37 @@ def test_the_adaptive_arm_saves_as_much_as_the_recipes_schedule():
     assert adaptive.pruning.save == predicted_cost(recipe, 1280).skipped_share == 0.25
     assert predicted_cost(adaptive, 1280).steps == predicted_cost(recipe, 1280).steps
     assert default_arms(adaptive) == ("full", "adaptive", "fewer-epochs", "fewer-epochs-late")
+
+
+def test_every_policy_of_the_registry_is_an_arm():
+    assert set(POLICIES) < set(ALL_ARMS)
+    assert len(set(ALL_ARMS)) == len(ALL_ARMS)
+
+
+@pytest.mark.parametrize("arm", ["fewer-epochs", "fewer-epochs-late"])
+def test_a_scaled_control_differs_in_the_learning_rate_only(arm):
+    recipe = adaptive_recipe(0.35)
+    plain, scaled = (arm_recipe(recipe, name, 1280) for name in (arm, f"{arm}-scaled"))
+    assert scaled.training.lr == pytest.approx(0.1 * 40 / 26)
+    assert scaled.replaced("training", lr=0.1) == plain
+    steps = [predicted_cost(one, 1280).steps_full for one in (recipe, scaled)]
+    assert scaled.training.lr == pytest.approx(0.1 * steps[0] / steps[1])
+
+
+def test_a_matched_control_needs_the_arm_that_it_matches():
+    with pytest.raises(InputError, match=r"the arm 'adaptive' beside 'matched', .* add 'ad"):
+        check_arms(adaptive_recipe(0.35), ["full", "matched"], 1280)
+    check_arms(adaptive_recipe(0.35), ["matched", "adaptive"], 1280)
+
+
+@pytest.mark.parametrize("arm", ["matched", "fewer-epochs", "fewer-epochs-late-scaled"])
+def test_a_control_of_a_recipe_that_skips_nothing_is_refused(arm):
+    nothing = make_recipe(RECIPE, ["pruning.prune=0"])
+    with pytest.raises(InputError, match=f"a recipe that skips samples for the arm '{arm}"):
+        arm_recipe(nothing, arm, 1024)
+    full = make_recipe(RECIPE, ["pruning.policy=full"])
+    with pytest.raises(InputError, match="expected a recipe with a pruning schedule to compare"):
+        arm_recipe(full, arm, 1024)
 
 
 def test_an_adaptive_recipe_has_no_schedule_for_other_policies():

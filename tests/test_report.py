@@ -1,5 +1,6 @@
 """Tables, figures and the HTML page, made from runs with invented numbers."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -323,6 +324,23 @@ def test_a_single_arm_is_not_compared(runs):
     (sentence,) = verdict_on(runs[:1])
     assert sentence.startswith("Full reached")
     assert "Without another arm with the same seed" in sentence
+
+
+def test_the_matched_and_the_scaled_controls_are_described(runs):
+    names = {"random": "matched", "fewer-epochs": "fewer-epochs-scaled"}
+    renamed = []
+    for run in runs:
+        arm = names.get(run.summary["arm"], run.summary["arm"])
+        lr = 0.1 * 20 / 18 if arm == "fewer-epochs-scaled" else 0.1
+        recipe = {**run.recipe, "training": {**run.recipe["training"], "lr": lr}}
+        renamed.append(dataclasses.replace(with_summary(run, arm=arm), recipe=recipe))
+    _, matched, scaled = verdict_on(renamed)
+    assert matched.startswith("Skipping as many samples in every epoch, but at random, reaches")
+    assert "18 epochs instead, with 1.11 times the learning rate, at about the same" in scaled
+    for run in renamed:
+        if run.summary["arm"] == "matched":
+            run.metrics[-1] = {**run.metrics[-1], "skipped": 1}
+    assert verdict_on(renamed)[1].startswith("Matched, the control of another method, at about")
 
 
 def test_equal_differences_in_all_seeds_do_not_make_an_arm_better_or_worse(runs):

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from scipy.special import stdtrit
 
 from fineprune.errors import InputError
-from fineprune.experiments.controls import ALL_ARMS, SHORTER
+from fineprune.experiments.controls import ALL_ARMS, MATCHED, SCALED, SHORTER
 from fineprune.runs.run import Run
 
 BASELINE = "full"
@@ -26,6 +26,10 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 # The settings that the arms of ``SHORTER`` shorten, so that they differ from the other arms.
 _LENGTHS = ("epochs", "milestones", "warmup")
+
+# The settings in which the control ``matched`` differs from seed to seed, because it repeats the
+# numbers of the run with the same seed.
+_REPEATED = ("numbers", "mean_weights")
 
 # The settings of the data section that have no effect on what is learned.
 _PLACES = ("dir", "download", "workers")
@@ -294,7 +298,11 @@ def _conflict(runs: Sequence[Run]) -> str | None:
     (arm, seed), times = seeds.most_common(1)[0]
     if times > 1:
         return f"{times} runs of arm {arm} with seed {seed}"
-    for run, other in itertools.pairwise(sorted(runs, key=_position)):
+    by_arm = _split(sorted(runs, key=_position), lambda run: str(run.summary["arm"]))
+    pairs = [pair for same_arm in by_arm.values() for pair in itertools.pairwise(same_arm)]
+    # Two arms may both be comparable with a third one that lacks a setting in which they differ.
+    pairs += itertools.combinations((same_arm[0] for same_arm in by_arm.values()), 2)
+    for run, other in pairs:
         arms = {run.summary["arm"], other.summary["arm"]}
         if _settings(run, arms) != _settings(other, arms):
             return f"different settings in {run.path.name} and {other.path.name}"
@@ -304,13 +312,18 @@ def _conflict(runs: Sequence[Run]) -> str | None:
 def _settings(run: Run, arms: set[str]) -> str:
     """Return the settings that comparable runs of the given arms have in common, as JSON.
 
-    Runs of the same arm may differ in the ``run`` section only. Runs of two arms may also differ
-    in the ``pruning`` section, and the arms that train fewer epochs in the length of the training.
+    Runs of the same arm may differ in the ``run`` section only, and those of ``matched`` in their
+    numbers. Runs of two arms may also differ in the ``pruning`` section, the arms that train fewer
+    epochs in the length of the training, and those that are scaled in the learning rate.
     """
     same_arm = len(arms) == 1
+    training: tuple[str, ...] = ()
+    if not same_arm and arms & set(SHORTER):
+        training = (*_LENGTHS, "lr") if arms & set(SCALED) else _LENGTHS
     excluded = {
         "data": _PLACES,
-        "training": _LENGTHS if not same_arm and arms & set(SHORTER) else (),
+        "training": training,
+        "pruning": _REPEATED if arms == {MATCHED} else (),
     }
     sections = {
         name: {key: value for key, value in values.items() if key not in excluded.get(name, ())}

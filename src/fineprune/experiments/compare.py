@@ -1,14 +1,16 @@
 """Comparisons: trains every arm with every seed, and writes all runs to one folder."""
 
 import concurrent.futures
+import dataclasses
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from fineprune.errors import InputError, RunError
-from fineprune.experiments.controls import arm_recipe, default_arms
+from fineprune.experiments.controls import MATCHED, arm_recipe, check_arms, default_arms
 from fineprune.experiments.planned_run import PlannedRun, epochs_done
 from fineprune.launch.follow_parent import end_with_parent
 from fineprune.runs.files import COMPARISON, RECIPE, write_atomically, write_json
@@ -34,28 +36,29 @@ def plan_runs(recipe: Recipe, folder: Path, seeds: int, arms: Sequence[str]) -> 
     In this order, a temporary slowdown of the machine affects all arms equally.
 
     Args:
-        recipe: A recipe with a pruning schedule.
+        recipe: A recipe whose policy skips samples.
         folder: The folder of the comparison.
         seeds: The number of runs of each arm.
         arms: The names of the arms, out of ``ALL_ARMS``.
 
     Raises:
-        InputError: An arm is unknown or given twice, the recipe has no pruning schedule, or
-            ``seeds`` is below 1.
+        InputError: The recipe cannot have these arms, or ``seeds`` is below 1.
     """
     if seeds < 1:
         raise InputError(f"expected at least one seed, got {seeds}")
-    repeated = next((arm for arm in arms if list(arms).count(arm) > 1), None)
-    if repeated is not None:
-        times = list(arms).count(repeated)
-        raise InputError(f"expected every arm once, got {repeated!r} {times} times")
     num_samples = load_data(resolved(recipe)).num_samples
-    runs = []
+    check_arms(recipe, arms, num_samples)
+    runs: list[PlannedRun] = []
     for number in range(seeds):
         seeded = recipe.replaced("run", seed=recipe.run.seed + number * _SEED_STEP)
+        planned = {}
         for arm in arms:
             run_recipe = arm_recipe(seeded, arm, num_samples).replaced("run", arm=arm)
-            runs.append(PlannedRun(arm, number, run_recipe, folder / f"{arm}-{number}"))
+            planned[arm] = PlannedRun(arm, number, run_recipe, folder / f"{arm}-{number}")
+        if MATCHED in planned:
+            method = planned[recipe.pruning.policy]
+            planned[MATCHED] = dataclasses.replace(planned[MATCHED], matches=method)
+        runs += planned.values()
     return runs
 
 
@@ -72,7 +75,7 @@ def compare(
     """Train all arms. Unfinished runs in the folder are continued, and finished ones are kept.
 
     Args:
-        recipe: A recipe with a pruning schedule.
+        recipe: A recipe whose policy skips samples.
         folder: The folder to which the runs, the recipe and ``compare.json`` are written.
         title: The title of the comparison in the report.
         seeds: The number of runs of each arm.
@@ -116,7 +119,11 @@ def compare(
 def _train_all(
     runs: Sequence[PlannedRun], jobs: int, on_poll: Callable[[], None]
 ) -> Iterator[PlannedRun]:
-    """Train the runs in separate processes, and yield each run when it is finished."""
+    """Train the runs in separate processes, and yield each run when it is finished.
+
+    A run starts as soon as a process is free, in the given order. A control that matches one of the
+    runs starts after it; until then, the runs behind the control come first.
+    """
     # Spawned processes do not inherit the memory and the threads of this process.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
@@ -125,15 +132,33 @@ def _train_all(
     )
     with stop_requests() as stop:
         try:
-            pending = {pool.submit(_train_one, run, jobs): run for run in runs}
-            while pending:
-                done, _ = concurrent.futures.wait(pending, timeout=_POLL_SECONDS)
+            waiting = list(runs)
+            training: dict[Future[None], PlannedRun] = {}
+            while waiting or training:
+                unfinished = {run.folder for run in (*waiting, *training.values())}
+                ready = [
+                    run
+                    for run in waiting
+                    if run.matches is None or run.matches.folder not in unfinished
+                ]
+                for run in ready[: jobs - len(training)]:
+                    waiting.remove(run)
+                    if run.matches is not None and run.finished():
+                        yield run  # It was trained before, and its method was trained again.
+                        continue
+                    recipe = run.complete()
+                    assert recipe is not None
+                    training[pool.submit(_train_one, recipe, run.folder, jobs)] = run
+                done, _ = concurrent.futures.wait(
+                    training, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED
+                )
                 for future in done:
                     future.result()
-                    yield pending.pop(future)
+                    yield training.pop(future)
                 on_poll()
                 if stop.number is not None:
-                    raise Stopped(stop.number, f"with {len(pending)} runs to go")
+                    left = len(waiting) + len(training)
+                    raise Stopped(stop.number, f"with {left} runs to go")
             pool.shutdown()
         except BrokenProcessPool:
             raise RunError(
@@ -150,5 +175,5 @@ def _train_all(
                 process.join()
 
 
-def _train_one(run: PlannedRun, sharing: int) -> None:
-    train(run.recipe, run.folder, sharing=sharing, resume=True)
+def _train_one(recipe: Recipe, folder: Path, sharing: int) -> None:
+    train(recipe, folder, sharing=sharing, resume=True)

@@ -1,23 +1,78 @@
-"""The arms of a comparison: the baseline, the method, and the controls of equal cost."""
+"""The arms of a comparison: the baseline, the methods, and the controls of equal cost."""
 
+import dataclasses
 import itertools
+from collections.abc import Sequence
 
 from fineprune.errors import InputError
-from fineprune.training.cost import predicted_cost
+from fineprune.runs.run import Run
+from fineprune.training.cost import cost_is_known, predicted_cost, saved_share
+from fineprune.training.policies import POLICY_NAMES, follows_schedule, takes_save
 from fineprune.training.recipe import Recipe
+from fineprune.training.settings import PruningSettings
 
-# The arms that a comparison has unless others are named.
+# The control that repeats the numbers of a finished run. It is a policy as well as an arm.
+MATCHED = "matched"
+
+# The arms that train fewer epochs, and those of them that raise the learning rate in return.
+SCALED = ("fewer-epochs-scaled", "fewer-epochs-late-scaled")
+SHORTER = ("fewer-epochs", "fewer-epochs-late", *SCALED)
+
+# The policies that are compared with the controls.
+METHODS = tuple(name for name in POLICY_NAMES if name not in ("full", "random", MATCHED))
+
+# The arms that a comparison of fine-pruning has unless others are named.
 ARMS = ("full", "fine-pruning", "random", "fewer-epochs")
-# The arms that train fewer epochs.
-SHORTER = ("fewer-epochs", "fewer-epochs-late")
-ALL_ARMS = ("full", "adaptive", "fine-pruning", "random", *SHORTER)
+
+# All arms, in the order of tables.
+ALL_ARMS = ("full", *METHODS, "random", MATCHED, *SHORTER)
 
 
 def default_arms(recipe: Recipe) -> tuple[str, ...]:
     """Return the arms of a comparison whose user names none."""
-    if recipe.pruning.policy == "adaptive":
+    policy = recipe.pruning.policy
+    if policy == "adaptive":
         return ("full", "adaptive", "fewer-epochs", "fewer-epochs-late")
-    return ARMS
+    if policy in ("full", MATCHED) or follows_schedule(policy):
+        return ARMS
+    if getattr(recipe.policy(), "save", None) is None:  # The cost may depend on the data.
+        return ("full", policy, MATCHED)
+    late = ("fewer-epochs-late",) if _has_intervals(recipe) else ()
+    return ("full", policy, MATCHED, "fewer-epochs", *late)
+
+
+def check_arms(recipe: Recipe, arms: Sequence[str], num_samples: int) -> None:
+    """Check that a comparison of a recipe can have these arms.
+
+    Args:
+        recipe: The recipe.
+        arms: The names of the arms.
+        num_samples: The number of training samples, N.
+
+    Raises:
+        InputError: An arm is unknown or given twice, the recipe skips no samples, or there is a
+            control without the method that it matches.
+    """
+    policy = recipe.pruning.policy
+    if policy in ("full", MATCHED):
+        raise InputError(
+            f'expected a recipe with a pruning schedule to compare, got policy = "{policy}": '
+            f'set pruning.policy = "fine-pruning"'
+        )
+    for arm in arms:
+        if arm not in (*ALL_ARMS, policy):
+            raise InputError(f"expected arms out of {', '.join(ALL_ARMS)}, got {arm!r}")
+        times = list(arms).count(arm)
+        if times > 1:
+            raise InputError(f"expected every arm once, got {arm!r} {times} times")
+    if MATCHED in arms:
+        if policy not in arms:
+            raise InputError(
+                f"expected the arm {policy!r} beside {MATCHED!r}, which repeats its numbers of "
+                f"samples, got {', '.join(arms)}: add {policy!r}, the recipe's policy"
+            )
+        if cost_is_known(recipe, num_samples):
+            _check_saves(recipe, num_samples, MATCHED)
 
 
 def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
@@ -25,41 +80,70 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
 
     Args:
         recipe: A recipe whose policy skips samples. Its cost is that of all arms but ``full``.
-        arm: The name of the arm. ``full`` skips no samples. ``fine-pruning`` follows the recipe's
-            schedule. ``random`` skips the same number of samples in the same epochs, chosen at
-            random. ``adaptive`` saves the same share of the steps. ``fewer-epochs`` trains on all
-            data, for the number of epochs that has the same cost. ``fewer-epochs-late`` does the
-            same, and takes these epochs from the smallest learning rates.
+        arm: The name of the arm:
+
+            - ``full`` skips no samples.
+            - The recipe's own policy has the recipe itself.
+            - Any other policy follows the recipe's schedule, or saves the same share of the steps
+              if its cost is a setting (``pruning.save``).
+            - ``random`` follows the recipe's schedule and skips samples at random.
+            - ``matched`` keeps as many samples per epoch as the recipe's policy, chosen at random.
+              Its recipe is that of the policy until this has been trained; see
+              ``matched_recipe``.
+            - ``fewer-epochs`` trains on all data, for the number of epochs that has the same cost.
+            - ``fewer-epochs-late`` does the same, and takes the epochs from the smallest rates.
+            - ``fewer-epochs-scaled`` and ``fewer-epochs-late-scaled`` also multiply the learning
+              rate by the number of steps of ``full`` divided by their own.
         num_samples: The number of training samples, N.
 
     Raises:
         InputError: The arm is unknown or does not fit the recipe, or the recipe skips no samples.
     """
-    if arm not in ALL_ARMS:
-        raise InputError(f"expected arms out of {', '.join(ALL_ARMS)}, got {arm!r}")
-    policy = recipe.pruning.policy
-    if policy == "full":
-        raise InputError(
-            'expected a recipe with a pruning schedule to compare, got policy = "full": '
-            'set pruning.policy = "fine-pruning"'
-        )
+    check_arms(recipe, [arm] if arm != MATCHED else [recipe.pruning.policy, arm], num_samples)
     if arm == "full":
         return recipe.replaced("pruning", policy="full")
-    if arm == "fewer-epochs":
-        return fewer_epochs(recipe, num_samples)
-    if arm == "fewer-epochs-late":
-        return fewer_epochs_late(recipe, num_samples)
-    if arm == policy:
+    if arm in SHORTER:
+        return _shorter(recipe, arm, num_samples)
+    if arm in (recipe.pruning.policy, MATCHED):
         return recipe
-    if arm == "adaptive":
-        save = predicted_cost(recipe, num_samples).skipped_share
-        return recipe.replaced("pruning", policy="adaptive", save=save)
-    if policy == "adaptive" and recipe.pruning.window == recipe.pruning.windows_per_interval:
+    if takes_save(arm):
+        _check_cost_is_known(recipe, num_samples, arm)
+        return recipe.replaced("pruning", policy=arm, save=saved_share(recipe, num_samples))
+    settings = recipe.pruning
+    if follows_schedule(arm) and settings.window is None and settings.windows_per_interval is None:
         raise InputError(
-            f"expected a recipe with a pruning schedule for the arm {arm!r}, got "
-            f'policy = "adaptive" without one: set pruning.window'
+            f"expected a recipe with a pruning schedule for the arm {arm!r}, got policy = "
+            f'"{settings.policy}" without one: set pruning.window, or use the arm {MATCHED!r}'
         )
     return recipe.replaced("pruning", policy=arm)
+
+
+def matched_recipe(recipe: Recipe, method: Run) -> Recipe:
+    """Return the recipe that keeps as many samples in each epoch as a run did, chosen at random.
+
+    The recipe is complete: it contains the numbers and the mean weights of all epochs, and none of
+    the settings of the method.
+
+    Args:
+        recipe: The recipe of the method, with the seed of the run.
+        method: The finished run of the method.
+
+    Raises:
+        InputError: The run skipped no samples.
+    """
+    total = method.summary["train_samples"]
+    numbers = tuple(total - line["skipped"] for line in method.metrics)
+    if all(number == total for number in numbers):
+        raise InputError(
+            f"expected a run that skipped samples for the arm {MATCHED!r}, got {method.path}, "
+            f"which skipped none: leave this arm out"
+        )
+    weights = tuple(float(line.get("mean_weight", 1.0)) for line in method.metrics)
+    weighted = any(weight != 1 for weight in weights)
+    pruning = PruningSettings(
+        policy=MATCHED, numbers=numbers, mean_weights=weights if weighted else None
+    )
+    return dataclasses.replace(recipe, pruning=pruning)
 
 
 def fewer_epochs(recipe: Recipe, num_samples: int) -> Recipe:
@@ -100,7 +184,7 @@ def fewer_epochs_late(recipe: Recipe, num_samples: int) -> Recipe:
         InputError: The learning rate has no milestones, or there are more intervals than epochs.
     """
     training = recipe.training
-    if training.schedule != "milestones" or not training.milestones:
+    if not _has_intervals(recipe):
         raise InputError(
             f"expected training.milestones for the arm 'fewer-epochs-late', got schedule "
             f"{training.schedule!r} with milestones {list(training.milestones)}: use 'fewer-epochs'"
@@ -122,6 +206,41 @@ def fewer_epochs_late(recipe: Recipe, num_samples: int) -> Recipe:
     return recipe.replaced("pruning", policy="full").replaced(
         "training", epochs=epochs, milestones=milestones
     )
+
+
+def _shorter(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
+    _check_cost_is_known(recipe, num_samples, arm)
+    _check_saves(recipe, num_samples, arm)
+    late = "late" in arm
+    shorter = (fewer_epochs_late if late else fewer_epochs)(recipe, num_samples)
+    if arm not in SCALED:
+        return shorter
+    # An epoch on all data has the same number of steps in both, so this is also their ratio.
+    ratio = recipe.training.epochs / shorter.training.epochs
+    return shorter.replaced("training", lr=recipe.training.lr * ratio)
+
+
+def _has_intervals(recipe: Recipe) -> bool:
+    """Return whether the learning rate falls in steps, so that there are intervals to shorten."""
+    return recipe.training.schedule == "milestones" and bool(recipe.training.milestones)
+
+
+def _check_cost_is_known(recipe: Recipe, num_samples: int, arm: str) -> None:
+    if not cost_is_known(recipe, num_samples):
+        raise InputError(
+            f"expected a recipe whose cost is known in advance for the arm {arm!r}, got policy = "
+            f'"{recipe.pruning.policy}", whose numbers of samples depend on the data: '
+            f"set pruning.save, or use the arm {MATCHED!r}"
+        )
+
+
+def _check_saves(recipe: Recipe, num_samples: int, arm: str) -> None:
+    if predicted_cost(recipe, num_samples).skipped_share <= 0:
+        raise InputError(
+            f"expected a recipe that skips samples for the arm {arm!r}, got policy = "
+            f'"{recipe.pruning.policy}" with settings that skip none: change [pruning], or leave '
+            f"this arm out"
+        )
 
 
 def _affordable_epochs(recipe: Recipe, num_samples: int) -> int:

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fineprune.errors import InputError
+from fineprune.experiments.controls import matched_recipe
 from fineprune.runs.files import METRICS, RECIPE, SUMMARY
+from fineprune.runs.run import read_run
 from fineprune.training.recipe import Recipe, read_recipe
 
 
@@ -16,14 +18,30 @@ class PlannedRun:
     Attributes:
         name: The arm or the configuration that the run trains.
         number: The number of the run's seed, counted from 0.
-        recipe: The recipe, which may contain "auto" settings.
+        recipe: The recipe, which may contain "auto" settings. If the run is the control of another
+            one, this is the recipe of that run, and ``complete()`` returns its own.
         folder: The folder of the run.
+        matches: The run whose numbers of samples this control repeats, and which must therefore be
+            finished first; None for any other run.
     """
 
     name: str
     number: int
     recipe: Recipe
     folder: Path
+    matches: "PlannedRun | None" = None
+
+    def complete(self) -> Recipe | None:
+        """Return the recipe to train; None if the run that this one matches is not finished.
+
+        Raises:
+            InputError: The run to match skipped no samples, is of another recipe, or is damaged.
+        """
+        if self.matches is None:
+            return self.recipe
+        if not self.matches.finished():
+            return None
+        return matched_recipe(self.recipe, read_run(self.matches.folder))
 
     def finished(self) -> bool:
         """Return whether the run is finished.
@@ -33,13 +51,21 @@ class PlannedRun:
         """
         if not (self.folder / RECIPE).exists():
             return False
-        changed = read_recipe(self.folder / RECIPE).differences(self.recipe)
+        previous, complete = read_recipe(self.folder / RECIPE), self.complete()
+        # What does not depend on the run to match is checked before that run is trained.
+        expected = complete or dataclasses.replace(self.recipe, pruning=previous.pruning)
+        changed = previous.differences(expected)
+        if changed and self.matches is not None and previous.pruning != expected.pruning:
+            raise InputError(
+                f"expected the control of {self.matches.folder} in {self.folder}, got the control "
+                f"of another run: remove this folder to train the control again"
+            )
         if changed:
             raise InputError(
                 f"expected a run of this recipe in {self.folder}, got one whose {RECIPE} differs "
                 f"({'; '.join(changed)}): give another --out"
             )
-        return (self.folder / SUMMARY).exists()
+        return complete is not None and (self.folder / SUMMARY).exists()
 
 
 def epochs_done(runs: Sequence[PlannedRun]) -> int:

@@ -1,6 +1,7 @@
 """The schedule of a finished run, from its recipe."""
 
 from fineprune.runs.run import Run
+from fineprune.training.policies import follows_schedule
 from fineprune.training.recipe import make_recipe
 
 _WINDOWS = {"window", "windows_per_interval"}
@@ -12,7 +13,7 @@ def boundaries_of(run: Run) -> tuple[int, ...]:
     The tuple is empty if the run's policy has no schedule.
     """
     pruning = run.recipe.get("pruning", {})
-    # The adaptive policy ignores the schedule of a recipe.
-    if pruning.get("policy") == "adaptive" or not _WINDOWS & pruning.keys():
+    # Other policies ignore the schedule of a recipe.
+    if not follows_schedule(pruning.get("policy", "")) or not _WINDOWS & pruning.keys():
         return ()
     return make_recipe(run.recipe).schedule().boundaries

@@ -9,12 +9,13 @@ from markupsafe import Markup
 
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import BASELINE, Group, Row, group_rows, grouped
+from fineprune.experiments.controls import METHODS
 from fineprune.report.facts import distinct, facts, hardware
 from fineprune.report.figures import Drawing, draw_all
 from fineprune.report.paper import paper_rows
 from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
 from fineprune.report.tables import COLUMNS
-from fineprune.report.verdict import CHANCE_POINTS, METHODS, verdict
+from fineprune.report.verdict import CHANCE_POINTS, verdict
 from fineprune.runs.files import RECIPE, write_atomically
 from fineprune.runs.run import Run
 

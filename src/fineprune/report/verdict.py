@@ -1,11 +1,8 @@
 """The verdict on a comparison, in sentences that claim no more than the numbers support."""
 
 from fineprune.experiments.arm_table import BASELINE, Difference, Group, Row, paired_difference
-from fineprune.experiments.controls import SHORTER
+from fineprune.experiments.controls import MATCHED, METHODS, SCALED, SHORTER
 from fineprune.runs.run import Run
-
-# The first of these arms that a comparison has is the method that is compared with the controls.
-METHODS = ("adaptive", "fine-pruning")
 
 # On CIFAR-10, runs that differ only in their seed differ by about this many percentage points.
 CHANCE_POINTS = 0.5
@@ -17,9 +14,9 @@ _NO_WIDTH = 1e-9
 def verdict(group: Group, rows: list[Row]) -> list[str]:
     """Return sentences on the cost and the accuracy of the arms.
 
-    The method is compared with full training and with the controls. Without the method, each arm is
-    compared with full training. An arm is called better or worse only if the 95 % interval of the
-    difference over the seeds excludes zero.
+    The method, which is the first arm out of ``METHODS``, is compared with full training and with
+    the other arms. Without a method, each arm is compared with full training. An arm is called
+    better or worse only if the 95 % interval of the difference over the seeds excludes zero.
 
     Args:
         group: The runs.
@@ -63,13 +60,21 @@ def _control(group: Group, name: str, row: Row, difference: Difference) -> str:
     method, control = group.of(name)[0], group.of(row.arm)[0]
     if row.arm == "random":
         control_name = _random_control(method, control)
+    elif row.arm == MATCHED:
+        control_name = _matched_control(method, control)
     elif row.arm not in SHORTER:
         control_name = f"{_capitalized(row.arm)}, at {_cost(method, control)},"
     else:
         epochs = control.summary["epochs"]
         cost = _cost(method, control)
         late = ", removed where the learning rate is smallest" if "late" in row.arm else ""
-        control_name = f"Training on all samples for {epochs} epochs instead{late}, at {cost},"
+        rate = ""
+        if row.arm in SCALED:
+            ratio = control.recipe["training"]["lr"] / method.recipe["training"]["lr"]
+            rate = f", with {ratio:.2f} times the learning rate"
+        control_name = (
+            f"Training on all samples for {epochs} epochs instead{late}{rate}, at {cost},"
+        )
     return (
         f"{control_name} reaches {_percent(row.accuracy_last, 2)}: {name} is "
         f"{_size(difference, 'it')}, {_significance(difference)}."
@@ -86,6 +91,17 @@ def _random_control(method: Run, control: Run) -> str:
         f"Skipping {skipped[1]} of the sample-steps at random (not a control of equal cost: "
         f"the method skips {skipped[0]}, and other numbers of samples per epoch)"
     )
+
+
+def _matched_control(method: Run, control: Run) -> str:
+    """Describe the control ``matched``, and whether it repeats the numbers of this method."""
+    skipped = [[line["skipped"] for line in run.metrics] for run in (method, control)]
+    if skipped[0] != skipped[1]:
+        cost = _cost(method, control)
+        return f"{_capitalized(MATCHED)}, the control of another method, at {cost},"
+    weighted = any("mean_weight" in line for line in method.metrics)
+    mean = " and with the same mean weight" if weighted else ""
+    return f"Skipping as many samples in every epoch{mean}, but at random,"
 
 
 def _cost(method: Run, control: Run) -> str:

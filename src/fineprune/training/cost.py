@@ -38,6 +38,38 @@ def predicted_cost(
     )
 
 
+def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
+    """Return whether the number of sample-steps of a recipe is known before it is trained.
+
+    Args:
+        recipe: The recipe.
+        num_samples: The number of training samples, N.
+    """
+    policy, training = recipe.policy(), recipe.training
+    size = training.batch_size * recipe.distributed.batches_per_update
+    bind(policy, num_samples, BatchShape(size, training.accumulation, 1, training.drop_last))
+    numbers = (policy.num_kept(epoch) for epoch in range(policy.epochs))
+    return policy.total_steps is not None or all(number is not None for number in numbers)
+
+
+def saved_share(recipe: Recipe, num_samples: int) -> float:
+    """Return the share of the training that a recipe saves.
+
+    Args:
+        recipe: The recipe.
+        num_samples: The number of training samples, N.
+
+    Returns:
+        The share that the recipe's policy was told to save, if it was told one; otherwise, the
+        share of the sample-steps that it will skip.
+
+    Raises:
+        InputError: The number of kept samples depends on the data.
+    """
+    save: float | None = getattr(recipe.policy(), "save", None)
+    return predicted_cost(recipe, num_samples).skipped_share if save is None else save
+
+
 def planned_samples(recipe: Recipe, num_samples: int, *, ranks: int = 1) -> list[int]:
     """Return how many samples each epoch of a recipe keeps, as far as this is known in advance.
 

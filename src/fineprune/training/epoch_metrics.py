@@ -49,13 +49,16 @@ def epoch_metrics(
 ) -> dict[str, Any]:
     """Return the metrics of an epoch, with no evaluation yet. Every rank must call it.
 
+    If the policy weights the losses, ``mean_weight`` is the mean over the kept samples.
+
     Args:
         state: The state of the run.
         epoch: The epoch that has ended, counted from 0.
         totals: The sums over the batches of the epoch.
         loss: The result of ``mean_loss``.
     """
-    training, kept = state.recipe.training, state.pruner.plan.kept
+    training, plan = state.recipe.training, state.pruner.plan
+    kept = plan.kept
     metrics: dict[str, Any] = {
         "epoch": epoch,
         "lr": rate_at(training, epoch + max(totals.planned - 1, 0) / max(totals.planned, 1)),
@@ -71,6 +74,8 @@ def epoch_metrics(
     }
     names = [f"{kind}_{what}" for kind in ("test", "validation") for what in ("loss", "accuracy")]
     metrics |= dict.fromkeys([*names, "watched"])
+    if plan.weights is not None:
+        metrics["mean_weight"] = plan.weights[kept].double().mean().item()
     if totals.distributed:
         metrics["distributed"] = totals.distributed
     return metrics

@@ -17,6 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 from fineprune.pruning.policies.adaptive import Adaptive
+from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.registry import POLICIES
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
@@ -99,6 +100,9 @@ class Recipe:
                 patience=self.pruning.patience,
                 returning=self.pruning.returning,
             )
+        if issubclass(policy, Matched):
+            numbers = self.pruning.numbers or ()
+            return policy(self.training.epochs, numbers, self.pruning.mean_weights)
         if not issubclass(policy, ScheduledPolicy):
             return policy(self.training.epochs)
         settings = {name: getattr(self.pruning, name) for name in policy.recipe_settings}

@@ -199,7 +199,7 @@ class PruningSettings:
     each window).
 
     Attributes:
-        policy: The policy: ``adaptive``, ``fine-pruning``, ``random`` or ``full``.
+        policy: The policy: ``adaptive``, ``fine-pruning``, ``random``, ``matched`` or ``full``.
         save, patience, returning: The arguments of ``Adaptive``, which uses no other setting, so
             that a recipe can be trained with either policy.
         window, start, attenuation, attenuate, block, count: The arguments of ``Schedule``.
@@ -207,6 +207,8 @@ class PruningSettings:
         prune: The samples that a pruning epoch skips: a fraction in [0, 1), or their number.
         tolerance: The fraction of the batch's mean loss by which a sample's loss may exceed this
             mean without being marked.
+        numbers, mean_weights: The arguments of ``Matched``, one number for each epoch;
+            ``fineprune compare`` takes them from the run that the control matches.
     """
 
     policy: str = "fine-pruning"
@@ -222,10 +224,24 @@ class PruningSettings:
     count: int = 1
     prune: int | float = 0.0
     tolerance: float = 0.0
+    # None is not written to a run's recipe, so that checkpoints without these settings still load.
+    numbers: tuple[int, ...] | None = None
+    mean_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         check_one_of("pruning.policy", self.policy, tuple(POLICIES))
-        scheduled = self.policy not in ("full", "adaptive")
+        for name in ("numbers", "mean_weights"):
+            if self.policy != "matched" and getattr(self, name) is not None:
+                raise InputError(
+                    f'expected pruning.{name} with policy = "matched" only, got it with '
+                    f"{self.policy!r}: remove this setting"
+                )
+        if self.policy == "matched" and self.numbers is None:
+            raise InputError(
+                'expected pruning.numbers, the samples of each epoch, with policy = "matched", got '
+                "none: the arm 'matched' of fineprune compare takes them from a finished run"
+            )
+        scheduled = self.policy not in ("full", "adaptive", "matched")
         if scheduled and (self.window is None) == (self.windows_per_interval is None):
             raise InputError(
                 "expected either pruning.window (epochs) or pruning.windows_per_interval, "

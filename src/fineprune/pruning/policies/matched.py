@@ -1,0 +1,93 @@
+"""Matched: as many samples per epoch as another run trained, chosen at random."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from fineprune.errors import InputError, check_whole_number
+from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.policies.policy import Policy
+
+
+class Matched(Policy):
+    """Keep given numbers of samples, chosen at random, and weight them with given means.
+
+    This is the control that shows whether a method's choice of samples matters. It has the method's
+    number of samples and its mean weight in every epoch, but it ignores the losses. The numbers are
+    exact: they are not rounded to whole batches, as the numbers of a method that depend on data are
+    not.
+
+    Args:
+        epochs: Number of epochs in the training.
+        numbers: How many samples each epoch keeps: ``epochs`` whole numbers of at least 1.
+        mean_weights: The weight of every kept sample in each epoch: ``epochs`` finite numbers. The
+            default is 1 in every epoch.
+
+    Raises:
+        InputError: A value is out of range, or there is not one value for each epoch.
+    """
+
+    name: ClassVar[str] = "matched"
+
+    def __init__(
+        self, epochs: int, numbers: Sequence[int], mean_weights: Sequence[float] | None = None
+    ) -> None:
+        check_whole_number("epochs", epochs, 1)
+        weights = [1.0] * epochs if mean_weights is None else mean_weights
+        for name, values in (("numbers", numbers), ("mean_weights", weights)):
+            if len(values) != epochs:
+                raise InputError(
+                    f"expected {name} with one value for each of {epochs} epochs, got {len(values)}"
+                )
+        for number in numbers:
+            check_whole_number("each of numbers", number, 1)
+        wrong = [weight for weight in weights if not math.isfinite(weight)]
+        if wrong:
+            raise InputError(f"expected finite mean_weights, got {wrong[0]}")
+        self.numbers = tuple(numbers)
+        self.mean_weights = tuple(float(weight) for weight in weights)
+        self._num_samples = 0
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs in the training."""
+        return len(self.numbers)
+
+    def bind(self, num_samples: int) -> None:
+        """Receive the number of samples.
+
+        Raises:
+            InputError: An epoch would have to keep more samples than there are.
+        """
+        if max(self.numbers) > num_samples:
+            raise InputError(
+                f"expected numbers of at most {num_samples}, the number of samples, got "
+                f"{max(self.numbers)}"
+            )
+        self._num_samples = num_samples
+
+    def num_kept(self, epoch: int) -> int | None:
+        """Return None, because any other result would be rounded up to whole batches."""
+        return None
+
+    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Keep the epoch's number of samples; every set of this size has the same probability."""
+        number, weight = self.numbers[epoch], self.mean_weights[epoch]
+        if number == self._num_samples:
+            kept = np.arange(number)
+        else:
+            kept = rng.choice(self._num_samples, size=number, replace=False, shuffle=False)
+            kept.sort()
+        weights = None if weight == 1 else torch.full((self._num_samples,), weight)
+        return EpochPlan(epoch, torch.from_numpy(kept), weights)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments, with which a state must agree."""
+        return {
+            "policy": self.name,
+            "numbers": list(self.numbers),
+            "mean_weights": list(self.mean_weights),
+        }

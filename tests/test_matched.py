@@ -1,0 +1,125 @@
+"""The policy that repeats the numbers and the mean weights of another run."""
+
+import numpy as np
+import pytest
+import torch
+
+from fineprune.errors import InputError
+from fineprune.experiments.controls import matched_recipe
+from fineprune.pruning.policies.matched import Matched
+from fineprune.pruning.pruner import Pruner
+from fineprune.runs.run import read_run
+from fineprune.training.checkpoint import save_checkpoint
+from fineprune.training.cost import cost_is_known
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
+
+NUMBERS, WEIGHTS = [128, 77, 100], [1.0, 1.5, 0.75]
+RECIPE = {
+    "data": {"name": "digits", "train_size": 128},
+    "training": {"epochs": 3, "batch_size": 32, "lr": 0.02},
+    "pruning": {"policy": "matched", "numbers": NUMBERS, "mean_weights": WEIGHTS},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 0},
+}
+TIMES = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
+
+
+def untimed(run):
+    return [{key: line[key] for key in line if key not in TIMES} for line in run.metrics]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("matched") / "whole"
+    train(make_recipe(RECIPE), folder)
+    return read_run(folder)
+
+
+def test_the_numbers_are_exact_and_the_weights_are_those_given():
+    pruner = Pruner(128, Matched(3, NUMBERS, WEIGHTS), batch_size=32)
+    plans = []
+    for _ in pruner.epochs():
+        plans.append(pruner.plan)
+        losses = torch.ones(len(plans[-1].kept), requires_grad=True)
+        loss = pruner.record(plans[-1].kept, losses)
+        assert loss.item() == WEIGHTS[len(plans) - 1]
+        loss.backward()
+    assert [len(plan.kept) for plan in plans] == NUMBERS
+    assert plans[0].weights is None
+
+
+def test_every_sample_is_kept_with_the_same_probability():
+    kept = np.zeros(40)
+    policy = Matched(1, [10])
+    policy.bind(40)
+    for seed in range(2000):
+        kept[policy.select(0, None, np.random.default_rng(seed)).kept.numpy()] += 1
+    # The standard deviation of a count is 19.4, and 40 counts are compared.
+    assert np.abs(kept - 500).max() < 4 * 19.4
+
+
+def test_a_run_trains_the_numbers_and_states_the_mean_weights(whole):
+    assert [line["samples"] for line in whole.metrics] == NUMBERS
+    assert "mean_weight" not in whole.metrics[0]
+    assert [line["mean_weight"] for line in whole.metrics[1:]] == WEIGHTS[1:]
+
+
+def test_the_control_of_a_run_has_its_numbers_and_mean_weights(whole):
+    recipe = make_recipe(RECIPE)
+    method = recipe.replaced("pruning", policy="adaptive", numbers=None, mean_weights=None)
+    assert matched_recipe(method, whole) == recipe
+
+
+def test_the_control_of_a_run_that_skipped_nothing_is_refused(whole):
+    whole_data = [{**line, "skipped": 0} for line in whole.metrics]
+    run = type(whole)(whole.path, whole.summary, whole_data, whole.recipe)
+    with pytest.raises(InputError, match="expected a run that skipped samples for the arm"):
+        matched_recipe(make_recipe(RECIPE), run)
+
+
+def test_a_run_stopped_inside_a_weighted_epoch_has_the_same_result(whole, tmp_path, monkeypatch):
+    class Stop(Exception):
+        pass
+
+    def fail(path, state):
+        save_checkpoint(path, state)
+        if state["epoch_so_far"] and state["pruner"]["epoch"] == 1:
+            raise Stop
+
+    recipe = make_recipe(RECIPE, ["run.checkpoint_steps=2"])
+    with monkeypatch.context() as patched:
+        patched.setattr("fineprune.training.loop.save_checkpoint", fail)
+        with pytest.raises(Stop):
+            train(recipe, tmp_path / "run")
+    train(recipe, tmp_path / "run", resume=True)
+    assert untimed(read_run(tmp_path / "run")) == untimed(whole)
+
+
+def test_numbers_that_are_not_rounded_give_no_cost_in_advance():
+    assert not cost_is_known(make_recipe(RECIPE), 128)
+    schedule = {"policy": "fine-pruning", "window": 2, "prune": 64}
+    for pruning in (schedule, {"policy": "adaptive", "save": 0.35}):
+        assert cost_is_known(make_recipe({**RECIPE, "pruning": pruning}), 128)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["pruning.numbers=[128, 77]"], "expected numbers with one value for each of 3 epochs, g"),
+        (["pruning.mean_weights=[1]"], "expected mean_weights with one value for each of 3 epoch"),
+        (["pruning.numbers=[128, 0, 9]"], "expected each of numbers to be a whole number of at"),
+        (["pruning.mean_weights=[1, nan, 1]"], "expected finite mean_weights, got nan"),
+        (["pruning.policy=full"], 'expected pruning.numbers with policy = "matched" only'),
+    ],
+)
+def test_wrong_numbers_are_refused(changes, message):
+    with pytest.raises(InputError) as raised:
+        make_recipe(RECIPE, changes)
+    assert message in str(raised.value)
+
+
+def test_missing_and_impossible_numbers_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"expected pruning\.numbers, the samples of each epoch"):
+        make_recipe({"pruning": {"policy": "matched"}})
+    with pytest.raises(InputError, match="expected numbers of at most 128, the number of samples"):
+        train(make_recipe(RECIPE, ["pruning.numbers=[128, 129, 1]"]), tmp_path / "run")
