@@ -12,7 +12,8 @@ def boundaries_of(run: Run) -> tuple[int, ...]:
     The tuple is empty if the run's policy has no schedule.
     """
     pruning = run.recipe.get("pruning", {})
-    # The adaptive policy ignores the schedule of a recipe.
-    if pruning.get("policy") == "adaptive" or not _WINDOWS & pruning.keys():
+    policy = pruning.get("policy", "fine-pruning")
+    # All other policies ignore the schedule of a recipe.
+    if policy not in ("fine-pruning", "random", "full") or not _WINDOWS & pruning.keys():
         return ()
     return make_recipe(run.recipe).schedule().boundaries
