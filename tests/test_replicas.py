@@ -61,6 +61,7 @@ def ranks(rank, folder):
                 "resumed_seen": before + after,
                 "resumed_counts": resumed.counts,
                 "own_policy": own_policy(),
+                "infobatch": infobatch(),
                 "observed": observed(rank),
                 "nonfinite": nonfinite_losses(rank),
                 "refused": refused(rank),
@@ -96,6 +97,30 @@ def own_policy(batch=BATCH):
             seen.append((epoch, sorted(indices.tolist())))
     learned: Any = resumed.policy
     return {"seen": seen, "plans": plans, "last": torch.tensor(learned.last)}
+
+
+def infobatch(batch=BATCH):
+    """Train with InfoBatch and all options, with a resume in the middle of an epoch."""
+    policy = fp.InfoBatch(
+        EPOCHS, save=0.2, anneal=0.15, rescale=False, keep_per_class=0.3, max_skips=2
+    )
+    options: Any = {"seed": 1, "batch_size": batch, "labels": [i % 3 for i in range(OWN_N)]}
+    stopped, resumed = (fp.Pruner(OWN_N, policy, **options) for _ in range(2))
+    plans = {}
+    for pruner, stop in ((stopped, (4, 2)), (resumed, None)):
+        if stop is None:
+            stopped.synchronize()
+            pruner.load_state_dict(stopped.state_dict())
+        for epoch in pruner.epochs():
+            plans[epoch] = pruner.plan.kept.tolist()
+            for number, indices in enumerate(pruner.sampler.order().split(batch)):
+                if (epoch, number) == stop:
+                    break
+                pruner.record(indices, losses_of(epoch, indices))
+            if stop is not None and epoch == stop[0]:
+                break
+    learned = resumed.state_dict()
+    return {"plans": plans, "losses": learned["learned"]["losses"], "skips": learned["skips"]}
 
 
 class Remembers(fp.FullData):
@@ -240,6 +265,15 @@ def test_a_policy_without_merge_learns_the_losses_of_all_ranks(two_ranks):
     for epoch, kept in alone["plans"].items():
         trained = [index for e, indices in joined if e == epoch for index in indices]
         assert sorted(trained) == kept
+
+
+def test_infobatch_with_all_options_learns_the_losses_of_all_ranks(two_ranks):
+    alone = infobatch(batch=BATCH * WORLD)
+    assert len({len(kept) for kept in alone["plans"].values()}) > 1
+    for rank in two_ranks:
+        assert rank["infobatch"]["plans"] == alone["plans"]
+        assert torch.equal(rank["infobatch"]["losses"], alone["losses"])
+        assert torch.equal(rank["infobatch"]["skips"], alone["skips"])
 
 
 def test_a_policy_without_merge_observes_whole_batches_in_the_order_of_the_ranks(two_ranks):

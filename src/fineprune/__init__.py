@@ -2,11 +2,14 @@
 
 from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_options import PlanOptions
 from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
+from fineprune.pruning.policies.infobatch import InfoBatch
 from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.policies.random import RandomPruning
+from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs, predict_savings
@@ -15,13 +18,16 @@ from fineprune.pruning.schedule import Schedule
 __version__ = "0.1.0"
 
 __all__ = [
+    "RS2",
     "Adaptive",
     "EpochPlan",
     "FinePruning",
     "FullData",
     "Indexed",
     "IndexedCollate",
+    "InfoBatch",
     "LossRecords",
+    "PlanOptions",
     "Policy",
     "Pruner",
     "PruningSampler",

@@ -16,6 +16,8 @@ from fineprune.cli.options import AsJson, Changes, all_changes, split_changes
 from fineprune.cli.outputs import check_file
 from fineprune.errors import InputError, check_above, check_at_least
 from fineprune.pruning.policies.adaptive import Adaptive
+from fineprune.pruning.policies.infobatch import InfoBatch
+from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs
 from fineprune.pruning.schedule import Schedule
@@ -23,6 +25,7 @@ from fineprune.training.cost import planned_samples, predicted_cost
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
 
 _BAR = 40
+_IF_ADAPTIVE = ", if none of them contradicts the others"
 _PER_ROW = 10
 
 # The sizes of training sets that are known without their files.
@@ -127,12 +130,17 @@ def plan(
     }
     recipe = Path(files[0]) if files else None
     made = _recipe(recipe, save, _given(training), _given(pruning), all_changes(changes, more))
+    if made.pruning.own:
+        raise InputError(
+            f"expected a policy of fineprune, got {made.pruning.policy!r}: planning does not run "
+            f"code of your own; use fineprune.predict_savings"
+        )
     policy = made.policy()
     number = _training_samples(made, recipe is None) if samples is None else samples
     savings = predicted_cost(made, number, ranks=ranks, step_time=step_time, overhead=overhead)
-    if isinstance(policy, Adaptive):
+    if isinstance(policy, Adaptive | InfoBatch | RS2):
         numbers = planned_samples(made, number, ranks=ranks)
-        _show_adaptive(made, numbers, savings, svg, as_json=as_json)
+        _show_numbers(made, numbers, savings, svg, as_json=as_json)
         return
     if not isinstance(policy, ScheduledPolicy):
         raise InputError(
@@ -140,15 +148,18 @@ def plan(
             f'set pruning.policy = "fine-pruning"'
         )
     schedule = policy.schedule
+    prunes = [
+        schedule.prunes(epoch) and not policy.anneals(epoch)
+        for epoch in range(made.training.epochs)
+    ]
     if svg is not None:
-        prunes = [schedule.prunes(epoch) for epoch in range(schedule.epochs)]
         _write_svg(svg, prunes, schedule.boundaries)
     if as_json:
-        typer.echo(json.dumps(_as_json(schedule, savings, number)))
+        typer.echo(json.dumps(_as_json(schedule, prunes, savings, number)))
         return
     console = Console(highlight=False)
-    console.print(_picture(schedule), soft_wrap=True)
-    for line in _lines(schedule, savings, number, made):
+    console.print(_picture(schedule, prunes), soft_wrap=True)
+    for line in _lines(schedule, prunes, savings, number, made):
         console.print(line, soft_wrap=True)
 
 
@@ -204,7 +215,7 @@ def _training_samples(recipe: Recipe, plain: bool) -> int:
     return _TRAINING_IMAGES[recipe.data.name] - recipe.data.validation
 
 
-def _show_adaptive(
+def _show_numbers(
     recipe: Recipe, numbers: list[int], savings: Savings, svg: Path | None, *, as_json: bool
 ) -> None:
     most = max(numbers)
@@ -213,7 +224,8 @@ def _show_adaptive(
     if as_json:
         typer.echo(json.dumps({"kept": numbers, "saving": savings.saving, "steps": savings.steps}))
         return
-    typer.echo("samples per epoch, if none of them contradicts the others:")
+    adaptive = recipe.pruning.policy == "adaptive"
+    typer.echo(f"samples per epoch{_IF_ADAPTIVE if adaptive else ''}:")
     for number, equal in itertools.groupby(enumerate(numbers, 1), key=lambda pair: pair[1]):
         epochs = [epoch for epoch, _ in equal]
         name = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]}-{epochs[-1]}"
@@ -235,12 +247,14 @@ def _closed_form(schedule: Schedule) -> int | None:
     return None if isinstance(schedule.window, tuple) else closed_form_pruned_epochs(schedule)
 
 
-def _as_json(schedule: Schedule, savings: Savings, samples: int) -> dict[str, Any]:
+def _as_json(
+    schedule: Schedule, prunes: list[bool], savings: Savings, samples: int
+) -> dict[str, Any]:
     return {
         "epochs": schedule.epochs,
         "pruned_epochs": schedule.pruned_epochs(),
         "closed_form_pruned_epochs": _closed_form(schedule),
-        "prunes": [schedule.prunes(epoch) for epoch in range(schedule.epochs)],
+        "prunes": prunes,
         "clears_after": list(schedule.boundaries),
         "num_samples": samples,
         "skipped_share": savings.skipped_share,
@@ -249,12 +263,12 @@ def _as_json(schedule: Schedule, savings: Savings, samples: int) -> dict[str, An
     }
 
 
-def _picture(schedule: Schedule) -> Text:
+def _picture(schedule: Schedule, prunes: list[bool]) -> Text:
     """Return numbered epochs, from 1 as in the paper's Figure 3, the pruned ones in brackets."""
     picture = Text()
     for epoch in range(schedule.epochs):
         number = f"{epoch + 1}".rjust(3)
-        if schedule.prunes(epoch):
+        if prunes[epoch]:
             picture.append(f"[{number}]", style="black on orange1")
         else:
             picture.append(f" {number} ", style="black on grey74")
@@ -264,11 +278,13 @@ def _picture(schedule: Schedule) -> Text:
     return picture
 
 
-def _lines(schedule: Schedule, savings: Savings, samples: int, recipe: Recipe) -> list[str]:
+def _lines(
+    schedule: Schedule, prunes: list[bool], savings: Savings, samples: int, recipe: Recipe
+) -> list[str]:
     closed = _closed_form(schedule)
     lines = [
         "in brackets: pruned epochs; | counts are cleared after this epoch",
-        f"pruned epochs: {schedule.pruned_epochs()} of {schedule.epochs} by Algorithm 2"
+        f"pruned epochs: {sum(prunes)} of {schedule.epochs} by Algorithm 2"
         + ("" if closed is None else f" (the paper's closed form, formula 3 or 4: {closed})"),
         f"samples: {savings.samples:,} of {savings.samples_full:,} "
         f"({savings.skipped_share:.2%} skipped, {samples:,} per full epoch)",

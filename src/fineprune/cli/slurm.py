@@ -66,7 +66,7 @@ def slurm(
         check_one_of("--strategy", strategy, STRATEGIES)
         told.append(f"distributed.strategy={'none' if strategy == 'all-reduce' else strategy}")
     made = read_recipe(recipe, told)
-    folder = run or Path("runs") / f"{recipe.stem}-{made.pruning.policy}"
+    folder = run or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
     if made.distributed.served:
         cpus, spread = _spread(made, nodes, gpus, cpus)
         told += spread

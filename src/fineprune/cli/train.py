@@ -35,7 +35,7 @@ def train(
     """
     follow_parent_if_told()
     made = read_recipe(recipe, all_changes(changes, more))
-    folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy}"
+    folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
     check_folder("--out", folder)
     epochs = made.training.epochs
     with progress() as tell:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from fineprune.errors import InputError
 from fineprune.runs.run import Run
@@ -26,6 +27,9 @@ ARMS = ("full", "fine-pruning", "random", "fewer-epochs")
 
 # All arms, in the order of tables.
 ALL_ARMS = ("full", *METHODS, "random", MATCHED, *SHORTER)
+
+# Settings that are wrong with any other policy than the recipe's own.
+_OF_ONE_POLICY: dict[str, Any] = {"replacement": None, "arguments": None}
 
 
 def default_arms(recipe: Recipe) -> tuple[str, ...]:
@@ -108,14 +112,15 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
         return recipe
     if takes_save(arm):
         _check_cost_is_known(recipe, num_samples, arm)
-        return recipe.replaced("pruning", policy=arm, save=saved_share(recipe, num_samples))
+        share = saved_share(recipe, num_samples)
+        return recipe.replaced("pruning", policy=arm, save=share, prune=0, **_OF_ONE_POLICY)
     settings = recipe.pruning
     if follows_schedule(arm) and settings.window is None and settings.windows_per_interval is None:
         raise InputError(
             f"expected a recipe with a pruning schedule for the arm {arm!r}, got policy = "
             f'"{settings.policy}" without one: set pruning.window, or use the arm {MATCHED!r}'
         )
-    return recipe.replaced("pruning", policy=arm)
+    return recipe.replaced("pruning", policy=arm, **_OF_ONE_POLICY)
 
 
 def matched_recipe(recipe: Recipe, method: Run) -> Recipe:

@@ -5,12 +5,21 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loss_recorder import LossRecorder, check_batch
 from fineprune.pruning.plan import EpochPlan, check_plan
+from fineprune.pruning.plan_options import (
+    Labels,
+    Skips,
+    class_numbers,
+    class_quotas,
+    count_skips,
+    with_options,
+)
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.pruner_state import PrunerState, pack_state, unpack_state
 from fineprune.pruning.random_streams import stream
@@ -37,6 +46,8 @@ class Pruner:
         dataset_or_length: The data set (map-style), or the number of samples N for a loop that
             indexes its own arrays with ``plan.kept``.
         policy: Chooses the samples. The pruner works on a copy of it.
+        labels: The class of each sample, for a policy with the option ``keep_per_class``: integers,
+            shape (N,), as a sequence, an array or a tensor.
         seed: Seeds the order of the samples, as in ``DistributedSampler``, and the random streams
             that break ties.
         batch_size: Number of samples per batch and rank. If it is given, an epoch that skips
@@ -56,8 +67,8 @@ class Pruner:
             and that were NaN or infinite. It is 0 if the policy needs no losses.
 
     Raises:
-        InputError: A value is out of range, rounding to whole batches would skip nothing, or this
-            process does not belong to ``process_group``.
+        InputError: A value is out of range, rounding to whole batches would skip nothing, the
+            labels are missing or do not fit, or this process does not belong to ``process_group``.
         TypeError: The data set is not map-style, or the policy is not a ``Policy`` with a name.
         RuntimeError: ``WORLD_SIZE`` is above 1, but no process group is initialised.
     """
@@ -67,6 +78,7 @@ class Pruner:
         dataset_or_length: Any,
         policy: Policy,
         *,
+        labels: Any = None,
         seed: int = 0,
         batch_size: int | None = None,
         accumulation: int = 1,
@@ -101,6 +113,12 @@ class Pruner:
         self._seed = seed
         self._policy = copy.deepcopy(policy)
         bind(self._policy, self._num_samples, self._shape)
+        self._policy.bind_seed(seed)
+        self._options = self._policy.plan_options
+        self._labels = self._checked_labels(labels)
+        self._skips: Skips | None = None
+        if self._options.max_skips is not None:
+            self._skips = np.zeros(self._num_samples, dtype=np.uint8)
         self.sampler = PruningSampler(
             range(self._num_samples) if self._dataset is None else self._dataset,
             num_replicas=num_replicas,
@@ -299,6 +317,7 @@ class Pruner:
             synchronized=self._recorder.flushed,
             nonfinite_so_far=self._recorder.nonfinite_so_far,
             learned=self._policy.state_dict(),
+            skips=None if self._skips is None else torch.from_numpy(self._skips.copy()),
         )
         return pack_state(state, self._identity())
 
@@ -311,6 +330,8 @@ class Pruner:
         """
         loaded = unpack_state(state, self._identity())
         self._policy.load_state_dict(loaded.learned)
+        if loaded.skips is not None:
+            self._skips = loaded.skips.numpy().copy()
         self._recorder.load(loaded.progress, loaded.nonfinite_so_far)
         self._ended = None if loaded.open else loaded.epoch
         self._show(loaded.epoch)
@@ -353,9 +374,38 @@ class Pruner:
             return EpochPlan(epoch, torch.arange(self._num_samples))
         try:
             plan = self._policy.select(epoch, num_kept, stream(self._seed, epoch, "select"))
-            return check_plan(plan, epoch, num_kept, self._num_samples)
+            check_plan(plan, epoch, num_kept, self._num_samples)
         except InputError as error:
             raise InputError(f"policy {self._policy.name!r} in epoch {epoch}: {error}") from error
+        return with_options(
+            plan,
+            self._options,
+            self._num_samples,
+            stream(self._seed, epoch, "options"),
+            labels=self._labels,
+            skips=self._skips,
+        )
+
+    def _checked_labels(self, given: Any) -> Labels | None:
+        """Return the class numbers, and check that each epoch has room for the share per class."""
+        labels = None if given is None else class_numbers(given, self._num_samples)
+        if not self._options.keep_per_class:
+            return None
+        if labels is None:
+            raise InputError(
+                f"expected Pruner(..., labels=...) with the class of each sample, since the policy "
+                f"has keep_per_class={self._options.keep_per_class}, got none"
+            )
+        needed = int(class_quotas(labels, self._options.keep_per_class).sum())
+        for epoch in range(self._policy.epochs):
+            number = self.num_kept(epoch)
+            if number is not None and number < needed:
+                raise InputError(
+                    f"expected keep_per_class to leave samples to skip, got "
+                    f"{self._options.keep_per_class}, which needs {needed} samples, while epoch "
+                    f"{epoch} keeps {number}: set a smaller keep_per_class"
+                )
+        return labels
 
     def _record_batch(self, index: torch.Tensor, losses: torch.Tensor) -> None:
         check_batch(index, losses)
@@ -389,6 +439,8 @@ class Pruner:
 
     def _end(self, plan: EpochPlan) -> None:
         self._policy.end_epoch(plan.epoch)
+        if self._skips is not None:
+            count_skips(self._skips, plan)
         self._open = False
         self._ended = plan.epoch
         self.nonfinite, messages = self._recorder.end_epoch(
@@ -403,6 +455,7 @@ class Pruner:
             "num_samples": self._num_samples,
             "seed": self._seed,
             "settings": self._policy.settings(),
+            "options": self._options.settings(),
         }
 
     def _check_epoch(self, epoch: int) -> None:

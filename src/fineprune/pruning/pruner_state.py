@@ -27,6 +27,8 @@ class PrunerState:
         nonfinite_so_far: Number of losses of the epoch in progress, on all ranks together, that
             were NaN or infinite.
         learned: The state dict of the policy.
+        skips: The number of epochs in a row in which each sample was skipped, uint8, shape (N,);
+            None if no option of the policy needs it.
     """
 
     epoch: int
@@ -35,6 +37,7 @@ class PrunerState:
     synchronized: bool
     nonfinite_so_far: int
     learned: dict[str, Any]
+    skips: torch.Tensor | None = None
 
 
 def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
@@ -42,8 +45,8 @@ def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         state: The state to pack.
-        identity: ``num_samples``, ``seed`` and the policy's ``settings``. A pruner loads the state
-            only if it agrees with all of them.
+        identity: ``num_samples``, ``seed``, the policy's ``settings`` and its ``options``. A pruner
+            loads the state only if it agrees with all of them.
     """
     progress = None
     if state.progress is not None:
@@ -64,6 +67,7 @@ def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
         "nonfinite": state.nonfinite_so_far,
         "progress": progress,
         "learned": state.learned,
+        "skips": state.skips,
     }
 
 
@@ -72,7 +76,8 @@ def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerStat
 
     Args:
         packed: A dict from ``pack_state``.
-        identity: ``num_samples``, ``seed`` and ``settings`` of the pruner that loads the state.
+        identity: ``num_samples``, ``seed``, ``settings`` and ``options`` of the pruner that
+            loads the state. A state of an older version has no options: all of them were off.
 
     Raises:
         InputError: The state is incomplete, has another version, comes from a run with another N,
@@ -110,4 +115,5 @@ def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerStat
         synchronized=True,
         nonfinite_so_far=packed["nonfinite"],
         learned=packed["learned"],
+        skips=packed.get("skips"),
     )

@@ -137,6 +137,8 @@ def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
 
 def _wanted(policy: Policy, num_samples: int, epoch: int) -> int | None:
     """Return how many samples the policy wants to keep, from 1 to N; None if it depends on data."""
+    if policy.anneals(epoch):
+        return num_samples
     wanted = policy.num_kept(epoch)
     if wanted is None:
         return None

@@ -23,6 +23,7 @@ from fineprune.training.own_data import (
     PlainSamples,
     evaluation_loader,
     fetch,
+    labels_of,
     load_own,
     number_of_classes,
     subset,
@@ -57,6 +58,8 @@ class Data:
         watched: The indices of the watched training samples, and batches of these samples in the
             same order.
         num_samples: The number of training samples, N.
+        labels: Returns the class of each training sample, integers, shape (N,). It raises
+            InputError if the classes of user-defined data are not known.
         classes: The number of classes of the network to build.
         channels: The number of input channels of the network to build.
         blank: Zeros with the shape (1, ...) and dtype of the ``x`` of one sample, to check that the
@@ -70,6 +73,7 @@ class Data:
     evaluated_on: str
     watched: tuple[list[int], Batches]
     num_samples: int
+    labels: Callable[[], Any]
     classes: int
     channels: int
     blank: torch.Tensor
@@ -144,6 +148,7 @@ def _device_data(recipe: Recipe, train: ImageSet, evaluated: ImageSet, augment: 
         evaluated_on="validation" if recipe.data.validation else "test",
         watched=(watched, prepare(samples) if watched else ()),
         num_samples=len(train),
+        labels=lambda: train.labels,
         classes=number_of_classes(train, recipe.data.name, recipe.network.classes),
         channels=train.images.shape[1],
         blank=torch.zeros(1, *train.images.shape[1:]),
@@ -187,6 +192,7 @@ def _own_data(recipe: Recipe) -> Data:
         evaluated_on="validation" if settings.validation else "test",
         watched=(watched, evaluation_loader(plain, size, watched) if watched else ()),
         num_samples=len(train),
+        labels=functools.partial(labels_of, train, settings.name),
         classes=classes,
         channels=blank.shape[1],
         blank=blank,

@@ -96,8 +96,17 @@ def train_epoch_on_servers(
 
     Returns:
         True after the last batch; False if the epoch was stopped before.
+
+    Raises:
+        InputError: The plan has weights, which workers do not support.
     """
     training, strategy = state.recipe.training, state.recipe.distributed
+    if state.pruner.plan.weights is not None:
+        raise InputError(
+            f"expected a policy without weights with distributed.strategy {strategy.strategy!r}, "
+            f"got weights from {state.pruner.policy.name!r}: "
+            f"workers do not weight the losses"
+        )
     assert state.coordinator is not None
     before = totals.distributed  # the report of the part that was trained before a stop
     applied = before.get("applied", 0)

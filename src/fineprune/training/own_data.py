@@ -156,6 +156,29 @@ def number_of_classes(train: Any, name: str, given: int | None) -> int:
     return classes
 
 
+def labels_of(train: Any, name: str) -> Any:
+    """Return the class of each training sample, without reading the samples.
+
+    Args:
+        train: The training set. Its attribute ``targets`` or ``labels`` holds the classes, as in
+            the datasets of torchvision. A ``Subset`` has those of the set that it comes from.
+        name: The name of the user's function, for the error message.
+
+    Raises:
+        InputError: The training set has no such attribute.
+    """
+    if isinstance(train, Subset):
+        return np.asarray(labels_of(train.dataset, name))[np.asarray(train.indices)]
+    for attribute in ("targets", "labels"):
+        if hasattr(train, attribute):
+            return getattr(train, attribute)
+    raise InputError(
+        f"expected the training set of {name} to have an attribute targets or labels, since "
+        f"keep_per_class needs the class of each sample, got none: add one, or set "
+        f"pruning.keep_per_class to 0"
+    )
+
+
 def training_loader(
     dataset: Any,
     sampler: PruningSampler,

@@ -17,12 +17,16 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 from fineprune.pruning.policies.adaptive import Adaptive
+from fineprune.pruning.policies.fine_pruning import FinePruning
+from fineprune.pruning.policies.full import FullData
+from fineprune.pruning.policies.infobatch import InfoBatch
 from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.policy import Policy
-from fineprune.pruning.policies.registry import POLICIES
-from fineprune.pruning.policies.scheduled import ScheduledPolicy
+from fineprune.pruning.policies.random import RandomPruning
+from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.schedule import Schedule
 from fineprune.training.learning_rate import rate_at
+from fineprune.training.own_policy import own_policy
 from fineprune.training.settings import (
     DataSettings,
     NetworkSettings,
@@ -33,6 +37,9 @@ from fineprune.training.settings import (
 
 # The settings of the data section that have no effect on what is learned.
 PLACES = ("dir", "download", "workers")
+
+# What TOML calls the types of settings that have several values.
+_KINDS: dict[Any, str] = {tuple: "list", dict: "table"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,12 +68,18 @@ class Recipe:
     run: RunSettings = dataclasses.field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
-        self.policy()  # Raises an error if the schedule is impossible.
+        if not self.pruning.own:  # Only training runs the user's code.
+            self.policy()  # Raises an error if the schedule is impossible.
         if self.distributed.served:
             self._check_served()
 
     def _check_served(self) -> None:
         """Raise InputError if a setting is not supported with parameter servers."""
+        if self.pruning.rescale and self.pruning.policy != "full":
+            raise InputError(
+                f"expected pruning.rescale = false with distributed.strategy "
+                f"{self.distributed.strategy!r}, got true: workers do not weight the losses"
+            )
         for section, name, required, advice in (
             ("training", "accumulation", 1, "set training.batch_size and distributed.workers"),
             ("training", "drop_last", False, "the last update averages the remaining samples"),
@@ -90,23 +103,36 @@ class Recipe:
             )
 
     def policy(self) -> Policy:
-        """Make the policy that the pruning section describes."""
-        policy = POLICIES[self.pruning.policy]
-        if issubclass(policy, Adaptive):
-            return policy(
-                self.training.epochs,
-                self.pruning.save,
+        """Make the policy that the pruning section describes.
+
+        If it is the user's own, this runs the user's code.
+        """
+        pruning, epochs, options = self.pruning, self.training.epochs, self.pruning.options()
+        if pruning.own:
+            return own_policy(pruning.policy, epochs, pruning.arguments or {}, options)
+        if pruning.policy == "infobatch":
+            return InfoBatch(epochs, pruning.prune, save=pruning.save, **options)
+        if pruning.policy == "full":
+            return FullData(epochs, **options)
+        assert pruning.save is not None  # It has a default with each of the other policies.
+        if pruning.policy == "rs2":
+            replacement = bool(pruning.replacement)
+            return RS2(epochs, pruning.save, replacement=replacement, **options)
+        if pruning.policy == "adaptive":
+            return Adaptive(
+                epochs,
+                pruning.save,
                 functools.partial(rate_at, self.training),
-                patience=self.pruning.patience,
-                returning=self.pruning.returning,
+                patience=pruning.patience,
+                returning=pruning.returning,
+                **options,
             )
-        if issubclass(policy, Matched):
-            numbers = self.pruning.numbers or ()
-            return policy(self.training.epochs, numbers, self.pruning.mean_weights)
-        if not issubclass(policy, ScheduledPolicy):
-            return policy(self.training.epochs)
-        settings = {name: getattr(self.pruning, name) for name in policy.recipe_settings}
-        return policy(self.schedule(), **settings)
+        if pruning.policy == "matched":
+            return Matched(epochs, pruning.numbers or (), pruning.mean_weights, **options)
+        assert pruning.prune is not None
+        if pruning.policy == "random":
+            return RandomPruning(self.schedule(), pruning.prune, **options)
+        return FinePruning(self.schedule(), pruning.prune, pruning.tolerance, **options)
 
     def schedule(self) -> Schedule:
         """Make the schedule that the pruning section describes."""
@@ -242,8 +268,14 @@ def _section(key: str, value: Any) -> Mapping[str, Any]:
 
 
 def _toml(value: Any) -> str:
-    # In JSON and TOML, numbers, booleans, lists and strings look the same, except for one character
-    # that TOML requires to be escaped.
+    if isinstance(value, Mapping):
+        return (
+            "{" + ", ".join(f"{_toml(key)} = {_toml(entry)}" for key, entry in value.items()) + "}"
+        )
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    # In JSON and TOML, numbers, booleans and strings look the same, except for one character that
+    # TOML requires to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -279,6 +311,8 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
     for option in options:
         if get_origin(option) is tuple and isinstance(value, list):
             return tuple(_convert(name, get_args(option)[0], entry) for entry in value)
+        if get_origin(option) is dict and isinstance(value, dict):
+            return value
         if isinstance(option, type) and type(value) is option:
             if isinstance(value, str):
                 _check_text(name, value)
@@ -286,7 +320,7 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
     if float in options and type(value) is int:
         return float(value)
     kinds = " or ".join(
-        "list" if get_origin(option) is tuple else option.__name__
+        _KINDS.get(get_origin(option)) or option.__name__
         for option in options
         if option is not type(None)
     )

@@ -5,11 +5,14 @@ A wrong value raises an error here, before anything is built.
 
 import dataclasses
 import json
+import math
 import re
+from typing import Any, cast
 
 from fineprune.errors import InputError, check_above, check_at_least, check_between, check_one_of
 from fineprune.importing import check_import_name
 from fineprune.networks.registry import NETWORKS
+from fineprune.pruning.plan_options import NAMES, Options, PlanOptions
 from fineprune.pruning.policies.registry import POLICIES
 
 _USER_DEFINED = "user-defined data"
@@ -198,13 +201,25 @@ class PruningSettings:
     from the learning rate's milestones (``windows_per_interval``, with ``start`` as a fraction of
     each window).
 
+    The settings of a schedule, and ``prune``, ``tolerance``, ``save``, ``patience`` and
+    ``returning``, may be there although the policy has no use for them, so that one recipe can be
+    trained with several policies. With ``full``, this holds for all settings.
+
     Attributes:
-        policy: The policy: ``adaptive``, ``fine-pruning``, ``random``, ``matched`` or ``full``.
-        save, patience, returning: The arguments of ``Adaptive``, which uses no other setting, so
-            that a recipe can be trained with either policy.
+        policy: The policy: ``adaptive``, ``fine-pruning``, ``infobatch``, ``random``, ``rs2``,
+            ``matched`` or ``full``; or ``module:Class``, a policy of the user's own, which is
+            called with the number of epochs and with ``arguments``.
+        save: The share to save: an argument of ``Adaptive``, ``InfoBatch`` and ``RS2``.
+        patience, returning: The arguments of ``Adaptive``.
+        replacement: An argument of ``RS2``.
+        anneal, rescale, keep_per_class, max_skips: The options of every policy (``PlanOptions``);
+            None for the default of the policy.
+        arguments: The keyword arguments of a policy of the user's own: a table of numbers, strings,
+            booleans, lists and tables.
         window, start, attenuation, attenuate, block, count: The arguments of ``Schedule``.
         windows_per_interval: The number of windows between two milestones, instead of ``window``.
-        prune: The samples that a pruning epoch skips: a fraction in [0, 1), or their number.
+        prune: The samples that a pruning epoch skips: a fraction in [0, 1), or their number. With
+            ``infobatch``, it is a probability, and 0 stands for none if ``save`` is given.
         tolerance: The fraction of the batch's mean loss by which a sample's loss may exceed this
             mean without being marked.
         numbers, mean_weights: The arguments of ``Matched``, one number for each epoch;
@@ -212,9 +227,15 @@ class PruningSettings:
     """
 
     policy: str = "fine-pruning"
-    save: float = 0.35
+    save: float | None = None
     patience: int = 5
     returning: float = 0.1
+    replacement: bool | None = None
+    anneal: float | None = None
+    rescale: bool | None = None
+    keep_per_class: float | None = None
+    max_skips: int | None = None
+    arguments: dict[str, Any] | None = None
     window: int | None = None
     windows_per_interval: int | None = None
     start: int | float = 0
@@ -222,14 +243,22 @@ class PruningSettings:
     attenuate: str = "window"
     block: int = 1
     count: int = 1
-    prune: int | float = 0.0
+    prune: int | float | None = None
     tolerance: float = 0.0
     # None is not written to a run's recipe, so that checkpoints without these settings still load.
     numbers: tuple[int, ...] | None = None
     mean_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_one_of("pruning.policy", self.policy, tuple(POLICIES))
+        if self.own:
+            check_import_name("pruning.policy", self.policy)
+        else:
+            check_one_of("pruning.policy", self.policy, tuple(POLICIES))
+        if self.arguments is not None:
+            _check_arguments("pruning.arguments", self.arguments)
+        self._check_applies()
+        self._complete()
+        PlanOptions(**self.options())
         for name in ("numbers", "mean_weights"):
             if self.policy != "matched" and getattr(self, name) is not None:
                 raise InputError(
@@ -241,7 +270,7 @@ class PruningSettings:
                 'expected pruning.numbers, the samples of each epoch, with policy = "matched", got '
                 "none: the arm 'matched' of fineprune compare takes them from a finished run"
             )
-        scheduled = self.policy not in ("full", "adaptive", "matched")
+        scheduled = self.policy in ("fine-pruning", "random")
         if scheduled and (self.window is None) == (self.windows_per_interval is None):
             raise InputError(
                 "expected either pruning.window (epochs) or pruning.windows_per_interval, "
@@ -251,6 +280,79 @@ class PruningSettings:
             raise InputError(
                 f"expected pruning.start in whole epochs with pruning.window, got {self.start}"
             )
+
+    @property
+    def own(self) -> bool:
+        """Whether the policy is the user's own. Making it runs the user's code."""
+        return ":" in self.policy
+
+    def options(self) -> Options:
+        """Return the options that are set."""
+        values = {name: getattr(self, name) for name in NAMES}
+        return cast(Options, {key: value for key, value in values.items() if value is not None})
+
+    def _check_applies(self) -> None:
+        """Raise InputError if a setting would be ignored silently."""
+        if self.policy == "full":
+            return
+        if self.replacement is not None and self.policy != "rs2":
+            raise InputError(
+                f'expected pruning.replacement with pruning.policy = "rs2" only, got it with '
+                f"{self.policy!r}: remove it"
+            )
+        if self.arguments is not None and not self.own:
+            raise InputError(
+                f"expected pruning.arguments with a policy of your own (module:Class) only, got "
+                f"them with {self.policy!r}: remove them"
+            )
+        if self.policy == "rs2" and self.prune and self.save is None:
+            raise InputError(
+                f'expected pruning.save with pruning.policy = "rs2", got pruning.prune = '
+                f"{self.prune} only: set pruning.save"
+            )
+        if self.policy == "infobatch" and self.prune and self.save:
+            raise InputError(
+                f'expected either pruning.prune or pruning.save with pruning.policy = "infobatch", '
+                f"got prune = {self.prune} and save = {self.save}: set one of them to 0"
+            )
+        for name in ("save", "prune"):
+            if self.own and getattr(self, name):
+                raise InputError(
+                    f"expected pruning.arguments with a policy of your own, got pruning.{name} = "
+                    f"{getattr(self, name)}: put it into pruning.arguments, or set it to 0"
+                )
+
+    def _complete(self) -> None:
+        """Replace None by the default of the policy, so that a run's recipe is complete."""
+        values: dict[str, Any] = {}
+        if self.policy == "infobatch":
+            values = {"anneal": 0.125, "rescale": True}
+            if self.save:
+                object.__setattr__(self, "prune", None)
+            else:
+                object.__setattr__(self, "save", None)
+                values["prune"] = 0.5
+        elif not self.own:
+            values = {"save": 0.35} if self.policy == "rs2" else {"save": 0.35, "prune": 0.0}
+        for name, value in values.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)  # The dataclass is frozen for its users.
+
+
+def _check_arguments(name: str, value: object) -> None:
+    """Raise InputError unless a value can be written as TOML and as JSON."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            _check_arguments(f"{name}.{key}", entry)
+    elif isinstance(value, list):
+        for entry in value:
+            _check_arguments(name, entry)
+    elif not isinstance(value, bool | int | float | str):
+        raise InputError(
+            f"expected {name} as a number, a string, a boolean, a list or a table, got {value!r}"
+        )
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"expected {name} as a finite number, got {value}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -129,9 +129,11 @@ def build_state(recipe: Recipe, ranks: RankGroup) -> TrainState:
     """
     data = load_data(recipe)
     model = recipe_network(recipe, data)
+    policy = recipe.policy()
     pruner = Pruner(
         data.train,
-        recipe.policy(),
+        policy,
+        labels=data.labels() if policy.plan_options.keep_per_class else None,
         seed=recipe.run.seed,
         batch_size=recipe.training.batch_size * recipe.distributed.batches_per_update,
         accumulation=recipe.training.accumulation,

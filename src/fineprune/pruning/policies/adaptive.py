@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import torch
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_options import Options, annealed_epochs
 from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.step_budget import relative_rates, steps_of_epoch
@@ -49,9 +50,11 @@ class Adaptive(Policy):
         returning: The share of the contradicting samples that are trained all the same per epoch.
         chance: The loss of an untrained network, such as ``math.log(classes)``. The default is the
             mean loss of the first batch.
+        options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
+            part of the budget, so the other epochs are shortened more.
 
     Raises:
-        InputError: A value is out of range.
+        InputError: A value is out of range, or too many epochs are annealed to save that much.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -66,7 +69,9 @@ class Adaptive(Policy):
         patience: int = 5,
         returning: float = 0.1,
         chance: float | None = None,
+        **options: Unpack[Options],
     ) -> None:
+        super().__init__(**options)
         check_whole_number("epochs", epochs, 1)
         check_whole_number("patience", patience, 0)
         if not 0 <= save < 1:
@@ -77,6 +82,12 @@ class Adaptive(Policy):
             raise InputError(f"expected patience of at most {_LONGEST_STREAK}, got {patience}")
         if chance is not None and not (math.isfinite(chance) and chance > 0):
             raise InputError(f"expected chance as a loss above 0, got {chance!r}")
+        self._annealed = annealed_epochs(self.plan_options.anneal, epochs)
+        if save and save * epochs >= epochs - self._annealed:
+            raise InputError(
+                f"expected save below {1 - self._annealed / epochs:.3g}, the share of the epochs "
+                f"that are not annealed, got {save}: save less, or set a smaller anneal"
+            )
         self._epochs = epochs
         self.save = float(save)
         self.patience = patience
@@ -106,7 +117,9 @@ class Adaptive(Policy):
         self._step_size = samples_per_step
         self._full_steps = steps_per_full_epoch
         full = self._epochs * steps_per_full_epoch
-        self._budget = max(round((1 - self.save) * full), self._epochs)
+        shortened = self._epochs - self._annealed
+        least = self._annealed * steps_per_full_epoch + shortened
+        self._budget = max(round((1 - self.save) * full), least)
         self._used = 0
 
     @property
@@ -219,11 +232,13 @@ class Adaptive(Policy):
 
     def _steps(self, epoch: int) -> int:
         """Return the number of steps of an epoch, if it follows what was learned so far."""
+        if self.anneals(epoch):
+            return self._full_steps
         contradicting = int(self._contradicting().sum())
         available = len(self._streaks) - contradicting + self._number_returning(contradicting)
         return steps_of_epoch(
-            self.rates[epoch:],
-            self._budget - self._used,
+            self.rates[epoch : self._epochs - self._annealed],
+            self._budget - self._used - self._annealed * self._full_steps,
             most=min(-(-available // self._step_size), self._full_steps),
             full=self._full_steps,
         )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from fineprune.pruning.dropping_count import (
     keep_least_counted,
 )
 from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_options import Options
 from fineprune.pruning.policies.policy import LossRecords
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.replicas import Replicas
@@ -34,17 +35,23 @@ class FinePruning(ScheduledPolicy):
         prune: How many samples a pruning epoch skips: a share in [0, 1), or a whole number below N.
         tolerance: A sample is marked if its loss exceeds ``mean + tolerance * |mean|``, where
             ``mean`` is the mean loss of its batch.
+        options: The options of every policy; see ``PlanOptions``.
 
     Raises:
-        InputError: ``prune`` or ``tolerance`` is out of range.
+        InputError: ``prune``, ``tolerance`` or an option is out of range.
     """
 
     name: ClassVar[str] = "fine-pruning"
     needs_losses: ClassVar[bool] = True
-    recipe_settings: ClassVar[tuple[str, ...]] = ("prune", "tolerance")
 
-    def __init__(self, schedule: Schedule, prune: float, tolerance: float = 0.0) -> None:
-        super().__init__(schedule, prune)
+    def __init__(
+        self,
+        schedule: Schedule,
+        prune: float,
+        tolerance: float = 0.0,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(schedule, prune, **options)
         if not math.isfinite(tolerance):
             raise InputError(f"expected tolerance to be a finite number, got {tolerance}")
         self.tolerance = float(tolerance)

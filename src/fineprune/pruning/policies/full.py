@@ -1,11 +1,12 @@
 """FullData: train every epoch on all samples. This is the baseline, bit for bit a plain loop."""
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_options import Options
 from fineprune.pruning.policies.policy import Policy
 
 
@@ -14,14 +15,16 @@ class FullData(Policy):
 
     Args:
         epochs: Number of epochs in the training.
+        options: The options of every policy (``PlanOptions``), which have no effect here.
 
     Raises:
-        InputError: ``epochs`` is not a whole number of at least 1.
+        InputError: ``epochs`` is not a whole number of at least 1, or an option is out of range.
     """
 
     name: ClassVar[str] = "full"
 
-    def __init__(self, epochs: int) -> None:
+    def __init__(self, epochs: int, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
         check_whole_number("epochs", epochs, 1)
         self._epochs = epochs
         self._num_samples = 0

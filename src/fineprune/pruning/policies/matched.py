@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import torch
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_options import Options
 from fineprune.pruning.policies.policy import Policy
 
 
@@ -25,6 +26,7 @@ class Matched(Policy):
         numbers: How many samples each epoch keeps: ``epochs`` whole numbers of at least 1.
         mean_weights: The weight of every kept sample in each epoch: ``epochs`` finite numbers. The
             default is 1 in every epoch.
+        options: The options of every policy; see ``PlanOptions``.
 
     Raises:
         InputError: A value is out of range, or there is not one value for each epoch.
@@ -33,8 +35,13 @@ class Matched(Policy):
     name: ClassVar[str] = "matched"
 
     def __init__(
-        self, epochs: int, numbers: Sequence[int], mean_weights: Sequence[float] | None = None
+        self,
+        epochs: int,
+        numbers: Sequence[int],
+        mean_weights: Sequence[float] | None = None,
+        **options: Unpack[Options],
     ) -> None:
+        super().__init__(**options)
         check_whole_number("epochs", epochs, 1)
         weights = [1.0] * epochs if mean_weights is None else mean_weights
         for name, values in (("numbers", numbers), ("mean_weights", weights)):

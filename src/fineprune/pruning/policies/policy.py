@@ -8,7 +8,7 @@ and ``end_epoch``. With several ranks, all of them must learn the same; see ``Po
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import torch
 
 from fineprune.errors import InputError
 from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_options import Options, PlanOptions, annealed_epochs
 from fineprune.pruning.replicas import Replicas
 
 
@@ -41,18 +42,38 @@ class Policy(ABC):
 
     A ``Pruner`` works on its own copy, so one policy object may be given to several pruners.
 
+    Args:
+        options: The options that every policy takes: ``anneal``, ``rescale``, ``keep_per_class``
+            and ``max_skips``; see ``PlanOptions``. A subclass that does not call this constructor
+            has all of them off.
+
     Attributes:
         name: The name of the policy in recipes and tables.
         needs_losses: Whether ``observe`` is called. If it is false, recording costs nothing.
+        plan_options: The options, which ``Pruner`` applies to the plans of the policy.
+
+    Raises:
+        InputError: An option is out of range.
     """
 
     name: ClassVar[str]
     needs_losses: ClassVar[bool] = False
+    plan_options: PlanOptions = PlanOptions()
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        self.plan_options = PlanOptions(**options)
 
     @property
     @abstractmethod
     def epochs(self) -> int:
         """Number of epochs in the training."""
+
+    def anneals(self, epoch: int) -> bool:
+        """Return whether ``epoch`` (counted from 0) trains all samples because of ``anneal``.
+
+        ``num_kept`` and ``select`` are not called for such an epoch.
+        """
+        return epoch >= self.epochs - annealed_epochs(self.plan_options.anneal, self.epochs)
 
     def bind(self, num_samples: int) -> None:  # noqa: B027 (a policy need not learn anything)
         """Receive the number of samples, once, before any other method is called.
@@ -68,6 +89,12 @@ class Policy(ABC):
             samples_per_step: Number of samples per optimizer step of all ranks. It is the number of
                 ranks if the batch size is not known.
             steps_per_full_epoch: Number of steps of an epoch that trains all samples.
+        """
+
+    def bind_seed(self, seed: int) -> None:  # noqa: B027
+        """Receive the seed of the run, after ``bind``, for random choices that span epochs.
+
+        Within one epoch, ``select`` draws from its argument ``rng`` only.
         """
 
     @property

@@ -18,9 +18,10 @@ class RandomPruning(ScheduledPolicy):
     Args:
         schedule: Says which epochs prune.
         prune: How many samples a pruning epoch skips: a share in [0, 1), or a whole number below N.
+        options: The options of every policy; see ``PlanOptions``.
 
     Raises:
-        InputError: ``prune`` is out of range.
+        InputError: ``prune`` or an option is out of range.
     """
 
     name: ClassVar[str] = "random"

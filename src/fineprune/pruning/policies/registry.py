@@ -3,10 +3,13 @@
 from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
+from fineprune.pruning.policies.infobatch import InfoBatch
 from fineprune.pruning.policies.matched import Matched
+from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.random import RandomPruning
-from fineprune.pruning.policies.scheduled import ScheduledPolicy
+from fineprune.pruning.policies.rs2 import RS2
 
-POLICIES: dict[str, type[FullData] | type[Adaptive] | type[Matched] | type[ScheduledPolicy]] = {
-    policy.name: policy for policy in (Adaptive, FinePruning, RandomPruning, Matched, FullData)
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy
+    for policy in (Adaptive, FinePruning, InfoBatch, RandomPruning, RS2, Matched, FullData)
 }

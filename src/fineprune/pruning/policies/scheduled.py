@@ -1,9 +1,10 @@
 """ScheduledPolicy: the common part of all policies that follow a ``Schedule``."""
 
 from dataclasses import asdict, replace
-from typing import Any, ClassVar
+from typing import Any, Unpack
 
 from fineprune.errors import InputError
+from fineprune.pruning.plan_options import Options
 from fineprune.pruning.policies.policy import Policy, checked_prune, prune_count
 from fineprune.pruning.schedule import Schedule
 
@@ -14,20 +15,18 @@ class ScheduledPolicy(Policy):
     Args:
         schedule: Says which epochs prune.
         prune: How many samples a pruning epoch skips: a share in [0, 1), or a whole number below N.
+        options: The options of every policy; see ``PlanOptions``.
 
     Attributes:
         schedule: The schedule, including the windows that were opened while training.
         given_schedule: The schedule as it was given.
-        recipe_settings: The names of the constructor's arguments besides ``schedule``, which are
-            the names of recipe settings too.
 
     Raises:
-        InputError: ``prune`` is out of range.
+        InputError: ``prune`` or an option is out of range.
     """
 
-    recipe_settings: ClassVar[tuple[str, ...]] = ("prune",)
-
-    def __init__(self, schedule: Schedule, prune: float) -> None:
+    def __init__(self, schedule: Schedule, prune: float, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
         if not isinstance(schedule, Schedule):
             raise InputError(f"expected a Schedule, got {type(schedule).__name__}")
         self.schedule = schedule

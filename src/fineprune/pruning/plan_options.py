@@ -1,0 +1,261 @@
+"""The options that every policy takes, as pure functions on plans and step counts.
+
+A policy chooses samples by its own rule. The options then say which epochs train all samples, which
+samples must not be left out for too long, and how the losses are weighted.
+"""
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.errors import InputError, check_whole_number
+from fineprune.pruning.plan import EpochPlan
+
+# How often in a row each sample was skipped is stored in one byte.
+LONGEST_SKIP = 255
+
+# Prevents a share such as 0.29 * 100 = 28.999999999999996 from being rounded to another integer.
+_TINY = 1e-9
+
+Labels = npt.NDArray[np.int64]
+Skips = npt.NDArray[np.uint8]
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of a policy that become its ``PlanOptions``."""
+
+    anneal: float
+    rescale: bool
+    keep_per_class: float
+    max_skips: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """The options of a policy. By default, all of them are off.
+
+    Attributes:
+        anneal: The share of the last epochs, in [0, 1], that train all samples.
+        rescale: Whether the losses are weighted such that the weighted sum over the kept samples
+            has the expectation of the sum over all samples. The mean weight is then above one,
+            which raises the effective learning rate.
+        keep_per_class: The share of each class's samples, in [0, 1], that every epoch trains at
+            least. It needs ``Pruner(..., labels=...)``.
+        max_skips: A sample that was skipped in this many epochs in a row (1 to 255) is trained in
+            the next one; None for no limit.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    anneal: float = 0.0
+    rescale: bool = False
+    keep_per_class: float = 0.0
+    max_skips: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("anneal", "keep_per_class"):
+            check_share(name, getattr(self, name))
+        if not isinstance(self.rescale, bool):
+            raise InputError(f"expected rescale as True or False, got {self.rescale!r}")
+        if self.max_skips is not None:
+            check_whole_number("max_skips", self.max_skips, 1)
+            if self.max_skips > LONGEST_SKIP:
+                raise InputError(
+                    f"expected max_skips of at most {LONGEST_SKIP}, got {self.max_skips}"
+                )
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether plans may have to keep other samples than the policy chose."""
+        return self.keep_per_class > 0 or self.max_skips is not None
+
+    def settings(self) -> dict[str, Any] | None:
+        """Return the options, with which a saved state must agree; None if all are off."""
+        return None if self == PlanOptions() else asdict(self)
+
+
+NAMES = tuple(field.name for field in fields(PlanOptions))
+
+
+def check_share(name: str, value: object) -> None:
+    """Raise InputError unless ``value`` is a number in [0, 1]."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise InputError(f"expected {name} as a share in [0, 1], got {value!r}")
+
+
+def annealed_epochs(anneal: float, epochs: int) -> int:
+    """Return the number of last epochs that train all samples, rounded up."""
+    return math.ceil(anneal * epochs - _TINY)
+
+
+def class_numbers(labels: Any, num_samples: int) -> Labels:
+    """Return the class of each sample as numbers from 0 without gaps, int64, shape (N,).
+
+    Args:
+        labels: One integer per sample: a sequence, an array or a tensor.
+        num_samples: Number of samples N in the data set.
+
+    Raises:
+        InputError: These are not N integers.
+    """
+    given = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else labels
+    try:
+        values: npt.NDArray[Any] = np.asarray(given)
+    except ValueError as error:  # Numpy refuses lists of different lengths.
+        raise InputError(f"expected labels as integers of shape (N,): {error}") from error
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise InputError(
+            f"expected labels as integers of shape (N,), got {values.dtype} of shape {values.shape}"
+        )
+    if len(values) != num_samples:
+        raise InputError(
+            f"expected one label for each of {num_samples} samples, got {len(values)} labels"
+        )
+    numbers: Labels = np.unique(values, return_inverse=True)[1].astype(np.int64)
+    return numbers
+
+
+def class_quotas(labels: Labels, keep_per_class: float) -> npt.NDArray[np.int64]:
+    """Return the number of samples of each class that every epoch trains, rounded up."""
+    quotas: npt.NDArray[np.int64] = np.ceil(np.bincount(labels) * keep_per_class - _TINY).astype(
+        np.int64
+    )
+    return quotas
+
+
+def overdue(skips: Skips | None, max_skips: int | None) -> npt.NDArray[np.bool_] | None:
+    """Return which samples must be trained now, shape (N,); None if there is no limit."""
+    return None if skips is None or max_skips is None else skips >= max_skips
+
+
+def count_skips(skips: Skips, plan: EpochPlan) -> None:
+    """Count an epoch in which the samples outside the plan were skipped, in place."""
+    np.add(skips, 1, out=skips, where=skips < LONGEST_SKIP)
+    skips[plan.kept.numpy()] = 0
+
+
+def with_options(
+    plan: EpochPlan,
+    options: PlanOptions,
+    num_samples: int,
+    rng: np.random.Generator,
+    *,
+    labels: Labels | None = None,
+    skips: Skips | None = None,
+) -> EpochPlan:
+    """Return the plan of a policy after its options were applied; it keeps as many samples.
+
+    Args:
+        plan: The plan that the policy made.
+        options: The options of the policy.
+        num_samples: Number of samples N in the data set.
+        rng: Chooses which samples are exchanged. Nothing is drawn if the options exchange none.
+        labels: The class of each sample, from ``class_numbers``; needed for ``keep_per_class``.
+        skips: The number of epochs in a row in which each sample was skipped; needed for
+            ``max_skips``.
+    """
+    if len(plan.kept) == num_samples:
+        return plan
+    forced = overdue(skips, options.max_skips)
+    kept = plan.kept
+    if options.exchanges:
+        quotas = None
+        if options.keep_per_class:
+            assert labels is not None
+            quotas = class_quotas(labels, options.keep_per_class)
+        chosen = exchanged(plan.kept.numpy(), num_samples, rng, forced, skips, labels, quotas)
+        kept = torch.from_numpy(chosen)
+    weights = plan.weights
+    if options.rescale and (weights is None or options.exchanges):
+        groups = labels if options.keep_per_class else None
+        weights = sum_preserving(kept, num_samples, weights, forced, groups)
+    return EpochPlan(plan.epoch, kept, weights)
+
+
+def exchanged(
+    kept: npt.NDArray[np.int64],
+    num_samples: int,
+    rng: np.random.Generator,
+    forced: npt.NDArray[np.bool_] | None = None,
+    skips: Skips | None = None,
+    labels: Labels | None = None,
+    quotas: npt.NDArray[np.int64] | None = None,
+) -> npt.NDArray[np.int64]:
+    """Exchange random kept samples for those that must be kept.
+
+    If more samples must be kept than the plan has, those that were skipped the longest are kept,
+    first those in ``forced``.
+
+    Args:
+        kept: The samples that the policy chose, int64, shape (number kept,).
+        num_samples: Number of samples N in the data set.
+        rng: Chooses the samples that are exchanged.
+        forced: The samples that must be kept, shape (N,); None for no samples.
+        skips: The number of epochs in a row in which each sample was skipped, shape (N,).
+        labels: The class of each sample, shape (N,).
+        quotas: The number of samples of each class that must be kept.
+
+    Returns:
+        The samples to keep, sorted, as many as in ``kept``.
+    """
+    tie = rng.random(num_samples)
+    # In order of preference: 0 forced, 1 needed for its class, 2 kept by the policy, 3 skipped.
+    tier = np.full(num_samples, 3, dtype=np.uint8)
+    tier[kept] = 2
+    if forced is not None:
+        tier[forced] = 0
+    if labels is not None and quotas is not None:
+        order = np.lexsort((tie, tier, labels))
+        sizes = np.bincount(labels, minlength=len(quotas))
+        rank = np.arange(num_samples) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        needed = order[rank < quotas[labels[order]]]
+        tier[needed] = np.minimum(tier[needed], 1)
+    waited = np.zeros(num_samples, dtype=np.int16)
+    if skips is not None:
+        must = tier < 2
+        waited[must] = skips[must]
+    chosen = np.lexsort((tie, -waited, tier))[: len(kept)]
+    chosen.sort()
+    return chosen
+
+
+def sum_preserving(
+    kept: torch.Tensor,
+    num_samples: int,
+    weights: torch.Tensor | None,
+    forced: npt.NDArray[np.bool_] | None = None,
+    groups: Labels | None = None,
+) -> torch.Tensor:
+    """Return weights with which the kept samples of each group stand for the whole group.
+
+    A forced sample stands for itself, with weight one. The weights of the other kept samples of a
+    group have the number of the group's other samples as their sum.
+
+    Args:
+        kept: Indices of the kept samples, int64, shape (number kept,).
+        num_samples: Number of samples N in the data set.
+        weights: The weights of the policy, float32, shape (N,); None for equal weights.
+        forced: The samples that were not chosen at random, shape (N,); None for no samples.
+        groups: The group of each sample, shape (N,); None for one group.
+
+    Returns:
+        float32, shape (N,).
+    """
+    given = np.ones(num_samples) if weights is None else weights.numpy().astype(np.float64)
+    number = np.zeros(num_samples, dtype=np.int64) if groups is None else groups
+    is_kept = np.zeros(num_samples, dtype=np.bool_)
+    is_kept[kept.numpy()] = True
+    alone = np.zeros(num_samples, dtype=np.bool_) if forced is None else forced
+    if (alone & ~is_kept).any():  # Not all of them fit, so they were chosen at random, too.
+        alone = np.zeros(num_samples, dtype=np.bool_)
+    others = np.bincount(number[~alone], minlength=int(number.max()) + 1)
+    chosen = is_kept & ~alone
+    sums = np.bincount(number[chosen], given[chosen], minlength=len(others))
+    factors = np.divide(others, sums, out=np.ones(len(others)), where=sums > 0)
+    result = np.where(alone, 1.0, given * factors[number])
+    return torch.from_numpy(result.astype(np.float32))

@@ -1,0 +1,146 @@
+"""RS2: train a fresh random subset in every epoch."""
+
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.errors import InputError, check_whole_number
+from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_options import Options, annealed_epochs
+from fineprune.pruning.policies.policy import Policy, prune_count
+from fineprune.pruning.random_streams import stream
+
+
+class RS2(Policy):
+    """Repeated sampling of random subsets (Okanovic et al., "Repeated Random Sampling for
+    Minimizing the Time-to-Accuracy of Learning", ICLR 2024).
+
+    Without replacement, a random order of all samples is cut into consecutive parts, one for each
+    epoch, and a new order begins when it is used up: all samples are chosen before any is chosen
+    again. An epoch in which one order ends and the next one begins has no sample twice. With
+    replacement, the subsets of different epochs are independent.
+
+    Nothing is stored: the orders are derived from the seed of the pruner. If a training continues
+    with another batch size or number of ranks, so that epochs have another length, some samples may
+    be chosen again before all others were chosen.
+
+    Args:
+        epochs: Number of epochs in the training.
+        save: The share of all sample-steps to skip, in (0, 1). Every epoch skips this share of the
+            samples, or more if some epochs are annealed.
+        replacement: Whether the subsets of different epochs are independent.
+        options: The options of every policy; see ``PlanOptions``.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    name: ClassVar[str] = "rs2"
+
+    def __init__(
+        self,
+        epochs: int,
+        save: float = 0.35,
+        *,
+        replacement: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**options)
+        check_whole_number("epochs", epochs, 1)
+        if not 0 < save < 1:
+            raise InputError(f"expected save as a share in (0, 1), got {save!r}")
+        if not isinstance(replacement, bool):
+            raise InputError(f"expected replacement as True or False, got {replacement!r}")
+        shortened = epochs - annealed_epochs(self.plan_options.anneal, epochs)
+        if save * epochs >= shortened:
+            raise InputError(
+                f"expected save below {shortened / epochs:.3g}, the share of the epochs that are "
+                f"not annealed, got {save}: save less, or set a smaller anneal"
+            )
+        self._epochs = epochs
+        self.save = float(save)
+        self._save_per_epoch = save * epochs / shortened
+        self.replacement = replacement
+        self._num_samples = self._seed = 0
+        self._kept = 0
+        # The current round and its order. It is made again if it is missing.
+        self._round = -1
+        self._order: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs in the training."""
+        return self._epochs
+
+    def bind(self, num_samples: int) -> None:
+        """Receive the number of samples."""
+        self._num_samples = num_samples
+        self._kept = num_samples - prune_count(self._save_per_epoch, num_samples)
+
+    def bind_seed(self, seed: int) -> None:
+        """Receive the seed from which the orders are derived."""
+        self._seed = seed
+        self._round = -1
+
+    def num_kept(self, epoch: int) -> int:
+        """Return the number of samples of a subset."""
+        return self._kept
+
+    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Return the next ``num_kept`` samples of the random order."""
+        assert num_kept is not None
+        if self.replacement:
+            kept = rng.choice(self._num_samples, size=num_kept, replace=False, shuffle=False)
+        else:
+            number, start = divmod(epoch * num_kept, self._num_samples)
+            kept = self._order_of_round(number, num_kept)[start : start + num_kept]
+            missing = num_kept - len(kept)
+            if missing:
+                following = self._order_of_round(number + 1, num_kept)[:missing]
+                kept = np.concatenate([kept, following])
+        return EpochPlan(epoch, torch.from_numpy(np.sort(kept)))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments, with which a state must agree."""
+        return {
+            "policy": self.name,
+            "epochs": self._epochs,
+            "save": self.save,
+            "replacement": self.replacement,
+        }
+
+    def _order_of_round(self, number: int, per_epoch: int) -> npt.NDArray[np.int64]:
+        """Return the order of a round, in which each epoch takes ``per_epoch`` samples.
+
+        An order depends on the end of the one before it, so all earlier ones are made once.
+        """
+        if self._round < 0 or number < self._round:
+            self._round, self._order = 0, self._fresh_order(0)
+        while self._round < number:
+            self._round += 1
+            # What the epoch in which the round begins still needs from it.
+            missing = -self._round * self._num_samples % per_epoch
+            end = self._order[self._num_samples - (per_epoch - missing) % per_epoch :]
+            self._order = without_repeats(self._fresh_order(self._round), end, missing)
+        return self._order
+
+    def _fresh_order(self, number: int) -> npt.NDArray[np.int64]:
+        return stream(self._seed, number, "rs2").permutation(self._num_samples)
+
+
+def without_repeats(
+    order: npt.NDArray[np.int64], taken: npt.NDArray[np.int64], number: int
+) -> npt.NDArray[np.int64]:
+    """Move samples that were taken behind the first ``number`` samples that were not.
+
+    Args:
+        order: A permutation of all samples, shape (N,).
+        taken: The samples that the current epoch has already, without repetitions.
+        number: The number of further samples of the epoch, at most N minus those taken.
+    """
+    free = np.flatnonzero(~np.isin(order, taken, assume_unique=True))[:number]
+    rest = np.ones(len(order), dtype=np.bool_)
+    rest[free] = False
+    return np.concatenate([order[free], order[rest]])

@@ -1,0 +1,51 @@
+"""A user's own policy, which a recipe names as ``module:Class``."""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from fineprune.errors import InputError
+from fineprune.importing import import_attribute
+from fineprune.pruning.plan_options import Options
+from fineprune.pruning.policies.policy import Policy
+
+
+def own_policy(name: str, epochs: int, arguments: Mapping[str, Any], options: Options) -> Policy:
+    """Import a class and make a policy of it. An exception in the class is passed on unchanged.
+
+    Args:
+        name: The name of the class (or of a function that returns a policy), as ``module:Class``.
+        epochs: The number of epochs, the first argument of the class.
+        arguments: The keyword arguments of the class.
+        options: The options that the recipe sets. They replace those of the policy.
+
+    Raises:
+        InputError: The class does not exist, cannot be called with these arguments, or does not
+            make a policy for so many epochs.
+    """
+    make = import_attribute(name)
+    if not callable(make):
+        raise InputError(f"expected {name!r} to be a class, got {type(make).__name__}")
+    called = ", ".join([str(epochs), *(f"{key}={value!r}" for key, value in arguments.items())])
+    try:
+        inspect.signature(make).bind(epochs, **arguments)
+    except TypeError as error:
+        raise InputError(
+            f"expected {name!r} to make a policy when called with ({called}): {error}: see "
+            f"pruning.arguments"
+        ) from error
+    except ValueError:
+        pass  # A callable written in C tells nothing about its arguments.
+    policy = make(epochs, **arguments)
+    if not isinstance(policy, Policy):
+        raise InputError(
+            f"expected {name!r} to make a fineprune.Policy, got {type(policy).__name__}"
+        )
+    if policy.epochs != epochs:
+        raise InputError(
+            f"expected {name!r} to make a policy for {epochs} epochs, got {policy.epochs}: let its "
+            f"property epochs return the first argument"
+        )
+    policy.plan_options = dataclasses.replace(policy.plan_options, **options)
+    return policy

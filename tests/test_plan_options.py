@@ -1,0 +1,332 @@
+"""The options that every policy takes: anneal, rescale, keep_per_class and max_skips."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fineprune as fp
+from fineprune.errors import InputError
+from fineprune.pruning.plan_options import class_quotas, exchanged
+
+N, BATCH, EPOCHS, CLASSES = 120, 5, 12, 6
+LABELS = [sample % CLASSES if sample % 3 else 0 for sample in range(N)]
+
+
+def schedule():
+    return fp.Schedule(EPOCHS, window=EPOCHS, start=1)
+
+
+class SkipsTheFirst(fp.Policy):
+    """A user's own policy, which never calls the constructor of Policy and always skips 40."""
+
+    name = "skips-the-first"
+
+    def __init__(self, epochs, **options):
+        self._epochs = epochs
+        if options:
+            self.plan_options = fp.PlanOptions(**options)
+
+    @property
+    def epochs(self):
+        return self._epochs
+
+    def num_kept(self, epoch):
+        return N - 40
+
+    def select(self, epoch, num_kept, rng):
+        return fp.EpochPlan(epoch, torch.arange(N - num_kept, N))
+
+
+POLICIES = {
+    "fine-pruning": lambda **options: fp.FinePruning(schedule(), 0.3, **options),
+    "random": lambda **options: fp.RandomPruning(schedule(), 0.3, **options),
+    "adaptive": lambda **options: fp.Adaptive(EPOCHS, 0.3, **options),
+    "infobatch": lambda **options: fp.InfoBatch(EPOCHS, **options),
+    "infobatch-save": lambda **options: fp.InfoBatch(EPOCHS, save=0.3, **options),
+    "rs2": lambda **options: fp.RS2(EPOCHS, 0.3, **options),
+    "rs2-replacement": lambda **options: fp.RS2(EPOCHS, 0.3, replacement=True, **options),
+    "own": lambda **options: SkipsTheFirst(EPOCHS, **options),
+    "full": lambda **options: fp.FullData(EPOCHS, **options),
+}
+every_policy = pytest.mark.parametrize("name", POLICIES)
+
+
+def losses_of(epoch, index):
+    """Return losses of which some are always high, so that the policies skip the same samples."""
+    noise = np.random.default_rng(epoch).random(N, dtype=np.float32)
+    return torch.from_numpy(noise + np.arange(N, dtype=np.float32) % 7)[index]
+
+
+def made(policy, **options):
+    return fp.Pruner(N, policy, **{"seed": 3, "batch_size": BATCH, "labels": LABELS, **options})
+
+
+def train(pruner, stop=None):
+    """Train, and return the plans, and a state taken before the batch ``stop``."""
+    plans: list[fp.EpochPlan] = []
+    for epoch in pruner.epochs():
+        for number, index in enumerate(pruner.sampler.order().split(BATCH)):
+            if (epoch, number) == stop:
+                return plans, pruner.state_dict()
+            parameter = torch.ones((), requires_grad=True)
+            pruner.record(index, losses_of(epoch, index) * parameter).backward()
+        plans.append(pruner.plan)
+    return plans, None
+
+
+def kept_of(plans):
+    return [plan.kept.tolist() for plan in plans]
+
+
+def longest_skips(kept):
+    """Return the largest number of epochs in a row in which a sample was skipped."""
+    longest = run = np.zeros(N, dtype=int)
+    for part in kept:
+        run = run + 1
+        run[part] = 0
+        longest = np.maximum(longest, run)
+    return int(longest.max())
+
+
+# Each option with every policy
+
+
+@every_policy
+@pytest.mark.parametrize("anneal", [0.1, 0.25, 0.5])
+def test_the_last_epochs_train_all_samples(name, anneal):
+    pruner = made(POLICIES[name](anneal=anneal))
+    plans, _ = train(pruner)
+    annealed = math.ceil(anneal * EPOCHS)
+    assert all(len(plan.kept) == N and plan.weights is None for plan in plans[-annealed:])
+    if name != "full":
+        assert len(plans[-annealed - 1].kept) < N
+
+
+@every_policy
+def test_the_number_of_kept_samples_does_not_change(name):
+    without, _ = train(made(POLICIES[name]()))
+    with_all, _ = train(made(POLICIES[name](rescale=True, keep_per_class=0.4, max_skips=3)))
+    if name == "infobatch":  # Its numbers depend on the losses of the samples that it chose.
+        return
+    assert [len(plan.kept) for plan in with_all] == [len(plan.kept) for plan in without]
+
+
+@every_policy
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_no_sample_is_skipped_more_often_in_a_row(name, most):
+    kept = kept_of(train(made(POLICIES[name](max_skips=most)))[0])
+    assert longest_skips(kept) <= most
+    if name == "own":
+        assert longest_skips(kept_of(train(made(POLICIES[name]()))[0])) > most
+
+
+@every_policy
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_every_class_keeps_its_share(name, share):
+    sizes = np.bincount(LABELS)
+    for plan in train(made(POLICIES[name](keep_per_class=share)))[0]:
+        kept = np.bincount(np.array(LABELS)[plan.kept], minlength=CLASSES)
+        assert (kept >= np.ceil(share * sizes)).all()
+
+
+@every_policy
+def test_rescaled_weights_have_the_number_of_all_samples_as_their_sum(name):
+    plans, _ = train(made(POLICIES[name](rescale=True)))
+    for plan in plans:
+        if len(plan.kept) == N:
+            continue
+        assert plan.weights is not None
+        # InfoBatch's published weights have this sum in expectation only. In its other form, the
+        # samples below the mean have no weight in an epoch that must skip all of them.
+        if not name.startswith("infobatch"):
+            assert plan.weights[plan.kept].sum().item() == pytest.approx(N, rel=1e-5)
+
+
+@every_policy
+@pytest.mark.parametrize(
+    "options", [{}, {"anneal": 0.2, "rescale": True, "keep_per_class": 0.4, "max_skips": 2}]
+)
+@pytest.mark.parametrize("stop", [(0, 2), (4, 0), (5, 3), (11, 1)])
+def test_a_stopped_training_continues_exactly(name, options, stop, tmp_path):
+    whole, _ = train(made(POLICIES[name](**options)))
+    before, state = train(made(POLICIES[name](**options)), stop)
+    torch.save(state, tmp_path / "state.pt")
+    again = made(POLICIES[name](**options))
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    plans = [*before, *train(again)[0]]
+    assert kept_of(plans) == kept_of(whole)
+    for one, other in zip(plans, whole, strict=True):
+        assert (one.weights is None) == (other.weights is None)
+        if one.weights is not None:
+            assert torch.equal(one.weights, other.weights)
+
+
+def test_the_adaptive_policy_takes_the_steps_of_annealed_epochs_from_the_others():
+    for anneal in (0.0, 0.25, 0.5):
+        pruner = made(fp.Adaptive(EPOCHS, 0.3, anneal=anneal))
+        numbers = [len(plan.kept) for plan in train(pruner)[0]]
+        steps = sum(math.ceil(number / BATCH) for number in numbers)
+        assert steps == pruner.total_steps() == round(0.7 * EPOCHS * N / BATCH)
+    with pytest.raises(InputError, match=r"expected save below 0\.5, the share of the epochs"):
+        fp.Adaptive(EPOCHS, 0.6, anneal=0.5)
+
+
+# The weights
+
+
+def reached(policy, options, values, epochs=3000, **pruner_options):
+    """Return the mean over many epochs of the weighted sum of ``values`` over the kept samples."""
+    pruner = fp.Pruner(len(values), policy(epochs, **options), **pruner_options)
+    sums = []
+    for _ in pruner.epochs():
+        plan = pruner.plan
+        weights = torch.ones(len(values)) if plan.weights is None else plan.weights
+        sums.append(float((weights[plan.kept] * values[plan.kept]).sum()))
+    return np.mean(sums)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rescale": True},
+        {"rescale": True, "max_skips": 1},
+        {"rescale": True, "max_skips": 2},
+        {"rescale": True, "keep_per_class": 0.5},
+    ],
+)
+def test_the_weighted_sum_has_the_expectation_of_the_sum_over_all_samples(options):
+    values = torch.tensor([float(2 ** (sample % 5)) for sample in range(24)])
+
+    def policy(epochs, **options):
+        return fp.RS2(epochs, 0.4, replacement=True, **options)
+
+    labels = [0] * 4 + [1] * 20
+    mean = reached(policy, options, values, labels=labels)
+    assert mean == pytest.approx(values.sum().item(), rel=0.02)
+    assert reached(policy, {}, values) == pytest.approx(0.625 * values.sum().item(), rel=0.02)
+
+
+# Which samples are exchanged
+
+
+@given(st.integers(2, 60), st.data())
+@settings(deadline=None)
+def test_forced_samples_come_first_and_only_others_are_exchanged(total, data):
+    seed = data.draw(st.integers(0, 99))
+    draw = np.random.default_rng(seed)
+    kept = np.sort(draw.permutation(total)[: data.draw(st.integers(1, total))])
+    skips = draw.integers(0, 6, total).astype(np.uint8)
+    skips[kept] = data.draw(st.integers(0, 6))
+    forced = skips >= data.draw(st.integers(1, 6))
+    labels = draw.integers(0, 4, total)
+    labels = np.unique(labels, return_inverse=True)[1]
+    quotas = class_quotas(labels, data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])))
+    result = exchanged(kept, total, np.random.default_rng(1), forced, skips, labels, quotas)
+    assert len(result) == len(kept)
+    assert (np.diff(result) > 0).all()
+    chosen = np.isin(np.arange(total), result)
+    needed = int(forced.sum())
+    if needed <= len(kept):
+        assert chosen[forced].all()
+    else:
+        assert forced[chosen].all()
+        assert skips[chosen].min() >= skips[forced & ~chosen].max()
+    counts = np.bincount(labels[chosen], minlength=len(quotas))
+    of_forced = np.bincount(labels[forced], minlength=len(quotas))
+    if np.maximum(quotas, of_forced).sum() <= len(kept):
+        assert (counts >= quotas).all()
+    already = np.bincount(labels[kept], minlength=len(quotas))
+    if np.isin(np.flatnonzero(forced), kept).all() and (already >= quotas).all():
+        assert (result == kept).all()
+
+
+def test_the_exchanged_samples_are_random_ones():
+    policy = SkipsTheFirst(400, max_skips=1)
+    pruner = fp.Pruner(N, policy)
+    counts = np.zeros(N, dtype=int)
+    for _ in pruner.epochs():
+        if pruner.plan.epoch % 2:
+            assert set(range(40)) <= set(pruner.plan.kept.tolist())
+        counts[pruner.plan.kept] += 1
+    # Half of the samples from 40 on are exchanged in every second epoch.
+    assert (counts[40:] > 250).all()
+    assert (counts[40:] < 350).all()
+
+
+# States and settings
+
+
+@pytest.mark.parametrize("name", ["fine-pruning", "adaptive", "random"])
+def test_a_state_of_a_version_without_options_still_loads(name):
+    pruner = made(POLICIES[name]())
+    train(pruner, (5, 2))
+    state = pruner.state_dict()
+    old = {key: value for key, value in state.items() if key not in ("options", "skips")}
+    again = made(POLICIES[name]())
+    again.load_state_dict(old)
+    assert torch.equal(again.plan.kept, pruner.plan.kept)
+    with pytest.raises(InputError, match="expected a pruner state with options="):
+        made(POLICIES[name](max_skips=3)).load_state_dict(old)
+
+
+def test_a_state_with_options_needs_the_same_options():
+    state = made(POLICIES["random"](max_skips=3)).state_dict()
+    for other in ({}, {"max_skips": 4}, {"max_skips": 3, "anneal": 0.1}):
+        with pytest.raises(InputError, match="expected a pruner state with options="):
+            made(POLICIES["random"](**other)).load_state_dict(state)
+
+
+def test_options_that_are_off_store_nothing():
+    state = made(POLICIES["random"]()).state_dict()
+    assert state["options"] is None
+    assert state["skips"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"anneal": -0.1}, r"expected anneal as a share in \[0, 1\], got -0.1"),
+        ({"anneal": float("nan")}, "expected anneal as a share"),
+        ({"anneal": "0.1"}, "expected anneal as a share"),
+        ({"rescale": 1}, "expected rescale as True or False, got 1"),
+        ({"keep_per_class": 1.5}, "expected keep_per_class as a share"),
+        ({"max_skips": 0}, "expected max_skips to be a whole number of at least 1, got 0"),
+        ({"max_skips": 256}, "expected max_skips of at most 255, got 256"),
+    ],
+)
+@every_policy
+def test_wrong_options_are_refused(name, options, message):
+    with pytest.raises(InputError, match=message):
+        POLICIES[name](**options)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (None, r"expected Pruner\(..., labels=...\) with the class of each sample"),
+        ([0] * (N - 1), f"expected one label for each of {N} samples, got {N - 1}"),
+        ([0.5] * N, "expected labels as integers"),
+        ([[0]] * N, "expected labels as integers"),
+        ([[0], [0, 1]], "expected labels as integers"),
+    ],
+)
+def test_missing_or_wrong_labels_are_refused(labels, message):
+    with pytest.raises(InputError, match=message):
+        made(fp.RS2(EPOCHS, 0.3, keep_per_class=0.2), labels=labels)
+
+
+def test_a_share_per_class_that_leaves_nothing_to_skip_is_refused():
+    with pytest.raises(InputError, match="expected keep_per_class to leave samples to skip"):
+        made(fp.RS2(EPOCHS, 0.5, keep_per_class=0.9))
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_labels_may_be_of_any_kind_and_have_gaps(kind):
+    labels = kind([-7 if label == 0 else 100 * label for label in LABELS])
+    policy = fp.RS2(EPOCHS, 0.3, keep_per_class=0.6)
+    plans, _ = train(made(policy, labels=labels))
+    assert kept_of(plans) == kept_of(train(made(policy))[0])
