@@ -138,6 +138,20 @@ def test_samples_above_chance_in_five_epochs_are_skipped_and_a_tenth_of_them_ret
     assert not pruner.counts[1::5].any()
 
 
+def test_few_contradicting_samples_are_not_evidence_of_wrong_labels():
+    """With correct labels, some samples are hard; skipping them would make the network worse."""
+    kept, counts = {}, {}
+    for evidence in (0.2, 0.21):
+        policy = fp.Adaptive(8, 0.1, [1.0] * 7 + [0.001], evidence=evidence)
+        pruner = fp.Pruner(1000, policy, batch_size=FIRST_BATCH)
+        kept[evidence] = [len(part) for part in trained(pruner, first_high_then_low)[0]]
+        counts[evidence] = pruner.counts
+    assert kept[0.2][:7] == [1000] * 5 + [820] * 2
+    assert kept[0.21][:7] == [1000] * 7
+    assert counts[0.21] is not None
+    assert (counts[0.21][::5] >= 7).all()
+
+
 def test_one_loss_below_chance_clears_a_sample():
     def relenting(epoch, index):
         losses = first_high_then_low(epoch, index)

@@ -125,6 +125,7 @@ class Recipe:
                 functools.partial(rate_at, self.training),
                 patience=pruning.patience,
                 returning=pruning.returning,
+                evidence=pruning.evidence,
                 **options,
             )
         if pruning.policy == "matched":

@@ -201,16 +201,16 @@ class PruningSettings:
     from the learning rate's milestones (``windows_per_interval``, with ``start`` as a fraction of
     each window).
 
-    The settings of a schedule, and ``prune``, ``tolerance``, ``save``, ``patience`` and
-    ``returning``, may be there although the policy has no use for them, so that one recipe can be
-    trained with several policies. With ``full``, this holds for all settings.
+    The settings of a schedule, and ``prune``, ``tolerance``, ``save``, ``patience``, ``returning``
+    and ``evidence``, may be there although the policy has no use for them, so that one recipe can
+    be trained with several policies. With ``full``, this holds for all settings.
 
     Attributes:
         policy: The policy: ``adaptive``, ``fine-pruning``, ``infobatch``, ``random``, ``rs2``,
             ``matched`` or ``full``; or ``module:Class``, a policy of the user's own, which is
             called with the number of epochs and with ``arguments``.
         save: The share to save: an argument of ``Adaptive``, ``InfoBatch`` and ``RS2``.
-        patience, returning: The arguments of ``Adaptive``.
+        patience, returning, evidence: The arguments of ``Adaptive``.
         replacement: An argument of ``RS2``.
         anneal, rescale, keep_per_class, max_skips: The options of every policy (``PlanOptions``);
             None for the default of the policy.
@@ -230,6 +230,7 @@ class PruningSettings:
     save: float | None = None
     patience: int = 5
     returning: float = 0.1
+    evidence: float = 0.075
     replacement: bool | None = None
     anneal: float | None = None
     rescale: bool | None = None

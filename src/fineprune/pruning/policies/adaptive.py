@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, check_whole_number
+from fineprune.pruning.dropping_count import add_marks, keep_least_counted
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, annealed_epochs
 from fineprune.pruning.policies.policy import LossRecords, Policy
@@ -30,7 +31,8 @@ class Adaptive(Policy):
     1. *Samples that contradict the others are skipped.* These are the samples whose loss was above
        chance in each of their last ``patience`` epochs. A share of them returns in each epoch, and
        a single loss below chance clears a sample. With wrong labels, most of the skipped samples
-       are wrong ones; with clean labels, there are few of them.
+       are wrong ones. With correct labels, there are few such samples, and they are hard ones that
+       are worth training; so none is skipped unless they are at least ``evidence`` of all samples.
     2. *The rest of the budget is taken where the learning rate is smallest.* An epoch keeps a
        number of samples in proportion to its learning rate, but never more than there are.
     3. *A shortened epoch chooses its samples at random, without repeats until all were chosen.*
@@ -48,6 +50,7 @@ class Adaptive(Policy):
         patience: The number of epochs in a row with a loss above chance after which a sample is
             skipped. With 0, no sample is skipped for this reason.
         returning: The share of the contradicting samples that are trained all the same per epoch.
+        evidence: The share of all samples that must contradict the others before any is skipped.
         chance: The loss of an untrained network, such as ``math.log(classes)``. The default is the
             mean loss of the first batch.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
@@ -68,6 +71,7 @@ class Adaptive(Policy):
         *,
         patience: int = 5,
         returning: float = 0.1,
+        evidence: float = 0.075,
         chance: float | None = None,
         **options: Unpack[Options],
     ) -> None:
@@ -78,6 +82,8 @@ class Adaptive(Policy):
             raise InputError(f"expected save as a share in [0, 1), got {save!r}")
         if not 0 <= returning <= 1:
             raise InputError(f"expected returning as a share in [0, 1], got {returning!r}")
+        if not 0 <= evidence <= 1:
+            raise InputError(f"expected evidence as a share in [0, 1], got {evidence!r}")
         if patience > _LONGEST_STREAK:
             raise InputError(f"expected patience of at most {_LONGEST_STREAK}, got {patience}")
         if chance is not None and not (math.isfinite(chance) and chance > 0):
@@ -92,6 +98,7 @@ class Adaptive(Policy):
         self.save = float(save)
         self.patience = patience
         self.returning = float(returning)
+        self.evidence = float(evidence)
         self.rates = relative_rates(rates, epochs)
         self._given_chance = chance
         self._chance = math.nan if chance is None else float(chance)
@@ -138,26 +145,14 @@ class Adaptive(Policy):
         if number == total:
             return EpochPlan(epoch, torch.arange(total))
         skipped = self._contradicting()
-        candidates = np.flatnonzero(~skipped)
-        # In order of preference. Those in the second group were chosen in this round already.
-        groups = [
-            candidates[~self._chosen[candidates]],
-            candidates[self._chosen[candidates]],
-            np.flatnonzero(skipped),
-        ]
-        returning = self._number_returning(int(skipped.sum()))
+        # Samples with a smaller number are preferred: those not yet chosen in this round, those
+        # chosen already, and those that contradict the others.
+        order = self._chosen.astype(np.uint8)
+        order[skipped] = 2
+        returning = self._number_returning(int(np.count_nonzero(skipped)))
         if returning:
-            back = rng.choice(groups[2], size=returning, replace=False, shuffle=False)
-            groups[2] = np.setdiff1d(groups[2], back, assume_unique=True)
-            groups[0] = np.concatenate([groups[0], back])
-        kept = [np.empty(0, dtype=np.int64)]
-        missing = number
-        for group in groups:
-            take = min(missing, len(group))
-            whole = take == len(group)
-            kept.append(group if whole else rng.choice(group, take, replace=False, shuffle=False))
-            missing -= take
-        return EpochPlan(epoch, torch.from_numpy(np.sort(np.concatenate(kept))))
+            order[rng.choice(np.flatnonzero(skipped), returning, replace=False)] = 0
+        return EpochPlan(epoch, torch.from_numpy(keep_least_counted(order, number, rng)))
 
     def observe(self, epoch: int, records: LossRecords) -> None:
         """Mark each sample whose loss was below chance, and each other one that was trained."""
@@ -165,9 +160,10 @@ class Adaptive(Policy):
             finite = records.batch_means[np.isfinite(records.batch_means)]
             if len(finite):
                 self._chance = float(finite[0])
-        # NaN is not below chance.
-        marks = np.where(records.losses <= self._chance, _BELOW, _ABOVE).astype(np.uint8)
-        np.maximum.at(self._marks, records.index, marks)
+        below = records.losses <= self._chance  # NaN is not below chance.
+        above = records.index[~below]
+        self._marks[above] = np.maximum(self._marks[above], _ABOVE)
+        self._marks[records.index[below]] = _BELOW
 
     def merge(self, replicas: Replicas) -> None:
         """Take the marks of all ranks."""
@@ -178,9 +174,8 @@ class Adaptive(Policy):
         steps = self._steps(epoch)
         if self._number_kept(steps) < len(self._streaks):
             self._note_chosen()
-        above = self._marks == _ABOVE
-        self._streaks[above] = np.minimum(self._streaks[above], _LONGEST_STREAK - 1) + 1
-        self._streaks[self._marks == _BELOW] = 0
+        add_marks(self._streaks, self._marks == _ABOVE, clear=False)
+        self._streaks *= self._marks != _BELOW
         self._marks[:] = 0
         self._used += steps
 
@@ -198,6 +193,7 @@ class Adaptive(Policy):
             "rates": list(self.rates),
             "patience": self.patience,
             "returning": self.returning,
+            "evidence": self.evidence,
             "chance": self._given_chance,
         }
 
@@ -223,9 +219,12 @@ class Adaptive(Policy):
     # -- internals ----------------------------------------------------------------------------
 
     def _contradicting(self) -> npt.NDArray[np.bool_]:
-        if not self.patience:
-            return np.zeros(len(self._streaks), dtype=np.bool_)
-        return self._streaks >= self.patience
+        """Return a mask of the samples to skip, as far as the budget allows it."""
+        if self.patience:
+            contradicting: npt.NDArray[np.bool_] = self._streaks >= self.patience
+            if np.count_nonzero(contradicting) >= self.evidence * len(contradicting):
+                return contradicting
+        return np.zeros(len(self._streaks), dtype=np.bool_)
 
     def _number_returning(self, contradicting: int) -> int:
         return round(self.returning * contradicting)
