@@ -5,6 +5,7 @@ import itertools
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +58,12 @@ def labels_of(data):
     return data.make_fetch()(torch.arange(data.num_samples), 0)[1].numpy()
 
 
+def wrong_of(data):
+    """Which of these labels are known to be wrong."""
+    assert data.wrong is not None
+    return data.wrong
+
+
 def evaluated(data):
     return torch.cat([y for _, y in data.evaluation]).numpy()
 
@@ -69,7 +76,7 @@ def test_noise_changes_the_training_labels_only_and_not_with_the_seed_of_the_run
     clean, noisy = load_data(small(held_out)), load_data(small(held_out, "data.label_noise=0.3"))
     assert clean.wrong is None
     wrong = labels_of(noisy) != labels_of(clean)
-    assert np.array_equal(wrong, noisy.wrong)
+    assert np.array_equal(wrong, wrong_of(noisy))
     assert wrong.sum() == round(0.3 * 200)
     assert np.array_equal(evaluated(clean), evaluated(noisy))
     other = load_data(small(held_out, "data.label_noise=0.3", "run.seed=7"))
@@ -86,7 +93,7 @@ def test_a_map_changes_the_mapped_classes_only():
         members = clean == source
         assert set(noisy[members]) == {source, target}
         assert (noisy[members] == target).sum() == round(0.5 * members.sum())
-    assert data.wrong.sum() == (noisy != clean).sum()
+    assert wrong_of(data).sum() == (noisy != clean).sum()
 
 
 def test_workers_of_parameter_servers_train_the_same_labels():
@@ -123,8 +130,8 @@ def test_a_file_gives_the_labels_and_leaves_samples_out(name, given_labels, tmp_
     assert data.num_samples == kept.sum()
     assert data.wrong is None
     known = load_data(small(f"data.labels={tmp_path / name}", "data.true_labels=dataset"))
-    assert np.array_equal(known.wrong, (given != own)[kept])
-    assert known.wrong.any()
+    assert np.array_equal(wrong_of(known), (given != own)[kept])
+    assert wrong_of(known).any()
 
 
 def test_the_images_of_the_labels_that_are_kept_stay_theirs(given_labels, tmp_path):
@@ -203,7 +210,7 @@ def untimed(folder):
 
 def test_the_suspicion_of_fine_pruning_is_measured_before_a_window_clears_it(whole):
     run = read_run(whole)
-    wrong = load_data(small(NOISE)).wrong
+    wrong = wrong_of(load_data(small(NOISE)))
     for epoch, counts in run.counts().items():
         values = Suspicion(torch.from_numpy(counts.astype(np.float32)), 64)
         assert run.metrics[epoch - 1]["suspicion"] == detection(values, wrong)
@@ -300,7 +307,7 @@ def test_train_says_in_one_line_what_was_found(changes, said, tmp_path, monkeypa
 def with_suspicion(run):
     """Invented figures, which differ between the seeds by 0.1."""
     add = 0.1 * (run.summary["seed"] % 3)
-    figures = {"wrong": 154, "wrong_share": 0.3}
+    figures: dict[str, Any] = {"wrong": 154, "wrong_share": 0.3}
     figures |= dict.fromkeys(("roc_area", "average_precision", "suspects", "precision", "recall"))
     figures["r_precision"] = None
     if run.summary["arm"] == "fine-pruning":

@@ -40,13 +40,14 @@ def completed(
         sections: The settings of each section.
         settings: The dataclass of each section.
     """
+    meant = as_meant(sections, set_now=False)
     full = {}
-    for section, values in as_meant(sections, set_now=False).items():
+    for section in dict.fromkeys([*settings, *meant]):
         fields = dataclasses.fields(settings[section]) if section in settings else ()
         newer = {
             field.name: list(field.default) if isinstance(field.default, tuple) else field.default
             for field in fields
             if field.default not in (None, dataclasses.MISSING)
         }
-        full[section] = {**newer, **values}
+        full[section] = {**newer, **meant.get(section, {})}
     return full
