@@ -81,7 +81,8 @@ def test_figures_that_are_not_defined_are_none():
     right = figures([1, 2], [False, False], suspects=1)
     assert right == {**dict.fromkeys(NAMES), "suspects": 1, "precision": 0.0}
     assert figures([1, 2], [True, True])["roc_area"] is None
-    assert figures([1, 2], [True, False], suspects=0)["precision"] is None
+    none = figures([1, 2], [True, False], suspects=0)
+    assert (none["precision"], none["recall"]) == (None, 0.0)
 
 
 def test_a_suspicion_of_another_length_is_refused():

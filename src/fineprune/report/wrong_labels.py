@@ -31,7 +31,8 @@ HEADERS = (
 _TOO_WIDE = ("average precision",)
 
 NOTE = (
-    "At the end of the training, means over the seeds. ROC area: the probability that the policy "
+    "At the end of the training, means over the seeds in which a value is defined (the precision "
+    "is not if there are no suspects). ROC area: the probability that the policy "
     "suspects a wrong label more than a right one; 0.5 is chance. Suspects: the number of samples "
     "that the policy itself would skip as the most suspicious. Precision: the share of the "
     "suspects whose label is wrong. Recall: the share of the wrong labels that are among the "

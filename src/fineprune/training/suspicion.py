@@ -72,9 +72,10 @@ def detection(suspicion: Suspicion | None, wrong: npt.NDArray[np.bool_]) -> dict
     figures["average_precision"] = average_precision(hits, misses)
     figures["suspects"] = suspects
     number = int(wrong.sum())
-    if suspects:
+    if suspects is not None:
+        # Without suspects, the recall is 0. If it were None, a mean over seeds would be too high.
         found = expected_hits(hits, misses, suspects)
-        figures["precision"] = found / suspects
+        figures["precision"] = found / suspects if suspects else None
         figures["recall"] = found / number if number else None
     if number:
         figures["r_precision"] = expected_hits(hits, misses, number) / number
