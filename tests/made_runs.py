@@ -68,7 +68,7 @@ def make_compare(
         for arm in arms:
             name = f"{arm}-{number}"
             seeded = recipe.replaced("run", seed=seed)
-            run_recipe = arm_recipe(seeded, arm, recipe.data.train_size)
+            run_recipe = arm_recipe(seeded, arm, _train_size(recipe))
             make_run(folder / name, run_recipe, arm, counts=counts, watched=watched)
             runs.append({"arm": arm, "seed": seed, "path": name})
     comparison = {"version": 1, "title": title, "arms": [*arms], "seeds": [*seeds], "runs": runs}
@@ -81,7 +81,7 @@ def make_run(
 ) -> None:
     """Write the folder of one run, with noisy curves that change at the milestones."""
     folder.mkdir()
-    training, number = recipe.training, recipe.data.train_size
+    training, number = recipe.training, _train_size(recipe)
     policy = recipe.policy()
     policy.bind(number)
     noise = np.random.default_rng([recipe.run.seed, *arm.encode()])
@@ -149,7 +149,7 @@ def _summary(recipe: Recipe, arm: str, lines: list[dict[str, Any]]) -> dict[str,
     full = [line["seconds"] for line in lines if not line["pruned"]]
     pruned = [line["seconds"] for line in lines if line["pruned"]]
     accuracies = [line["test_accuracy"] for line in lines if line["test_accuracy"] is not None]
-    samples_full = recipe.data.train_size * recipe.training.epochs
+    samples_full = _train_size(recipe) * recipe.training.epochs
     return {
         "version": 1,
         "arm": arm,
@@ -159,7 +159,7 @@ def _summary(recipe: Recipe, arm: str, lines: list[dict[str, Any]]) -> dict[str,
         "network": recipe.network.name,
         "dataset": recipe.data.name,
         "parameters": 62006,
-        "train_samples": recipe.data.train_size,
+        "train_samples": _train_size(recipe),
         "samples_trained": sum(line["samples"] for line in lines),
         "samples_full": samples_full,
         "skipped_share": sum(line["skipped"] for line in lines) / samples_full,
@@ -178,6 +178,11 @@ def _summary(recipe: Recipe, arm: str, lines: list[dict[str, Any]]) -> dict[str,
         "precision": "float32",
         "git": "abc1234",
     }
+
+
+def _train_size(recipe: Recipe) -> int:
+    assert recipe.data.train_size is not None
+    return recipe.data.train_size
 
 
 def with_summary(run, **values):

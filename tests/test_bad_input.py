@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -180,7 +181,50 @@ COMMANDS = [
     (f"train {QUICK} --set {own('named')} data.flip=true", "expected data.flip with digits or"),
     ("train recipes/paper/lenet.toml --set data.dir=nowhere", "in nowhere, found neither"),
     ("train recipes/paper/lenet.toml --set data.dir=cut-short", "expected MD5"),
-    ("train recipes/paper/lenet.toml --set data.train_size=99", "expected data.train_size with"),
+    (f"train {QUICK} --set {own('named')} data.train_size=99", "expected data.train_size with"),
+    # Labels.
+    (f"train {QUICK} --set data.labels=nowhere.txt", "labels in nowhere.txt, cannot read it: No"),
+    (f"train {QUICK} --set data.labels=runs", "expected labels in runs, cannot read it: Is a dir"),
+    (f"train {QUICK} --set data.labels=file", "of a class in line 1 of file, got 'a file'"),
+    (f"train {QUICK} --set data.labels=labels/few.txt", "expected 512 labels in labels/few.txt"),
+    (f"train {QUICK} --set data.labels=labels/none.txt", "before it is split, got 0"),
+    (f"train {QUICK} --set data.labels=labels/ten.txt", "in line 3 of labels/ten.txt, got '10'"),
+    (f"train {QUICK} --set data.labels=labels/latin1.txt", "labels in labels/latin1.txt, cannot"),
+    (f"train {QUICK} --set data.labels=labels/dropped.txt", "got only images to leave out or hold"),
+    (f"train {QUICK} --set data.labels=labels/text.npy", "labels in labels/text.npy, cannot read"),
+    (f"train {QUICK} --set data.labels=labels/pickle.npy", "labels in labels/pickle.npy, cannot"),
+    (f"train {QUICK} --set data.labels=labels/float.npy", "got float64 of shape (512,)"),
+    (f"train {QUICK} --set data.labels=labels/table.npy", "got int64 of shape (512, 1)"),
+    (f"train {QUICK} --set data.labels=labels/ten.npy", "labels 0..9, or -1 to leave an image out"),
+    (f"train {QUICK} --set data.labels=labels/few.npy", "expected 512 labels in labels/few.npy"),
+    (f"train {QUICK} --set data.labels=x data.label_noise=0.1", "data.labels or data.label_noise"),
+    (f"train {QUICK} --set data.true_labels=dataset", "expected data.labels with data.true_labels"),
+    (f"train {QUICK} --set data.labels=x data.true_labels=all", "did you mean 'dataset'"),
+    (f"train {QUICK} --set data.label_noise=1.5", "expected data.label_noise in [0, 1], got 1.5"),
+    (f"train {QUICK} --set data.label_noise=nan", "expected data.label_noise in [0, 1], got nan"),
+    (
+        f"train {QUICK} --set \"data.label_noise_map=['1->2']\"",
+        "expected data.label_noise, the share",
+    ),
+    (
+        f"train {QUICK} --set data.label_noise=0.1 data.label_noise_map=[]",
+        "at least one class, such as",
+    ),
+    (
+        f"train {QUICK} --set data.label_noise=0.1 \"data.label_noise_map=['1->ten']\"",
+        "of a class in data.label_noise_map, got 'ten'",
+    ),
+    (f"train {QUICK} --set data.label_noise_seed=-1", "data.label_noise_seed to be at least 0"),
+    (
+        f"train {QUICK} --set {own('named')} data.label_noise=0.1",
+        "expected data.label_noise with digits or synthetic or cifar10 or cifar100 only, got 0.1",
+    ),
+    (f"train {QUICK} --set {own('named')} data.labels=x", "expected data.labels with digits or"),
+    (f"plan {QUICK} --set data.labels=x", "expected --samples with data.labels, got none"),
+    (
+        f"plan {QUICK} --set data.name=cifar10 data.train_size=45001 data.validation=5000",
+        "expected data.train_size to be at most 45000",
+    ),
     # Where results are written.
     (f"train {QUICK} --out file", "expected --out to be in a folder, got file, but file is a file"),
     (f"train {QUICK} --out file/below/it", "got file/below/it, but file is a file"),
@@ -273,6 +317,25 @@ def prepared(tmp_path_factory):
     (folder / "flat.toml").write_text("epochs = 3\n")
     (folder / "cut-short").mkdir()
     (folder / "cut-short/cifar-10-binary.tar.gz").write_bytes(b"the first bytes")
+
+    (folder / "labels").mkdir()
+    for name, text in (
+        ("few", "0\n1\n"),
+        ("none", ""),
+        ("ten", "0\n1\n10\n"),
+        ("dropped", "drop\n" * 512),
+    ):
+        (folder / f"labels/{name}.txt").write_text(text)
+    (folder / "labels/latin1.txt").write_bytes("z\xe4hlen\n".encode("latin-1"))
+    (folder / "labels/text.npy").write_text("0\n1\n")
+    for name, array in (
+        ("pickle", np.array([{}], dtype=object)),
+        ("float", np.zeros(512)),
+        ("table", np.zeros((512, 1), dtype=np.int64)),
+        ("ten", np.full(512, 10)),
+        ("few", np.zeros(2, dtype=np.int64)),
+    ):
+        np.save(folder / f"labels/{name}.npy", array)
 
     done = folder / "runs/done"
     less = ["training.epochs=2", "training.milestones=[]", "run.threads=1"]

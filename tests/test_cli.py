@@ -183,8 +183,14 @@ def test_compare_continues_where_it_stopped(folder):
         (["train", "recipes/digits.toml", "--set", "data.train_size=5000"], "train_size"),
         (["train", "recipes/paper/lenet.toml", "--set", "data.dir=nowhere"], "nowhere"),
         (
-            ["train", "recipes/paper/lenet.toml", "--set", "data.train_size=2560"],
-            "expected data.train_size with digits or synthetic only",
+            [
+                "train",
+                "recipes/paper/lenet.toml",
+                "--set",
+                "data.train_size=2560",
+                "data.dir=nowhere",
+            ],
+            "nowhere, found neither",
         ),
         (["train", "recipes/digits.toml", "--set", "network.name=lenett"], "lenet"),
         (["compare", "recipes/digits.toml", "--arms", "full,half"], "half"),

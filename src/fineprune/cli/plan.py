@@ -204,15 +204,22 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 def _training_samples(recipe: Recipe, plain: bool) -> int:
     if plain:
         return 50_000
-    if recipe.data.name in ("digits", "synthetic"):
-        return recipe.data.train_size - recipe.data.validation
-    if recipe.data.name not in _TRAINING_IMAGES:
+    data = recipe.data
+    if data.labels is not None:
+        raise InputError(
+            f"expected --samples with data.labels, got none: give the number of training samples "
+            f"that {data.labels} does not leave out"
+        )
+    if data.name in ("digits", "synthetic"):
+        assert data.train_size is not None
+        return data.train_size - data.validation
+    if data.name not in _TRAINING_IMAGES:
         # The data set would tell, but asking it would run the user's code, which planning does not.
         raise InputError(
-            f"expected --samples with data of your own, {recipe.data.name}, got none: give the "
+            f"expected --samples with data of your own, {data.name}, got none: give the "
             f"number of training samples"
         )
-    return _TRAINING_IMAGES[recipe.data.name] - recipe.data.validation
+    return data.limited(_TRAINING_IMAGES[data.name] - data.validation)
 
 
 def _show_numbers(

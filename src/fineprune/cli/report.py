@@ -29,13 +29,18 @@ def report(
     from fineprune.experiments.arm_table import table_rows
     from fineprune.report.html import write_report
     from fineprune.report.tables import rich_table, row_dicts
+    from fineprune.report.wrong_labels import all_found_rows, found_dicts, found_table
 
     check_file("--out", out)
     read = read_runs(runs)
     rows = table_rows(read)
+    found = all_found_rows(read)
     write_report(read, out)
     if as_json:
-        typer.echo(json.dumps({"report": str(out), "rows": row_dicts(rows)}))
+        wrong_labels = {"wrong_labels": found_dicts(found)} if found else {}
+        typer.echo(json.dumps({"report": str(out), "rows": row_dicts(rows), **wrong_labels}))
         return
     Console().print(rich_table(rows))
+    if found:
+        Console().print(found_table(found))
     typer.echo(f"report: {out}")

@@ -54,6 +54,8 @@ def train(
         f"{summary['skipped_share']:.2%} of the sample-steps skipped, "
         f"{summary['seconds_train']:.1f} s of training; written to {folder}"
     )
+    if "suspicion" in summary:
+        typer.echo(_wrong_labels(summary))
 
 
 def _line(metrics: dict[str, Any]) -> str:
@@ -64,4 +66,21 @@ def _line(metrics: dict[str, Any]) -> str:
     return (
         f"epoch {metrics['epoch'] + 1}: loss {metrics['train_loss']:.4f}{shown}, "
         f"{metrics['samples']} samples in {metrics['seconds']:.2f} s"
+    )
+
+
+def _wrong_labels(summary: dict[str, Any]) -> str:
+    """Say how many training labels are wrong, and how well the policy finds them."""
+    found, samples = summary["suspicion"], summary["train_samples"]
+    line = f"{found['wrong']:,} of {samples:,} training labels are wrong"
+    if not 0 < found["wrong"] < samples:
+        return line
+    if found["roc_area"] is None:
+        return f"{line}; the policy {summary['policy']} suspects no samples"
+    line += f"; the policy's suspicion finds them with a ROC area of {found['roc_area']:.3f}"
+    if found["precision"] is None:
+        return line
+    return (
+        f"{line}; {found['precision']:.1%} of its {found['suspects']:,} suspects are wrong, which "
+        f"are {found['recall']:.1%} of the wrong labels"
     )

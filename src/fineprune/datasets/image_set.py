@@ -1,5 +1,7 @@
 """ImageSet: labelled images of one size in memory, as the files of a data set store them."""
 
+import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +77,28 @@ class ImageSet:
                 "take images that the set has"
             )
         return ImageSet(self.images[index], self.labels[index], self.classes)
+
+
+def class_number(place: str, text: str, classes: Sequence[str]) -> int:
+    """Return the number of the class that a text names.
+
+    Args:
+        place: Where the text comes from, for the error message.
+        text: The name of a class, or its number. A name counts first, if it looks like a number.
+        classes: The name of each class.
+
+    Raises:
+        InputError: There is no such class.
+    """
+    numbers = {str(number): number for number in range(len(classes))}
+    numbers |= {name: number for number, name in enumerate(classes)}
+    if text not in numbers:
+        near = difflib.get_close_matches(text, classes, n=1, cutoff=0.0) or [classes[0]]
+        raise InputError(
+            f"expected the name or number (0..{len(classes) - 1}) of a class in {place}, got "
+            f"{text!r}: did you mean {near[0]!r}?"
+        )
+    return numbers[text]
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -19,6 +19,7 @@ from scipy.special import stdtrit
 from fineprune.errors import InputError
 from fineprune.experiments.controls import ALL_ARMS, MATCHED, SCALED, SHORTER
 from fineprune.runs.run import Run
+from fineprune.training.recipe import completed_sections
 
 BASELINE = "full"
 
@@ -327,7 +328,7 @@ def _settings(run: Run, arms: set[str]) -> str:
     }
     sections = {
         name: {key: value for key, value in values.items() if key not in excluded.get(name, ())}
-        for name, values in run.recipe.items()
+        for name, values in completed_sections(run.recipe).items()
         if name != "run" and (same_arm or name != "pruning")
     }
     return json.dumps([sections, run.summary["train_samples"]], sort_keys=True)

@@ -16,6 +16,10 @@ from fineprune.report.paper import paper_rows
 from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
 from fineprune.report.tables import COLUMNS
 from fineprune.report.verdict import CHANCE_POINTS, verdict
+from fineprune.report.wrong_labels import HEADERS as FOUND_HEADERS
+from fineprune.report.wrong_labels import NOTE as FOUND_NOTE
+from fineprune.report.wrong_labels import TITLE as FOUND_TITLE
+from fineprune.report.wrong_labels import cells, found_rows
 from fineprune.runs.files import RECIPE, write_atomically
 from fineprune.runs.run import Run
 
@@ -31,6 +35,7 @@ class Section:
         verdict: The sentences of the verdict.
         rows: The rows of the table, one for each arm.
         paper: The rows with the paper's results; empty if the paper has none.
+        found: The cells of the table of the wrong labels found; empty if they are not known.
         drawings: The figures.
         caveats: The sentences on the limits of the results.
         recipe: The recipe, as TOML.
@@ -43,6 +48,7 @@ class Section:
     verdict: list[str]
     rows: list[Row]
     paper: list[Row]
+    found: list[list[str]]
     drawings: list[Drawing]
     caveats: list[str]
     recipe: str
@@ -73,6 +79,9 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
         paper_headers=HEADERS,
         paper_lines=paper_lines(groups),
         paper_notes=paper_notes(groups),
+        found_title=FOUND_TITLE,
+        found_headers=FOUND_HEADERS,
+        found_note=FOUND_NOTE,
         overview_columns=[column for column in COLUMNS if column.short is not None],
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,6 +110,7 @@ def _section(group: Group, anchor: str) -> Section:
         verdict=verdict(group, rows),
         rows=rows,
         paper=paper_rows(rows[0]),
+        found=[cells(row) for row in found_rows(group)],
         drawings=draw_all(group),
         caveats=_caveats(group, rows),
         recipe=_recipe_text(group),

@@ -2,11 +2,12 @@
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
@@ -30,6 +31,7 @@ from fineprune.training.own_data import (
     training_loader,
 )
 from fineprune.training.recipe import Recipe
+from fineprune.training.weak_labels import WeakLabels, weak_labels
 
 # Evaluation keeps nothing for a backward pass, so its batches can be larger than those of training.
 # On a CPU, they are smaller than on a GPU so that the activations stay in the cache. Both sizes
@@ -64,6 +66,8 @@ class Data:
         channels: The number of input channels of the network to build.
         blank: Zeros with the shape (1, ...) and dtype of the ``x`` of one sample, to check that the
             network fits the data.
+        wrong: Which training labels are wrong; bool, shape (N,). None if this is not known.
+        labels_digest: The digest of training labels that come from a file of the user; else None.
     """
 
     train: Any
@@ -77,21 +81,26 @@ class Data:
     classes: int
     channels: int
     blank: torch.Tensor
+    wrong: npt.NDArray[np.bool_] | None = None
+    labels_digest: str | None = None
 
 
 def load_data(recipe: Recipe) -> Data:
     """Load the data that a recipe names.
 
     Raises:
-        InputError: The data are missing or damaged, or have too few samples for a validation part.
+        InputError: The data or the file with their labels are missing or damaged, have too few
+            samples for the validation part and the training part, or do not fit the label noise.
     """
     if ":" in recipe.data.name:
         return _own_data(recipe)
     settings = recipe.data
     if settings.name == "digits":
+        assert settings.train_size is not None
         train, test = load_digits(settings.train_size)
         default = Augment(padding=2, flip=False)  # A mirrored digit is not a valid digit.
     elif settings.name == "synthetic":
+        assert settings.train_size is not None
         train, test = make_synthetic(
             settings.train_size, size=settings.image_size, classes=recipe.network.classes or 10
         )
@@ -103,12 +112,25 @@ def load_data(recipe: Recipe) -> Data:
     padding = default.padding if settings.crop_padding is None else settings.crop_padding
     flip = default.flip if settings.flip is None else settings.flip
     kept, held_out = _split(len(train), settings.validation)
+    kept = kept[: settings.limited(len(kept))]
     evaluated = train.subset(torch.from_numpy(held_out)) if settings.validation else test
-    train = train.subset(torch.from_numpy(kept)) if settings.validation else train
-    return _device_data(recipe, train, evaluated, Augment(padding=padding, flip=flip))
+    weak = weak_labels(settings, train, kept)
+    if weak is not None:
+        train = replace(
+            train.subset(torch.from_numpy(weak.index)), labels=torch.from_numpy(weak.labels)
+        )
+    elif len(kept) < len(train):
+        train = train.subset(torch.from_numpy(kept))
+    return _device_data(recipe, train, evaluated, Augment(padding=padding, flip=flip), weak)
 
 
-def _device_data(recipe: Recipe, train: ImageSet, evaluated: ImageSet, augment: Augment) -> Data:
+def _device_data(
+    recipe: Recipe,
+    train: ImageSet,
+    evaluated: ImageSet,
+    augment: Augment,
+    weak: WeakLabels | None,
+) -> Data:
     mean, std = channel_statistics(train.images)
     device = recipe.run.device
     watched = _watched(recipe, len(train))
@@ -152,6 +174,8 @@ def _device_data(recipe: Recipe, train: ImageSet, evaluated: ImageSet, augment: 
         classes=number_of_classes(train, recipe.data.name, recipe.network.classes),
         channels=train.images.shape[1],
         blank=torch.zeros(1, *train.images.shape[1:]),
+        wrong=None if weak is None else weak.wrong,
+        labels_digest=None if weak is None else weak.digest,
     )
 
 

@@ -11,6 +11,7 @@ from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.folder import RunFolder
 from fineprune.training.evaluate import evaluate, sample_losses
 from fineprune.training.learning_rate import rate_at
+from fineprune.training.suspicion import Suspicion, detection, suspicion_of
 from fineprune.training.train_state import EpochTotals, TrainState
 
 
@@ -113,10 +114,42 @@ def closing_counts(state: TrainState, epoch: int) -> torch.Tensor | None:
     Returns:
         The counts, as integers of shape (N,); None if the epoch does not end a window.
     """
-    policy = state.pruner.policy
-    if not isinstance(policy, ScheduledPolicy) or not policy.schedule.clears(epoch):
+    return state.pruner.counts if _ends_window(state, epoch) else None
+
+
+def closing_suspicion(state: TrainState, epoch: int) -> Suspicion | None:
+    """Return what the policy suspects in the window that ends with ``epoch``.
+
+    The arguments are those of ``closing_counts``.
+
+    Returns:
+        The suspicion; None if the epoch does not end a window, if the policy suspects no samples,
+        or if it is not known which labels are wrong.
+    """
+    if state.data.wrong is None or not _ends_window(state, epoch):
         return None
-    return state.pruner.counts
+    return suspicion_of(state.pruner.policy)
+
+
+def add_suspicion(state: TrainState, metrics: dict[str, Any], closing: Suspicion | None) -> None:
+    """Add how well the policy's suspicion finds the wrong labels, if these are known.
+
+    Args:
+        state: The state of the run.
+        metrics: The metrics of an epoch that has ended. The result is added to them.
+        closing: The result of ``closing_suspicion``.
+    """
+    wrong = state.data.wrong
+    if wrong is None:
+        return
+    suspicion = closing or suspicion_of(state.pruner.policy)
+    if suspicion is not None:
+        metrics["suspicion"] = detection(suspicion, wrong)
+
+
+def _ends_window(state: TrainState, epoch: int) -> bool:
+    policy = state.pruner.policy
+    return isinstance(policy, ScheduledPolicy) and policy.schedule.clears(epoch)
 
 
 def write_epoch(

@@ -70,7 +70,7 @@ def served_training(
             place,
             strategy,
             state.model,
-            functools.partial(RecipeReplica, _with_absolute_dir(recipe)),
+            functools.partial(RecipeReplica, _with_absolute_paths(recipe)),
             functools.partial(build_optimizer, settings=recipe.training),
             folder.resolve() / "servers",
             snapshot_every=_SNAPSHOT_EVERY,
@@ -162,9 +162,11 @@ def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _with_absolute_dir(recipe: Recipe) -> Recipe:
-    """Make the data folder absolute, because workers have another working directory."""
-    return recipe.replaced("data", dir=str(Path(recipe.data.dir).resolve()))
+def _with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Make the paths of the data absolute, because workers have another working directory."""
+    data = recipe.data
+    labels = None if data.labels is None else str(Path(data.labels).resolve())
+    return recipe.replaced("data", dir=str(Path(data.dir).resolve()), labels=labels)
 
 
 def check_can_serve(recipe: Recipe) -> None:

@@ -18,7 +18,9 @@ from fineprune.training.checkpoint import save_checkpoint
 from fineprune.training.epoch_local import local_training, train_epoch_locally
 from fineprune.training.epoch_metrics import (
     add_evaluation,
+    add_suspicion,
     closing_counts,
+    closing_suspicion,
     epoch_metrics,
     mean_loss,
     write_epoch,
@@ -124,6 +126,7 @@ def _train_epochs(
             number = stop.number or signal.SIGTERM  # The signal may have reached another rank only.
             raise Stopped(number, f"in epoch {epoch + 1}, after {totals.batches} batches")
         closing = closing_counts(state, epoch)
+        suspicion = closing_suspicion(state, epoch)
         _wait_for(run.device)  # Otherwise, the last steps would be timed as bookkeeping.
         loss = mean_loss(state, epoch, totals)
         with totals.bookkeeping():
@@ -134,6 +137,7 @@ def _train_epochs(
         metrics = epoch_metrics(state, epoch, totals, loss)
         if state.ranks.main:
             add_evaluation(state, epoch, metrics)
+            add_suspicion(state, metrics, suspicion)
             write_epoch(state, files, metrics, closing)
         last = epoch == state.recipe.training.epochs - 1
         if last or (epoch + 1) % run.checkpoint_every == 0:

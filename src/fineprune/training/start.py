@@ -12,7 +12,7 @@ from fineprune.runs.files import CHECKPOINT, RECIPE, whole_lines
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.run import read_run
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.recipe import Recipe, differences, read_recipe
+from fineprune.training.recipe import Recipe, completed_sections, differences, read_recipe
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def checkpoint_of(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
         InputError: The checkpoint is damaged, or it belongs to another recipe.
     """
     state = load_checkpoint(folder.checkpoint)
-    changed = differences(state["recipe"], recipe.method())
+    changed = differences(completed_sections(state["recipe"]), completed_sections(recipe.method()))
     if changed:
         raise InputError(_different_recipe(folder, changed))
     return state

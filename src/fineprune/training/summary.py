@@ -11,6 +11,7 @@ import torch
 import fineprune
 from fineprune.runs.run import SUMMARY_VERSION
 from fineprune.training.hardware import describe
+from fineprune.training.suspicion import detection
 from fineprune.training.train_state import TrainState
 
 
@@ -34,7 +35,7 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> dict[str, Any]:
     samples_full = num_samples * recipe.training.epochs
     skipped = sum(line["skipped"] for line in metrics)
     best = sorted(accuracies)[-3:]
-    return {
+    result = {
         "version": SUMMARY_VERSION,
         "arm": recipe.run.arm or recipe.pruning.policy,
         "policy": recipe.pruning.policy,
@@ -68,6 +69,13 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         "ranks": state.processes,
         "git": _git_revision(),
     }
+    wrong = state.data.wrong
+    if wrong is not None:
+        # From the metrics, because at the end of a window the policy has cleared its suspicion.
+        figures = metrics[-1].get("suspicion") or detection(None, wrong)
+        number = int(wrong.sum())
+        result["suspicion"] = {"wrong": number, "wrong_share": number / num_samples, **figures}
+    return result
 
 
 def _git_revision() -> str | None:

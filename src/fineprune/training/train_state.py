@@ -193,6 +193,7 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
         "pruner": state.pruner.state_dict(),
         "random": state.ranks.gather(random_state(state.recipe.run.device)),
         "epoch_so_far": epoch,
+        "labels": state.data.labels_digest,
     }
     if state.local is not None:
         simulated = state.local.simulated
@@ -212,8 +213,16 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
 
     Returns:
         The sums of the epoch in progress; None if the checkpoint is from the end of an epoch.
+
+    Raises:
+        InputError: The file with the training labels has changed since the checkpoint was written.
     """
     recipe, ranks = state.recipe, state.ranks
+    if saved.get("labels") != state.data.labels_digest:
+        raise InputError(
+            f"expected in {recipe.data.labels} the labels with which the run began, got others: "
+            f"restore the file, or train into a new folder"
+        )
     state.model.load_state_dict(saved["model"])
     state.pruner.load_state_dict(saved["pruner"])
     if ranks.rank < len(saved["random"]):

@@ -184,6 +184,14 @@ class Adaptive(Policy):
         """Number of epochs in a row with a loss above chance, uint8, shape (N,), a copy."""
         return torch.from_numpy(self._streaks.copy())
 
+    def suspicion(self) -> torch.Tensor:
+        """Return the number of epochs in a row with a loss above chance, float32, shape (N,)."""
+        return torch.from_numpy(self._streaks.astype(np.float32))
+
+    def num_suspects(self) -> int | None:
+        """Return how many samples contradict the others; None without ``patience``."""
+        return int(self._contradicting().sum()) if self.patience else None
+
     def settings(self) -> dict[str, Any]:
         """Return the arguments, with which a state must agree."""
         return {

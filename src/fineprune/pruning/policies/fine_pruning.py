@@ -18,7 +18,7 @@ from fineprune.pruning.dropping_count import (
 )
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options
-from fineprune.pruning.policies.policy import LossRecords
+from fineprune.pruning.policies.policy import LossRecords, prune_count
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.schedule import Schedule
@@ -130,6 +130,14 @@ class FinePruning(ScheduledPolicy):
         The dtype is uint8 if no window is longer than 255 epochs, else int16 or int32.
         """
         return torch.from_numpy(self._counts.copy())
+
+    def suspicion(self) -> torch.Tensor:
+        """Return the DroppingCounts as of the last epoch that ended, float32, shape (N,)."""
+        return torch.from_numpy(self._counts.astype(np.float32))
+
+    def num_suspects(self) -> int | None:
+        """Return how many samples a pruning epoch skips; None if it skips none."""
+        return prune_count(self.prune, self._num_samples) or None
 
     def settings(self) -> dict[str, Any]:
         """Return the schedule, ``prune`` and the tolerance."""

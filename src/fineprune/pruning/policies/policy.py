@@ -156,6 +156,22 @@ class Policy(ABC):
         """DroppingCounts, integers, shape (N,); None if the policy does not count."""
         return None
 
+    def suspicion(self) -> torch.Tensor | None:
+        """Return how strongly the policy suspects each sample of a wrong label.
+
+        Returns:
+            One value per sample, of which the larger is the more suspicious; float32, shape (N,), a
+            copy. None if the policy suspects no samples.
+        """
+        return None
+
+    def num_suspects(self) -> int | None:
+        """Return how many samples the policy would skip now because they are the most suspicious.
+
+        None if the policy names no suspects.
+        """
+        return None
+
     def settings(self) -> dict[str, Any]:
         """Return what a saved state must agree with: numbers, strings, lists and dicts only."""
         return {"policy": self.name}

@@ -1,0 +1,95 @@
+"""Label noise: a known share of wrong labels, which depends on its own seed only."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fineprune.datasets.image_set import class_number
+from fineprune.errors import InputError
+from fineprune.pruning.random_streams import stream
+
+Labels = npt.NDArray[np.int64]
+
+
+def symmetric_noise(labels: Labels, classes: int, share: float, seed: int) -> Labels:
+    """Replace a share of the labels by other classes, each of which has the same probability.
+
+    With the same labels and seed, the labels that a smaller share replaces are also replaced by a
+    larger share, by the same classes.
+
+    Args:
+        labels: The true labels, 0..classes - 1; int64, shape (N,).
+        classes: The number of classes.
+        share: The share of the labels to replace, in [0, 1]: exactly ``round(share * N)`` labels.
+        seed: Determines which labels are replaced, and by which classes.
+
+    Returns:
+        The new labels; int64, shape (N,).
+
+    Raises:
+        InputError: There is only one class, and a label is to be replaced.
+    """
+    number = round(share * len(labels))
+    if number and classes < 2:
+        raise InputError(f"expected at least two classes with label noise, got {classes}")
+    rng = stream(seed, 0, "label-noise")
+    replaced = rng.permutation(len(labels))[:number]
+    # For all labels, so that the classes do not depend on the share. A shift is never 0.
+    shifts = rng.integers(1, max(classes, 2), size=len(labels))[replaced]
+    noisy = labels.copy()
+    noisy[replaced] = (labels[replaced] + shifts) % classes
+    return noisy
+
+
+def mapped_noise(labels: Labels, mapping: Mapping[int, int], share: float, seed: int) -> Labels:
+    """Replace a share of the labels of some classes, each class by another given one.
+
+    Args:
+        labels: The true labels; int64, shape (N,).
+        mapping: The class that replaces each of the classes to change.
+        share: The share of the labels of each mapped class to replace, in [0, 1]: of a class with n
+            labels, exactly ``round(share * n)``.
+        seed: Determines which labels are replaced.
+
+    Returns:
+        The new labels; int64, shape (N,).
+    """
+    order = stream(seed, 0, "label-noise").permutation(len(labels))
+    noisy = labels.copy()
+    for source, target in mapping.items():
+        members = order[labels[order] == source]
+        noisy[members[: round(share * len(members))]] = target
+    return noisy
+
+
+def class_map(pairs: Sequence[str], classes: Sequence[str]) -> dict[int, int]:
+    """Read a class map such as ``["cat->dog", "3->5"]``.
+
+    Args:
+        pairs: One text ``from->to`` for each class to change, with names or numbers of classes.
+        classes: The name of each class.
+
+    Raises:
+        InputError: A text has another form or names an unknown class, a class is replaced by
+            itself, or a class is replaced twice.
+    """
+    mapping: dict[int, int] = {}
+    for pair in pairs:
+        ends = [end.strip() for end in pair.split("->")]
+        if len(ends) != 2:
+            raise InputError(
+                f"expected data.label_noise_map as a list of texts such as 'cat->dog' or '3->5', "
+                f"got {pair!r}"
+            )
+        source, target = (class_number("data.label_noise_map", end, classes) for end in ends)
+        if source == target:
+            raise InputError(
+                f"expected data.label_noise_map to replace a class by another one, got {pair!r}"
+            )
+        if source in mapping:
+            raise InputError(
+                f"expected data.label_noise_map to replace each class once, got {ends[0]!r} twice"
+            )
+        mapping[source] = target
+    return mapping

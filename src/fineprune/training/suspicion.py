@@ -1,0 +1,131 @@
+"""How well a policy's suspicion finds the wrong labels, if it is known which labels are wrong."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.errors import InputError
+from fineprune.pruning.policies.policy import Policy
+
+_Counts = npt.NDArray[np.int64]
+
+
+class Suspicion(NamedTuple):
+    """Which samples a policy suspects of wrong labels at one time.
+
+    Attributes:
+        values: One value per sample, of which the larger is the more suspicious; float32, shape
+            (N,).
+        suspects: The number of samples that the policy itself calls suspicious; None if it does
+            not say.
+    """
+
+    values: torch.Tensor
+    suspects: int | None
+
+
+def suspicion_of(policy: Policy) -> Suspicion | None:
+    """Return the current suspicion of a policy; None if it suspects no samples."""
+    values = policy.suspicion()
+    return None if values is None else Suspicion(values, policy.num_suspects())
+
+
+def detection(suspicion: Suspicion | None, wrong: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Return how well a suspicion finds the wrong labels.
+
+    Equal values are treated as if they were in a random order: a precision or recall is its mean
+    over all orders. For the average precision, samples with equal values have the same rank. NaN is
+    the least suspicious value.
+
+    Args:
+        suspicion: The suspicion; None if there is none.
+        wrong: Which labels are wrong; bool, shape (N,).
+
+    Returns:
+        The figures, each of which is None if it is not defined:
+
+        - ``roc_area``: the probability that a wrong label is more suspicious than a right one;
+        - ``average_precision``: the mean precision over the wrong labels, in the order of the
+          suspicion;
+        - ``suspects``: the number of samples that the policy itself calls suspicious;
+        - ``precision``, ``recall``: those of this many most suspicious samples;
+        - ``r_precision``: the precision of as many most suspicious samples as there are wrong
+          labels, which is also their recall.
+
+    Raises:
+        InputError: There is not one value for each sample.
+    """
+    names = ("roc_area", "average_precision", "suspects", "precision", "recall", "r_precision")
+    figures: dict[str, Any] = dict.fromkeys(names)
+    if suspicion is None:
+        return figures
+    values, suspects = suspicion
+    if tuple(values.shape) != wrong.shape:
+        raise InputError(
+            f"expected one value for each of {len(wrong)} samples from suspicion() of the policy, "
+            f"got shape {tuple(values.shape)}"
+        )
+    hits, misses = _tied_groups(values.cpu().numpy(), wrong)
+    figures["roc_area"] = roc_area(hits, misses)
+    figures["average_precision"] = average_precision(hits, misses)
+    figures["suspects"] = suspects
+    number = int(wrong.sum())
+    if suspects is not None:
+        # Without suspects, the recall is 0. If it were None, a mean over seeds would be too high.
+        found = expected_hits(hits, misses, suspects)
+        figures["precision"] = found / suspects if suspects else None
+        figures["recall"] = found / number if number else None
+    if number:
+        figures["r_precision"] = expected_hits(hits, misses, number) / number
+    return figures
+
+
+def roc_area(hits: _Counts, misses: _Counts) -> float | None:
+    """Return the area under the ROC curve; None if all labels are right or all are wrong.
+
+    It is the share of the pairs of a wrong and a right label in which the wrong one is the more
+    suspicious, where a pair of equal values counts half (the statistic of Mann and Whitney).
+
+    Args:
+        hits: The number of wrong labels in each group of equal values, the most suspicious group
+            first; int64, shape (groups,).
+        misses: The number of right labels in each group, likewise.
+    """
+    pairs = int(hits.sum()) * int(misses.sum())
+    less_suspicious = misses.sum() - np.cumsum(misses)
+    return int((hits * (2 * less_suspicious + misses)).sum()) / (2 * pairs) if pairs else None
+
+
+def average_precision(hits: _Counts, misses: _Counts) -> float | None:
+    """Return the average precision; None if all labels are right.
+
+    It is the sum over the groups of the increase in recall times the precision at the end of the
+    group. The arguments are those of ``roc_area``.
+    """
+    number = int(hits.sum())
+    precision = np.cumsum(hits) / np.cumsum(hits + misses)
+    return float((hits * precision).sum()) / number if number else None
+
+
+def expected_hits(hits: _Counts, misses: _Counts, chosen: int) -> float:
+    """Return how many of the ``chosen`` most suspicious labels are wrong.
+
+    If the last group is chosen in part only, the result is the mean over all ways to choose from
+    it. The first two arguments are those of ``roc_area``.
+    """
+    sizes = hits + misses
+    taken = np.clip(chosen - (np.cumsum(sizes) - sizes), 0, sizes)
+    return float((hits * (taken / sizes)).sum())
+
+
+def _tied_groups(
+    values: npt.NDArray[np.floating], wrong: npt.NDArray[np.bool_]
+) -> tuple[_Counts, _Counts]:
+    """Count the wrong and the right labels with each value, from the largest value to the least."""
+    ranked = np.where(np.isnan(values), -np.inf, values)
+    distinct, group = np.unique(ranked, return_inverse=True)
+    hits = np.bincount(group[wrong], minlength=len(distinct))[::-1]
+    misses = np.bincount(group[~wrong], minlength=len(distinct))[::-1]
+    return hits.astype(np.int64), misses.astype(np.int64)

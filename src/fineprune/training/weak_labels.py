@@ -1,0 +1,70 @@
+"""The labels to train on, if they are not those of the dataset: a file's, or with label noise."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fineprune.datasets.image_set import ImageSet
+from fineprune.datasets.label_file import DROP, read_labels
+from fineprune.datasets.label_noise import class_map, mapped_noise, symmetric_noise
+from fineprune.errors import InputError
+from fineprune.training.settings import DataSettings
+
+
+@dataclass(frozen=True, eq=False)
+class WeakLabels:
+    """The labels of the images to train on.
+
+    Attributes:
+        index: The indices of these images in the training set, sorted; int64, shape (M,).
+        labels: Their labels; int64, shape (M,).
+        wrong: Which of these labels are wrong; bool, shape (M,). None if this is not known.
+        digest: The SHA-256 digest of the indices and labels, in hexadecimal, if they come from a
+            file, which may change; else None.
+    """
+
+    index: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]
+    wrong: npt.NDArray[np.bool_] | None
+    digest: str | None
+
+
+def weak_labels(
+    settings: DataSettings, train: ImageSet, index: npt.NDArray[np.int64]
+) -> WeakLabels | None:
+    """Return the labels to train on; None if they are those of the dataset.
+
+    Args:
+        settings: The data section of the recipe.
+        train: The whole training set, with the labels of the dataset.
+        index: The indices of the images to train on, sorted; int64, shape (n,).
+
+    Raises:
+        InputError: The file with the labels is wrong or leaves no image to train on, or the label
+            noise does not fit the classes.
+    """
+    own = train.labels.numpy()
+    if settings.labels is not None:
+        given = read_labels(Path(settings.labels), train.classes, len(train))
+        index = index[given[index] != DROP]
+        if not len(index):
+            raise InputError(
+                f"expected labels of images to train on in {settings.labels}, got only images to "
+                f"leave out or hold out"
+            )
+        known = settings.true_labels == "dataset"
+        digest = hashlib.sha256(np.stack([index, given[index]]).tobytes()).hexdigest()
+        wrong = given[index] != own[index] if known else None
+        return WeakLabels(index, given[index], wrong, digest)
+    if settings.label_noise is None:
+        return None
+    labels, share, seed = own[index], settings.label_noise, settings.label_noise_seed
+    if settings.label_noise_map is None:
+        noisy = symmetric_noise(labels, len(train.classes), share, seed)
+    else:
+        mapping = class_map(settings.label_noise_map, train.classes)
+        noisy = mapped_noise(labels, mapping, share, seed)
+    return WeakLabels(index, noisy, noisy != labels, None)

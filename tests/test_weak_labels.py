@@ -1,0 +1,467 @@
+"""Recipes with label noise or label files: what is trained, what is found, and old recipes."""
+
+import functools
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from made_runs import make_compare, with_summary
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.datasets import ImageSet
+from fineprune.datasets.label_file import read_labels
+from fineprune.errors import InputError
+from fineprune.report.html import write_report
+from fineprune.report.wrong_labels import all_found_rows
+from fineprune.runs.files import read_metrics
+from fineprune.runs.run import read_run, read_runs
+from fineprune.training import data as training_data
+from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
+from fineprune.training.data import load_data
+from fineprune.training.epoch_served import _with_absolute_paths
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.recipe_replica import RecipeReplica
+from fineprune.training.suspicion import Suspicion, detection
+
+ROOT = Path(__file__).parent.parent
+
+SMALL = {
+    "data": {"name": "digits", "train_size": 256, "crop_padding": 0, "flip": False},
+    "training": {
+        "epochs": 6,
+        "batch_size": 64,
+        "lr": 0.02,
+        "milestones": [3, 5],
+        "evaluate_every": 6,
+        "evaluate_last": 1,
+    },
+    # The last epoch ends a window, at which the counts are cleared.
+    "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64, "patience": 3},
+    "run": {"threads": 1, "device": "cpu", "precision": "float32", "compile": "off", "watch": 0},
+}
+TIMES = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
+
+
+def small(*changes):
+    return make_recipe(SMALL, changes)
+
+
+def labels_of(data):
+    """The labels that a run trains on."""
+    return data.make_fetch()(torch.arange(data.num_samples), 0)[1].numpy()
+
+
+def wrong_of(data):
+    """Which of these labels are known to be wrong."""
+    assert data.wrong is not None
+    return data.wrong
+
+
+def evaluated(data):
+    return torch.cat([y for _, y in data.evaluation]).numpy()
+
+
+# -- label noise -----------------------------------------------------------------------------------
+
+
+def test_noise_changes_the_training_labels_only_and_not_with_the_seed_of_the_run():
+    held_out = "data.validation=56"
+    clean, noisy = load_data(small(held_out)), load_data(small(held_out, "data.label_noise=0.3"))
+    assert clean.wrong is None
+    wrong = labels_of(noisy) != labels_of(clean)
+    assert np.array_equal(wrong, wrong_of(noisy))
+    assert wrong.sum() == round(0.3 * 200)
+    assert np.array_equal(evaluated(clean), evaluated(noisy))
+    other = load_data(small(held_out, "data.label_noise=0.3", "run.seed=7"))
+    assert np.array_equal(labels_of(noisy), labels_of(other))
+    reseeded = load_data(small(held_out, "data.label_noise=0.3", "data.label_noise_seed=7"))
+    assert not np.array_equal(labels_of(noisy), labels_of(reseeded))
+
+
+def test_a_map_changes_the_mapped_classes_only():
+    clean = labels_of(load_data(small()))
+    data = load_data(small("data.label_noise=0.5", 'data.label_noise_map=["3->5", "5->3"]'))
+    noisy = labels_of(data)
+    for source, target in ((3, 5), (5, 3)):
+        members = clean == source
+        assert set(noisy[members]) == {source, target}
+        assert (noisy[members] == target).sum() == round(0.5 * members.sum())
+    assert wrong_of(data).sum() == (noisy != clean).sum()
+
+
+def test_workers_of_parameter_servers_train_the_same_labels():
+    recipe = small("data.label_noise=0.3")
+    _, y = RecipeReplica(recipe, rank=1).load((0, 0), torch.arange(256))
+    assert np.array_equal(y.numpy(), labels_of(load_data(recipe)))
+    placed = _with_absolute_paths(small("data.labels=folder/labels.txt"))
+    assert placed.data.labels == str(Path.cwd() / "folder/labels.txt")
+    assert _with_absolute_paths(recipe).data.labels is None
+
+
+# -- label files -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def given_labels(tmp_path):
+    """The labels of 256 digits, of which every tenth is wrong and every eighth is left out."""
+    own = labels_of(load_data(small()))
+    given = own.copy()
+    given[::10] = (given[::10] + 1) % 10
+    given[::8] = -1
+    lines = ["drop" if label < 0 else str(label) for label in given]
+    (tmp_path / "labels.txt").write_text("\n".join(lines) + "\n")
+    np.save(tmp_path / "labels.npy", given.astype(np.int16))
+    return own, given
+
+
+@pytest.mark.parametrize("name", ["labels.txt", "labels.npy"])
+def test_a_file_gives_the_labels_and_leaves_samples_out(name, given_labels, tmp_path):
+    own, given = given_labels
+    kept = given >= 0
+    data = load_data(small(f"data.labels={tmp_path / name}"))
+    assert np.array_equal(labels_of(data), given[kept])
+    assert data.num_samples == kept.sum()
+    assert data.wrong is None
+    known = load_data(small(f"data.labels={tmp_path / name}", "data.true_labels=dataset"))
+    assert np.array_equal(wrong_of(known), (given != own)[kept])
+    assert wrong_of(known).any()
+
+
+def test_the_images_of_the_labels_that_are_kept_stay_theirs(given_labels, tmp_path):
+    _, given = given_labels
+    own = load_data(small())
+    data = load_data(small(f"data.labels={tmp_path / 'labels.txt'}"))
+    ((x, _),) = [own.make_fetch()(torch.from_numpy(np.flatnonzero(given >= 0)), 0)]
+    ((other, _),) = [data.make_fetch()(torch.arange(data.num_samples), 0)]
+    # Each set is normalised by its own mean and deviation, so pixels differ by a linear function.
+    assert np.corrcoef(x.flatten(), other.flatten())[0, 1] == pytest.approx(1, abs=1e-5)
+
+
+def test_the_held_out_images_keep_the_labels_of_the_dataset(given_labels, tmp_path):
+    _, given = given_labels
+    clean = load_data(small("data.validation=56"))
+    data = load_data(small("data.validation=56", f"data.labels={tmp_path / 'labels.npy'}"))
+    assert np.array_equal(evaluated(data), evaluated(clean))
+    trained = Counter(labels_of(data).tolist())
+    assert not trained - Counter(given[given >= 0].tolist())
+    assert data.num_samples < 200
+
+
+def test_text_labels_may_be_names_with_any_line_ends(tmp_path):
+    file = tmp_path / "labels.txt"
+    file.write_bytes("\ufeffcat\r\n 1 \r\ndrop\r\nbird".encode())
+    assert read_labels(file, ("bird", "cat"), 4).tolist() == [1, 1, -1, 0]
+    file.write_text("cat\n\nbird\n")
+    with pytest.raises(InputError, match=r"in line 2 of .*, got ''"):
+        read_labels(file, ("bird", "cat"), 3)
+
+
+def test_a_run_is_not_resumed_with_other_labels(given_labels, tmp_path):
+    file = tmp_path / "labels.txt"
+    short = ("training.epochs=2", "training.milestones=[]", "pruning.policy=full")
+    recipe = small(f"data.labels={file}", *short)
+
+    def stop(metrics):
+        raise Stop
+
+    with pytest.raises(Stop):
+        train(recipe, tmp_path / "run", on_epoch=stop)
+    text = file.read_text()
+    lines = text.splitlines()
+    lines[1] = str((int(lines[1]) + 1) % 10)
+    file.write_text("\n".join(lines))
+    with pytest.raises(InputError, match="the labels with which the run began, got others"):
+        train(recipe, tmp_path / "run", resume=True)
+    file.write_text(text)
+    summary = train(recipe, tmp_path / "run", resume=True)
+    assert "suspicion" not in summary  # It is not known which labels are wrong.
+
+
+# -- what a run reports ----------------------------------------------------------------------------
+
+
+class Stop(Exception):
+    pass
+
+
+NOISE = "data.label_noise=0.3"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(small(NOISE), folder)
+    return folder
+
+
+def untimed(folder):
+    return [
+        {key: value for key, value in line.items() if key not in TIMES}
+        for line in read_metrics(folder / "metrics.jsonl")
+    ]
+
+
+def test_the_suspicion_of_fine_pruning_is_measured_before_a_window_clears_it(whole):
+    run = read_run(whole)
+    wrong = wrong_of(load_data(small(NOISE)))
+    for epoch, counts in run.counts().items():
+        values = Suspicion(torch.from_numpy(counts.astype(np.float32)), 64)
+        assert run.metrics[epoch - 1]["suspicion"] == detection(values, wrong)
+    assert set(run.counts()) == {2, 4, 6}
+    assert run.summary["suspicion"] == {
+        "wrong": 77,
+        "wrong_share": 77 / 256,
+        **run.metrics[-1]["suspicion"],
+    }
+    assert all(0 <= line["suspicion"]["roc_area"] <= 1 for line in run.metrics)
+
+
+@pytest.mark.parametrize("stop_at", [2, 3, 5])
+def test_a_stopped_and_resumed_run_reports_the_same(stop_at, whole, tmp_path):
+    """After the last epoch (5), the summary is not written yet."""
+
+    def stop(metrics):
+        if metrics["epoch"] == stop_at:
+            raise Stop
+
+    folder = tmp_path / "run"
+    with pytest.raises(Stop):
+        train(small(NOISE), folder, on_epoch=stop)
+    summary = train(small(NOISE), folder, resume=True)
+    assert untimed(folder) == untimed(whole)
+    assert summary["suspicion"] == read_run(whole).summary["suspicion"]
+
+
+def test_a_run_stopped_inside_an_epoch_reports_the_same(whole, tmp_path, monkeypatch):
+    saves = itertools.count()
+
+    def stop_after(path, state):
+        save_checkpoint(path, state)
+        if next(saves) == 6:
+            raise Stop
+
+    recipe = small(NOISE, "run.checkpoint_steps=1")
+    with monkeypatch.context() as patch:
+        patch.setattr("fineprune.training.loop.save_checkpoint", stop_after)
+        with pytest.raises(Stop):
+            train(recipe, tmp_path / "run")
+    assert load_checkpoint(tmp_path / "run/checkpoint.pt")["epoch_so_far"] is not None
+    train(recipe, tmp_path / "run", resume=True)
+    assert untimed(tmp_path / "run") == untimed(whole)
+
+
+def test_the_adaptive_policy_finds_wrong_labels(tmp_path):
+    recipe = small(
+        NOISE,
+        "data.train_size=1024",
+        "pruning.policy=adaptive",
+        "training.epochs=16",
+        "training.milestones=[12]",
+        "training.lr=0.05",
+    )
+    found = train(recipe, tmp_path / "run")["suspicion"]
+    assert found["wrong"] == 307
+    assert found["roc_area"] > 0.8
+    assert found["precision"] > 0.6
+    assert found["recall"] > 0.5
+
+
+def test_runs_without_known_wrong_labels_report_nothing(tmp_path):
+    short = ("training.epochs=1", "training.milestones=[]")
+    assert "suspicion" not in train(small(*short), tmp_path / "clean")
+    assert "suspicion" not in read_metrics(tmp_path / "clean/metrics.jsonl")[0]
+    full = train(small(NOISE, "pruning.policy=full", *short), tmp_path / "full")
+    assert full["suspicion"]["wrong"] == 77
+    assert full["suspicion"]["roc_area"] is None
+    assert "suspicion" not in read_metrics(tmp_path / "full/metrics.jsonl")[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([], "77 of 256 training labels are wrong; the policy's suspicion finds them with a ROC"),
+        (["pruning.policy=full"], "are wrong; the policy full suspects no samples\n"),
+        (["data.label_noise=0"], "0 of 256 training labels are wrong\n"),
+    ],
+)
+def test_train_says_in_one_line_what_was_found(changes, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("small.toml").write_text(small(NOISE).to_toml())
+    short = ["training.epochs=1", "training.milestones=[]", *changes]
+    result = CliRunner().invoke(app, ["train", "small.toml", *short])
+    assert result.exit_code == 0, result.output
+    assert said in result.stdout
+    assert result.stdout.count("\n") == 2
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+def with_suspicion(run):
+    """Invented figures, which differ between the seeds by 0.1."""
+    add = 0.1 * (run.summary["seed"] % 3)
+    figures: dict[str, Any] = {"wrong": 154, "wrong_share": 0.3}
+    figures |= dict.fromkeys(("roc_area", "average_precision", "suspects", "precision", "recall"))
+    figures["r_precision"] = None
+    if run.summary["arm"] == "fine-pruning":
+        figures |= {"roc_area": 0.7 + add, "average_precision": 0.6, "suspects": 1200 + 30 * add}
+        figures |= {"precision": 0.5 + add, "recall": 0.4, "r_precision": 0.45}
+    return with_summary(run, suspicion=figures)
+
+
+def test_the_report_shows_the_means_of_each_arm(tmp_path):
+    runs = read_runs([make_compare(tmp_path / "c", arms=["full", "fine-pruning"])])
+    assert not all_found_rows(runs)
+    write_report(runs, tmp_path / "clean.html")
+    assert "Wrong labels found" not in (tmp_path / "clean.html").read_text()
+
+    noisy = [with_suspicion(run) for run in runs]
+    assert len({run.summary["suspicion"]["roc_area"] for run in noisy}) > 2
+    full, pruned = all_found_rows(noisy)
+    assert (full.arm, full.seeds, full.roc_area) == ("full", 3, None)
+    areas = [run.summary["suspicion"]["roc_area"] for run in noisy]
+    known = [area for area in areas if area is not None]
+    assert pruned.roc_area == pytest.approx(np.mean(known))
+    write_report(noisy, tmp_path / "noisy.html")
+    page = (tmp_path / "noisy.html").read_text()
+    assert page.count("<h3>Wrong labels found</h3>") == 1
+    assert f"<td>{pruned.roc_area:.3f}</td>" in page
+    assert "<td>40.0</td>" in page
+
+
+def test_the_command_report_shows_the_table(whole, tmp_path):
+    out = ["--out", str(tmp_path / "report.html")]
+    shown = CliRunner().invoke(app, ["report", str(whole), *out])
+    assert shown.exit_code == 0, shown.output
+    assert "Wrong labels found" in shown.stdout
+    as_json = CliRunner().invoke(app, ["report", str(whole), *out, "--json"])
+    (row,) = json.loads(as_json.stdout)["wrong_labels"]
+    assert row["arm"] == "fine-pruning"
+    assert row["roc_area"] == read_run(whole).summary["suspicion"]["roc_area"]
+
+
+# -- the size of the training set, and recipes of earlier versions ---------------------------------
+
+
+@pytest.fixture
+def sixty_images(monkeypatch):
+    """Sixty images in place of the 50,000 of CIFAR-10, which need 150 MB."""
+    rng = np.random.default_rng(0)
+
+    def images(number):
+        pixels = torch.from_numpy(rng.integers(0, 256, (number, 3, 32, 32), dtype=np.uint8))
+        names = tuple(f"class {label}" for label in range(10))
+        return ImageSet(pixels, torch.from_numpy(rng.integers(0, 10, number)), names)
+
+    sets = images(60), images(20)
+    monkeypatch.setattr(training_data, "load_cifar10", lambda directory, download: sets)
+    return sets
+
+
+def cifar(**data):
+    settings = {"name": "cifar10", "crop_padding": 0, "flip": False, **data}
+    return make_recipe({**SMALL, "data": settings})
+
+
+def test_train_size_takes_the_first_images_that_are_not_held_out(sixty_images):
+    own = sixty_images[0].labels.numpy()
+    assert np.array_equal(labels_of(load_data(cifar())), own)
+    assert np.array_equal(labels_of(load_data(cifar(train_size=13))), own[:13])
+    rest = load_data(cifar(validation=20))
+    part = load_data(cifar(validation=20, train_size=13))
+    assert np.array_equal(labels_of(part), labels_of(rest)[:13])
+    assert np.array_equal(evaluated(part), evaluated(rest))
+    both = np.concatenate([labels_of(rest), evaluated(rest)])
+    assert Counter(both.tolist()) == Counter(own.tolist())
+    with pytest.raises(InputError, match=r"data\.train_size to be at most 40, .* got 41"):
+        load_data(cifar(validation=20, train_size=41))
+
+
+def test_labels_of_a_file_belong_to_the_whole_training_set(sixty_images, tmp_path):
+    np.save(tmp_path / "labels.npy", np.arange(60) % 10)
+    given = load_data(cifar(validation=20, train_size=13, labels=str(tmp_path / "labels.npy")))
+    whole_set = load_data(cifar(validation=20, labels=str(tmp_path / "labels.npy")))
+    assert np.array_equal(labels_of(given), labels_of(whole_set)[:13])
+    assert np.array_equal(
+        labels_of(load_data(cifar(labels=str(tmp_path / "labels.npy")))), np.arange(60) % 10
+    )
+
+
+def test_plan_knows_the_number_of_images():
+    plan = functools.partial(CliRunner().invoke, app)
+    recipe = str(ROOT / "recipes/paper/lenet.toml")
+    for changes, samples in (
+        ([], 50_000),
+        (["data.validation=5000"], 45_000),
+        (["data.validation=5000", "data.train_size=10000"], 10_000),
+    ):
+        shown = plan(["plan", recipe, *changes])
+        assert f"{samples:,} per full epoch" in shown.stdout
+
+
+def test_the_default_size_is_that_of_the_dataset():
+    assert make_recipe({}).data.train_size == 1024
+    assert make_recipe({"data": {"name": "synthetic"}}).data.train_size == 1024
+    assert make_recipe({"data": {"name": "cifar100"}}).data.train_size is None
+    written = make_recipe({"data": {"name": "cifar100"}}).to_toml()
+    assert "train_size" not in written
+
+
+OLD = ROOT / "docs/results/lenet-cifar10/full-0/recipe.toml"
+
+
+def test_a_recipe_that_an_earlier_version_wrote_still_means_all_images(tmp_path):
+    assert "train_size = 1024" in OLD.read_text()
+    recipe = read_recipe(OLD)
+    assert recipe.data.train_size is None
+    assert read_recipe(OLD, ["data.train_size=1024"]).data.train_size == 1024
+    (tmp_path / "new.toml").write_text(recipe.to_toml())
+    assert read_recipe(tmp_path / "new.toml") == recipe
+    sized = recipe.replaced("data", train_size=1024)
+    (tmp_path / "sized.toml").write_text(sized.to_toml())
+    assert read_recipe(tmp_path / "sized.toml") == sized
+    assert make_recipe({"data": {"name": "cifar10", "train_size": 1024}}).data.train_size == 1024
+    own = make_recipe({"data": {"name": "mine:data", "train_size": 1024}})
+    assert own.data.train_size is None
+
+
+def test_runs_of_an_earlier_version_are_in_one_group_with_new_ones(tmp_path):
+    folder = make_compare(tmp_path / "c", arms=["full", "fine-pruning"], seeds=[0])
+    file = folder / "full-0/recipe.toml"
+    lines = file.read_text().splitlines(keepends=True)
+    older = [line for line in lines if not line.startswith(("label_noise_seed", "image_size"))]
+    assert len(older) == len(lines) - 2
+    file.write_text("".join(older))
+    shown = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "r.html")])
+    assert shown.exit_code == 0, shown.output
+
+
+def test_a_checkpoint_of_an_earlier_version_is_continued(sixty_images, tmp_path):
+    """Its recipe holds a size that had no effect, and no settings of this version."""
+    recipe = cifar().replaced("pruning", policy="full")
+
+    def stop(metrics):
+        raise Stop
+
+    folder = tmp_path / "run"
+    with pytest.raises(Stop):
+        train(recipe, folder, on_epoch=stop)
+    state = load_checkpoint(folder / "checkpoint.pt")
+    del state["labels"], state["recipe"]["data"]["label_noise_seed"]
+    state["recipe"]["data"]["train_size"] = 1024
+    save_checkpoint(folder / "checkpoint.pt", state)
+    text = (folder / "recipe.toml").read_text()
+    text = text.replace("label_noise_seed = 0\n", "train_size = 1024\n")
+    (folder / "recipe.toml").write_text(text)
+    assert "train_size = 1024" in text
+    summary = train(recipe, folder, resume=True)
+    assert summary["train_samples"] == 60
+    with pytest.raises(InputError, match=r"data\.train_size is null and 13"):
+        train(cifar(train_size=13).replaced("pruning", policy="full"), folder, resume=True)
