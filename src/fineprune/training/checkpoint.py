@@ -22,7 +22,13 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         WriteError: The file cannot be written.
     """
     with replacing(path) as file:
-        torch.save({"version": CHECKPOINT_VERSION, **state}, file)
+        try:
+            torch.save({"version": CHECKPOINT_VERSION, **state}, file)
+        except RuntimeError as error:
+            # While torch closes its archive, an error of its own can replace that of the file.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
