@@ -61,7 +61,7 @@ def ranks(rank, folder):
                 "resumed_seen": before + after,
                 "resumed_counts": resumed.counts,
                 "own_policy": own_policy(),
-                "infobatch": infobatch(),
+                "others": {name: interrupted(policy) for name, policy in OTHERS.items()},
                 "observed": observed(rank),
                 "nonfinite": nonfinite_losses(rank),
                 "refused": refused(rank),
@@ -99,11 +99,16 @@ def own_policy(batch=BATCH):
     return {"seen": seen, "plans": plans, "last": torch.tensor(learned.last)}
 
 
-def infobatch(batch=BATCH):
-    """Train with InfoBatch and all options, with a resume in the middle of an epoch."""
-    policy = fp.InfoBatch(
+OTHERS = {
+    "infobatch": fp.InfoBatch(
         EPOCHS, save=0.2, anneal=0.15, rescale=False, keep_per_class=0.3, max_skips=2
-    )
+    ),
+    "adaptive": fp.Adaptive(EPOCHS, save=0.3, patience=2, evidence=0.01, chance=1.0),
+}
+
+
+def interrupted(policy, batch=BATCH):
+    """Train with a policy, with a resume in the middle of an epoch, and return what it learned."""
     options: Any = {"seed": 1, "batch_size": batch, "labels": [i % 3 for i in range(OWN_N)]}
     stopped, resumed = (fp.Pruner(OWN_N, policy, **options) for _ in range(2))
     plans = {}
@@ -119,8 +124,8 @@ def infobatch(batch=BATCH):
                 pruner.record(indices, losses_of(epoch, indices))
             if stop is not None and epoch == stop[0]:
                 break
-    learned = resumed.state_dict()
-    return {"plans": plans, "losses": learned["learned"]["losses"], "skips": learned["skips"]}
+    state = resumed.state_dict()
+    return {"plans": plans, "learned": state["learned"], "skips": state["skips"]}
 
 
 class Remembers(fp.FullData):
@@ -267,13 +272,12 @@ def test_a_policy_without_merge_learns_the_losses_of_all_ranks(two_ranks):
         assert sorted(trained) == kept
 
 
-def test_infobatch_with_all_options_learns_the_losses_of_all_ranks(two_ranks):
-    alone = infobatch(batch=BATCH * WORLD)
+@pytest.mark.parametrize("name", OTHERS)
+def test_ranks_learn_the_same_as_one_process_with_the_doubled_batch(two_ranks, name):
+    alone = interrupted(OTHERS[name], batch=BATCH * WORLD)
     assert len({len(kept) for kept in alone["plans"].values()}) > 1
     for rank in two_ranks:
-        assert rank["infobatch"]["plans"] == alone["plans"]
-        assert torch.equal(rank["infobatch"]["losses"], alone["losses"])
-        assert torch.equal(rank["infobatch"]["skips"], alone["skips"])
+        torch.testing.assert_close(rank["others"][name], alone, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_policy_without_merge_observes_whole_batches_in_the_order_of_the_ranks(two_ranks):
