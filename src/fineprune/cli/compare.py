@@ -8,7 +8,15 @@ import typer
 from rich.console import Console
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
+from fineprune.cli.options import (
+    AsJson,
+    Changes,
+    Margin,
+    MoreChanges,
+    RecipeFile,
+    all_changes,
+    margin_fraction,
+)
 from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
 from fineprune.experiments import compare as comparing
@@ -31,12 +39,14 @@ def compare(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(help="The number of runs at the same time.")] = 1,
+    margin: Margin = 0.4,
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe and its controls, print the paper's table and write a report.
 
-    The same command continues a comparison that was stopped.
+    The same command continues a comparison that was stopped. With more --seeds or other --arms, it
+    adds runs to the comparison; finished runs are kept and reported.
 
     Example: fineprune compare recipes/quick.toml --arms full,fine-pruning --seeds 2
     """
@@ -45,6 +55,7 @@ def compare(
     from fineprune.report.html import write_report
     from fineprune.report.tables import rich_table, row_dicts
 
+    fraction = margin_fraction(margin)
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-compare"
     check_folder("--out", folder)
@@ -59,11 +70,12 @@ def compare(
             on_progress=tell,
         )
     runs = read_runs([folder])
-    rows = table_rows(runs)
+    rows = table_rows(runs, fraction)
     page = folder / "report.html"
-    write_report(runs, page)
+    write_report(runs, page, fraction)
     if as_json:
-        typer.echo(json.dumps({"folder": str(folder), "rows": row_dicts(rows)}))
+        answer = {"folder": str(folder), "margin": margin, "rows": row_dicts(rows)}
+        typer.echo(json.dumps(answer))
         return
     Console().print(rich_table(rows))
     typer.echo(f"report: {page}")

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson
+from fineprune.cli.options import AsJson, Margin, margin_fraction
 from fineprune.cli.outputs import check_file
 from fineprune.runs.run import read_runs
 
@@ -19,6 +19,7 @@ def report(
         list[Path], typer.Argument(help="The folders of finished runs or comparisons.")
     ],
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    margin: Margin = 0.4,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML file about finished runs. Trains nothing.
@@ -30,12 +31,14 @@ def report(
     from fineprune.report.html import write_report
     from fineprune.report.tables import rich_table, row_dicts
 
+    fraction = margin_fraction(margin)
     check_file("--out", out)
     read = read_runs(runs)
-    rows = table_rows(read)
-    write_report(read, out)
+    rows = table_rows(read, fraction)
+    write_report(read, out, fraction)
     if as_json:
-        typer.echo(json.dumps({"report": str(out), "rows": row_dicts(rows)}))
+        answer = {"report": str(out), "margin": margin, "rows": row_dicts(rows)}
+        typer.echo(json.dumps(answer))
         return
     Console().print(rich_table(rows))
     typer.echo(f"report: {out}")
