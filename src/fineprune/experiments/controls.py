@@ -5,10 +5,14 @@ import itertools
 from collections.abc import Sequence
 
 from fineprune.errors import InputError
-from fineprune.pruning.policies.fine_pruning import start_and_prune
 from fineprune.runs.run import Run
 from fineprune.training.cost import cost_is_known, predicted_cost, saved_share
-from fineprune.training.policies import POLICY_NAMES, follows_schedule, takes_save
+from fineprune.training.policies import (
+    POLICY_NAMES,
+    follows_schedule,
+    schedule_for_saving,
+    takes_save,
+)
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings import PruningSettings
 
@@ -213,20 +217,8 @@ def _with_schedule(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
     """Return the recipe of a policy whose schedule saves as much as a recipe without a schedule."""
     _check_cost_is_known(recipe, num_samples, arm)
     _check_saves(recipe, num_samples, arm)
-    training = recipe.training
-    milestones = [milestone for milestone in training.milestones if milestone < training.epochs]
-    save = saved_share(recipe, num_samples)
-    start, prune = start_and_prune(training.epochs, save, milestones)
-    return recipe.replaced(
-        "pruning",
-        policy=arm,
-        windows_per_interval=1,
-        start=start,
-        prune=prune,
-        attenuation=1.0,
-        block=1,
-        count=1,
-    )
+    settings = schedule_for_saving(recipe.training, saved_share(recipe, num_samples))
+    return recipe.replaced("pruning", policy=arm, **settings)
 
 
 def _shorter(recipe: Recipe, arm: str, num_samples: int) -> Recipe:

@@ -182,14 +182,14 @@ COLUMNS = (
         part="accuracy",
     ),
     Column(
-        "time to full's, s",
+        "time to full's accuracy, s",
         "training time until an evaluation first reaches the last-epoch accuracy of the full run "
         "with the same seed; one evaluation is enough, so chance shortens it in every arm",
         lambda row: _reached(row, row.seconds_to_full, _seconds),
         part="cost",
     ),
     Column(
-        "samples to full's",
+        "samples to full's accuracy",
         "number of sample-steps until then",
         lambda row: _reached(row, row.samples_to_full, _count),
         part="cost",
