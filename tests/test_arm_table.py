@@ -6,6 +6,7 @@ import pytest
 
 from fineprune.experiments.arm_table import (
     Difference,
+    cost_to_reach,
     grouped,
     paired_difference,
     saved_in_epochs,
@@ -92,6 +93,47 @@ def test_the_interval_is_students_interval_of_the_paired_differences():
         assert difference.low == pytest.approx(-0.005 - half)
         assert difference.high == pytest.approx(-0.005 + half)
         assert difference.pairs == 3
+
+
+def test_the_equivalence_test_agrees_with_the_90_percent_interval():
+    difference = table_rows(small_comparison())[1].last_difference
+    error = 0.005 / 3**0.5
+    # The end of the 90 % interval, with the 0.95 quantile for 2 degrees of freedom.
+    end = 0.005 + 2.919985580 * error
+    assert difference.equivalence(end) == pytest.approx(0.05)
+    wider, narrower = (difference.equivalence(factor * end) or 0 for factor in (1.01, 0.99))
+    assert 0 < wider < 0.05 < narrower
+    # With 2 degrees of freedom, the distribution function of t is 1/2 + t / (2 sqrt(2 + t^2)).
+    t = (0.005 - 0.004) / error
+    by_hand = 0.5 + t / (2 * (2 + t**2) ** 0.5)
+    assert table_rows(small_comparison())[1].equivalence == pytest.approx(by_hand)
+    opposite = Difference(-difference.mean, difference.half_width, 3)
+    assert opposite.equivalence(0.004) == pytest.approx(by_hand)
+
+
+def test_nothing_is_equivalent_without_variation_between_seeds():
+    for difference in (Difference(0.0, None, 1), Difference(0.0, 0.0, 3)):
+        assert difference.equivalence(0.004) is None
+
+
+def test_the_cost_of_an_accuracy_ends_with_the_first_evaluation_that_reaches_it():
+    run = make_run("full", 0, 0.9)
+    accuracies = [0.5, None, 0.8, 0.7, 0.9]
+    for number, accuracy in enumerate(accuracies):
+        line = {"seconds": 2.0, "samples": 100 - 10 * number, "test_accuracy": accuracy}
+        run.metrics.append(line)
+    assert cost_to_reach(run, 0.5) == (2.0, 100)
+    assert cost_to_reach(run, 0.75) == (6.0, 270)
+    assert cost_to_reach(run, 0.91) is None
+
+
+def test_forward_passes_are_those_of_the_metrics_or_else_the_sample_steps():
+    run = pruned(0, 0.9)
+    run.metrics.append({"seconds": 1.0, "samples": 440, "forward_samples": 500})
+    run.metrics.append({"seconds": 1.0, "samples": 440})
+    full, row = table_rows([make_run("full", 0, 0.9), run])
+    assert (full.samples_trained, full.forward_samples) == (1000, 1000)
+    assert (row.samples_trained, row.forward_samples) == (880, 940)
 
 
 def test_only_seeds_of_both_arms_are_paired():

@@ -26,7 +26,8 @@ RECIPE = {
 }
 ARMS = ("full", "fine-pruning")
 # The control is named before the method that must be trained first.
-MATCHED_ARMS = ("matched", "fine-pruning")
+MATCHED_ARMS = ("matched", "full", "fine-pruning")
+ALL_TRAINED = (*MATCHED_ARMS, "random")
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -35,15 +36,8 @@ def small(*changes):
     return make_recipe(RECIPE, changes)
 
 
-def started(folder, recipe, arms=ARMS, awaited=ARMS):
-    """Start a comparison in a new session, and return its process when arms are training.
-
-    Args:
-        folder: The folder of the comparison.
-        recipe: The recipe.
-        arms: The arms of the comparison.
-        awaited: The arms that must have finished an epoch.
-    """
+def started(folder, recipe, arms=ARMS):
+    """Start a comparison in a new session, and return its process when ``ARMS`` are training."""
     file = folder.parent / "recipe.toml"
     file.write_text(recipe.to_toml())
     command = [sys.executable, "-m", "fineprune", "compare", str(file), "--out", str(folder)]
@@ -55,45 +49,48 @@ def started(folder, recipe, arms=ARMS, awaited=ARMS):
         text=True,
     )
     deadline = time.monotonic() + 120
-    while not all(whole_lines(folder / f"{arm}-0/metrics.jsonl") for arm in awaited):
+    while not all(whole_lines(folder / f"{arm}-0/metrics.jsonl") for arm in ARMS):
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return process
 
 
-def results(folder):
-    """Return the metrics of all arms without times, which must not depend on interruptions."""
+def results(folder, arms=None):
+    """Return the metrics of arms without times, which must not depend on interruptions."""
     times = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
     return {
         run.summary["arm"]: [
             {key: value for key, value in line.items() if key not in times} for line in run.metrics
         ]
         for run in read_runs([folder])
+        if arms is None or run.summary["arm"] in arms
     }
+
+
+def listed(folder):
+    """Return the paths of the runs that a comparison lists."""
+    return [run["path"] for run in json.loads((folder / "compare.json").read_text())["runs"]]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared") / "whole"
-    compare(small("run.threads=1"), folder, title="whole", arms=ARMS, jobs=2)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def matched(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("matched") / "whole"
-    arms = ["matched", "fine-pruning", "random"]
-    compare(small("run.threads=1"), folder, title="matched", arms=arms, jobs=2)
+    compare(small("run.threads=1"), folder, title="whole", arms=ALL_TRAINED, jobs=2)
     return folder
 
 
 @pytest.fixture
-def unmatched(matched, tmp_path):
-    """A copy of the comparison in which the control is the only arm that is not trained."""
-    shutil.copytree(matched, tmp_path / "copy")
-    shutil.rmtree(tmp_path / "copy/matched-0")
+def copied(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "copy")
     return tmp_path / "copy"
+
+
+@pytest.fixture
+def unmatched(copied):
+    """A copy of the comparison in which the control is the only arm that is not trained."""
+    shutil.rmtree(copied / "matched-0")
+    return copied
 
 
 def compare_matched(folder, *changes):
@@ -101,11 +98,14 @@ def compare_matched(folder, *changes):
 
 
 @on_linux
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "arms"), [(signal.SIGKILL, MATCHED_ARMS), (signal.SIGTERM, ARMS)]
+)
 def test_a_stopped_comparison_ends_its_processes_and_continues_with_the_same_result(
-    number, tmp_path, whole
+    number, arms, tmp_path, whole
 ):
-    process = started(tmp_path / "c", small("run.threads=1"))
+    """The arm ``matched`` has not started when the comparison is stopped, and waits again."""
+    process = started(tmp_path / "c", small("run.threads=1"), arms)
     before = {arm: len(read_metrics(tmp_path / f"c/{arm}-0/metrics.jsonl")) for arm in ARMS}
     os.kill(process.pid, number)
     assert process.wait(30) == (-9 if number == signal.SIGKILL else 128 + 15)
@@ -116,8 +116,8 @@ def test_a_stopped_comparison_ends_its_processes_and_continues_with_the_same_res
         assert lines[-1].startswith(stopped)
     process.stderr.close()
     assert all(before.values())
-    compare(small("run.threads=1"), tmp_path / "c", title="c", arms=ARMS, jobs=1)
-    assert results(tmp_path / "c") == results(whole)
+    compare(small("run.threads=1"), tmp_path / "c", title="c", arms=arms, jobs=1)
+    assert results(tmp_path / "c") == results(whole, arms)
 
 
 @on_linux
@@ -130,7 +130,7 @@ def test_a_killed_run_ends_its_comparison_with_an_error(tmp_path, whole):
     process.stderr.close()
     assert not wait_until_ended(process.pid)
     compare(small("run.threads=1"), tmp_path / "c", title="c", arms=ARMS, jobs=1)
-    assert results(tmp_path / "c") == results(whole)
+    assert results(tmp_path / "c") == results(whole, ARMS)
 
 
 def test_an_arm_given_twice_is_refused_before_the_training(tmp_path):
@@ -146,9 +146,38 @@ def test_a_finished_comparison_is_not_changed_by_other_threads_or_data_settings(
     assert {path: path.stat().st_mtime_ns for path in whole.glob("*-0/*")} == before
 
 
-def test_another_recipe_is_refused_with_the_difference(whole):
+@pytest.mark.parametrize("arms", [ARMS, ["fewer-epochs"]])
+def test_another_recipe_is_refused_with_the_difference(arms, whole):
+    before = (whole / "compare.json").read_text(), (whole / "recipe.toml").read_text()
     with pytest.raises(InputError, match=r"training.lr is 0.02 and 0.5"):
-        compare(small("training.lr=0.5"), whole, title="whole", arms=ARMS)
+        compare(small("training.lr=0.5"), whole, title="whole", arms=arms)
+    assert ((whole / "compare.json").read_text(), (whole / "recipe.toml").read_text()) == before
+
+
+def test_the_folder_of_a_run_is_refused(whole):
+    with pytest.raises(InputError, match=r"expected a folder for a comparison, got .*full-0, the"):
+        compare(small(), whole / "full-0", title="whole", arms=ARMS)
+
+
+def test_arms_and_seeds_are_added_to_a_comparison(copied):
+    before = {path: path.stat().st_mtime_ns for path in copied.glob("*-0/*")}
+    recipe = small("run.threads=1")
+    for run in plan_runs(recipe, copied, 2, ["fewer-epochs"]):
+        train(run.recipe, run.folder)  # In this process, which takes less time than a new one.
+    compare(recipe, copied, title="more", arms=["fewer-epochs"], seeds=2)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    kept = [f"{arm}-0" for arm in ALL_TRAINED]
+    assert listed(copied) == [*kept, "fewer-epochs-0", "fewer-epochs-1"]
+    assert {run.title for run in read_runs([copied])} == {"more"}
+    # Without its summary, the run is not finished, and a report could not read it.
+    (copied / "random-0/summary.json").unlink()
+    compare(recipe, copied, title="fewer", arms=["full"])
+    kept.remove("random-0")
+    assert listed(copied) == [*kept, "fewer-epochs-0", "fewer-epochs-1"]
+    assert len(read_runs([copied])) == 5
+    (copied / "compare.json").write_text("{")
+    compare(recipe, copied, title="fewer", arms=ARMS)
+    assert listed(copied) == [f"{arm}-0" for arm in ARMS]
 
 
 def test_an_arm_that_train_resumes_keeps_its_name(tmp_path):
@@ -158,7 +187,7 @@ def test_an_arm_that_train_resumes_keeps_its_name(tmp_path):
     def stop(metrics):
         raise Stop
 
-    run = plan_runs(small("training.epochs=2"), tmp_path, 1, ["fewer-epochs"])[0]
+    run = plan_runs(small("training.epochs=2", "run.threads=1"), tmp_path, 1, ["fewer-epochs"])[0]
     with pytest.raises(Stop):
         train(run.recipe, run.folder, on_epoch=stop)
     without_arm = read_recipe(run.folder / "recipe.toml").replaced("run", arm=None)
@@ -168,22 +197,21 @@ def test_an_arm_that_train_resumes_keeps_its_name(tmp_path):
 
 def test_a_comparison_writes_the_recipe_that_repeats_it(whole):
     assert not read_recipe(whole / "recipe.toml").differences(small())
-    listed = json.loads((whole / "compare.json").read_text())
-    assert [run["arm"] for run in listed["runs"]] == list(ARMS)
+    assert listed(whole) == [f"{arm}-0" for arm in ALL_TRAINED]
 
 
-def test_the_matched_control_of_a_schedule_is_random_skipping(matched):
-    metrics = results(matched)
-    assert list(metrics) == ["matched", "fine-pruning", "random"]
+def test_the_matched_control_of_a_schedule_is_random_skipping(whole):
+    metrics = results(whole)
+    assert list(metrics) == list(ALL_TRAINED)
     assert metrics["matched"] == metrics["random"] != metrics["fine-pruning"]
 
 
-def test_the_recipe_of_a_matched_control_repeats_it_alone(matched, tmp_path):
-    train(read_recipe(matched / "matched-0/recipe.toml"), tmp_path / "alone")
-    assert results(tmp_path / "alone")["matched"] == results(matched)["matched"]
+def test_the_recipe_of_a_matched_control_repeats_it_alone(whole, tmp_path):
+    train(read_recipe(whole / "matched-0/recipe.toml"), tmp_path / "alone")
+    assert results(tmp_path / "alone")["matched"] == results(whole)["matched"]
 
 
-def test_a_matched_control_continues_as_the_only_unfinished_arm(matched, unmatched):
+def test_a_matched_control_continues_as_the_only_unfinished_arm(whole, unmatched):
     class Stop(Exception):
         pass
 
@@ -191,30 +219,17 @@ def test_a_matched_control_continues_as_the_only_unfinished_arm(matched, unmatch
         if metrics["epoch"] == 11:
             raise Stop
 
-    recipe = read_recipe(matched / "matched-0/recipe.toml")
+    recipe = read_recipe(whole / "matched-0/recipe.toml")
     with pytest.raises(Stop):
         train(recipe, unmatched / "matched-0", on_epoch=stop)
     before = {path: path.stat().st_mtime_ns for path in unmatched.glob("fine-pruning-0/*")}
     compare_matched(unmatched)
     assert {path: path.stat().st_mtime_ns for path in unmatched.glob("fine-pruning-0/*")} == before
-    assert results(unmatched)["matched"] == results(matched)["matched"]
+    assert results(unmatched)["matched"] == results(whole)["matched"]
 
 
-@on_linux
-def test_a_matched_control_waits_for_its_method_after_a_kill(matched, tmp_path):
-    recipe = small("run.threads=1")
-    process = started(tmp_path / "c", recipe, MATCHED_ARMS, awaited=["fine-pruning"])
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(30)
-    process.stderr.close()
-    assert not wait_until_ended(process.pid)
-    compare_matched(tmp_path / "c")
-    expected = results(matched)
-    assert results(tmp_path / "c") == {arm: expected[arm] for arm in MATCHED_ARMS}
-
-
-def test_a_matched_control_of_other_numbers_is_refused(matched, unmatched):
-    recipe = read_recipe(matched / "matched-0/recipe.toml")
+def test_a_matched_control_of_other_numbers_is_refused(whole, unmatched):
+    recipe = read_recipe(whole / "matched-0/recipe.toml")
     numbers = [number - 1 for number in recipe.pruning.numbers]
     (unmatched / "matched-0").mkdir()
     other = recipe.replaced("pruning", numbers=tuple(numbers)).to_toml()
@@ -224,9 +239,9 @@ def test_a_matched_control_of_other_numbers_is_refused(matched, unmatched):
 
 
 def test_a_matched_control_of_another_recipe_is_refused_before_its_method_is_trained(
-    matched, tmp_path
+    whole, tmp_path
 ):
-    shutil.copytree(matched / "matched-0", tmp_path / "c/matched-0")
+    shutil.copytree(whole / "matched-0", tmp_path / "c/matched-0")
     with pytest.raises(InputError, match=r"training.lr is 0.02 and 0.5"):
         compare_matched(tmp_path / "c", "training.lr=0.5")
     assert not (tmp_path / "c/fine-pruning-0").exists()

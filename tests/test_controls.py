@@ -1,6 +1,7 @@
 """Controls and predicted costs, which count the batches that are actually trained."""
 
 import json
+import tomllib
 
 import pytest
 from typer.testing import CliRunner
@@ -9,13 +10,16 @@ from fineprune.cli.main import app
 from fineprune.errors import InputError
 from fineprune.experiments.controls import (
     ALL_ARMS,
+    SHORTER,
     arm_recipe,
     check_arms,
     default_arms,
     fewer_epochs,
 )
+from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.registry import POLICIES
 from fineprune.training.cost import predicted_cost
+from fineprune.training.policies import follows_schedule, takes_save
 from fineprune.training.recipe import make_recipe
 
 RECIPE = {
@@ -90,7 +94,8 @@ def test_the_adaptive_arm_saves_as_much_as_the_recipes_schedule():
     assert adaptive.pruning.policy == "adaptive"
     assert adaptive.pruning.save == predicted_cost(recipe, 1280).skipped_share == 0.25
     assert predicted_cost(adaptive, 1280).steps == predicted_cost(recipe, 1280).steps
-    assert default_arms(adaptive) == ("full", "adaptive", "fewer-epochs", "fewer-epochs-late")
+    assert default_arms(adaptive) == ("full", "adaptive", "fewer-epochs")
+    assert default_arms(adaptive_recipe(0.35)) == (*default_arms(adaptive), "fewer-epochs-late")
 
 
 def test_every_policy_of_the_registry_is_an_arm():
@@ -124,9 +129,31 @@ def test_a_control_of_a_recipe_that_skips_nothing_is_refused(arm):
         arm_recipe(full, arm, 1024)
 
 
-def test_an_adaptive_recipe_has_no_schedule_for_other_policies():
-    with pytest.raises(InputError, match="expected a recipe with a pruning schedule for the arm"):
-        arm_recipe(adaptive_recipe(0.35), "random", 1280)
+@pytest.mark.parametrize("arm", ["fine-pruning", "random"])
+def test_a_schedule_is_found_for_an_adaptive_recipe(arm):
+    recipe = adaptive_recipe(0.35)
+    found = arm_recipe(recipe, arm, 12_800)
+    method = FinePruning.for_saving(40, 0.35, [12, 24, 32])
+    assert found.schedule() == method.schedule
+    assert found.pruning.prune == method.prune
+    assert make_recipe(tomllib.loads(found.to_toml())) == found
+    assert predicted_cost(found, 12_800).skipped_share == pytest.approx(0.35, abs=0.01)
+    late = recipe.replaced("training", milestones=(12, 40))
+    assert arm_recipe(late, arm, 12_800).schedule().boundaries == (12, 40)
+
+
+def test_no_schedule_is_found_for_a_recipe_that_saves_nothing():
+    with pytest.raises(InputError, match="a recipe that skips samples for the arm 'fine-pruning'"):
+        arm_recipe(adaptive_recipe(0.0), "fine-pruning", 12_800)
+
+
+def test_one_adaptive_recipe_gives_every_arm_about_the_same_cost():
+    recipe = adaptive_recipe(0.35)
+    saving = [arm for arm in ALL_ARMS if takes_save(arm) or follows_schedule(arm)]
+    for arm in (*saving, *SHORTER):
+        made = arm_recipe(recipe, arm, 12_800)
+        share = predicted_cost(made, 12_800).samples / (40 * 12_800)
+        assert share == pytest.approx(0.65, abs=0.01), arm
 
 
 def adaptive_recipe(save):

@@ -1,9 +1,13 @@
 """The policy that repeats the numbers and the mean weights of another run."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from fineprune.cli.main import app
 from fineprune.errors import InputError
 from fineprune.experiments.controls import matched_recipe
 from fineprune.pruning.policies.matched import Matched
@@ -116,6 +120,33 @@ def test_wrong_numbers_are_refused(changes, message):
     with pytest.raises(InputError) as raised:
         make_recipe(RECIPE, changes)
     assert message in str(raised.value)
+
+
+def test_weights_are_refused_with_parameter_servers():
+    served = ["distributed.strategy=async", "distributed.workers=2"]
+    with pytest.raises(InputError, match=r"without weights .* got pruning\.mean_weights"):
+        make_recipe(RECIPE, served)
+    unweighted = {**RECIPE, "pruning": {"policy": "matched", "numbers": NUMBERS}}
+    assert make_recipe(unweighted, served).distributed.served
+
+
+def test_plan_shows_the_numbers_of_the_control(tmp_path):
+    file = tmp_path / "recipe.toml"
+    file.write_text(make_recipe(RECIPE).to_toml())
+    shown = CliRunner().invoke(app, ["plan", str(file), "--svg", str(tmp_path / "plan.svg")])
+    assert shown.exit_code == 0, shown.output
+    lines = shown.stdout.splitlines()
+    assert [line.split()[-1] for line in lines[1:4]] == ["128", "77", "100"]
+    assert lines[4:] == [
+        "samples: 305 of 384 (20.57% skipped)",
+        "weights: 0.75 to 1.5, the same within an epoch",
+    ]
+    assert "<svg" in (tmp_path / "plan.svg").read_text()
+    answer = json.loads(CliRunner().invoke(app, ["plan", str(file), "--json"]).stdout)
+    assert answer["kept"] == NUMBERS
+    refused = CliRunner().invoke(app, ["plan", str(file), "--samples", "100"])
+    assert refused.exit_code == 2
+    assert "expected numbers of at most 100" in refused.stderr
 
 
 def test_missing_and_impossible_numbers_are_refused(tmp_path):

@@ -13,7 +13,7 @@ from made_runs import made_recipe, make_compare, make_run, with_summary
 from rich.console import Console
 
 from fineprune.experiments.arm_table import grouped, table_rows
-from fineprune.experiments.controls import arm_recipe
+from fineprune.experiments.controls import ARMS, SHORTER, arm_recipe
 from fineprune.report.figures import (
     draw_all,
     draw_counts,
@@ -75,12 +75,28 @@ def cells(markdown):
 
 
 def test_the_table_for_the_terminal_fits_80_characters_without_truncation(runs):
-    text = terminal(table_rows(runs))
+    rows = table_rows(runs)
+    text = terminal(rows)
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
+    # Columns that do not fit are left out.
+    assert all(re.search(rf" {100 * (row.accuracy_best3 or 0):.2f} *\n", text) for row in rows)
     for arm in ("full", "fine-pruning", "random", "fewer-epochs"):
         assert re.search(rf"^ *{arm} +3 ", text, re.MULTILINE)
     assert "selects epochs on the evaluated set" in " ".join(text.split())
+
+
+def test_long_names_of_arms_are_broken_at_their_hyphens_in_the_terminal(runs):
+    names = dict(zip(ARMS, ("full", "matched", *SHORTER[-2:]), strict=True))
+    renamed = [with_summary(run, arm=names[run.summary["arm"]]) for run in runs]
+    for run in renamed:
+        run.summary["seconds_train"] *= 1000
+    rows = table_rows(renamed)
+    text = terminal(rows)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert all(re.search(rf" {100 * (row.accuracy_best3 or 0):.2f} *\n", text) for row in rows)
+    assert re.search(r"^ *fewer-epochs- +3 .*\n *late-scaled *$", text, re.MULTILINE)
 
 
 def test_the_markdown_table_shows_percentages_and_points_with_two_decimals(runs):
@@ -103,6 +119,26 @@ def test_with_one_seed_no_interval_is_printed(runs):
     rows = table_rows([run for run in runs if run.summary["seed"] == 0])
     assert "±" not in markdown_table(rows)
     assert re.search(r"[+-]\d\.\d\d ", markdown_table(rows))
+
+
+def test_the_cost_of_the_full_accuracy_is_a_number_only_if_every_run_reaches_it(runs):
+    def shown(rows):
+        header, _, *lines = cells(markdown_table(rows))
+        return dict(zip(header, lines[1], strict=True))
+
+    changed = [with_summary(run, accuracy_last=0.5) for run in runs]
+    row = shown(table_rows(changed))
+    # The runs are evaluated after every second epoch, the first of which trains on all data.
+    assert row["samples to full's accuracy"] == "1,024"
+    changed[0] = with_summary(runs[0], accuracy_last=0.99)
+    row = shown(table_rows(changed))
+    assert (
+        row["samples to full's accuracy"]
+        == row["time to full's accuracy, s"]
+        == "in 67 % of the runs"
+    )
+    row = shown(table_rows([with_summary(run, accuracy_last=0.99) for run in runs]))
+    assert row["samples to full's accuracy"] == "never"
 
 
 def test_rows_can_be_written_as_json(runs):
@@ -356,6 +392,45 @@ def test_equal_differences_in_all_seeds_do_not_make_an_arm_better_or_worse(runs)
         assert "significantly" not in sentence
 
 
+def test_arms_are_equivalent_only_if_the_interval_is_inside_the_margin(runs):
+    changed = with_accuracies(
+        runs,
+        full=lambda n: 0.95 + n / 1000,
+        fine_pruning=lambda n: 0.95 + n / 1000 + (n - 1) / 10000,
+        random=lambda n: 0.949 + n / 1000,
+        fewer_epochs=lambda n: 0.94 + n / 100,
+    )
+    full, random, fewer = verdict_on(changed)
+    assert full.endswith("seeds, and equivalent within 0.4 points (p < 0.001).")
+    assert "significantly better (the interval excludes zero), but equivalent within 0.4" in random
+    assert "not distinguishable with these seeds, and not shown to be equivalent within" in fewer
+    group = one_group(changed)
+    narrow = verdict(group, table_rows(changed), 0.0001)
+    assert "not shown to be equivalent within 0.01 points (p = 0.113)" in narrow[0]
+    assert narrow[1].endswith("significantly better (the interval excludes zero).")
+
+
+def test_the_method_of_the_verdict_is_the_policy_of_the_comparisons_recipe(tmp_path):
+    arms = ["full", "adaptive", "fine-pruning"]
+    # The numbers of the adaptive policy are invented too: the recipe is that of fine-pruning.
+    folder = make_compare(tmp_path / "c", arms=["full", "fine-pruning", "random"], seeds=[0])
+    renamed = {"fine-pruning": arms[1], "random": arms[2]}
+
+    def sentences():
+        runs = read_runs([folder])
+        return verdict_on(
+            [with_summary(r, arm=renamed.get(r.summary["arm"], "full")) for r in runs]
+        )
+
+    assert sentences()[0].startswith("Adaptive skipped")
+    (folder / "recipe.toml").write_text(made_recipe().to_toml())
+    first, second = sentences()
+    assert first.startswith("Fine-pruning skipped")
+    assert ": fine-pruning is" in second
+    (folder / "recipe.toml").write_text("[pruning")
+    assert sentences()[0].startswith("Adaptive skipped")
+
+
 # The page
 
 
@@ -422,6 +497,9 @@ def test_caveats_name_the_evaluated_set_and_warn_of_a_single_seed(runs, page):
     text = page([with_summary(run, evaluated_on="validation") for run in runs])
     assert "Accuracies are measured on the validation set" in text
     assert "held out from the training set" in text
+    assert "not corrected for the number of comparisons" in text
+    assert "different numbers of seeds" not in text
+    assert "different numbers of seeds" in page(runs[:-1])
     assert "With one seed" not in text
     assert "With one seed" in page([run for run in runs if run.summary["seed"] == 0])
 

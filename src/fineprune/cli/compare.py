@@ -1,16 +1,23 @@
 """``fineprune compare``."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
+from fineprune.cli.options import (
+    AsJson,
+    Changes,
+    Margin,
+    MoreChanges,
+    RecipeFile,
+    all_changes,
+    margin_fraction,
+)
 from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
+from fineprune.cli.results import show_results
 from fineprune.experiments import compare as comparing
 from fineprune.runs.run import read_runs
 from fineprune.training.recipe import read_recipe
@@ -31,20 +38,18 @@ def compare(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(help="The number of runs at the same time.")] = 1,
+    margin: Margin = 0.4,
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe and its controls, print the paper's table and write a report.
 
-    The same command continues a comparison that was stopped.
+    The same command continues a comparison that was stopped. With more --seeds or other --arms, it
+    adds runs to the comparison; finished runs are kept and reported.
 
     Example: fineprune compare recipes/quick.toml --arms full,fine-pruning --seeds 2
     """
-    # Imported here, because matplotlib and scipy would delay the start of every command.
-    from fineprune.experiments.arm_table import table_rows
-    from fineprune.report.html import write_report
-    from fineprune.report.tables import rich_table, row_dicts
-
+    fraction = margin_fraction(margin)
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-compare"
     check_folder("--out", folder)
@@ -58,12 +63,6 @@ def compare(
             jobs=jobs,
             on_progress=tell,
         )
-    runs = read_runs([folder])
-    rows = table_rows(runs)
     page = folder / "report.html"
-    write_report(runs, page)
-    if as_json:
-        typer.echo(json.dumps({"folder": str(folder), "rows": row_dicts(rows)}))
-        return
-    Console().print(rich_table(rows))
-    typer.echo(f"report: {page}")
+    about = {"folder": str(folder), "margin": margin}
+    show_results(read_runs([folder]), page, fraction, as_json=as_json, about=about)

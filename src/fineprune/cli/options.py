@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fineprune.errors import InputError
+
 RecipeFile = Annotated[Path, typer.Argument(help="The recipe, a TOML file.")]
 Changes = Annotated[
     list[str] | None,
@@ -21,6 +23,13 @@ MoreChanges = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Margin = Annotated[
+    float,
+    typer.Option(
+        help="The difference of the accuracies, in percentage points, within which two arms are "
+        "equivalent."
+    ),
+]
 
 _CHANGE = re.compile(r"\w+\.\w+=.*", re.DOTALL)
 
@@ -34,3 +43,16 @@ def split_changes(words: list[str] | None) -> tuple[list[str], list[str]]:
     """Split the arguments of a verb into its own ones and changes ``section.key=value``."""
     changes = [word for word in words or () if _CHANGE.fullmatch(word)]
     return [word for word in words or () if word not in changes], changes
+
+
+def margin_fraction(points: float) -> float:
+    """Return the value of --margin as a fraction.
+
+    Raises:
+        InputError: It is not above 0 and below 100 percentage points.
+    """
+    if not 0 < points < 100:
+        raise InputError(
+            f"expected --margin as percentage points above 0 and below 100, got {points:g}"
+        )
+    return points / 100

@@ -17,6 +17,7 @@ from fineprune.cli.outputs import check_file
 from fineprune.errors import InputError, check_above, check_at_least
 from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.infobatch import InfoBatch
+from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs
@@ -137,6 +138,9 @@ def plan(
         )
     policy = made.policy()
     number = _training_samples(made, recipe is None) if samples is None else samples
+    if isinstance(policy, Matched):
+        _show_matched(policy, number, svg, as_json=as_json)
+        return
     savings = predicted_cost(made, number, ranks=ranks, step_time=step_time, overhead=overhead)
     if isinstance(policy, Adaptive | InfoBatch | RS2):
         numbers = planned_samples(made, number, ranks=ranks)
@@ -233,13 +237,37 @@ def _show_numbers(
         return
     adaptive = recipe.pruning.policy == "adaptive"
     typer.echo(f"samples per epoch{_IF_ADAPTIVE if adaptive else ''}:")
+    _show_bars(numbers)
+    for line in _totals(savings, recipe):
+        typer.echo(line)
+
+
+def _show_matched(policy: Matched, samples: int, svg: Path | None, *, as_json: bool) -> None:
+    """Show the numbers of a control, which are those of the run that it repeats."""
+    policy.bind(samples)
+    numbers = list(policy.numbers)
+    skipped = 1 - sum(numbers) / (samples * len(numbers))
+    if svg is not None:
+        _write_svg(svg, [number < samples for number in numbers])
+    if as_json:
+        typer.echo(json.dumps({"kept": numbers, "num_samples": samples, "skipped_share": skipped}))
+        return
+    typer.echo("samples per epoch, as in the run that this control repeats, chosen at random:")
+    _show_bars(numbers)
+    typer.echo(f"samples: {sum(numbers):,} of {samples * len(numbers):,} ({skipped:.2%} skipped)")
+    weights = set(policy.mean_weights)
+    if weights != {1.0}:
+        typer.echo(f"weights: {min(weights):.3g} to {max(weights):.3g}, the same within an epoch")
+
+
+def _show_bars(numbers: Sequence[int]) -> None:
+    """Print how many samples each epoch keeps, in one line for epochs with the same number."""
+    most = max(numbers)
     for number, equal in itertools.groupby(enumerate(numbers, 1), key=lambda pair: pair[1]):
         epochs = [epoch for epoch, _ in equal]
         name = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]}-{epochs[-1]}"
         bar = "█" * max(1, round(_BAR * number / most))
         typer.echo(f"{name:>9} {bar:<{_BAR}} {number:,}")
-    for line in _totals(savings, recipe):
-        typer.echo(line)
 
 
 def _write_svg(file: Path, prunes: Sequence[bool], boundaries: Sequence[int] = ()) -> None:

@@ -1,15 +1,14 @@
 """``fineprune report``."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson
+from fineprune.cli.options import AsJson, Margin, margin_fraction
 from fineprune.cli.outputs import check_file
+from fineprune.cli.results import show_results
 from fineprune.runs.run import read_runs
 
 
@@ -19,28 +18,14 @@ def report(
         list[Path], typer.Argument(help="The folders of finished runs or comparisons.")
     ],
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    margin: Margin = 0.4,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML file about finished runs. Trains nothing.
 
     Example: fineprune report runs/quick-compare --out report.html
     """
-    # Imported here, because matplotlib and scipy would delay the start of every command.
-    from fineprune.experiments.arm_table import table_rows
-    from fineprune.report.html import write_report
-    from fineprune.report.tables import rich_table, row_dicts
-    from fineprune.report.wrong_labels import all_found_rows, found_dicts, found_table
-
+    fraction = margin_fraction(margin)
     check_file("--out", out)
-    read = read_runs(runs)
-    rows = table_rows(read)
-    found = all_found_rows(read)
-    write_report(read, out)
-    if as_json:
-        wrong_labels = {"wrong_labels": found_dicts(found)} if found else {}
-        typer.echo(json.dumps({"report": str(out), "rows": row_dicts(rows), **wrong_labels}))
-        return
-    Console().print(rich_table(rows))
-    if found:
-        Console().print(found_table(found))
-    typer.echo(f"report: {out}")
+    about = {"report": str(out), "margin": margin}
+    show_results(read_runs(runs), out, fraction, as_json=as_json, about=about)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from fineprune.errors import InputError
 from fineprune.experiments.controls import ALL_ARMS, MATCHED, SCALED, SHORTER
@@ -22,6 +22,14 @@ from fineprune.runs.run import Run
 from fineprune.training.recipe import completed_sections
 
 BASELINE = "full"
+
+# Two arms are equivalent if their accuracies differ by less than this fraction (0.4 percentage
+# points), which is about the largest loss of accuracy in the paper's tables.
+MARGIN = 0.004
+
+# Accuracies on few samples have a coarse resolution, so all differences can be equal by chance.
+# An interval below this width therefore shows nothing about the variation between seeds.
+_NO_WIDTH = 1e-9
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -61,6 +69,30 @@ class Difference:
         """The upper end of the 95 % interval; None with one pair."""
         return None if self.half_width is None else self.mean + self.half_width
 
+    @property
+    def shows_variation(self) -> bool:
+        """Whether there are several pairs, and their differences are not all equal."""
+        return self.half_width is not None and 2 * self.half_width >= _NO_WIDTH
+
+    def equivalence(self, margin: float) -> float | None:
+        """Return the p-value of two one-sided t-tests (TOST, Schuirmann 1987).
+
+        The null hypothesis is that the true difference is at least as large as the margin. The
+        p-value is below 0.05 if and only if the 90 % interval of the mean is inside the margin.
+
+        Args:
+            margin: The margin, as a fraction above 0, such as 0.004 for 0.4 percentage points.
+
+        Returns:
+            The larger of the two p-values; None if the pairs show no variation.
+        """
+        if self.half_width is None or not self.shows_variation:
+            return None
+        freedom = self.pairs - 1
+        error = self.half_width / float(stdtrit(freedom, 0.975))
+        # With a negative argument, stdtr is also exact if the p-value is very small.
+        return max(float(stdtr(freedom, (sign * self.mean - margin) / error)) for sign in (1, -1))
+
 
 @dataclass(frozen=True)
 class Row:
@@ -81,13 +113,23 @@ class Row:
         seconds_bookkeeping: The overhead of one run in seconds: the time for selecting samples,
             recording losses and updating counts.
         samples_trained: The number of sample-steps, that is, of samples summed over the epochs.
+            Each of them is one backward pass of one sample.
+        forward_samples: The number of forward passes of one sample in the training. It is larger
+            than ``samples_trained`` if the policy computes losses of samples that it then skips.
         steps: The number of optimizer steps.
         skipped: The fraction of the sample-steps of ``full`` that the arm does not train.
         accuracy_last: The accuracy after the last epoch, as a fraction. This is the main result.
         last_difference: The difference ``accuracy_last`` minus that of ``full``.
+        equivalence: The p-value of the test that ``last_difference`` is within the margin; see
+            ``Difference.equivalence``.
         accuracy_best3: The mean of the three best evaluations of a run, which is the accuracy that
             the paper reports. It is too high, because it selects epochs on the evaluated set.
         best3_difference: The difference ``accuracy_best3`` minus that of ``full``.
+        reaching: The fraction of the seeds of both arms in which the run reaches the last-epoch
+            accuracy of the full run with the same seed in any of its evaluations.
+        seconds_to_full: The training time in seconds until the first such evaluation; None unless
+            it is reached with every seed, because a mean over some of them would be too low.
+        samples_to_full: The number of sample-steps until then.
     """
 
     group: str
@@ -101,12 +143,17 @@ class Row:
     saved_in_epochs: float | None
     seconds_bookkeeping: float | None
     samples_trained: float | None
+    forward_samples: float | None
     steps: float | None
     skipped: float | None
     accuracy_last: float | None
     last_difference: Difference | None
+    equivalence: float | None
     accuracy_best3: float | None
     best3_difference: Difference | None
+    reaching: float | None
+    seconds_to_full: float | None
+    samples_to_full: float | None
 
 
 @dataclass(frozen=True)
@@ -131,13 +178,17 @@ class Group:
         return [run for run in self.runs if run.summary["arm"] == arm]
 
 
-def table_rows(runs: Sequence[Run]) -> list[Row]:
+def table_rows(runs: Sequence[Run], margin: float = MARGIN) -> list[Row]:
     """Return one row for each arm of each group.
+
+    Args:
+        runs: The runs.
+        margin: The margin of equivalence, as a fraction.
 
     Raises:
         InputError: The runs cannot be grouped; see ``grouped``.
     """
-    return [row for group in grouped(runs) for row in group_rows(group)]
+    return [row for group in grouped(runs) for row in group_rows(group, margin)]
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -166,9 +217,14 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     return groups
 
 
-def group_rows(group: Group) -> list[Row]:
-    """Return one row for each arm of the group."""
-    return [_row(group, arm) for arm in group.arms]
+def group_rows(group: Group, margin: float = MARGIN) -> list[Row]:
+    """Return one row for each arm of the group.
+
+    Args:
+        group: The runs.
+        margin: The margin of equivalence, as a fraction.
+    """
+    return [_row(group, arm, margin) for arm in group.arms]
 
 
 def paired_difference(group: Group, arm: str, other: str, key: str) -> Difference | None:
@@ -217,9 +273,37 @@ def saved_in_epochs(summary: dict[str, Any]) -> float | None:
     return share
 
 
-def _row(group: Group, arm: str) -> Row:
+def cost_to_reach(run: Run, accuracy: float) -> tuple[float, int] | None:
+    """Return what a run costs until its first evaluation with at least this accuracy.
+
+    Args:
+        run: The run.
+        accuracy: The accuracy, as a fraction.
+
+    Returns:
+        The training time in seconds and the number of sample-steps, both up to the end of the epoch
+        that was evaluated; None if no evaluation reaches the accuracy.
+    """
+    seconds, samples = 0.0, 0
+    for line in run.metrics:
+        seconds += line["seconds"]
+        samples += line["samples"]
+        evaluated = line.get(f"{run.summary['evaluated_on']}_accuracy")
+        if evaluated is not None and evaluated >= accuracy:
+            return seconds, samples
+    return None
+
+
+def _row(group: Group, arm: str, margin: float) -> Row:
     runs = group.of(arm)
     pairs = [] if arm == BASELINE else _pairs(group, arm, BASELINE)
+    costs = [
+        cost_to_reach(run, base.summary["accuracy_last"])
+        for run, base in _pairs(group, arm, BASELINE)
+    ]
+    reached = [cost for cost in costs if cost is not None]
+    reached_always = len(reached) == len(costs)
+    last_difference = _to_baseline(group, arm, "accuracy_last")
     first = runs[0].summary
     in_epochs = [saved for run in runs if (saved := saved_in_epochs(run.summary)) is not None]
     if arm == BASELINE or not group.of(BASELINE):
@@ -238,13 +322,26 @@ def _row(group: Group, arm: str) -> Row:
         saved_in_epochs=_mean(in_epochs),
         seconds_bookkeeping=_mean_of(runs, "seconds_bookkeeping"),
         samples_trained=_mean_of(runs, "samples_trained"),
+        forward_samples=statistics.fmean(_forward_samples(run) for run in runs),
         steps=_mean_of(runs, "steps"),
         skipped=_mean(skipped),
         accuracy_last=_mean_of(runs, "accuracy_last"),
-        last_difference=_to_baseline(group, arm, "accuracy_last"),
+        last_difference=last_difference,
+        equivalence=None if last_difference is None else last_difference.equivalence(margin),
         accuracy_best3=_mean_of(runs, "accuracy_best3"),
         best3_difference=_to_baseline(group, arm, "accuracy_best3"),
+        reaching=len(reached) / len(costs) if costs else None,
+        seconds_to_full=_mean([seconds for seconds, _ in reached]) if reached_always else None,
+        samples_to_full=_mean([samples for _, samples in reached]) if reached_always else None,
     )
+
+
+def _forward_samples(run: Run) -> int:
+    """Return the number of forward passes: one per sample-step, unless the metrics say more."""
+    samples: int = run.summary["samples_trained"]
+    for line in run.metrics:
+        samples += line.get("forward_samples", line["samples"]) - line["samples"]
+    return samples
 
 
 def _to_baseline(group: Group, arm: str, key: str) -> Difference | None:

@@ -8,17 +8,26 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 from fineprune.errors import InputError, RunError
 from fineprune.experiments.controls import MATCHED, arm_recipe, check_arms, default_arms
 from fineprune.experiments.planned_run import PlannedRun, epochs_done
 from fineprune.launch.follow_parent import end_with_parent
-from fineprune.runs.files import COMPARISON, RECIPE, write_atomically, write_json
+from fineprune.runs.files import (
+    COMPARISON,
+    METRICS,
+    RECIPE,
+    SUMMARY,
+    read_json,
+    write_atomically,
+    write_json,
+)
 from fineprune.runs.lock import only_writer
 from fineprune.training.data import load_data
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
-from fineprune.training.recipe import Recipe
+from fineprune.training.recipe import Recipe, read_recipe
 from fineprune.training.stop import Stopped, stop_requests
 
 # The sample order of an epoch is drawn from seed + epoch, as in DistributedSampler. Two seeds whose
@@ -74,6 +83,9 @@ def compare(
 ) -> None:
     """Train all arms. Unfinished runs in the folder are continued, and finished ones are kept.
 
+    Arms and seeds can be added to the comparison in the folder. Its finished runs remain part of
+    the comparison, whether or not their arms and seeds are named again.
+
     Args:
         recipe: A recipe whose policy skips samples.
         folder: The folder to which the runs, the recipe and ``compare.json`` are written.
@@ -85,8 +97,8 @@ def compare(
             so far, and the number of all epochs.
 
     Raises:
-        InputError: A setting is wrong, the folder holds runs of another recipe, or another process
-            writes to the folder.
+        InputError: A setting is wrong, the folder holds a single run or runs of another recipe, or
+            another process writes to the folder.
         RunError: The process of a run was killed.
         Stopped: A signal asked this process to stop, and the runs have written checkpoints.
     """
@@ -95,25 +107,71 @@ def compare(
     arms = arms or default_arms(recipe)
     runs = plan_runs(recipe, folder, seeds, arms)
     with only_writer(folder):
+        _check_folder(folder, recipe)
         unfinished = [run for run in runs if not run.finished()]
+        listed = _finished_earlier(folder)
+        listed += [
+            entry
+            for run in runs
+            if (entry := {"arm": run.name, "seed": run.recipe.run.seed, "path": run.folder.name})
+            not in listed
+        ]
         write_atomically(folder / RECIPE, recipe.to_toml())
         write_json(
             folder / COMPARISON,
             {
                 "version": 1,
                 "title": title,
-                "arms": list(arms),
-                "seeds": sorted({run.recipe.run.seed for run in runs}),
-                "runs": [
-                    {"arm": run.name, "seed": run.recipe.run.seed, "path": run.folder.name}
-                    for run in runs
-                ],
+                "arms": list(dict.fromkeys(entry["arm"] for entry in listed)),
+                "seeds": sorted({entry["seed"] for entry in listed}),
+                "runs": listed,
             },
         )
         total = sum(run.recipe.training.epochs for run in runs)
         report = on_progress or (lambda line, done, total: None)
         for run in _train_all(unfinished, jobs, lambda: report("", epochs_done(runs), total)):
             report(f"{run.name}, seed {run.number + 1} of {seeds}", epochs_done(runs), total)
+
+
+def _check_folder(folder: Path, recipe: Recipe) -> None:
+    """Check that a folder is new or holds a comparison of this recipe.
+
+    The recipes of the runs are not enough, because arms that are added have no run to check.
+
+    Raises:
+        InputError: The folder holds a run, or a comparison of another recipe.
+    """
+    if (folder / METRICS).exists() or (folder / SUMMARY).exists():
+        raise InputError(
+            f"expected a folder for a comparison, got {folder}, the folder of a run: give another "
+            f"--out"
+        )
+    if not (folder / RECIPE).exists():
+        return
+    changed = read_recipe(folder / RECIPE).differences(recipe)
+    if changed:
+        raise InputError(
+            f"expected a comparison of this recipe in {folder}, got one whose {RECIPE} differs "
+            f"({'; '.join(changed)}): give another --out"
+        )
+
+
+def _finished_earlier(folder: Path) -> list[dict[str, Any]]:
+    """Return the entries of the finished runs that ``compare.json`` lists.
+
+    An unfinished run is left out, because reports need finished ones. It is listed again when its
+    arm and seed are named. If the file is damaged, this is true of all runs.
+    """
+    if not (folder / COMPARISON).is_file():
+        return []
+    try:
+        entries = [
+            {"arm": entry["arm"], "seed": int(entry["seed"]), "path": entry["path"]}
+            for entry in read_json(folder / COMPARISON)["runs"]
+        ]
+        return [entry for entry in entries if (folder / entry["path"] / SUMMARY).is_file()]
+    except (InputError, KeyError, TypeError, ValueError):
+        return []
 
 
 def _train_all(

@@ -8,7 +8,12 @@ from typing import Any
 from fineprune.errors import InputError
 from fineprune.runs.run import Run
 from fineprune.training.cost import cost_is_known, predicted_cost, saved_share
-from fineprune.training.policies import POLICY_NAMES, follows_schedule, takes_save
+from fineprune.training.policies import (
+    POLICY_NAMES,
+    follows_schedule,
+    schedule_for_saving,
+    takes_save,
+)
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings import PruningSettings
 
@@ -35,13 +40,13 @@ _OF_ONE_POLICY: dict[str, Any] = {"replacement": None, "arguments": None}
 def default_arms(recipe: Recipe) -> tuple[str, ...]:
     """Return the arms of a comparison whose user names none."""
     policy = recipe.pruning.policy
-    if policy == "adaptive":
-        return ("full", "adaptive", "fewer-epochs", "fewer-epochs-late")
     if policy in ("full", MATCHED) or follows_schedule(policy):
         return ARMS
+    late = ("fewer-epochs-late",) if _has_intervals(recipe) else ()
+    if policy == "adaptive":
+        return ("full", "adaptive", "fewer-epochs", *late)
     if getattr(recipe.policy(), "save", None) is None:  # The cost may depend on the data.
         return ("full", policy, MATCHED)
-    late = ("fewer-epochs-late",) if _has_intervals(recipe) else ()
     return ("full", policy, MATCHED, "fewer-epochs", *late)
 
 
@@ -90,7 +95,8 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
             - The recipe's own policy has the recipe itself.
             - Any other policy follows the recipe's schedule, or saves the same share of the steps
               if its cost is a setting (``pruning.save``).
-            - ``random`` follows the recipe's schedule and skips samples at random.
+            - ``fine-pruning`` and ``random``, which skips samples at random, follow the schedule of
+              ``FinePruning.for_saving`` if the recipe has none.
             - ``matched`` keeps as many samples per epoch as the recipe's policy, chosen at random.
               Its recipe is that of the policy until this has been trained; see
               ``matched_recipe``.
@@ -112,14 +118,12 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
         return recipe
     if takes_save(arm):
         _check_cost_is_known(recipe, num_samples, arm)
-        share = saved_share(recipe, num_samples)
-        return recipe.replaced("pruning", policy=arm, save=share, prune=0, **_OF_ONE_POLICY)
+        # ``save`` replaces ``prune``: a policy that takes both could not follow both.
+        save = saved_share(recipe, num_samples)
+        return recipe.replaced("pruning", policy=arm, save=save, prune=0.0, **_OF_ONE_POLICY)
     settings = recipe.pruning
     if follows_schedule(arm) and settings.window is None and settings.windows_per_interval is None:
-        raise InputError(
-            f"expected a recipe with a pruning schedule for the arm {arm!r}, got policy = "
-            f'"{settings.policy}" without one: set pruning.window, or use the arm {MATCHED!r}'
-        )
+        return _with_schedule(recipe, arm, num_samples)
     return recipe.replaced("pruning", policy=arm, **_OF_ONE_POLICY)
 
 
@@ -211,6 +215,14 @@ def fewer_epochs_late(recipe: Recipe, num_samples: int) -> Recipe:
     return recipe.replaced("pruning", policy="full").replaced(
         "training", epochs=epochs, milestones=milestones
     )
+
+
+def _with_schedule(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
+    """Return the recipe of a policy whose schedule saves as much as a recipe without a schedule."""
+    _check_cost_is_known(recipe, num_samples, arm)
+    _check_saves(recipe, num_samples, arm)
+    settings = schedule_for_saving(recipe.training, saved_share(recipe, num_samples))
+    return recipe.replaced("pruning", policy=arm, **settings, **_OF_ONE_POLICY)
 
 
 def _shorter(recipe: Recipe, arm: str, num_samples: int) -> Recipe:

@@ -1,8 +1,11 @@
 """The facts of a report: what was run, on which data and on which hardware."""
 
+import tomllib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from fineprune.runs.files import RECIPE
 from fineprune.runs.run import Run
 
 
@@ -28,6 +31,29 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         ("Versions", "; ".join(distinct(_versions(summary) for summary in summaries))),
         ("Git revision", ", ".join(distinct(summary["git"] or "none" for summary in summaries))),
     ]
+
+
+def comparison_of(runs: Iterable[Run]) -> Path | None:
+    """Return the folder of the comparison that contains all of some runs; None if none does."""
+    folders = {run.comparison for run in runs}
+    folder = folders.pop()
+    # Earlier versions of fineprune did not write the recipe of a comparison.
+    return folder if not folders and folder and (folder / RECIPE).exists() else None
+
+
+def comparison_recipe(runs: Iterable[Run]) -> dict[str, Any]:
+    """Return the sections of the recipe of the comparison that contains all of some runs.
+
+    They are empty if there is no such comparison, or if its recipe is damaged: a report needs the
+    runs only.
+    """
+    folder = comparison_of(runs)
+    if folder is None:
+        return {}
+    try:
+        return tomllib.loads((folder / RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def hardware(summary: dict[str, Any]) -> str:

@@ -8,14 +8,13 @@ import jinja2
 from markupsafe import Markup
 
 from fineprune.errors import InputError
-from fineprune.experiments.arm_table import BASELINE, Group, Row, group_rows, grouped
-from fineprune.experiments.controls import METHODS
-from fineprune.report.facts import distinct, facts, hardware
+from fineprune.experiments.arm_table import BASELINE, MARGIN, Group, Row, group_rows, grouped
+from fineprune.report.facts import comparison_of, distinct, facts, hardware
 from fineprune.report.figures import Drawing, draw_all
 from fineprune.report.paper import paper_rows
 from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
-from fineprune.report.tables import COLUMNS
-from fineprune.report.verdict import CHANCE_POINTS, verdict
+from fineprune.report.tables import COLUMNS, PARTS
+from fineprune.report.verdict import CHANCE_POINTS, method_of, verdict
 from fineprune.report.wrong_labels import HEADERS as FOUND_HEADERS
 from fineprune.report.wrong_labels import NOTE as FOUND_NOTE
 from fineprune.report.wrong_labels import TITLE as FOUND_TITLE
@@ -32,6 +31,7 @@ class Section:
         anchor: The id of the section in the page.
         heading: The heading, such as ``lenet on digits``.
         facts: Pairs of a term and its value, which describe what was run.
+        method: The arm that is compared with the controls; None if there is none.
         verdict: The sentences of the verdict.
         rows: The rows of the table, one for each arm.
         paper: The rows with the paper's results; empty if the paper has none.
@@ -45,6 +45,7 @@ class Section:
     anchor: str
     heading: str
     facts: list[tuple[str, str]]
+    method: str | None
     verdict: list[str]
     rows: list[Row]
     paper: list[Row]
@@ -55,13 +56,14 @@ class Section:
     command: str
 
 
-def write_report(runs: Sequence[Run], path: Path) -> None:
+def write_report(runs: Sequence[Run], path: Path, margin: float = MARGIN) -> None:
     """Write a report on finished runs as one self-contained HTML file, with one section per group.
 
     Args:
         runs: The runs, from ``read_runs``.
         path: The HTML file. Its folder is created if necessary, and an existing file is replaced
             atomically.
+        margin: The margin of equivalence, as a fraction.
 
     Raises:
         InputError: There are no runs, or they cannot be grouped; see ``arm_table.grouped``.
@@ -70,11 +72,14 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     if not runs:
         raise InputError("expected at least one finished run to report, got none")
     groups = grouped(runs)
-    sections = [_section(group, f"group-{number}") for number, group in enumerate(groups, start=1)]
+    sections = [
+        _section(group, f"group-{number}", margin) for number, group in enumerate(groups, start=1)
+    ]
     page = template("report.html.j2").render(
         title=_title(runs),
         sections=sections,
         columns=COLUMNS,
+        parts=PARTS,
         overview=_overview(sections),
         paper_headers=HEADERS,
         paper_lines=paper_lines(groups),
@@ -101,18 +106,19 @@ def template(name: str) -> jinja2.Template:
     return environment.get_template(name)
 
 
-def _section(group: Group, anchor: str) -> Section:
-    rows = group_rows(group)
+def _section(group: Group, anchor: str, margin: float) -> Section:
+    rows = group_rows(group, margin)
     return Section(
         anchor=anchor,
         heading=group.label,
         facts=facts(group.runs),
-        verdict=verdict(group, rows),
+        method=method_of(group),
+        verdict=verdict(group, rows, margin),
         rows=rows,
         paper=paper_rows(rows[0]),
         found=[cells(row) for row in found_rows(group)],
         drawings=draw_all(group),
-        caveats=_caveats(group, rows),
+        caveats=_caveats(group, rows, margin),
         recipe=_recipe_text(group),
         command=_command(group),
     )
@@ -130,14 +136,14 @@ def _overview(sections: Sequence[Section]) -> list[tuple[Section, Row]]:
     """
     if len(sections) == 1:
         return []
-    return [(section, row) for section in sections for row in _of_method(section.rows)]
+    return [
+        (section, row)
+        for section in sections
+        for row in [row for row in section.rows if row.arm == section.method] or section.rows
+    ]
 
 
-def _of_method(rows: Sequence[Row]) -> Sequence[Row]:
-    return [row for row in rows if row.arm in METHODS] or rows
-
-
-def _caveats(group: Group, rows: Sequence[Row]) -> list[str]:
+def _caveats(group: Group, rows: Sequence[Row], margin: float) -> list[str]:
     kind = group.runs[0].summary["evaluated_on"]
     caveats = [
         f"Accuracies are measured on the {kind} set. The main result is the accuracy after the "
@@ -157,6 +163,23 @@ def _caveats(group: Group, rows: Sequence[Row]) -> list[str]:
         )
     elif fewest == 2:
         caveats.append("An interval over two seeds is very wide; use three or more seeds.")
+    if fewest > 1:
+        caveats.append(
+            f"The equivalence test is two one-sided t-tests: arms are called equivalent within "
+            f"{100 * margin:g} percentage points only if the 90 % interval of their difference is "
+            f"inside this margin (p below 0.05). An interval that contains zero does not show that "
+            f"two arms are equal."
+        )
+    if fewest > 1 and len(group.arms) > 2:
+        caveats.append(
+            "Intervals and p-values are not corrected for the number of comparisons: of 20 arms "
+            "without any effect, one is called better or worse on average."
+        )
+    if len({len(group.of(arm)) for arm in group.arms}) > 1:
+        caveats.append(
+            "The arms have different numbers of seeds; two arms are compared over the seeds that "
+            "both have."
+        )
     if len(group.arms) > 1:
         caveats.append(
             "Times are wall-clock times. If the machine did other work at the same time, the "
@@ -185,23 +208,15 @@ def _caveats(group: Group, rows: Sequence[Row]) -> list[str]:
     return caveats + paper_notes([group])
 
 
-def _comparison(group: Group) -> Path | None:
-    """Return the folder of the comparison that contains all runs of a group; None if none does."""
-    folders = {run.comparison for run in group.runs}
-    folder = folders.pop()
-    # Earlier versions of fineprune did not write the recipe of a comparison.
-    return folder if not folders and folder and (folder / RECIPE).exists() else None
-
-
 def _recipe_text(group: Group) -> str:
     """Return the recipe that repeats the group's runs: the comparison's, or else the method's."""
     method = next((run for run in group.runs if run.summary["policy"] != BASELINE), group.runs[0])
-    return ((_comparison(group) or method.path) / RECIPE).read_text(encoding="utf-8").strip()
+    return ((comparison_of(group.runs) or method.path) / RECIPE).read_text(encoding="utf-8").strip()
 
 
 def _command(group: Group) -> str:
     pruned = any(run.summary["policy"] != BASELINE for run in group.runs)
-    if len(group.runs) == 1 or not (pruned or _comparison(group)):
+    if len(group.runs) == 1 or not (pruned or comparison_of(group.runs)):
         return "fineprune train recipe.toml"
     seeds = max(len(group.of(arm)) for arm in group.arms)
     return f"fineprune compare recipe.toml --seeds {seeds} --arms {','.join(group.arms)}"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +15,13 @@ from fineprune.report.paper import paper_rows
 
 NOTHING = "-"
 
+_ARM_WIDTH = 13  # Of the column in a terminal, in characters.
+
 _NOTES = (
     "Accuracy on the {sets} set. Time saved: relative to full, paired by seed. Saved in epochs: "
     "from the median epoch times of each run. Points: percentage points, paired by seed, ± half "
-    "the 95 % interval. Best three: mean of the best three evaluations, as in the paper; it is too "
+    "the 95 % interval. Equivalent: p-value of the test that the difference is within the margin. "
+    "Best three: mean of the best three evaluations, as in the paper; it is too "
     "high, because it selects epochs on the evaluated set."
 )
 
@@ -32,12 +36,15 @@ class Column:
         cell: Returns the text of the cell in a row.
         short: The name for a terminal of 80 characters, with line breaks; None if the column is not
             shown there.
+        part: The part of the table to which the column belongs, ``accuracy`` or ``cost``; None for
+            both parts.
     """
 
     header: str
     meaning: str
     cell: Callable[[Row], str]
     short: str | None = None
+    part: str | None = None
 
 
 def _count(value: float | None) -> str:
@@ -63,6 +70,21 @@ def points(difference: Difference | None) -> str:
     return f"{text} ±{100 * difference.half_width:.2f}"
 
 
+def _p_value(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _reached(row: Row, value: float | None, cell: Callable[[float | None], str]) -> str:
+    """Format a value that exists only if the accuracy of the full run is reached."""
+    if row.reaching is None:
+        return NOTHING
+    if row.reaching == 0:
+        return "never"
+    return f"in {100 * row.reaching:.0f} % of the runs" if row.reaching < 1 else cell(value)
+
+
 COLUMNS = (
     Column("arm", "name of the arm", lambda row: row.arm, "arm"),
     Column(
@@ -76,12 +98,14 @@ COLUMNS = (
         "wall-clock time of the training, including overhead and excluding evaluation",
         lambda row: _seconds(row.seconds_train),
         "train\ns",
+        part="cost",
     ),
     Column(
         "time saved, %",
         "training time saved relative to the full run with the same seed",
         lambda row: _percent(row.time_saved),
         "time\nsaved\n%",
+        part="cost",
     ),
     Column(
         "saved in epochs, %",
@@ -89,6 +113,7 @@ COLUMNS = (
         "run; other work on the machine affects this value less",
         lambda row: _percent(row.saved_in_epochs),
         "saved\nin\nepochs\n%",
+        part="cost",
     ),
     Column(
         "overhead, s",
@@ -96,14 +121,23 @@ COLUMNS = (
         lambda row: (
             NOTHING if row.seconds_bookkeeping is None else f"{row.seconds_bookkeeping:.2f}"
         ),
-        "over-\nhead\ns",
+        part="cost",
     ),
     Column(
         "samples trained",
-        "number of sample-steps, that is, of samples summed over the epochs",
+        "number of sample-steps, that is, of samples summed over the epochs; each is one backward "
+        "pass of one sample",
         lambda row: _count(row.samples_trained),
+        part="cost",
     ),
-    Column("steps", "number of optimizer steps", lambda row: _count(row.steps)),
+    Column(
+        "forward passes",
+        "number of forward passes of one sample; larger than “samples trained” if the policy "
+        "computes losses of samples that it then skips",
+        lambda row: _count(row.forward_samples),
+        part="cost",
+    ),
+    Column("steps", "number of optimizer steps", lambda row: _count(row.steps), part="cost"),
     Column(
         "skipped, %",
         "share of the full run's sample-steps that is not trained",
@@ -115,6 +149,7 @@ COLUMNS = (
         "accuracy after the last epoch, which is the main result",
         lambda row: _percent(row.accuracy_last),
         "last\nepoch\n%",
+        part="accuracy",
     ),
     Column(
         "last vs full, points",
@@ -122,6 +157,15 @@ COLUMNS = (
         "paired by seed, ± half the 95 % interval",
         lambda row: points(row.last_difference),
         "last\nvs full\npoints",
+        part="accuracy",
+    ),
+    Column(
+        "equivalent, p",
+        "p-value of two one-sided t-tests; below 0.05, the last-epoch accuracy is equivalent to "
+        "that of the full run within the margin",
+        lambda row: _p_value(row.equivalence),
+        "equi-\nval.\np",
+        part="accuracy",
     ),
     Column(
         "best three, %",
@@ -129,13 +173,35 @@ COLUMNS = (
         "because it selects epochs on the evaluated set",
         lambda row: _percent(row.accuracy_best3),
         "best\nthree\n%",
+        part="accuracy",
     ),
     Column(
         "best three vs full, points",
         "difference of the best-three accuracy from that of the full run, in percentage points",
         lambda row: points(row.best3_difference),
+        part="accuracy",
+    ),
+    Column(
+        "time to full's accuracy, s",
+        "training time until an evaluation first reaches the last-epoch accuracy of the full run "
+        "with the same seed; one evaluation is enough, so chance shortens it in every arm",
+        lambda row: _reached(row, row.seconds_to_full, _seconds),
+        part="cost",
+    ),
+    Column(
+        "samples to full's accuracy",
+        "number of sample-steps until then",
+        lambda row: _reached(row, row.samples_to_full, _count),
+        part="cost",
     ),
 )
+
+
+# The columns of each part, in which the first ones are repeated: one table would be too wide.
+PARTS = {
+    part: tuple(column for column in COLUMNS if column.part in (None, part))
+    for part in ("accuracy", "cost")
+}
 
 
 def rich_table(rows: Sequence[Row]) -> Table:
@@ -154,7 +220,7 @@ def rich_table(rows: Sequence[Row]) -> Table:
     for column in columns:
         header = Text(column.short or "")
         if column is COLUMNS[0]:
-            table.add_column(header, min_width=13)
+            table.add_column(header, min_width=_ARM_WIDTH)
         else:
             table.add_column(header, justify="right", no_wrap=True)
     for group in groups:
@@ -163,7 +229,9 @@ def rich_table(rows: Sequence[Row]) -> Table:
             table.add_row(Text(group[0].group, style="bold"))
         for row in [*group, *paper_rows(group[0])]:
             style = "dim" if row.seeds is None else ""
-            table.add_row(*(Text(column.cell(row), style=style) for column in columns))
+            cells = [column.cell(row) for column in columns]
+            cells[0] = textwrap.fill(cells[0], _ARM_WIDTH)  # Breaks names at their hyphens.
+            table.add_row(*(Text(cell, style=style) for cell in cells))
     return table
 
 

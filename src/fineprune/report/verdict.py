@@ -1,45 +1,70 @@
 """The verdict on a comparison, in sentences that claim no more than the numbers support."""
 
-from fineprune.experiments.arm_table import BASELINE, Difference, Group, Row, paired_difference
+from fineprune.experiments.arm_table import (
+    BASELINE,
+    MARGIN,
+    Difference,
+    Group,
+    Row,
+    paired_difference,
+)
 from fineprune.experiments.controls import MATCHED, METHODS, SCALED, SHORTER
+from fineprune.report.facts import comparison_recipe
 from fineprune.runs.run import Run
 
 # On CIFAR-10, runs that differ only in their seed differ by about this many percentage points.
 CHANCE_POINTS = 0.5
 
-# Accuracies on few samples have a coarse resolution, so all differences can be equal by chance.
-_NO_WIDTH = 1e-9
+_EQUAL = "about the same cost"
+
+# The level of the equivalence test. It corresponds to the 90 % interval.
+_LEVEL = 0.05
 
 
-def verdict(group: Group, rows: list[Row]) -> list[str]:
+def verdict(group: Group, rows: list[Row], margin: float = MARGIN) -> list[str]:
     """Return sentences on the cost and the accuracy of the arms.
 
-    The method, which is the first arm out of ``METHODS``, is compared with full training and with
-    the other arms. Without a method, each arm is compared with full training. An arm is called
-    better or worse only if the 95 % interval of the difference over the seeds excludes zero.
+    The method is compared with full training and with the other arms. Without a method, each arm is
+    compared with full training. An arm is called better or worse only if the 95 % interval of the
+    difference over the seeds excludes zero, and equivalent only if the 90 % interval is inside the
+    margin.
 
     Args:
         group: The runs.
         rows: The rows of the group, from ``group_rows``.
+        margin: The margin of equivalence, as a fraction.
     """
     by_arm = {row.arm: row for row in rows}
     compared = [row for row in rows if row.last_difference is not None]
     if not compared:
         return [_alone(row) for row in rows]
-    method = next((by_arm[name] for name in METHODS if name in by_arm), None)
-    if method is None or method.last_difference is None:
-        return [_against_full(row) for row in compared]
-    sentences = [_against_full(method)]
+    name = method_of(group)
+    if name is None or by_arm[name].last_difference is None:
+        return [_against_full(row, margin) for row in compared]
+    sentences = [_against_full(by_arm[name], margin)]
     for arm in by_arm:
-        if arm in (method.arm, BASELINE):
+        if arm in (name, BASELINE):
             continue
-        difference = paired_difference(group, method.arm, arm, "accuracy_last")
+        difference = paired_difference(group, name, arm, "accuracy_last")
         if difference is not None:
-            sentences.append(_control(group, method.arm, by_arm[arm], difference))
+            sentences.append(_control(group, name, by_arm[arm], difference, margin))
     return sentences
 
 
-def _against_full(row: Row) -> str:
+def method_of(group: Group) -> str | None:
+    """Return the arm that is compared with the controls; None if there is none.
+
+    It is the policy of the comparison's recipe. Runs that belong to no comparison have no such
+    recipe: the first arm out of ``METHODS`` is returned.
+    """
+    recipe = comparison_recipe(group.runs)
+    policy = recipe.get("pruning", {}).get("policy")
+    if policy in group.arms and policy != BASELINE:
+        return str(policy)
+    return next((name for name in METHODS if name in group.arms), None)
+
+
+def _against_full(row: Row, margin: float) -> str:
     assert row.last_difference is not None
     cost = f"skipped {_percent(row.skipped)} of the sample-steps"
     if row.time_saved is not None:
@@ -52,11 +77,11 @@ def _against_full(row: Row) -> str:
     return (
         f"{_capitalized(row.arm)} {cost}. Its last-epoch accuracy, "
         f"{_percent(row.accuracy_last, 2)}, is {_size(row.last_difference, 'full training')}: "
-        f"{_significance(row.last_difference)}."
+        f"{_significance(row.last_difference, margin)}."
     )
 
 
-def _control(group: Group, name: str, row: Row, difference: Difference) -> str:
+def _control(group: Group, name: str, row: Row, difference: Difference, margin: float) -> str:
     method, control = group.of(name)[0], group.of(row.arm)[0]
     if row.arm == "random":
         control_name = _random_control(method, control)
@@ -77,7 +102,7 @@ def _control(group: Group, name: str, row: Row, difference: Difference) -> str:
         )
     return (
         f"{control_name} reaches {_percent(row.accuracy_last, 2)}: {name} is "
-        f"{_size(difference, 'it')}, {_significance(difference)}."
+        f"{_size(difference, 'it')}, {_significance(difference, margin)}."
     )
 
 
@@ -87,6 +112,12 @@ def _random_control(method: Run, control: Run) -> str:
     if samples[0] == samples[1]:
         return "Skipping the same number of samples in the same epochs, but at random,"
     skipped = [_percent(run.summary["skipped_share"]) for run in (method, control)]
+    cost = _cost(method, control)
+    if cost == _EQUAL:
+        return (
+            f"Skipping {skipped[1]} of the sample-steps at random, at {cost} but with other "
+            f"numbers of samples per epoch,"
+        )
     return (
         f"Skipping {skipped[1]} of the sample-steps at random (not a control of equal cost: "
         f"the method skips {skipped[0]}, and other numbers of samples per epoch)"
@@ -110,7 +141,7 @@ def _cost(method: Run, control: Run) -> str:
     # The control has a whole number of epochs, so its cost may differ by up to half an epoch.
     half_epoch = 0.5 * ratio / control.summary["epochs"]  # As a share of the method's cost.
     if abs(ratio - 1) <= half_epoch + 1e-9:
-        return "about the same cost"
+        return _EQUAL
     return f"{ratio:.2f} times the sample-steps (not a control of equal cost)"
 
 
@@ -136,17 +167,25 @@ def _size(difference: Difference, other: str) -> str:
     return f"{text} (95 % interval {low:+.2f} to {high:+.2f}, {difference.pairs} seeds)"
 
 
-def _significance(difference: Difference) -> str:
+def _significance(difference: Difference, margin: float) -> str:
     """Describe what the seeds show about a difference."""
-    if difference.low is None or difference.high is None:
+    low, high = difference.low, difference.high
+    if low is None or high is None:
         return f"with one seed, a difference below about {CHANCE_POINTS} points is not meaningful"
-    if difference.high - difference.low < _NO_WIDTH:
+    p_value = difference.equivalence(margin)
+    if p_value is None:
         return "the same in every seed, so these seeds do not show the variation between seeds"
-    if difference.low > 0:
-        return "significantly better (the interval excludes zero)"
-    if difference.high < 0:
-        return "significantly worse (the interval excludes zero)"
-    return "not distinguishable with these seeds"
+    within = f"equivalent within {100 * margin:g} points ({_p(p_value)})"
+    if low <= 0 <= high:
+        shown = "and" if p_value < _LEVEL else "and not shown to be"
+        return f"not distinguishable with these seeds, {shown} {within}"
+    size = "better" if low > 0 else "worse"
+    text = f"significantly {size} (the interval excludes zero)"
+    return f"{text}, but {within}" if p_value < _LEVEL else text
+
+
+def _p(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
 def _capitalized(arm: str) -> str:

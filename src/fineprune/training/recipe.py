@@ -92,6 +92,12 @@ class Recipe:
                     f"expected {section}.{name} = {json.dumps(required)} with distributed.strategy "
                     f"{self.distributed.strategy!r}, got {json.dumps(given)}: {advice}"
                 )
+        if self.pruning.mean_weights is not None:
+            raise InputError(
+                f"expected a policy without weights with distributed.strategy "
+                f"{self.distributed.strategy!r}, got pruning.mean_weights: workers do not weight "
+                f"the losses, so train in one process or with torchrun"
+            )
         if self.run.compile == "on":
             raise InputError(
                 f'expected run.compile = "off" with distributed.strategy '

@@ -82,19 +82,8 @@ class FinePruning(ScheduledPolicy):
         Raises:
             InputError: A value is out of range, or no schedule saves so much.
         """
-        if not 0 < save < 1:
-            raise InputError(f"expected save as a share in (0, 1), got {save!r}")
-        for twentieths in range(10, -1, -1):
-            schedule = Schedule.from_milestones(epochs, milestones, start=twentieths / 20)
-            pruned = schedule.pruned_epochs()
-            if pruned and save * epochs / pruned <= _MOST_SKIPPED:
-                break
-        prune = save * epochs / pruned if pruned else 1.0
-        if prune >= 1:
-            raise InputError(
-                f"expected save below {pruned / epochs:.3g}, the share of the epochs that can skip "
-                f"samples, got {save}"
-            )
+        start, prune = start_and_prune(epochs, save, milestones)
+        schedule = Schedule.from_milestones(epochs, milestones, start=start)
         return cls(schedule, prune, tolerance)
 
     def bind(self, num_samples: int) -> None:
@@ -154,3 +143,30 @@ class FinePruning(ScheduledPolicy):
         self._counts = state["counts"].numpy().copy()
         marks = np.unpackbits(state["marks"].numpy(), count=self._num_samples)
         self._marks = marks.view(np.bool_)
+
+
+def start_and_prune(
+    epochs: int, save: float, milestones: Sequence[int] = ()
+) -> tuple[float, float]:
+    """Find the settings of ``FinePruning.for_saving``, which has the same arguments.
+
+    Returns:
+        The start as a share of each window, for one window per interval, and ``prune``.
+
+    Raises:
+        InputError: A value is out of range, or no schedule saves so much.
+    """
+    if not 0 < save < 1:
+        raise InputError(f"expected save as a share in (0, 1), got {save!r}")
+    for twentieths in range(10, -1, -1):
+        start = twentieths / 20
+        pruned = Schedule.from_milestones(epochs, milestones, start=start).pruned_epochs()
+        if pruned and save * epochs / pruned <= _MOST_SKIPPED:
+            break
+    prune = save * epochs / pruned if pruned else 1.0
+    if prune >= 1:
+        raise InputError(
+            f"expected save below {pruned / epochs:.3g}, the share of the epochs that can skip "
+            f"samples, got {save}"
+        )
+    return start, prune

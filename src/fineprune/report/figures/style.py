@@ -20,7 +20,8 @@ WIDTH = 7.2  # In inches.
 SHADE = "#fbefe4"
 INK, FAINT = "#333333", "#999999"
 
-# The palette of Okabe and Ito, which colour-blind readers can distinguish.
+# The palette of Okabe and Ito, which colour-blind readers can distinguish. It has eight colours, so
+# the arms after them have other ones, and differ in the line style too.
 _COLOURS = {
     "full": "#333333",
     "fine-pruning": "#d55e00",
@@ -28,12 +29,22 @@ _COLOURS = {
     "fewer-epochs": "#009e73",
     "fewer-epochs-late": "#e69f00",
     "adaptive": "#cc79a7",
+    "infobatch": "#56b4e9",
+    "rs2": "#8c5a2b",
+    "matched": "#5b5ea6",
+    # The colour of the control without the scaled rate; the line style differs.
+    "fewer-epochs-scaled": "#009e73",
+    "fewer-epochs-late-scaled": "#e69f00",
 }
-_OTHER_COLOURS = ("#56b4e9", "#f0e442", "#999999")
+_OTHER_COLOURS = ("#999999", "#f0e442", "#c5b0d5")
 _DASHES: dict[str, Any] = {
     "random": (0, (4, 1.5)),
     "fewer-epochs": (0, (6, 1.5, 1.5, 1.5)),
     "fewer-epochs-late": (0, (1, 1)),
+    "fewer-epochs-scaled": (0, (2, 1)),
+    "fewer-epochs-late-scaled": (0, (2, 1, 1, 1)),
+    "rs2": (0, (8, 1.5)),
+    "matched": (0, (5, 1, 1, 1, 1, 1)),
 }
 
 _STYLE: Any = {  # Newer versions of matplotlib have a type for each key.
@@ -103,4 +114,4 @@ def arm_legend(figure: Figure, arms: Iterable[str], shaded: bool = False) -> Non
     ]
     if shaded:
         handles.append(Patch(facecolor=SHADE, label="pruned epochs"))
-    figure.legend(handles=handles, loc="outside upper center", ncols=6)
+    figure.legend(handles=handles, loc="outside upper center", ncols=5)
