@@ -18,15 +18,15 @@ settings.load_profile("untimed")
 _LONGEST = (
     "test_kills",
     "test_coordinator",
-    "test_epoch_served",
     "test_cli",
     "test_killed_runs",
     "test_compare",
     "test_all_reduce",
     "test_scale",
     "test_ray_cluster",
-    "test_benchmarks",
+    "test_epoch_served",
     "test_slurm",
+    "test_benchmarks",
 )
 
 

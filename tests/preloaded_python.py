@@ -15,6 +15,7 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -37,19 +38,18 @@ _COMMAND = "FINEPRUNE_PRELOADED_PYTHON"
 def preloaded_python(folder):
     """Start a server whose socket is in this folder, and yield the command that asks it."""
     address = str(folder / "python")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(address)
-        listener.listen(64)
-        server = subprocess.Popen(
-            [sys.executable, __file__, f"--serve={listener.fileno()}"],
-            # A fork has no other threads than the one that forks, so the server must have none.
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            pass_fds=[listener.fileno()],
-        )
+    server = subprocess.Popen(
+        [sys.executable, __file__, "--serve", address],
+        # A fork has no other threads than the one that forks, so the server must have none.
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     with server:
-        # Without the modules of site-packages, which asking does not need.
-        yield f"{sys.executable} -I -S {__file__} {address}"
+        if not server.stdout.readline():
+            raise RuntimeError("the server of preloaded_python.py ended while it started")
+        # Asking needs no modules of site-packages, so they are left out.
+        yield shlex.join([sys.executable, "-I", "-S", __file__, address])
 
 
 def for_ray_workers(command):
@@ -74,12 +74,15 @@ def _ask(address, program):
         socket.send_fds(server, [message], [0, 1, 2])
 
 
-def _serve(number):
+def _serve(address):
     """Fork for each program, until the process that started this one closes its standard input."""
     for name in _MODULES:
         importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # else ended programs would stay as zombies
-    with socket.socket(fileno=number) as listener:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        print("ready", flush=True)
         while True:
             ready, _, _ = select.select([listener, sys.stdin], [], [])
             if sys.stdin in ready:
@@ -109,7 +112,7 @@ def _run(asking):
 
 
 if __name__ == "__main__":
-    if sys.argv[1].startswith("--serve="):
-        _serve(int(sys.argv[1].partition("=")[2]))
+    if sys.argv[1] == "--serve":
+        _serve(sys.argv[2])
     else:
         _ask(sys.argv[1], sys.argv[2:])
