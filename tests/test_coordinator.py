@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
-from fineprune.distributed.parameter_servers.events import EventKind
-from fineprune.distributed.parameter_servers.ray_cluster import Cluster, Places, cluster
+from fineprune.distributed.parameter_servers.events import Event, EventKind
+from fineprune.distributed.parameter_servers.ray_cluster import Cluster, Places, Process, cluster
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import RunError
 
@@ -283,7 +284,8 @@ def test_a_server_that_dies_before_the_training_is_named(tmp_path):
 def test_servers_are_reported_with_their_process_ids_also_if_calls_overtake_one_another(
     tmp_path, monkeypatch
 ):
-    servers, events = [], []
+    servers: list[Process[Any]] = []
+    events: list[Event] = []
     start_server, wait = Cluster.start_server, Cluster.wait
 
     def noted(*arguments, **named):
