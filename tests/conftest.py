@@ -1,7 +1,13 @@
 """Fixtures and settings that several test files share."""
 
+import contextlib
+import sys
+import tempfile
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
+from preloaded_python import for_ray_workers, preloaded_python
 
 # Hypothesis fails a slow example by default. How long one takes says more about the machine.
 settings.register_profile("untimed", deadline=None)
@@ -12,15 +18,15 @@ settings.load_profile("untimed")
 _LONGEST = (
     "test_kills",
     "test_coordinator",
-    "test_epoch_served",
     "test_cli",
     "test_killed_runs",
     "test_compare",
     "test_all_reduce",
     "test_scale",
     "test_ray_cluster",
-    "test_benchmarks",
+    "test_epoch_served",
     "test_slurm",
+    "test_benchmarks",
 )
 
 
@@ -30,13 +36,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(_LONGEST)))
 
 
+@pytest.fixture(scope="session")
+def preloaded():
+    """The command of a Python that has imported torch."""
+    if sys.platform != "linux":
+        pytest.skip("preloaded_python.py runs on Linux")
+    # Not in pytest's folder, because the path of a socket has at most 107 bytes.
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as folder,
+        preloaded_python(Path(folder)) as command,
+    ):
+        yield command
+
+
+@pytest.fixture(scope="session")
+def preloaded_ray_workers(request):
+    """Environment variables of a Ray whose workers need not import torch, if that is possible."""
+    if sys.platform != "linux":
+        return {}
+    return for_ray_workers(request.getfixturevalue("preloaded"))
+
+
 @pytest.fixture(scope="module")
-def running_ray(request):
+def running_ray(request, preloaded_ray_workers):
     """Ray with eight places, for a file's tests."""
     ray = pytest.importorskip("ray")
     from fineprune.distributed.parameter_servers.ray_cluster import ray_session
 
     # Workers do not import tests.
     ray.cloudpickle.register_pickle_by_value(request.module)
-    with ray_session(8):
+    with contextlib.ExitStack() as stack:
+        # Commands that tests start have a Ray of their own, whose workers start as usual.
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in preloaded_ray_workers.items():
+                patch.setenv(name, value)
+            stack.enter_context(ray_session(8))
         yield

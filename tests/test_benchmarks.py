@@ -1,6 +1,7 @@
 """The benchmarks run on little data. Their measurements are not tested."""
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -11,9 +12,10 @@ import pytest
 from fineprune.runs.run import read_run
 
 
-def run(script, *arguments):
+def run(script, *arguments, environment=None):
     return subprocess.run(
         [sys.executable, "-W", "error", Path("benchmarks") / script, *map(str, arguments)],
+        env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
     )
@@ -27,9 +29,12 @@ def test_throughput_compares_three_loops():
     assert result["summary"]["ours_to_plain"] > 0
 
 
-def test_backup_workers_compares_delayed_workers_with_and_without_a_backup():
+def test_backup_workers_compares_delayed_workers_with_and_without_a_backup(
+    preloaded_ray_workers,
+):
     pytest.importorskip("ray")
-    done = run("backup_workers.py", "--updates", 5, "--rounds", 1, "--json")
+    arguments = ["--updates", 5, "--rounds", 1, "--json"]
+    done = run("backup_workers.py", *arguments, environment=preloaded_ray_workers)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     strategies, kinds = ("1 backup", "no backup"), ("undisturbed", "held up")

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
-from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
+from fineprune.distributed.parameter_servers.events import Event, EventKind
+from fineprune.distributed.parameter_servers.ray_cluster import Cluster, Places, Process, cluster
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import RunError
 
@@ -277,6 +279,30 @@ class KilledAtBirth:
 def test_a_server_that_dies_before_the_training_is_named(tmp_path):
     with pytest.raises(RunError, match="a server died before the training began"):
         trained(Strategy("sync", workers=1), tmp_path, optimizer=KilledAtBirth())
+
+
+def test_servers_are_reported_with_their_process_ids_also_if_calls_overtake_one_another(
+    tmp_path, monkeypatch
+):
+    servers: list[Process[Any]] = []
+    events: list[Event] = []
+    start_server, wait = Cluster.start_server, Cluster.wait
+
+    def noted(*arguments, **named):
+        servers.append(start_server(*arguments, **named))
+        return servers[-1]
+
+    def wait_for_the_start_first(cluster, calls, seconds=None):
+        late = [server.placed for server in servers if server.made in calls]
+        return wait(cluster, [call for call in calls if call not in late], seconds)
+
+    monkeypatch.setattr(Cluster, "start_server", noted)
+    monkeypatch.setattr(Cluster, "wait", wait_for_the_start_first)
+    _, results = trained(Strategy("async", workers=1, servers=2), tmp_path, on_event=events.append)
+    check_each_once(results)
+    started = [event for event in events if event.kind is EventKind.STARTED]
+    assert len(started) == 3
+    assert len({event.pid for event in started} - {None}) == 3
 
 
 class Failing(Replica):

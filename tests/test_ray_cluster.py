@@ -202,7 +202,12 @@ nodes.shutdown()
 """
 
 
-def test_dedicated_servers_have_nodes_of_their_own_or_it_is_said():
-    done = subprocess.run([sys.executable, "-c", NODES], capture_output=True, text=True)
+def test_dedicated_servers_have_nodes_of_their_own_or_it_is_said(preloaded_ray_workers):
+    done = subprocess.run(
+        [sys.executable, "-c", NODES],
+        env={**os.environ, **preloaded_ray_workers},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["2 1 0 []", "3 1 1 ['shared']"]

@@ -248,6 +248,11 @@ class ServerGroup:
             case ServerCall.PLACE, Location():
                 server.location = result
             case ServerCall.START, _:
+                # Calls may overtake one another. The placing has ended too, or ends at once.
+                if server.process.placed in self.pending:
+                    self.finish(server.process.placed)
+                    if self._servers[request.server] is not server:
+                        return {}  # it died meanwhile and was replaced
                 server.starts += 1
                 kind = EventKind.STARTED if server.starts == 1 else EventKind.RESTARTED
                 self._report(self._event(kind, request.server))
