@@ -272,7 +272,12 @@ class Pruner:
         skipped = torch.ones(self._num_samples, dtype=torch.bool)
         skipped[plan.kept] = False
         wanted = self._policy.to_rescore(plan, skipped.nonzero().flatten())
-        return wanted[self._replicas.rank :: self._replicas.size] if len(wanted) else None
+        if not len(wanted):
+            return None
+        # Every rank gets equally many, at least one; a few may be repeated.
+        each = -(-len(wanted) // self._replicas.size)
+        position = self._replicas.rank + self._replicas.size * torch.arange(each)
+        return wanted[position % len(wanted)]
 
     def rescore(self, index: Any, losses: torch.Tensor) -> None:
         """Record the losses of samples that the current epoch did not train.

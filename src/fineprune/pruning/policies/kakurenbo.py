@@ -13,9 +13,9 @@ from fineprune.pruning.plan_options import Options
 from fineprune.pruning.policies.last_losses import LastLosses
 from fineprune.pruning.policies.policy import checked_prune, prune_count
 
-# The factor of the largest number of hidden samples, and the share of the epochs from which on it
-# holds. These are the authors' values for ImageNet.
-_FACTORS = ((0.0, 1.0), (0.3, 0.8), (0.6, 0.6), (0.8, 0.4))
+# The factor of the largest number of hidden samples, and the percentage of the epochs from which on
+# it holds. These are the authors' values for ImageNet.
+_FACTORS = ((0, 1.0), (30, 0.8), (60, 0.6), (80, 0.4))
 
 
 class Kakurenbo(LastLosses):
@@ -105,6 +105,6 @@ class Kakurenbo(LastLosses):
 
     def _most(self, epoch: int) -> int:
         """Return the largest number of samples that the epoch may hide."""
-        factor = next(f for start, f in reversed(_FACTORS) if epoch >= start * self._epochs)
+        factor = next(f for start, f in reversed(_FACTORS) if 100 * epoch >= start * self._epochs)
         # The small addend prevents 0.8 * 0.3 * 100 from losing a sample.
         return int(factor * prune_count(self.prune, len(self.losses)) + 1e-9)
