@@ -10,7 +10,7 @@ from fineprune.runs.run import Run
 from fineprune.training.cost import cost_is_known, predicted_cost, saved_share
 from fineprune.training.policies import POLICY_NAMES, follows_schedule, takes_save
 from fineprune.training.recipe import Recipe
-from fineprune.training.settings import PruningSettings
+from fineprune.training.settings import OF_ONE_POLICY, PruningSettings
 
 # The control that repeats the numbers of a finished run. It is a policy as well as an arm.
 MATCHED = "matched"
@@ -29,7 +29,7 @@ ARMS = ("full", "fine-pruning", "random", "fewer-epochs")
 ALL_ARMS = ("full", *METHODS, "random", MATCHED, *SHORTER)
 
 # Settings that are wrong with any other policy than the recipe's own.
-_OF_ONE_POLICY: dict[str, Any] = {"replacement": None, "arguments": None}
+_OF_ONE_POLICY: dict[str, Any] = dict.fromkeys((*OF_ONE_POLICY, "arguments"))
 
 
 def default_arms(recipe: Recipe) -> tuple[str, ...]:
@@ -232,10 +232,11 @@ def _has_intervals(recipe: Recipe) -> bool:
 
 def _check_cost_is_known(recipe: Recipe, num_samples: int, arm: str) -> None:
     if not cost_is_known(recipe, num_samples):
+        advice = "set pruning.save, or " if takes_save(recipe.pruning.policy) else ""
         raise InputError(
             f"expected a recipe whose cost is known in advance for the arm {arm!r}, got policy = "
             f'"{recipe.pruning.policy}", whose numbers of samples depend on the data: '
-            f"set pruning.save, or use the arm {MATCHED!r}"
+            f"{advice}use the arm {MATCHED!r}"
         )
 
 

@@ -28,6 +28,26 @@ _APPLIES_TO: dict[str, tuple[str, ...]] = {
     "workers": (_USER_DEFINED,),
 }
 
+# The settings that one policy has and all others would ignore.
+OF_ONE_POLICY = {
+    "replacement": "rs2",
+    "confidence": "kakurenbo",
+    "smoothing": "ucb",
+    "exploration": "ucb",
+    "period": "ucb",
+    "form": "progressive-dropout",
+    "threshold": "progressive-dropout",
+    "decay": "progressive-dropout",
+}
+
+# The defaults of the settings that are None, for policies without those of the others.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "kakurenbo": {"prune": 0.3, "confidence": 0.7, "rescale": True},
+    "progressive-dropout": {"form": "difficulty", "threshold": 0.3, "decay": 0.95},
+    "rs2": {"save": 0.35},
+    "ucb": {"save": 0.35, "smoothing": 0.8, "exploration": 1.0, "period": 1},
+}
+
 # A schedule is planned epoch by epoch before the training, which takes seconds for this number.
 _MOST_EPOCHS = 100_000
 
@@ -206,12 +226,16 @@ class PruningSettings:
     trained with several policies. With ``full``, this holds for all settings.
 
     Attributes:
-        policy: The policy: ``adaptive``, ``fine-pruning``, ``infobatch``, ``random``, ``rs2``,
-            ``matched`` or ``full``; or ``module:Class``, a policy of the user's own, which is
-            called with the number of epochs and with ``arguments``.
-        save: The share to save: an argument of ``Adaptive``, ``InfoBatch`` and ``RS2``.
+        policy: The policy: ``adaptive``, ``fine-pruning``, ``infobatch``, ``kakurenbo``,
+            ``progressive-dropout``, ``random``, ``rs2``, ``ucb``, ``matched`` or ``full``; or
+            ``module:Class``, a policy of the user's own, which is called with the number of epochs
+            and with ``arguments``.
+        save: The share to save: an argument of ``Adaptive``, ``InfoBatch``, ``RS2`` and ``UCB``.
         patience, returning: The arguments of ``Adaptive``.
         replacement: An argument of ``RS2``.
+        confidence: An argument of ``Kakurenbo``.
+        smoothing, exploration, period: The arguments of ``UCB``.
+        form, threshold, decay: The arguments of ``ProgressiveDropout``.
         anneal, rescale, keep_per_class, max_skips: The options of every policy (``PlanOptions``);
             None for the default of the policy.
         arguments: The keyword arguments of a policy of the user's own: a table of numbers, strings,
@@ -219,7 +243,8 @@ class PruningSettings:
         window, start, attenuation, attenuate, block, count: The arguments of ``Schedule``.
         windows_per_interval: The number of windows between two milestones, instead of ``window``.
         prune: The samples that a pruning epoch skips: a fraction in [0, 1), or their number. With
-            ``infobatch``, it is a probability, and 0 stands for none if ``save`` is given.
+            ``infobatch``, it is a probability, and 0 stands for none if ``save`` is given. With
+            ``kakurenbo``, it is the largest fraction or number.
         tolerance: The fraction of the batch's mean loss by which a sample's loss may exceed this
             mean without being marked.
         numbers, mean_weights: The arguments of ``Matched``, one number for each epoch;
@@ -231,6 +256,13 @@ class PruningSettings:
     patience: int = 5
     returning: float = 0.1
     replacement: bool | None = None
+    confidence: float | None = None
+    smoothing: float | None = None
+    exploration: float | None = None
+    period: int | None = None
+    form: str | None = None
+    threshold: float | None = None
+    decay: float | None = None
     anneal: float | None = None
     rescale: bool | None = None
     keep_per_class: float | None = None
@@ -288,26 +320,31 @@ class PruningSettings:
 
     def options(self) -> Options:
         """Return the options that are set."""
-        values = {name: getattr(self, name) for name in NAMES}
-        return cast(Options, {key: value for key, value in values.items() if value is not None})
+        return cast(Options, self.given(*NAMES))
+
+    def given(self, *names: str) -> dict[str, Any]:
+        """Return those of the named settings that are not None."""
+        values = {name: getattr(self, name) for name in names}
+        return {key: value for key, value in values.items() if value is not None}
 
     def _check_applies(self) -> None:
         """Raise InputError if a setting would be ignored silently."""
         if self.policy == "full":
             return
-        if self.replacement is not None and self.policy != "rs2":
-            raise InputError(
-                f'expected pruning.replacement with pruning.policy = "rs2" only, got it with '
-                f"{self.policy!r}: remove it"
-            )
+        for name, policy in OF_ONE_POLICY.items():
+            if getattr(self, name) is not None and self.policy != policy:
+                raise InputError(
+                    f'expected pruning.{name} with pruning.policy = "{policy}" only, got it with '
+                    f"{self.policy!r}: remove it"
+                )
         if self.arguments is not None and not self.own:
             raise InputError(
                 f"expected pruning.arguments with a policy of your own (module:Class) only, got "
                 f"them with {self.policy!r}: remove them"
             )
-        if self.policy == "rs2" and self.prune and self.save is None:
+        if self.policy in ("rs2", "ucb") and self.prune and self.save is None:
             raise InputError(
-                f'expected pruning.save with pruning.policy = "rs2", got pruning.prune = '
+                f'expected pruning.save with pruning.policy = "{self.policy}", got pruning.prune = '
                 f"{self.prune} only: set pruning.save"
             )
         if self.policy == "infobatch" and self.prune and self.save:
@@ -332,8 +369,10 @@ class PruningSettings:
             else:
                 object.__setattr__(self, "save", None)
                 values["prune"] = 0.5
+        elif self.policy in _DEFAULTS:
+            values = _DEFAULTS[self.policy]
         elif not self.own:
-            values = {"save": 0.35} if self.policy == "rs2" else {"save": 0.35, "prune": 0.0}
+            values = {"save": 0.35, "prune": 0.0}
         for name, value in values.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)  # The dataclass is frozen for its users.
