@@ -1,6 +1,8 @@
 """Kakurenbo: a slow twin written from the paper, rescoring, and exact resume."""
 
 import math
+import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import torch
 import fineprune as fp
 from fineprune.errors import InputError
 
+EXAMPLE = Path(__file__).parents[1] / "examples" / "skipped_losses.py"
 N, EPOCHS = 60, 10
 
 
@@ -219,3 +222,11 @@ def test_wrong_settings_are_refused(arguments, message):
 def test_more_samples_to_hide_than_there_are_is_refused():
     with pytest.raises(InputError, match="expected prune to leave at least one of 60 samples"):
         fp.Pruner(N, fp.Kakurenbo(EPOCHS, 60))
+
+
+def test_the_example_of_a_loop_that_rescores_skips_and_learns(capsys):
+    assert runpy.run_path(str(EXAMPLE))["main"]() > 0.85
+    words = capsys.readouterr().out.split()
+    trained, evaluated = int(words[1]), int(words[6])
+    assert trained < 0.8 * 1280 * 20
+    assert 0 < evaluated <= 1280 * 20 - trained
