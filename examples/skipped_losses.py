@@ -44,7 +44,7 @@ def main() -> float:
     with torch.no_grad():
         accuracy: float = (model(x[test]).argmax(1) == y[test]).float().mean().item()
     print(
-        f"trained {trained} of {1280 * EPOCHS} sample-steps, evaluated {evaluated} skipped samples, "
+        f"trained {trained} of {1280 * EPOCHS} sample-steps, evaluated {evaluated} others, "
         f"test accuracy {accuracy:.1%}"
     )
     return accuracy

@@ -154,7 +154,7 @@ def test_plan_counts_both_readings(attenuate, pruned, tmp_path):
 def test_plan_says_which_pruned_epochs_are_annealed():
     options = "plan --epochs 10 --window 10 --start 5 --set pruning.anneal=0.2"
     text = run(*options.split()).stdout
-    assert "pruned epochs: 5 of 10 by Algorithm 2, 2 of which train all samples because" in text
+    assert "pruned epochs: 5 of 10 by Algorithm 2, 1 of which anneal keeps whole" in text
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ def _lines(
     lines = [
         "in brackets: pruned epochs; | counts are cleared after this epoch",
         f"pruned epochs: {pruned} of {schedule.epochs} by Algorithm 2"
-        + (f", {annealed} of which train all samples because of anneal" if annealed else "")
+        + (f", {annealed} of which anneal keeps whole" if annealed else "")
         + ("" if closed is None else f" (the paper's closed form, formula 3 or 4: {closed})"),
         f"samples: {savings.samples:,} of {savings.samples_full:,} "
         f"({savings.skipped_share:.2%} skipped, {samples:,} per full epoch)",
