@@ -23,12 +23,13 @@ def rescore(state: TrainState, epoch: int, totals: EpochTotals) -> None:
     if wanted is None:
         return
     assert state.local is not None
+    # Only those of rank 0 are saved, so a resumed run would evaluate with others.
+    state.ranks.take_buffers_of_main(state.model)
     training = state.recipe.training
     size = _TRAINING_BATCHES * training.batch_size
     loader, parts = state.local.loader, iter(wanted.split(size))
     batches = (batch for _, batch in loader.batches(wanted, epoch, size))
-    for logits, y in evaluated_logits(
-        state.model, batches, state.recipe.run.device, state.autocast
-    ):
+    device = state.recipe.run.device
+    for logits, y in evaluated_logits(state.model, batches, device, state.autocast):
         state.pruner.rescore(next(parts), training_losses(logits, y, training))
     totals.rescored += len(wanted)
