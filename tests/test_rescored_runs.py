@@ -1,8 +1,12 @@
 """Runs of policies that need the losses of samples that an epoch did not train."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
+from torch.multiprocessing.spawn import spawn
 
 import fineprune as fp
 from fineprune.runs.files import read_metrics
@@ -123,6 +127,43 @@ def test_a_run_stopped_in_a_rescored_epoch_and_resumed_has_the_same_result(
             train(recipe, tmp_path / "run")
     train(recipe, tmp_path / "run", resume=True)
     assert_same(outcome(whole), outcome(tmp_path / "run"))
+
+
+def ranks_main(rank, folder):
+    """Train a run, then stop one after the last step of a rescored epoch, and resume it."""
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    changes = ["network.name=resnet18", "data.train_size=128", "training.batch_size=16"]
+    changes += ["training.epochs=3", "pruning.anneal=0", "run.checkpoint_steps=1"]
+    recipe = make_recipe(RECIPE, changes)
+    try:
+        train(recipe, Path(folder) / "whole")
+        dist.barrier()
+        steps = [line["steps"] for line in read_metrics(Path(folder) / "whole" / "metrics.jsonl")]
+        states = []
+
+        def stop_after(state, totals):
+            states.append(checkpoint_state(state, totals))
+            # One per step and one at the end of the epoch were written before this one.
+            if len(states) == steps[0] + 1 + steps[1] + 1:
+                raise Stop
+            return states[-1]
+
+        checkpoint_state, loop.checkpoint_state = loop.checkpoint_state, stop_after
+        with pytest.raises(Stop):
+            train(recipe, Path(folder) / "resumed")
+        loop.checkpoint_state = checkpoint_state
+        dist.barrier()
+        train(recipe, Path(folder) / "resumed", resume=True)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_ranks_that_are_resumed_before_they_rescore_have_the_same_result(tmp_path):
+    spawn(ranks_main, args=(str(tmp_path),), nprocs=2)
+    whole, resumed = outcome(tmp_path / "whole"), outcome(tmp_path / "resumed")
+    assert whole[1][1]["forward_samples"] > whole[1][1]["samples"]
+    assert_same(whole, resumed)
 
 
 def test_own_data_are_rescored_the_same_with_any_number_of_workers(tmp_path):
