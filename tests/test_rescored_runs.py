@@ -15,6 +15,7 @@ from fineprune.training import loop, rescoring
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.train_state import checkpoint_state
 
 RECIPE = {
     "data": {"name": "digits", "train_size": 256},
@@ -149,10 +150,10 @@ def ranks_main(rank, folder):
                 raise Stop
             return states[-1]
 
-        checkpoint_state, loop.checkpoint_state = loop.checkpoint_state, stop_after
+        vars(loop)["checkpoint_state"] = stop_after
         with pytest.raises(Stop):
             train(recipe, Path(folder) / "resumed")
-        loop.checkpoint_state = checkpoint_state
+        vars(loop)["checkpoint_state"] = checkpoint_state
         dist.barrier()
         train(recipe, Path(folder) / "resumed", resume=True)
     finally:
