@@ -151,6 +151,35 @@ def test_plan_counts_both_readings(attenuate, pruned, tmp_path):
     assert "<svg" in (tmp_path / "plan.svg").read_text(encoding="utf-8")
 
 
+def test_plan_says_which_pruned_epochs_are_annealed():
+    options = "plan --epochs 10 --window 10 --start 5 --set pruning.anneal=0.2"
+    text = run(*options.split()).stdout
+    assert "pruned epochs: 5 of 10 by Algorithm 2, 1 of which anneal keeps whole" in text
+
+
+@pytest.mark.parametrize(
+    ("policy", "advice"),
+    [
+        ("infobatch", "set pruning.save"),
+        ("kakurenbo", "a run's metrics show them"),
+        ("progressive-dropout", "a run's metrics show them"),
+    ],
+)
+def test_plan_refuses_numbers_that_depend_on_the_losses(policy, advice):
+    result = run("plan", "recipes/digits.toml", "--set", f"pruning.policy={policy}")
+    assert result.exit_code == 2
+    assert f"got policy = '{policy}', whose numbers depend on the losses: {advice}" in result.stderr
+
+
+@pytest.mark.parametrize("changes", [["policy=ucb"], ["policy=progressive-dropout", "form=scalar"]])
+def test_plan_shows_the_samples_of_policies_without_schedules(changes):
+    settings = [f"pruning.{change}" for change in changes]
+    result = run("plan", "recipes/digits.toml", "--json", "--set", "pruning.prune=0", *settings)
+    kept = json.loads(result.stdout)["kept"]
+    assert kept[0] == 1024
+    assert min(kept) < 1024
+
+
 def test_plan_takes_windows_from_milestones():
     options = (
         "plan --epochs 200 --milestones 60,120,160 --windows-per-interval 2 --start 0.5 --json"

@@ -49,6 +49,17 @@ POLICIES = {
     "infobatch-save": lambda **options: fp.InfoBatch(EPOCHS, save=0.3, **options),
     "rs2": lambda **options: fp.RS2(EPOCHS, 0.3, **options),
     "rs2-replacement": lambda **options: fp.RS2(EPOCHS, 0.3, replacement=True, **options),
+    "kakurenbo": lambda **options: fp.Kakurenbo(EPOCHS, **options),
+    "ucb": lambda **options: fp.UCB(EPOCHS, 0.3, **options),
+    "progressive-dropout": lambda **options: fp.ProgressiveDropout(
+        EPOCHS, threshold=0.3, **{"anneal": 0.0, **options}
+    ),
+    "progressive-dropout-scalar": lambda **options: fp.ProgressiveDropout(
+        EPOCHS, "scalar", decay=0.96, **{"anneal": 0.0, **options}
+    ),
+    "progressive-dropout-matched": lambda **options: fp.ProgressiveDropout(
+        EPOCHS, "schedule-matched", threshold=0.3, **{"anneal": 0.0, **options}
+    ),
     "own": lambda **options: SkipsTheFirst(EPOCHS, **options),
     "full": lambda **options: fp.FullData(EPOCHS, **options),
 }

@@ -77,6 +77,25 @@ def recipe_of(pruning, **sections):
             {"policy": "rs2", "save": 0.5, "replacement": True, "anneal": 0.25},
             fp.RS2(8, 0.5, replacement=True, anneal=0.25),
         ),
+        ({"policy": "kakurenbo"}, fp.Kakurenbo(8)),
+        (
+            {"policy": "kakurenbo", "prune": 64, "confidence": 0.9, "rescale": False},
+            fp.Kakurenbo(8, 64, confidence=0.9, rescale=False),
+        ),
+        ({"policy": "ucb"}, fp.UCB(8)),
+        (
+            {"policy": "ucb", "save": 0.2, "smoothing": 0, "exploration": 2.0, "period": 3},
+            fp.UCB(8, 0.2, smoothing=0, exploration=2, period=3),
+        ),
+        ({"policy": "progressive-dropout"}, fp.ProgressiveDropout(8)),
+        (
+            {"policy": "progressive-dropout", "form": "scalar", "decay": 0.9, "anneal": 0.25},
+            fp.ProgressiveDropout(8, "scalar", decay=0.9, anneal=0.25),
+        ),
+        (
+            {"policy": "progressive-dropout", "form": "schedule-matched", "threshold": 0.5},
+            fp.ProgressiveDropout(8, "schedule-matched", threshold=0.5),
+        ),
         ({"policy": "full", "anneal": 0.25}, fp.FullData(8, anneal=0.25)),
         (
             {"policy": "random", "window": 4, "prune": 0.3, "keep_per_class": 0.5},
@@ -103,11 +122,19 @@ def test_the_recipe_of_a_run_says_what_the_defaults_of_a_policy_are():
     infobatch = recipe_of({"policy": "infobatch"}).pruning
     assert (infobatch.prune, infobatch.save) == (0.5, None)
     assert (infobatch.anneal, infobatch.rescale) == (0.125, True)
+    kakurenbo = recipe_of({"policy": "kakurenbo"}).pruning
+    assert (kakurenbo.prune, kakurenbo.confidence, kakurenbo.rescale) == (0.3, 0.7, True)
+    ucb = recipe_of({"policy": "ucb"}).pruning
+    assert (ucb.save, ucb.smoothing, ucb.exploration, ucb.period) == (0.35, 0.8, 1.0, 1)
+    dropout = recipe_of({"policy": "progressive-dropout"}).pruning
+    assert (dropout.form, dropout.threshold, dropout.decay) == ("difficulty", 0.3, 0.95)
     scheduled = recipe_of({"policy": "random", "window": 4}).pruning
     assert (scheduled.prune, scheduled.save, scheduled.anneal) == (0.0, 0.35, None)
 
 
 SERVED = {"distributed": {"strategy": "sync", "workers": 2}}
+SMOOTHED = {"training": {"epochs": 8, "label_smoothing": 0.1}}
+DROPOUT = {"policy": "progressive-dropout"}
 
 
 @pytest.mark.parametrize(
@@ -127,6 +154,14 @@ SERVED = {"distributed": {"strategy": "sync", "workers": 2}}
         ({"policy": "rs2", "anneal": "much"}, {}, "expected pruning.anneal to be float"),
         ({"policy": "infobatch"}, SERVED, "expected pruning.rescale = false with distributed"),
         ({"policy": "rs2", "rescale": True}, SERVED, "expected pruning.rescale = false"),
+        ({"policy": "ucb", "confidence": 0.8}, {}, "expected pruning.confidence with"),
+        ({"policy": "kakurenbo", "period": 2}, {}, "expected pruning.period with"),
+        ({"policy": "a:B", "form": "scalar"}, {}, "expected pruning.form with"),
+        ({"policy": "ucb", "prune": 0.3}, {}, "expected pruning.save with"),
+        ({"policy": "kakurenbo", "rescale": False}, SERVED, "do not evaluate skipped samples"),
+        (DROPOUT, SERVED, "got 'progressive-dropout': workers do not evaluate"),
+        ({"policy": "kakurenbo"}, SMOOTHED, "expected training.label_smoothing = 0 with"),
+        (DROPOUT, SMOOTHED, "expected training.label_smoothing = 0 with"),
     ],
 )
 def test_settings_that_a_policy_does_not_have_are_refused(pruning, sections, message):
@@ -136,6 +171,11 @@ def test_settings_that_a_policy_does_not_have_are_refused(pruning, sections, mes
 
 def test_parameter_servers_train_without_weights():
     assert recipe_of({"policy": "infobatch", "rescale": False}, **SERVED).policy()
+
+
+@pytest.mark.parametrize("sections", [SERVED, SMOOTHED])
+def test_the_scalar_form_needs_no_probabilities(sections):
+    assert recipe_of({**DROPOUT, "form": "scalar"}, **sections).policy()
 
 
 # A policy of the user's own

@@ -62,6 +62,7 @@ def ranks(rank, folder):
                 "resumed_counts": resumed.counts,
                 "own_policy": own_policy(),
                 "others": {name: interrupted(policy) for name, policy in OTHERS.items()},
+                "kakurenbo": kakurenbo(),
                 "observed": observed(rank),
                 "nonfinite": nonfinite_losses(rank),
                 "refused": refused(rank),
@@ -126,6 +127,34 @@ def interrupted(policy, batch=BATCH):
                 break
     state = resumed.state_dict()
     return {"plans": plans, "learned": state["learned"], "skips": state["skips"]}
+
+
+def kakurenbo(batch=BATCH):
+    """Train and rescore with Kakurenbo, with a resume after a part of an epoch was rescored."""
+    policy = fp.Kakurenbo(EPOCHS, 0.6, rescale=False)
+    options: Any = {"seed": 1, "batch_size": batch}
+    stopped, resumed = (fp.Pruner(OWN_N, policy, **options) for _ in range(2))
+    plans = {}
+    rescored = []
+    for pruner, stop in ((stopped, 3), (resumed, None)):
+        if stop is None:
+            stopped.synchronize()
+            pruner.load_state_dict(stopped.state_dict())
+        for epoch in pruner.epochs():
+            plans[epoch] = pruner.plan.kept.tolist()
+            order = pruner.sampler.order()
+            for indices in order.split(batch) if len(order) else ():
+                pruner.record(indices, losses_of(epoch, indices) / 10)
+            wanted = pruner.to_rescore()
+            if wanted is None:
+                continue
+            part = wanted[: len(wanted) // 2] if epoch == stop else wanted
+            pruner.rescore(part, losses_of(epoch + 50, part) / 10)
+            if epoch == stop:
+                break
+            rescored.append((epoch, part.tolist()))
+    losses = resumed.state_dict()["learned"]["losses"]
+    return {"plans": plans, "losses": losses, "rescored": rescored}
 
 
 class Remembers(fp.FullData):
@@ -278,6 +307,20 @@ def test_ranks_learn_the_same_as_one_process_with_the_doubled_batch(two_ranks, n
     assert len({len(kept) for kept in alone["plans"].values()}) > 1
     for rank in two_ranks:
         torch.testing.assert_close(rank["others"][name], alone, rtol=0, atol=0, equal_nan=True)
+
+
+def test_ranks_share_the_samples_to_rescore_and_all_learn_their_losses(two_ranks):
+    alone = kakurenbo(batch=BATCH * WORLD)
+    assert len({len(kept) for kept in alone["plans"].values()}) > 2
+    first, second = (rank["kakurenbo"] for rank in two_ranks)
+    for rank in (first, second):
+        assert rank["plans"] == alone["plans"]
+        assert torch.equal(rank["losses"], alone["losses"])
+    shares = zip(first["rescored"], second["rescored"], alone["rescored"], strict=True)
+    for (_, one), (_, other), (_, both) in shares:
+        assert len(one) == len(other)
+        assert sorted({*one, *other}) == both
+    assert any(len(one) for _, one in first["rescored"])
 
 
 def test_a_policy_without_merge_observes_whole_batches_in_the_order_of_the_ranks(two_ranks):

@@ -7,9 +7,12 @@ from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.infobatch import InfoBatch
+from fineprune.pruning.policies.kakurenbo import Kakurenbo
 from fineprune.pruning.policies.policy import LossRecords, Policy
+from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.rs2 import RS2
+from fineprune.pruning.policies.ucb import UCB
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs, predict_savings
@@ -19,6 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "RS2",
+    "UCB",
     "Adaptive",
     "EpochPlan",
     "FinePruning",
@@ -26,9 +30,11 @@ __all__ = [
     "Indexed",
     "IndexedCollate",
     "InfoBatch",
+    "Kakurenbo",
     "LossRecords",
     "PlanOptions",
     "Policy",
+    "ProgressiveDropout",
     "Pruner",
     "PruningSampler",
     "RandomPruning",

@@ -15,14 +15,13 @@ from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Changes, all_changes, split_changes
 from fineprune.cli.outputs import check_file
 from fineprune.errors import InputError, check_above, check_at_least
-from fineprune.pruning.policies.adaptive import Adaptive
-from fineprune.pruning.policies.infobatch import InfoBatch
+from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.matched import Matched
-from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs
 from fineprune.pruning.schedule import Schedule
-from fineprune.training.cost import planned_samples, predicted_cost
+from fineprune.training.cost import cost_is_known, planned_samples, predicted_cost
+from fineprune.training.policies import takes_save
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
 
 _BAR = 40
@@ -141,16 +140,22 @@ def plan(
     if isinstance(policy, Matched):
         _show_matched(policy, number, svg, as_json=as_json)
         return
-    savings = predicted_cost(made, number, ranks=ranks, step_time=step_time, overhead=overhead)
-    if isinstance(policy, Adaptive | InfoBatch | RS2):
-        numbers = planned_samples(made, number, ranks=ranks)
-        _show_numbers(made, numbers, savings, svg, as_json=as_json)
-        return
-    if not isinstance(policy, ScheduledPolicy):
+    if isinstance(policy, FullData):
         raise InputError(
             f"expected a policy with a schedule, got policy = {made.pruning.policy!r}: "
             f'set pruning.policy = "fine-pruning"'
         )
+    if not cost_is_known(made, number):
+        advice = "set pruning.save" if takes_save(policy.name) else "a run's metrics show them"
+        raise InputError(
+            f"expected a policy whose numbers of samples are known before the training, got policy "
+            f"= {policy.name!r}, whose numbers depend on the losses: {advice}"
+        )
+    savings = predicted_cost(made, number, ranks=ranks, step_time=step_time, overhead=overhead)
+    if not isinstance(policy, ScheduledPolicy):
+        numbers = planned_samples(made, number, ranks=ranks)
+        _show_numbers(made, numbers, savings, svg, as_json=as_json)
+        return
     schedule = policy.schedule
     prunes = [
         schedule.prunes(epoch) and not policy.anneals(epoch)
@@ -317,9 +322,12 @@ def _lines(
     schedule: Schedule, prunes: list[bool], savings: Savings, samples: int, recipe: Recipe
 ) -> list[str]:
     closed = _closed_form(schedule)
+    pruned = schedule.pruned_epochs()
+    annealed = pruned - sum(prunes)
     lines = [
         "in brackets: pruned epochs; | counts are cleared after this epoch",
-        f"pruned epochs: {sum(prunes)} of {schedule.epochs} by Algorithm 2"
+        f"pruned epochs: {pruned} of {schedule.epochs} by Algorithm 2"
+        + (f", {annealed} of which anneal keeps whole" if annealed else "")
         + ("" if closed is None else f" (the paper's closed form, formula 3 or 4: {closed})"),
         f"samples: {savings.samples:,} of {savings.samples_full:,} "
         f"({savings.skipped_share:.2%} skipped, {samples:,} per full epoch)",

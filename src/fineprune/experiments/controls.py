@@ -15,7 +15,7 @@ from fineprune.training.policies import (
     takes_save,
 )
 from fineprune.training.recipe import Recipe
-from fineprune.training.settings import PruningSettings
+from fineprune.training.settings import OF_ONE_POLICY, PruningSettings
 
 # The control that repeats the numbers of a finished run. It is a policy as well as an arm.
 MATCHED = "matched"
@@ -34,7 +34,7 @@ ARMS = ("full", "fine-pruning", "random", "fewer-epochs")
 ALL_ARMS = ("full", *METHODS, "random", MATCHED, *SHORTER)
 
 # Settings that are wrong with any other policy than the recipe's own.
-_OF_ONE_POLICY: dict[str, Any] = {"replacement": None, "arguments": None}
+_UNSET: dict[str, Any] = dict.fromkeys((*OF_ONE_POLICY, "arguments"))
 
 
 def default_arms(recipe: Recipe) -> tuple[str, ...]:
@@ -94,7 +94,8 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
             - ``full`` skips no samples.
             - The recipe's own policy has the recipe itself.
             - Any other policy follows the recipe's schedule, or saves the same share of the steps
-              if its cost is a setting (``pruning.save``).
+              if its cost is a setting (``pruning.save``). A policy whose cost depends on the losses
+              has its default settings, so its cost differs.
             - ``fine-pruning`` and ``random``, which skips samples at random, follow the schedule of
               ``FinePruning.for_saving`` if the recipe has none.
             - ``matched`` keeps as many samples per epoch as the recipe's policy, chosen at random.
@@ -120,11 +121,14 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
         _check_cost_is_known(recipe, num_samples, arm)
         # ``save`` replaces ``prune``: a policy that takes both could not follow both.
         save = saved_share(recipe, num_samples)
-        return recipe.replaced("pruning", policy=arm, save=save, prune=0.0, **_OF_ONE_POLICY)
+        return recipe.replaced("pruning", policy=arm, save=save, prune=0.0, **_UNSET)
+    if not follows_schedule(arm):
+        # What it saves depends on the losses, so it has the default of its paper.
+        return recipe.replaced("pruning", policy=arm, prune=None, **_UNSET)
     settings = recipe.pruning
-    if follows_schedule(arm) and settings.window is None and settings.windows_per_interval is None:
+    if settings.window is None and settings.windows_per_interval is None:
         return _with_schedule(recipe, arm, num_samples)
-    return recipe.replaced("pruning", policy=arm, **_OF_ONE_POLICY)
+    return recipe.replaced("pruning", policy=arm, **_UNSET)
 
 
 def matched_recipe(recipe: Recipe, method: Run) -> Recipe:
@@ -222,7 +226,7 @@ def _with_schedule(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
     _check_cost_is_known(recipe, num_samples, arm)
     _check_saves(recipe, num_samples, arm)
     settings = schedule_for_saving(recipe.training, saved_share(recipe, num_samples))
-    return recipe.replaced("pruning", policy=arm, **settings, **_OF_ONE_POLICY)
+    return recipe.replaced("pruning", policy=arm, **settings, **_UNSET)
 
 
 def _shorter(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
@@ -244,10 +248,11 @@ def _has_intervals(recipe: Recipe) -> bool:
 
 def _check_cost_is_known(recipe: Recipe, num_samples: int, arm: str) -> None:
     if not cost_is_known(recipe, num_samples):
+        advice = "set pruning.save, or " if takes_save(recipe.pruning.policy) else ""
         raise InputError(
             f"expected a recipe whose cost is known in advance for the arm {arm!r}, got policy = "
             f'"{recipe.pruning.policy}", whose numbers of samples depend on the data: '
-            f"set pruning.save, or use the arm {MATCHED!r}"
+            f"{advice}use the arm {MATCHED!r}"
         )
 
 

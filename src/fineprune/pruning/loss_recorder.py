@@ -76,11 +76,12 @@ class LossRecorder:
         self._policy_merges = type(policy).merge is not Policy.merge
         self._watch = PlanWatch(policy, num_samples, self._ranks)
         self._buffer = self._new_buffer()
+        self._rescored = self._new_buffer()
 
     @property
     def flushed(self) -> bool:
         """Whether the policy has observed everything that was recorded."""
-        return len(self._buffer) == 0
+        return len(self._buffer) == 0 and len(self._rescored) == 0
 
     def begin(self, plan: EpochPlan, index: torch.Tensor) -> None:
         """Begin an epoch with its first batch.
@@ -106,15 +107,22 @@ class LossRecorder:
             self._watch.see(index)
         if not self._policy.needs_losses:
             return
-        if self._replicas.size == 1 and not self._buffer.fits(number) and not self.flushed:
+        if self._replicas.size == 1 and not self._buffer.fits(number) and len(self._buffer):
             self.flush(progress.plan)
         self._buffer.append(index, losses)
+
+    def append_rescored(self, plan: EpochPlan, index: torch.Tensor, losses: torch.Tensor) -> None:
+        """Add losses of samples that the epoch of ``plan`` did not train, both of shape (B,)."""
+        full = not self._rescored.fits(len(index)) and len(self._rescored)
+        if self._replicas.size == 1 and full:
+            self.flush(plan)
+        self._rescored.append(index, losses)
 
     def flush(self, plan: EpochPlan) -> None:
         """Let the policy observe the buffered losses with the means of their batches.
 
-        With several ranks, this is a collective operation. A policy that needs no losses makes it
-        do nothing.
+        Then let it observe the losses of rescored samples, if it rescores. With several ranks, this
+        is a collective operation. A policy that needs no losses makes it do nothing.
 
         Args:
             plan: The plan of the epoch in progress, or of the current epoch if this rank has
@@ -123,26 +131,10 @@ class LossRecorder:
         Raises:
             InputError: An index is out of range, or the ranks have different plans.
         """
-        if not self._policy.needs_losses:
-            return
-        drained = self._buffer.drain()
-        if drained.indices.size:
-            check_range(int(drained.indices.min()), int(drained.indices.max()), self._num_samples)
-        batches = self._most_batches(plan, len(drained.sizes))
-        if not batches:
-            return
-        sums = np.zeros((batches, 3))
-        sums[: len(drained.sizes)] = batch_sums(drained.losses, drained.sizes)
-        sums = self._replicas.sum(sums)
-        self.nonfinite_so_far += int(sums[:, 2].sum())
-        means = batch_means(sums)
-        if self._replicas.size == 1 or self._policy_merges:
-            own_means = np.repeat(means[: len(drained.sizes)], drained.sizes)
-            records = LossRecords(drained.indices, drained.losses, own_means)
-        else:
-            records = self._gathered(drained, means)
-        self._policy.observe(plan.epoch, records)
-        self._policy.merge(self._replicas)
+        if self._policy.needs_losses:
+            self._flush_trained(plan)
+        if self._policy.rescores:
+            self._flush_rescored(plan)
 
     def end_epoch(
         self, plan: EpochPlan, sampler: PruningSampler, *, plan_was_read: bool
@@ -174,7 +166,45 @@ class LossRecorder:
         self.progress = progress
         self.nonfinite_so_far = nonfinite_so_far
         self._buffer = self._new_buffer()
+        self._rescored = self._new_buffer()
         self._watch.forget()
+
+    def _flush_trained(self, plan: EpochPlan) -> None:
+        drained = self._drained(self._buffer)
+        batches = self._most_batches(plan, len(drained.sizes))
+        if not batches:
+            return
+        sums = np.zeros((batches, 3))
+        sums[: len(drained.sizes)] = batch_sums(drained.losses, drained.sizes)
+        sums = self._replicas.sum(sums)
+        self.nonfinite_so_far += int(sums[:, 2].sum())
+        means = batch_means(sums)
+        if self._replicas.size == 1 or self._policy_merges:
+            own_means = np.repeat(means[: len(drained.sizes)], drained.sizes)
+            records = LossRecords(drained.indices, drained.losses, own_means)
+        else:
+            records = self._gathered(drained, means)
+        self._policy.observe(plan.epoch, records)
+        self._policy.merge(self._replicas)
+
+    def _flush_rescored(self, plan: EpochPlan) -> None:
+        own = self._drained(self._rescored)
+        index, losses = own.indices, own.losses
+        if self._replicas.size > 1:
+            numbers = self._replicas.gather(np.array([len(index)]), 1)
+            lengths = [int(number[0]) for number in numbers]
+            if not max(lengths):
+                return
+            index = _joined(self._replicas.gather(index, max(lengths)), lengths)
+            losses = _joined(self._replicas.gather(losses, max(lengths)), lengths)
+        if len(index):
+            self._policy.observe_rescored(plan.epoch, index, losses)
+
+    def _drained(self, buffer: LossBuffer) -> Drained:
+        drained = buffer.drain()
+        if drained.indices.size:
+            check_range(int(drained.indices.min()), int(drained.indices.max()), self._num_samples)
+        return drained
 
     def _most_batches(self, plan: EpochPlan, batches: int) -> int:
         """Return the largest number of batches of a rank, and check that the plans are equal."""

@@ -251,6 +251,65 @@ class Pruner:
             self._record_batch(index, losses.detach())
         return losses.mean() if self._rescaling is None else self._rescaling.mean(index, losses)
 
+    def to_rescore(self) -> torch.Tensor | None:
+        """Return the samples to evaluate between the last batch of the epoch and its end.
+
+        Some policies need the losses of samples that the epoch did not train. For them, call
+        ``rescore`` with the losses of these samples, without gradients and with the model in
+        evaluation mode. A loop that does not do so makes the policy use the last known losses.
+
+        Returns:
+            Indices, int64, on the CPU: this rank's part of them. None if the policy needs none, or
+            if no later epoch depends on them.
+        """
+        progress = self._recorder.progress
+        plan = self._plan if progress is None else progress.plan
+        following = plan.epoch + 1
+        if not self._policy.rescores or following >= self._policy.epochs:
+            return None
+        if self._policy.anneals(following):
+            return None
+        skipped = torch.ones(self._num_samples, dtype=torch.bool)
+        skipped[plan.kept] = False
+        wanted = self._policy.to_rescore(plan, skipped.nonzero().flatten())
+        if not len(wanted):
+            return None
+        # Every rank gets equally many, at least one; a few may be repeated.
+        each = -(-len(wanted) // self._replicas.size)
+        position = self._replicas.rank + self._replicas.size * torch.arange(each)
+        return wanted[position % len(wanted)]
+
+    def rescore(self, index: Any, losses: torch.Tensor) -> None:
+        """Record the losses of samples that the current epoch did not train.
+
+        Nothing is backpropagated. The samples may be given in batches of any size. If a state was
+        saved in between, rescore all of them again.
+
+        Args:
+            index: Indices of the samples, integers, shape (B,): a part of ``to_rescore()``.
+            losses: One loss per sample, floating point, shape (B,).
+
+        Raises:
+            InputError: A shape or a type is wrong, the policy needs no such losses, or the epoch
+                has ended.
+        """
+        if not isinstance(index, torch.Tensor):
+            index = torch.as_tensor(index)
+        check_batch(index, losses)
+        if not self._policy.rescores:
+            raise InputError(
+                f"expected losses of trained samples only, since policy {self._policy.name!r} "
+                f"needs no others: rescore what to_rescore() returns, if it is not None"
+            )
+        if not self._open:
+            raise InputError(
+                f"expected an epoch in progress, but epoch {self._plan.epoch} has ended: "
+                f"call rescore() before end_epoch()"
+            )
+        progress = self._recorder.progress
+        plan = self._plan if progress is None else progress.plan
+        self._recorder.append_rescored(plan, index, losses.detach())
+
     def end_epoch(self) -> None:
         """End the current epoch: batch means, marks, one exchange, clear, add (Algorithm 1).
 

@@ -51,6 +51,7 @@ def epoch_metrics(
     """Return the metrics of an epoch, with no evaluation yet. Every rank must call it.
 
     If the policy weights the losses, ``mean_weight`` is the mean over the kept samples.
+    ``forward_samples`` includes the samples that were only evaluated for the policy.
 
     Args:
         state: The state of the run.
@@ -65,6 +66,7 @@ def epoch_metrics(
         "lr": rate_at(training, epoch + max(totals.planned - 1, 0) / max(totals.planned, 1)),
         "pruned": len(kept) < state.data.num_samples,
         "samples": totals.samples * state.ranks.size,
+        "forward_samples": (totals.samples + totals.rescored) * state.ranks.size,
         "skipped": state.data.num_samples - len(kept),
         "steps": -(-totals.batches // training.accumulation),
         "train_loss": loss,

@@ -57,6 +57,7 @@ def served_training(
 
     strategy = recipe.distributed
     state = build_state(recipe, ranks)
+    recipe.check_can_rescore(state.pruner.policy)
     places = Places(
         groups=strategy.groups,
         members=strategy.group,

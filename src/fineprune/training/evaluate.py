@@ -39,7 +39,7 @@ def evaluate(
     loss = torch.zeros((), device=device)
     correct = torch.zeros((), dtype=torch.int64, device=device)
     samples = 0
-    for logits, y in _logits(model, batches, device, autocast):
+    for logits, y in evaluated_logits(model, batches, device, autocast):
         loss += F.cross_entropy(logits, y, reduction="sum")
         correct += (logits.argmax(1) == y).sum()
         samples += len(y)
@@ -57,18 +57,23 @@ def sample_losses(
     The arguments are those of ``evaluate``, and the losses are in the order of the batches.
     """
     losses: list[float] = []
-    for logits, y in _logits(model, batches, device, autocast):
+    for logits, y in evaluated_logits(model, batches, device, autocast):
         losses += F.cross_entropy(logits, y, reduction="none").tolist()
     return losses
 
 
 @torch.inference_mode()
-def _logits(
+def evaluated_logits(
     model: nn.Module,
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     device: str,
     autocast: torch.autocast,
 ) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the logits (float32) and the labels of each batch on the device, in evaluation mode.
+
+    The arguments are those of ``evaluate``. No gradients are computed, and the model is put back
+    into the mode that it was in.
+    """
     was_training = model.training
     model.eval()
     try:

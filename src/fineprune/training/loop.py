@@ -33,6 +33,7 @@ from fineprune.training.epoch_served import (
 from fineprune.training.hardware import resolved
 from fineprune.training.random_state import seeded
 from fineprune.training.recipe import Recipe
+from fineprune.training.rescoring import rescore
 from fineprune.training.start import checkpoint_of, recipe_of, start_of
 from fineprune.training.stop import Stopped, StopRequest, stop_requests
 from fineprune.training.summary import summary
@@ -130,6 +131,7 @@ def _train_epochs(
         _wait_for(run.device)  # Otherwise, the last steps would be timed as bookkeeping.
         loss = mean_loss(state, epoch, totals)
         with totals.bookkeeping():
+            rescore(state, epoch, totals)
             state.pruner.end_epoch()
         totals.stop_clock()
         if state.coordinator is not None:

@@ -179,6 +179,27 @@ def labels_of(train: Any, name: str) -> Any:
     )
 
 
+class SampleLoader(DataLoader[Any]):
+    """A ``DataLoader`` over ``SeededSamples`` that also yields any other samples of them."""
+
+    def batches(self, index: torch.Tensor, epoch: int, batch_size: int) -> Any:
+        """Return batches ``(index, (x, y))`` of given samples, transformed as in an epoch.
+
+        Args:
+            index: The indices of the samples in their order; int64, shape (n,).
+            epoch: The epoch, counted from 0, that seeds the random transforms.
+            batch_size: The number of samples per batch.
+        """
+        return DataLoader(
+            self.dataset,
+            batch_size=batch_size,
+            sampler=[(epoch, i) for i in index.tolist()],
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            generator=torch.Generator(),
+        )
+
+
 def training_loader(
     dataset: Any,
     sampler: PruningSampler,
@@ -188,9 +209,9 @@ def training_loader(
     drop_last: bool,
     workers: int,
     pin_memory: bool,
-) -> Any:
-    """Return a ``DataLoader`` that yields ``(index, (x, y))`` in the order of the sampler."""
-    return DataLoader(
+) -> SampleLoader:
+    """Return a loader that yields ``(index, (x, y))`` in the order of the sampler."""
+    return SampleLoader(
         SeededSamples(dataset, seed),
         batch_size=batch_size,
         sampler=EpochIndices(sampler),

@@ -20,10 +20,13 @@ from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.infobatch import InfoBatch
+from fineprune.pruning.policies.kakurenbo import Kakurenbo
 from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.rs2 import RS2
+from fineprune.pruning.policies.ucb import UCB
 from fineprune.pruning.schedule import Schedule
 from fineprune.training.earlier_recipes import as_meant, completed
 from fineprune.training.learning_rate import rate_at
@@ -70,9 +73,30 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not self.pruning.own:  # Only training runs the user's code.
-            self.policy()  # Raises an error if the schedule is impossible.
+            policy = self.policy()  # Raises an error if the schedule is impossible.
+            self._check_probabilities(policy)
+            self.check_can_rescore(policy)
         if self.distributed.served:
             self._check_served()
+
+    def _check_probabilities(self, policy: Policy) -> None:
+        """Raise InputError if a policy would mistake smoothed losses for probabilities."""
+        smoothing = self.training.label_smoothing
+        takes = isinstance(policy, Kakurenbo | ProgressiveDropout) and policy.needs_losses
+        if takes and smoothing:
+            raise InputError(
+                f'expected training.label_smoothing = 0 with pruning.policy = "{policy.name}", '
+                f"which takes exp(-loss) as the probability of the right class, got {smoothing}"
+            )
+
+    def check_can_rescore(self, policy: Policy) -> None:
+        """Raise InputError if the policy needs forward passes that the strategy does not make."""
+        if policy.rescores and self.distributed.served:
+            raise InputError(
+                f"expected a policy that needs the losses of trained samples only with "
+                f"distributed.strategy {self.distributed.strategy!r}, got {policy.name!r}: workers "
+                f"do not evaluate skipped samples"
+            )
 
     def _check_served(self) -> None:
         """Raise InputError if a setting is not supported with parameter servers."""
@@ -121,7 +145,17 @@ class Recipe:
             return InfoBatch(epochs, pruning.prune, save=pruning.save, **options)
         if pruning.policy == "full":
             return FullData(epochs, **options)
+        if pruning.policy == "kakurenbo":
+            assert pruning.prune is not None
+            return Kakurenbo(epochs, pruning.prune, **options, **pruning.given("confidence"))
+        if pruning.policy == "progressive-dropout":
+            return ProgressiveDropout(
+                epochs, **options, **pruning.given("form", "threshold", "decay")
+            )
         assert pruning.save is not None  # It has a default with each of the other policies.
+        if pruning.policy == "ucb":
+            names = ("smoothing", "exploration", "period")
+            return UCB(epochs, pruning.save, **options, **pruning.given(*names))
         if pruning.policy == "rs2":
             replacement = bool(pruning.replacement)
             return RS2(epochs, pruning.save, replacement=replacement, **options)

@@ -46,6 +46,8 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in state.model.parameters()),
         "train_samples": num_samples,
         "samples_trained": sum(line["samples"] for line in metrics),
+        # Metrics of an older version do not contain the number.
+        "forward_samples": sum(line.get("forward_samples", line["samples"]) for line in metrics),
         "samples_full": samples_full,
         "skipped_share": skipped / samples_full,
         "steps": sum(line["steps"] for line in metrics),

@@ -33,10 +33,12 @@ class EpochTotals:
         loss_sum: The sum of the losses; float32, shape (), on the run's device.
         samples: The number of samples trained.
         batches: The number of batches trained; with parameter servers, the number of updates.
+        rescored: The number of samples that were only evaluated, because the policy needs their
+            losses. This happens at the end of an epoch, after its last checkpoint.
         planned: The number of batches in the whole epoch, on which the learning rate depends.
         seconds: The wall-clock time of the training, in seconds.
-        bookkeeping_seconds: The part of ``seconds`` that was spent on choosing samples and
-            recording losses.
+        bookkeeping_seconds: The part of ``seconds`` that was spent on choosing samples, with the
+            forward passes that this needs, and on recording losses.
         distributed: The report of the parameter servers; empty without them.
         started: The time at which the clock was last started, as ``time.perf_counter`` gives it.
     """
@@ -44,6 +46,7 @@ class EpochTotals:
     loss_sum: torch.Tensor
     samples: int = 0
     batches: int = 0
+    rescored: int = 0
     planned: int = 0
     seconds: float = 0.0
     bookkeeping_seconds: float = 0.0

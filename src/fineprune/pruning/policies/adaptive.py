@@ -61,7 +61,7 @@ class Adaptive(Policy):
     """
 
     name: ClassVar[str] = "adaptive"
-    needs_losses: ClassVar[bool] = True
+    needs_losses: bool = True
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class FinePruning(ScheduledPolicy):
     """
 
     name: ClassVar[str] = "fine-pruning"
-    needs_losses: ClassVar[bool] = True
+    needs_losses: bool = True
 
     def __init__(
         self,

@@ -6,16 +6,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, check_whole_number
+from fineprune.errors import InputError
+from fineprune.pruning.kept_numbers import check_save, kept_numbers
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, annealed_epochs
-from fineprune.pruning.policies.policy import LossRecords, Policy
+from fineprune.pruning.policies.last_losses import LastLosses
 
 _PRUNE = 0.5
 _ANNEAL = 0.125
 
 
-class InfoBatch(Policy):
+class InfoBatch(LastLosses):
     """InfoBatch (Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data
     Pruning", ICLR 2024).
 
@@ -46,7 +47,6 @@ class InfoBatch(Policy):
     """
 
     name: ClassVar[str] = "infobatch"
-    needs_losses: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -57,36 +57,21 @@ class InfoBatch(Policy):
         **options: Unpack[Options],
     ) -> None:
         given: Options = {"anneal": _ANNEAL, "rescale": True, **options}
-        super().__init__(**given)
-        check_whole_number("epochs", epochs, 1)
+        super().__init__(epochs, **given)
         if prune is not None and save is not None:
             raise InputError(f"expected either prune or save, got prune={prune} and save={save}")
         if save is None and prune is None:
             prune = _PRUNE
         if prune is not None and not 0 <= prune < 1:
             raise InputError(f"expected prune as a probability in [0, 1), got {prune!r}")
-        if save is not None and not 0 < save < 1:
-            raise InputError(f"expected save as a share in (0, 1), got {save!r}")
-        self._epochs = epochs
         self._shortened = epochs - annealed_epochs(self.plan_options.anneal, epochs)
-        if save is not None and save * epochs >= self._shortened:
-            raise InputError(
-                f"expected save below {self._shortened / epochs:.3g}, the share of the epochs that "
-                f"are not annealed, got {save}: save less, or set a smaller anneal"
-            )
         self.prune = None if prune is None else float(prune)
-        self.save = None if save is None else float(save)
-        self._losses: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
+        self.save = None if save is None else check_save(save, self._shortened, epochs)
         self._numbers: list[int] = []
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs in the training."""
-        return self._epochs
 
     def bind(self, num_samples: int) -> None:
         """Allocate one float32 per sample, NaN for samples without a loss."""
-        self._losses = np.full(num_samples, np.nan, dtype=np.float32)
+        super().bind(num_samples)
         self.bind_steps(1, num_samples)
 
     def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
@@ -96,38 +81,20 @@ class InfoBatch(Policy):
             InputError: The steps are too large to save anything, or to save as much, since each
                 epoch takes at least one.
         """
-        if self.save is None:
-            return
-        total = len(self._losses)
-        wanted = self.save * self._epochs * total
-        self._numbers = []
-        skipped = 0
-        for epoch in range(self._shortened):
-            due = wanted * (epoch + 1) / self._shortened - skipped
-            steps = max(round((total - due) / samples_per_step), 1)
-            self._numbers.append(min(steps * samples_per_step, total))
-            skipped += total - self._numbers[-1]
-        if not skipped:
-            raise InputError(
-                f"expected a larger save or a smaller batch_size, got save={self.save} of {total} "
-                f"samples in steps of {samples_per_step} (batch x ranks x accumulation)"
-            )
-        if wanted - skipped > samples_per_step / 2 + 1e-6:
-            raise InputError(
-                f"expected save of at most {skipped / (self._epochs * total):.3g} with one step of "
-                f"{samples_per_step} samples (batch x ranks x accumulation) in each epoch, got "
-                f"{self.save}: save less, or set a smaller batch_size or anneal"
+        if self.save is not None:
+            self._numbers = kept_numbers(
+                self.save, self._epochs, self._shortened, len(self.losses), samples_per_step
             )
 
     def num_kept(self, epoch: int) -> int | None:
         """With ``save``, return how many samples the epoch keeps; otherwise, it depends on data."""
         if self.save is None:
             return None
-        return len(self._losses) if self.anneals(epoch) else self._numbers[epoch]
+        return len(self.losses) if self.anneals(epoch) else self._numbers[epoch]
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Skip samples of the first group at random, and weight the kept ones."""
-        total = len(self._losses)
+        total = len(self.losses)
         below = self._below_mean()
         first, second = np.flatnonzero(below), np.flatnonzero(~below)
         if num_kept is None:
@@ -155,15 +122,6 @@ class InfoBatch(Policy):
             torch.from_numpy(weights.astype(np.float32)) if weighted else None,
         )
 
-    def observe(self, epoch: int, records: LossRecords) -> None:
-        """Remember the last loss of each sample.
-
-        The losses are replaced inside the epoch, so that one number per sample is enough: the plan
-        of an epoch in progress is kept by the pruner and is not made again.
-        """
-        finite = np.isfinite(records.losses)
-        self._losses[records.index] = np.where(finite, records.losses, np.float32(np.nan))
-
     def settings(self) -> dict[str, Any]:
         """Return the arguments, with which a state must agree."""
         return {
@@ -173,20 +131,12 @@ class InfoBatch(Policy):
             "save": self.save,
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the last loss of each sample, float32, shape (N,)."""
-        return {"losses": torch.from_numpy(self._losses.copy())}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the losses."""
-        self._losses = state["losses"].numpy().copy()
-
     def _below_mean(self) -> npt.NDArray[np.bool_]:
         """Return which samples have a loss below the mean of all losses, shape (N,)."""
-        known = self._losses[~np.isnan(self._losses)]
+        known = self.losses[~np.isnan(self.losses)]
         if not len(known):
-            return np.zeros(len(self._losses), dtype=np.bool_)
-        below: npt.NDArray[np.bool_] = self._losses < known.mean(dtype=np.float64)
+            return np.zeros(len(self.losses), dtype=np.bool_)
+        below: npt.NDArray[np.bool_] = self.losses < known.mean(dtype=np.float64)
         return below  # NaN is not below the mean.
 
 

@@ -50,6 +50,8 @@ class Policy(ABC):
     Attributes:
         name: The name of the policy in recipes and tables.
         needs_losses: Whether ``observe`` is called. If it is false, recording costs nothing.
+        rescores: Whether the policy needs losses of samples that an epoch did not train. The
+            training loop then evaluates them at the end of the epoch; see ``Pruner.to_rescore``.
         plan_options: The options, which ``Pruner`` applies to the plans of the policy.
 
     Raises:
@@ -57,7 +59,8 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
-    needs_losses: ClassVar[bool] = False
+    needs_losses: bool = False
+    rescores: bool = False
     plan_options: PlanOptions = PlanOptions()
 
     def __init__(self, **options: Unpack[Options]) -> None:
@@ -138,6 +141,32 @@ class Policy(ABC):
         for which each rank needs 20 bytes per sample that any rank trained. A policy that can
         exchange less than that, for example one mark per sample, implements this method. It is
         called on every rank after each ``observe``.
+        """
+
+    def to_rescore(self, plan: EpochPlan, skipped: torch.Tensor) -> torch.Tensor:
+        """Return the skipped samples whose losses the policy needs, if ``rescores`` is true.
+
+        This is called after the last batch of an epoch; by default, it returns all of them. The
+        result must be the same on every rank.
+
+        Args:
+            plan: The plan of the epoch, after the options were applied.
+            skipped: The samples that the epoch did not train, sorted, int64, on the CPU.
+        """
+        return skipped
+
+    def observe_rescored(  # noqa: B027
+        self, epoch: int, index: npt.NDArray[np.int64], losses: npt.NDArray[np.float32]
+    ) -> None:
+        """Observe losses of samples that ``epoch`` did not train.
+
+        This is called any number of times before ``end_epoch``, or never, if the training loop does
+        not rescore. The policy then works on with what it knows.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            index: Sample of each loss, int64, shape (n,); those of all ranks, also with ``merge``.
+            losses: The losses, float32, shape (n,). Some may be NaN or infinite.
         """
 
     def end_epoch(self, epoch: int) -> None:  # noqa: B027

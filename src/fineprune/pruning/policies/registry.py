@@ -4,12 +4,26 @@ from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.infobatch import InfoBatch
+from fineprune.pruning.policies.kakurenbo import Kakurenbo
 from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.rs2 import RS2
+from fineprune.pruning.policies.ucb import UCB
 
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
-    for policy in (Adaptive, FinePruning, InfoBatch, RandomPruning, RS2, Matched, FullData)
+    for policy in (
+        Adaptive,
+        FinePruning,
+        InfoBatch,
+        Kakurenbo,
+        ProgressiveDropout,
+        RandomPruning,
+        RS2,
+        UCB,
+        Matched,
+        FullData,
+    )
 }

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, check_whole_number
+from fineprune.pruning.kept_numbers import check_save
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, annealed_epochs
 from fineprune.pruning.policies.policy import Policy, prune_count
@@ -49,18 +50,11 @@ class RS2(Policy):
     ) -> None:
         super().__init__(**options)
         check_whole_number("epochs", epochs, 1)
-        if not 0 < save < 1:
-            raise InputError(f"expected save as a share in (0, 1), got {save!r}")
         if not isinstance(replacement, bool):
             raise InputError(f"expected replacement as True or False, got {replacement!r}")
         shortened = epochs - annealed_epochs(self.plan_options.anneal, epochs)
-        if save * epochs >= shortened:
-            raise InputError(
-                f"expected save below {shortened / epochs:.3g}, the share of the epochs that are "
-                f"not annealed, got {save}: save less, or set a smaller anneal"
-            )
         self._epochs = epochs
-        self.save = float(save)
+        self.save = check_save(save, shortened, epochs)
         self._save_per_epoch = save * epochs / shortened
         self.replacement = replacement
         self._num_samples = self._seed = 0

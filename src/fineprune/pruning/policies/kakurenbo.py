@@ -1,0 +1,110 @@
+"""Kakurenbo: hide samples that the network has learned with confidence."""
+
+import math
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+import torch
+
+from fineprune.errors import InputError
+from fineprune.pruning.lowest import lowest
+from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_options import Options
+from fineprune.pruning.policies.last_losses import LastLosses
+from fineprune.pruning.policies.policy import checked_prune, prune_count
+
+# The factor of the largest number of hidden samples, and the percentage of the epochs from which on
+# it holds. These are the authors' values for ImageNet.
+_FACTORS = ((0, 1.0), (30, 0.8), (60, 0.6), (80, 0.4))
+
+
+class Kakurenbo(LastLosses):
+    """KAKURENBO (Nguyen et al., "KAKURENBO: Adaptively Hiding Samples in Deep Neural Network
+    Training", NeurIPS 2023).
+
+    Each epoch hides the samples with the lowest losses, at most ``prune`` of all samples, but only
+    those that are predicted right with at least the given confidence. At the end of the epoch, the
+    losses of the hidden samples are computed again: see ``Pruner.to_rescore``. The largest number
+    falls in steps: from 30, 60 and 80 % of the epochs on, it is multiplied by 0.8, 0.6 and 0.4.
+
+    A sample is predicted right with at least this confidence if ``exp(-loss)``, the probability of
+    the right class, is at least as large, so the losses must be cross-entropies without label
+    smoothing. Fewer samples are hidden to train whole optimizer steps.
+
+    The authors multiply the learning rate by N / (number kept). Here, ``rescale``, which is on by
+    default, multiplies the losses by this factor.
+
+    Args:
+        epochs: Number of epochs in the training.
+        prune: The largest share of the samples to hide, in [0, 1), or their largest number as an
+            int.
+        confidence: The smallest probability of the right class with which a sample is hidden, in
+            (0.5, 1]. From 0.5 down, the prediction could be wrong.
+        options: The options of every policy; see ``PlanOptions``.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    name: ClassVar[str] = "kakurenbo"
+    rescores: bool = True
+
+    def __init__(
+        self,
+        epochs: int,
+        prune: float = 0.3,
+        *,
+        confidence: float = 0.7,
+        **options: Unpack[Options],
+    ) -> None:
+        given: Options = {"rescale": True, **options}
+        super().__init__(epochs, **given)
+        if not 0.5 < confidence <= 1:
+            raise InputError(
+                f"expected confidence as a probability in (0.5, 1], got {confidence!r}"
+            )
+        self.prune = checked_prune(prune)
+        self.confidence = float(confidence)
+        self._per_step = 1
+
+    def bind(self, num_samples: int) -> None:
+        """Allocate the losses.
+
+        Raises:
+            InputError: ``prune`` would leave no sample.
+        """
+        super().bind(num_samples)
+        prune_count(self.prune, num_samples)
+
+    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
+        """Receive the number of samples per optimizer step."""
+        self._per_step = samples_per_step
+
+    def num_kept(self, epoch: int) -> int | None:
+        """Return None, because the number depends on the losses."""
+        return None
+
+    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Hide the samples with the lowest losses, as far as they are predicted with confidence."""
+        total = len(self.losses)
+        confident = int((self.losses <= -math.log(self.confidence)).sum())  # NaN is not.
+        steps = -(-(total - min(self._most(epoch), confident)) // self._per_step)
+        hidden = max(total - steps * self._per_step, 0)
+        kept = np.ones(total, dtype=np.bool_)
+        kept[lowest(np.where(np.isnan(self.losses), np.inf, self.losses), hidden, rng)] = False
+        return EpochPlan(epoch, torch.from_numpy(np.flatnonzero(kept)))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments, with which a state must agree."""
+        return {
+            "policy": self.name,
+            "epochs": self._epochs,
+            "prune": self.prune,
+            "confidence": self.confidence,
+        }
+
+    def _most(self, epoch: int) -> int:
+        """Return the largest number of samples that the epoch may hide."""
+        factor = next(f for start, f in reversed(_FACTORS) if 100 * epoch >= start * self._epochs)
+        # The small addend prevents 0.8 * 0.3 * 100 from losing a sample.
+        return int(factor * prune_count(self.prune, len(self.losses)) + 1e-9)

@@ -1,0 +1,68 @@
+"""LastLosses: the common part of the policies that remember the last loss of each sample."""
+
+from typing import Any, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.errors import check_whole_number
+from fineprune.pruning.plan_options import Options
+from fineprune.pruning.policies.policy import LossRecords, Policy
+
+
+class LastLosses(Policy):
+    """A policy that remembers one float32 per sample: its last loss.
+
+    The losses are replaced inside the epoch, so that one number per sample is enough: the plan of
+    an epoch in progress is kept by the pruner and is not made again.
+
+    Args:
+        epochs: Number of epochs in the training.
+        options: The options of every policy; see ``PlanOptions``.
+
+    Attributes:
+        losses: The last loss of each sample, NaN for a sample without a finite one; float32, shape
+            (N,).
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    needs_losses: bool = True
+
+    def __init__(self, epochs: int, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        check_whole_number("epochs", epochs, 1)
+        self._epochs = epochs
+        self.losses: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs in the training."""
+        return self._epochs
+
+    def bind(self, num_samples: int) -> None:
+        """Allocate the losses."""
+        self.losses = np.full(num_samples, np.nan, dtype=np.float32)
+
+    def observe(self, epoch: int, records: LossRecords) -> None:
+        """Remember the last loss of each trained sample."""
+        self._remember(records.index, records.losses)
+
+    def observe_rescored(
+        self, epoch: int, index: npt.NDArray[np.int64], losses: npt.NDArray[np.float32]
+    ) -> None:
+        """Remember the loss of each sample that was rescored."""
+        self._remember(index, losses)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last loss of each sample, float32, shape (N,)."""
+        return {"losses": torch.from_numpy(self.losses.copy())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the losses."""
+        self.losses = state["losses"].numpy().copy()
+
+    def _remember(self, index: npt.NDArray[np.int64], losses: npt.NDArray[np.float32]) -> None:
+        self.losses[index] = np.where(np.isfinite(losses), losses, np.float32(np.nan))

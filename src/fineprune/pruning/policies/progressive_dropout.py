@@ -1,0 +1,118 @@
+"""ProgressiveDropout: train fewer and fewer samples, and all of them at the end."""
+
+import math
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.errors import InputError
+from fineprune.pruning.lowest import lowest
+from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_options import Options
+from fineprune.pruning.policies.last_losses import LastLosses
+
+FORMS = ("difficulty", "scalar", "schedule-matched")
+
+
+class ProgressiveDropout(LastLosses):
+    """Progressive Data Dropout (Sathiyanarayanan et al., "Progressive Data Dropout: An
+    Embarrassingly Simple Approach to Faster Training", NeurIPS 2025).
+
+    There are three forms. All of them keep whole optimizer steps, rounded up, and at least one.
+
+    - ``difficulty``: Each epoch trains the samples whose probability of the right class is below
+      ``threshold``. This probability is ``exp(-loss)``, so the losses must be cross-entropies
+      without label smoothing. Samples without a finite loss are trained. The losses of skipped
+      samples are needed, too: see ``Pruner.to_rescore``.
+    - ``scalar``: Epoch e, counted from 0, trains ``N * decay**e`` samples, chosen at random. The
+      numbers are known before the start, and no losses are needed.
+    - ``schedule-matched``: A random subset that is as large as that of ``difficulty``. (To repeat
+      the numbers of another run, use ``Matched``.)
+
+    Args:
+        epochs: Number of epochs in the training.
+        form: ``difficulty``, ``scalar`` or ``schedule-matched``.
+        threshold: The probability below which a sample is trained, in (0, 1].
+        decay: The factor of the number of samples from each epoch to the next, in (0, 1).
+        options: The options of every policy; see ``PlanOptions``. By default, ``anneal`` is
+            ``1 / epochs``: the last epoch trains all samples.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    name: ClassVar[str] = "progressive-dropout"
+
+    def __init__(
+        self,
+        epochs: int,
+        form: str = "difficulty",
+        *,
+        threshold: float = 0.3,
+        decay: float = 0.95,
+        **options: Unpack[Options],
+    ) -> None:
+        given: Options = {**options}
+        if "anneal" not in given and isinstance(epochs, int) and epochs > 0:
+            given["anneal"] = 1 / epochs
+        super().__init__(epochs, **given)
+        if form not in FORMS:
+            raise InputError(f"expected form as one of {', '.join(FORMS)}, got {form!r}")
+        if not 0 < threshold <= 1:
+            raise InputError(f"expected threshold as a probability in (0, 1], got {threshold!r}")
+        if not 0 < decay < 1:
+            raise InputError(f"expected decay as a factor in (0, 1), got {decay!r}")
+        self.form = form
+        self.threshold = float(threshold)
+        self.decay = float(decay)
+        self.needs_losses = self.rescores = form != "scalar"
+        self._num_samples = 0
+        self._per_step = 1
+
+    def bind(self, num_samples: int) -> None:
+        """Allocate the losses, if the form needs them."""
+        self._num_samples = num_samples
+        if self.needs_losses:
+            super().bind(num_samples)
+
+    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
+        """Receive the number of samples per optimizer step."""
+        self._per_step = samples_per_step
+
+    def num_kept(self, epoch: int) -> int | None:
+        """Return the number of the form ``scalar``; that of the others depends on the losses."""
+        if self.form != "scalar":
+            return None
+        return self._whole_steps(math.ceil(self._num_samples * self.decay**epoch))
+
+    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Keep the hardest samples, or a random subset of the same size."""
+        number = num_kept
+        if number is None:
+            number = self._whole_steps(int(self._is_hard().sum()))
+        if self.form == "difficulty":
+            kept = lowest(np.where(np.isnan(self.losses), -np.inf, -self.losses), number, rng)
+        else:
+            kept = rng.choice(self._num_samples, number, replace=False, shuffle=False)
+        return EpochPlan(epoch, torch.from_numpy(np.sort(kept)))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments, with which a state must agree."""
+        return {
+            "policy": self.name,
+            "epochs": self._epochs,
+            "form": self.form,
+            "threshold": self.threshold,
+            "decay": self.decay,
+        }
+
+    def _is_hard(self) -> npt.NDArray[np.bool_]:
+        """Return which samples have a small probability of the right class, or none, shape (N,)."""
+        easy: npt.NDArray[np.bool_] = self.losses <= -math.log(self.threshold)
+        return ~easy  # NaN is not easy.
+
+    def _whole_steps(self, number: int) -> int:
+        steps = max(-(-number // self._per_step), 1)
+        return min(steps * self._per_step, self._num_samples)

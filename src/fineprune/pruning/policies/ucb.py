@@ -1,0 +1,161 @@
+"""UCB: train the samples whose loss is high or uncertain."""
+
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.errors import InputError, check_whole_number
+from fineprune.pruning.kept_numbers import check_save, kept_numbers
+from fineprune.pruning.lowest import lowest
+from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_options import Options, annealed_epochs, check_share
+from fineprune.pruning.policies.policy import LossRecords, Policy
+from fineprune.pruning.random_streams import stream
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class UCB(Policy):
+    """Upper confidence bounds (Raju et al., "Accelerating Deep Learning with Dynamic Data Pruning",
+    2021).
+
+    Each sample has a running mean and a running variance of its losses. Its score is
+    ``mean + exploration * variance``, and the samples with the highest scores are trained. A
+    skipped sample keeps its score. The first ``period`` epochs train all samples, to learn their
+    scores.
+
+    Args:
+        epochs: Number of epochs in the training.
+        save: The share of the sample-steps of the whole training to save, in (0, 1), to within half
+            an optimizer step.
+        smoothing: The share of the old value in each running mean and variance, in [0, 1).
+        exploration: The factor of the variance, at least 0.
+        period: Number of epochs after which the samples are chosen anew.
+        options: The options of every policy; see ``PlanOptions``.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    name: ClassVar[str] = "ucb"
+    needs_losses: bool = True
+
+    def __init__(
+        self,
+        epochs: int,
+        save: float = 0.35,
+        *,
+        smoothing: float = 0.8,
+        exploration: float = 1.0,
+        period: int = 1,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(**options)
+        check_whole_number("epochs", epochs, 1)
+        check_whole_number("period", period, 1)
+        check_share("smoothing", smoothing)
+        if smoothing == 1:
+            raise InputError("expected smoothing below 1, since losses would be ignored, got 1")
+        if not 0 <= exploration < np.inf:
+            raise InputError(f"expected exploration of at least 0, got {exploration!r}")
+        annealed = annealed_epochs(self.plan_options.anneal, epochs)
+        self._shortened = max(epochs - annealed - period, 0)
+        self._epochs = epochs
+        self.save = check_save(save, self._shortened, epochs)
+        self.smoothing = float(smoothing)
+        self.exploration = float(exploration)
+        self.period = period
+        self._seed = 0
+        self._numbers: list[int] = []
+        self._new: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
+        self._mean, self._variance, self._scores = self._new, self._new, self._new
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs in the training."""
+        return self._epochs
+
+    def bind(self, num_samples: int) -> None:
+        """Allocate four float32 per sample."""
+        self._new = np.full(num_samples, np.nan, dtype=np.float32)
+        self._mean = np.full(num_samples, np.nan, dtype=np.float32)
+        self._variance = np.zeros(num_samples, dtype=np.float32)
+        self._scores = np.full(num_samples, np.inf, dtype=np.float32)
+        self.bind_steps(1, num_samples)
+
+    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
+        """Distribute the samples to skip over the epochs, in whole steps.
+
+        Raises:
+            InputError: The steps are too large to save anything, or to save as much.
+        """
+        self._numbers = kept_numbers(
+            self.save, self._epochs, self._shortened, len(self._new), samples_per_step
+        )
+
+    def bind_seed(self, seed: int) -> None:
+        """Receive the seed from which the choice among equal scores is derived."""
+        self._seed = seed
+
+    def num_kept(self, epoch: int) -> int:
+        """Return how many samples the epoch keeps."""
+        shortened = self.period <= epoch < self.period + self._shortened
+        return self._numbers[epoch - self.period] if shortened else len(self._new)
+
+    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Keep the samples with the highest scores; those without a loss come first."""
+        assert num_kept is not None
+        # The same choice among equal scores in each epoch of a period.
+        ties = stream(self._seed, epoch // self.period, "ucb")
+        return EpochPlan(epoch, torch.from_numpy(np.sort(lowest(-self._scores, num_kept, ties))))
+
+    def observe(self, epoch: int, records: LossRecords) -> None:
+        """Remember the losses of the epoch; of a sample that was trained twice, the last one."""
+        finite = np.isfinite(records.losses)
+        self._new[records.index[finite]] = records.losses[finite]
+
+    def end_epoch(self, epoch: int) -> None:
+        """Add the losses of the epoch to the running means and variances."""
+        seen = np.flatnonzero(~np.isnan(self._new))
+        # Not in float32, in which the square of a large loss would overflow.
+        new = self._new[seen].astype(np.float64)
+        mean = self._mean[seen].astype(np.float64)
+        old = np.where(np.isnan(mean), new, mean)  # The first loss is the mean, with variance zero.
+        share = self.smoothing
+        self._mean[seen] = share * old + (1 - share) * new
+        variance = share * self._variance[seen] + (1 - share) * (new - old) ** 2
+        self._variance[seen] = np.minimum(variance, _LARGEST)
+        self._new[seen] = np.nan
+        if (epoch + 1) % self.period == 0:
+            known = np.flatnonzero(~np.isnan(self._mean))
+            bound = self._mean[known] + self.exploration * self._variance[known].astype(np.float64)
+            self._scores[known] = np.minimum(bound, _LARGEST)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments, with which a state must agree."""
+        return {
+            "policy": self.name,
+            "epochs": self._epochs,
+            "save": self.save,
+            "smoothing": self.smoothing,
+            "exploration": self.exploration,
+            "period": self.period,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the means, the variances, the scores and the losses of the epoch in progress."""
+        return {
+            "mean": torch.from_numpy(self._mean.copy()),
+            "variance": torch.from_numpy(self._variance.copy()),
+            "scores": torch.from_numpy(self._scores.copy()),
+            "new": torch.from_numpy(self._new.copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what was learned."""
+        self._mean = state["mean"].numpy().copy()
+        self._variance = state["variance"].numpy().copy()
+        self._scores = state["scores"].numpy().copy()
+        self._new = state["new"].numpy().copy()

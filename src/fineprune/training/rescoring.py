@@ -1,0 +1,35 @@
+"""Rescoring: forward passes over samples that an epoch did not train, which some policies need."""
+
+from fineprune.training.evaluate import evaluated_logits
+from fineprune.training.network import training_losses
+from fineprune.training.train_state import EpochTotals, TrainState
+
+# Nothing is kept for a backward pass, so a batch may be larger than in training.
+_TRAINING_BATCHES = 4
+
+
+def rescore(state: TrainState, epoch: int, totals: EpochTotals) -> None:
+    """Record the losses of the samples that the policy wants evaluated at the end of an epoch.
+
+    The model is in evaluation mode, and the samples have the augmentation that they would have had
+    in the epoch. With several ranks, each of them evaluates a part.
+
+    Args:
+        state: The state of the run, before ``Pruner.end_epoch()``.
+        epoch: The epoch, counted from 0.
+        totals: The sums of the epoch, which receive the number of samples.
+    """
+    wanted = state.pruner.to_rescore()
+    if wanted is None:
+        return
+    assert state.local is not None
+    # Only those of rank 0 are saved, so a resumed run would evaluate with others.
+    state.ranks.take_buffers_of_main(state.model)
+    training = state.recipe.training
+    size = _TRAINING_BATCHES * training.batch_size
+    loader, parts = state.local.loader, iter(wanted.split(size))
+    batches = (batch for _, batch in loader.batches(wanted, epoch, size))
+    device = state.recipe.run.device
+    for logits, y in evaluated_logits(state.model, batches, device, state.autocast):
+        state.pruner.rescore(next(parts), training_losses(logits, y, training))
+    totals.rescored += len(wanted)
