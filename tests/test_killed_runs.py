@@ -207,7 +207,8 @@ def disturb(scenario, kills, stops, seed, say=lambda line: None):
                 os.kill(victims[name], signal.SIGKILL)
             if how == "kill" and (name == "parent" or not scenario.served):
                 status = process.wait(60)
-                assert status == (-signal.SIGKILL if name == "parent" else 1)
+                # The signal may come when everything is done; the result is checked below.
+                assert status in (0, -signal.SIGKILL if name == "parent" else 1), status
                 remaining = wait_until_ended(process.pid)
                 assert not remaining, f"{remaining} are left after ten seconds"
                 break
