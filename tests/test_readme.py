@@ -111,7 +111,7 @@ def test_the_python_of_a_page_trains_a_network(code, one_thread, tmp_path, monke
     exec(compile(code, "<page>", "exec"), names)
 
     pruner = names["pruner"]
-    full_steps = names["schedule"].epochs * 512 // 128
+    full_steps = pruner.policy.epochs * 512 // 128
     assert len(steps) == pruner.total_steps() < full_steps
     with torch.no_grad():
         accuracy = (model(x[512:]).argmax(1) == y[512:]).float().mean()

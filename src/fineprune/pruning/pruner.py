@@ -5,21 +5,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from fineprune.errors import InputError, check_whole_number
+from fineprune.pruning.applied_options import AppliedOptions
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loss_recorder import LossRecorder, check_batch
 from fineprune.pruning.plan import EpochPlan, check_plan
-from fineprune.pruning.plan_options import (
-    Labels,
-    Skips,
-    class_numbers,
-    class_quotas,
-    count_skips,
-    with_options,
-)
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.pruner_state import PrunerState, pack_state, unpack_state
 from fineprune.pruning.random_streams import stream
@@ -114,11 +106,8 @@ class Pruner:
         self._policy = copy.deepcopy(policy)
         bind(self._policy, self._num_samples, self._shape)
         self._policy.bind_seed(seed)
-        self._options = self._policy.plan_options
-        self._labels = self._checked_labels(labels)
-        self._skips: Skips | None = None
-        if self._options.max_skips is not None:
-            self._skips = np.zeros(self._num_samples, dtype=np.uint8)
+        self._options = AppliedOptions(self._policy.plan_options, self._num_samples, labels)
+        self._options.check_room(map(self.num_kept, range(self._policy.epochs)))
         self.sampler = PruningSampler(
             range(self._num_samples) if self._dataset is None else self._dataset,
             num_replicas=num_replicas,
@@ -376,7 +365,7 @@ class Pruner:
             synchronized=self._recorder.flushed,
             nonfinite_so_far=self._recorder.nonfinite_so_far,
             learned=self._policy.state_dict(),
-            skips=None if self._skips is None else torch.from_numpy(self._skips.copy()),
+            skips=self._options.skips(),
         )
         return pack_state(state, self._identity())
 
@@ -389,8 +378,7 @@ class Pruner:
         """
         loaded = unpack_state(state, self._identity())
         self._policy.load_state_dict(loaded.learned)
-        if loaded.skips is not None:
-            self._skips = loaded.skips.numpy().copy()
+        self._options.load_skips(loaded.skips)
         self._recorder.load(loaded.progress, loaded.nonfinite_so_far)
         self._ended = None if loaded.open else loaded.epoch
         self._show(loaded.epoch)
@@ -436,35 +424,7 @@ class Pruner:
             check_plan(plan, epoch, num_kept, self._num_samples)
         except InputError as error:
             raise InputError(f"policy {self._policy.name!r} in epoch {epoch}: {error}") from error
-        return with_options(
-            plan,
-            self._options,
-            self._num_samples,
-            stream(self._seed, epoch, "options"),
-            labels=self._labels,
-            skips=self._skips,
-        )
-
-    def _checked_labels(self, given: Any) -> Labels | None:
-        """Return the class numbers, and check that each epoch has room for the share per class."""
-        labels = None if given is None else class_numbers(given, self._num_samples)
-        if not self._options.keep_per_class:
-            return None
-        if labels is None:
-            raise InputError(
-                f"expected Pruner(..., labels=...) with the class of each sample, since the policy "
-                f"has keep_per_class={self._options.keep_per_class}, got none"
-            )
-        needed = int(class_quotas(labels, self._options.keep_per_class).sum())
-        for epoch in range(self._policy.epochs):
-            number = self.num_kept(epoch)
-            if number is not None and number < needed:
-                raise InputError(
-                    f"expected keep_per_class to leave samples to skip, got "
-                    f"{self._options.keep_per_class}, which needs {needed} samples, while epoch "
-                    f"{epoch} keeps {number}: set a smaller keep_per_class"
-                )
-        return labels
+        return self._options.apply(plan, stream(self._seed, epoch, "options"))
 
     def _record_batch(self, index: torch.Tensor, losses: torch.Tensor) -> None:
         check_batch(index, losses)
@@ -498,8 +458,7 @@ class Pruner:
 
     def _end(self, plan: EpochPlan) -> None:
         self._policy.end_epoch(plan.epoch)
-        if self._skips is not None:
-            count_skips(self._skips, plan)
+        self._options.end_epoch(plan)
         self._open = False
         self._ended = plan.epoch
         self.nonfinite, messages = self._recorder.end_epoch(
@@ -514,7 +473,7 @@ class Pruner:
             "num_samples": self._num_samples,
             "seed": self._seed,
             "settings": self._policy.settings(),
-            "options": self._options.settings(),
+            "options": self._policy.plan_options.settings(),
         }
 
     def _check_epoch(self, epoch: int) -> None:
