@@ -64,6 +64,9 @@ class Variant:
         returning_late: The same while the rate is at most a tenth of the largest one.
         smoothed_late: While the rate is below half of the largest one, samples are also skipped if
             their smoothed loss is above this multiple of chance; None for never.
+        smoothed: From epoch 5 on, samples are skipped if their smoothed loss is above this multiple
+            of chance, instead of by ``patience``; None for ``patience``.
+        wrong_only: Whether only those samples are skipped whose label is wrong.
         oracle_from: From this epoch on, exactly the wrong labels are skipped; None for never.
     """
 
@@ -81,6 +84,8 @@ class Variant:
     returning: float = 0.1
     returning_late: float | None = None
     smoothed_late: float | None = None
+    smoothed: float | None = None
+    wrong_only: bool = False
     oracle_from: int | None = None
 
     def rate(self, progress: float) -> float:
@@ -125,6 +130,9 @@ def variants() -> dict[str, Variant]:
         "30% budget, patience 5, late smoothed": dataclasses.replace(
             weak, smoothed_late=0.9, returning_late=0.0
         ),
+        "30% budget, patience 5, wrong labels only": dataclasses.replace(weak, wrong_only=True),
+        "30% budget, smoothed loss above 1.25 chance": dataclasses.replace(weak, smoothed=1.25),
+        "30% budget, smoothed loss above chance": dataclasses.replace(weak, smoothed=1.0),
         "30% budget, oracle from 5": dataclasses.replace(no_patience, oracle_from=5, returning=0.0),
         "30% budget, oracle from 18": dataclasses.replace(
             no_patience, oracle_from=18, returning=0.0
@@ -218,6 +226,10 @@ class Chooser:
             chosen |= np.nan_to_num(self.smoothed, nan=0) > self.chance * variant.smoothed_late
         if epoch < variant.skip_from:
             chosen[:] = False
+        if variant.wrong_only:
+            chosen &= self.wrong
+        if variant.smoothed is not None and epoch >= 5:
+            chosen = np.nan_to_num(self.smoothed, nan=0) > self.chance * variant.smoothed
         if variant.oracle_from is not None and epoch >= variant.oracle_from:
             chosen = self.wrong.copy()
         return chosen
