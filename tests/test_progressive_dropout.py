@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from resuming import stopped_and_resumed
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -108,12 +109,7 @@ def test_a_stopped_training_continues_exactly(form, stop, tmp_path):
         return fp.Pruner(N, policy, seed=2, batch_size=BATCH)
 
     whole, _ = train(made())
-    before, state = train(made(), stop)
-    torch.save(state, tmp_path / "state.pt")
-    again = made()
-    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    after, _ = train(again)
-    assert before + after == whole
+    assert stopped_and_resumed(made, train, stop, tmp_path) == whole
 
 
 def test_the_last_epoch_trains_all_samples_unless_told_otherwise():

@@ -182,7 +182,7 @@ class Pruner:
         progress = self._recorder.progress
         first = start
         if first is None:
-            current = self._plan.epoch if progress is None else progress.plan.epoch
+            current = self._plan_in_progress.epoch
             first = current if self._open or progress is not None else current + 1
         elif progress is not None and progress.plan.epoch != first:
             self._commit()
@@ -251,8 +251,7 @@ class Pruner:
             Indices, int64, on the CPU: this rank's part of them. None if the policy needs none, or
             if no later epoch depends on them.
         """
-        progress = self._recorder.progress
-        plan = self._plan if progress is None else progress.plan
+        plan = self._plan_in_progress
         following = plan.epoch + 1
         if not self._policy.rescores or following >= self._policy.epochs:
             return None
@@ -295,9 +294,7 @@ class Pruner:
                 f"expected an epoch in progress, but epoch {self._plan.epoch} has ended: "
                 f"call rescore() before end_epoch()"
             )
-        progress = self._recorder.progress
-        plan = self._plan if progress is None else progress.plan
-        self._recorder.append_rescored(plan, index, losses.detach())
+        self._recorder.append_rescored(self._plan_in_progress, index, losses.detach())
 
     def end_epoch(self) -> None:
         """End the current epoch: batch means, marks, one exchange, clear, add (Algorithm 1).
@@ -359,7 +356,7 @@ class Pruner:
             self._flush()
         progress = self._recorder.progress
         state = PrunerState(
-            epoch=self._plan.epoch if progress is None else progress.plan.epoch,
+            epoch=self._plan_in_progress.epoch,
             open=self._open or progress is not None,
             progress=progress,
             synchronized=self._recorder.flushed,
@@ -401,6 +398,12 @@ class Pruner:
         return num_kept(self._policy, self._num_samples, epoch, self._shape)
 
     # -- internals ----------------------------------------------------------------------------
+
+    @property
+    def _plan_in_progress(self) -> EpochPlan:
+        """The plan of the epoch that has recorded losses; the current one if there is none."""
+        progress = self._recorder.progress
+        return self._plan if progress is None else progress.plan
 
     def _show(self, epoch: int) -> None:
         """Make ``epoch`` current, with the plan in progress if there is one for it."""
@@ -448,13 +451,11 @@ class Pruner:
     def _commit(self) -> None:
         if self._rescaling is not None:
             self._rescaling.check_used()
-        progress = self._recorder.progress
         self._flush()
-        self._end(self._plan if progress is None else progress.plan)
+        self._end(self._plan_in_progress)
 
     def _flush(self) -> None:
-        progress = self._recorder.progress
-        self._recorder.flush(self._plan if progress is None else progress.plan)
+        self._recorder.flush(self._plan_in_progress)
 
     def _end(self, plan: EpochPlan) -> None:
         self._policy.end_epoch(plan.epoch)

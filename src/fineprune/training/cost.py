@@ -1,5 +1,6 @@
 """Predicts the cost of a recipe before it is trained."""
 
+from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.savings import Savings, planned_numbers, predict_savings
 from fineprune.pruning.step_counts import BatchShape, bind
 from fineprune.training.recipe import Recipe
@@ -25,16 +26,17 @@ def predicted_cost(
     Raises:
         InputError: A value is out of range, or the number of kept samples depends on the data.
     """
+    shape = _shape(recipe, ranks)
+    assert shape.batch_size is not None
     return predict_savings(
         recipe.policy(),
         num_samples,
-        # The number of samples per update and rank; kept sets are rounded up to a multiple of it.
-        recipe.training.batch_size * recipe.distributed.batches_per_update,
+        shape.batch_size,
         step_time=step_time,
         overhead=overhead,
-        drop_last=recipe.training.drop_last,
-        accumulation=recipe.training.accumulation,
-        num_replicas=ranks,
+        drop_last=shape.drop_last,
+        accumulation=shape.accumulation,
+        num_replicas=shape.num_replicas,
     )
 
 
@@ -45,9 +47,7 @@ def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
         recipe: The recipe.
         num_samples: The number of training samples, N.
     """
-    policy, training = recipe.policy(), recipe.training
-    size = training.batch_size * recipe.distributed.batches_per_update
-    bind(policy, num_samples, BatchShape(size, training.accumulation, 1, training.drop_last))
+    policy, _ = _bound_policy(recipe, num_samples, ranks=1)
     numbers = (policy.num_kept(epoch) for epoch in range(policy.epochs))
     return policy.total_steps is not None or all(number is not None for number in numbers)
 
@@ -82,8 +82,22 @@ def planned_samples(recipe: Recipe, num_samples: int, *, ranks: int = 1) -> list
         The numbers of all ranks together. With ``adaptive``, they are those of a training in which
         no sample contradicts the others.
     """
-    policy, training = recipe.policy(), recipe.training
-    size = training.batch_size * recipe.distributed.batches_per_update
-    shape = BatchShape(size, training.accumulation, ranks, training.drop_last)
-    bind(policy, num_samples, shape)
+    policy, shape = _bound_policy(recipe, num_samples, ranks)
     return planned_numbers(policy, num_samples, shape)
+
+
+def _bound_policy(recipe: Recipe, num_samples: int, ranks: int) -> tuple[Policy, BatchShape]:
+    """Return the policy of a recipe, bound to the samples and the steps, and how they are grouped.
+
+    The arguments are those of ``planned_samples``.
+    """
+    policy, shape = recipe.policy(), _shape(recipe, ranks)
+    bind(policy, num_samples, shape)
+    return policy, shape
+
+
+def _shape(recipe: Recipe, ranks: int) -> BatchShape:
+    training = recipe.training
+    # The number of samples per update and rank; kept sets are rounded up to a multiple of it.
+    size = training.batch_size * recipe.distributed.batches_per_update
+    return BatchShape(size, training.accumulation, ranks, training.drop_last)

@@ -10,6 +10,7 @@ import torch
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.dropping_count import add_marks, keep_least_counted
+from fineprune.pruning.kept_numbers import check_save
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, annealed_epochs
 from fineprune.pruning.policies.policy import LossRecords, Policy
@@ -89,11 +90,8 @@ class Adaptive(Policy):
         if chance is not None and not (math.isfinite(chance) and chance > 0):
             raise InputError(f"expected chance as a loss above 0, got {chance!r}")
         self._annealed = annealed_epochs(self.plan_options.anneal, epochs)
-        if save and save * epochs >= epochs - self._annealed:
-            raise InputError(
-                f"expected save below {1 - self._annealed / epochs:.3g}, the share of the epochs "
-                f"that are not annealed, got {save}: save less, or set a smaller anneal"
-            )
+        if save:
+            check_save(save, epochs - self._annealed, epochs)
         self._epochs = epochs
         self.save = float(save)
         self.patience = patience
