@@ -47,7 +47,7 @@ class Replica:
     def load(self, key: BatchKey, indices: torch.Tensor) -> tuple[int, torch.Tensor]:
         return key.epoch, torch.ones(len(indices), 16)
 
-    def step(self, batch: tuple[int, torch.Tensor]) -> torch.Tensor:
+    def step(self, batch: tuple[int, torch.Tensor], weights: torch.Tensor | None) -> torch.Tensor:
         epoch, inputs = batch
         began = time.perf_counter()
         losses: torch.Tensor = self.model(inputs).square().mean(1)

@@ -52,7 +52,7 @@ class Replica:
     def load(self, key, indices):
         return key, self.data[0][indices], self.data[1][indices]
 
-    def step(self, batch):
+    def step(self, batch, weights):
         key, x, y = batch
         if key == self.kill_at and not self.marker.exists():
             self.marker.touch()
@@ -306,7 +306,7 @@ def test_servers_are_reported_with_their_process_ids_also_if_calls_overtake_one_
 
 
 class Failing(Replica):
-    def step(self, batch):
+    def step(self, batch, weights):
         raise RuntimeError("shapes do not match")
 
 

@@ -61,8 +61,12 @@ def counts(folder):
 @pytest.mark.usefixtures("running_ray")
 @pytest.mark.parametrize(
     "pruning",
-    [{}, {"policy": "adaptive", "save": 0.3, "patience": 1, "evidence": 0.01}],
-    ids=["fine-pruning", "adaptive"],
+    [
+        {},
+        {"policy": "adaptive", "save": 0.3, "patience": 1, "evidence": 0.01},
+        {"policy": "infobatch", "prune": 0.0, "anneal": 0.0},  # It weights the losses.
+    ],
+    ids=["fine-pruning", "adaptive", "infobatch"],
 )
 def test_one_asynchronous_worker_gives_the_same_bits_as_one_process(tmp_path, pruning):
     train(recipe().replaced("pruning", **pruning), tmp_path / "alone")
@@ -80,17 +84,39 @@ def test_one_asynchronous_worker_gives_the_same_bits_as_one_process(tmp_path, pr
 
 
 @pytest.mark.usefixtures("running_ray")
+def test_skipped_samples_are_rescored_with_the_parameters_of_the_servers(tmp_path):
+    pruning = {"policy": "progressive-dropout", "prune": 0.0, "threshold": 0.1}
+    train(recipe().replaced("pruning", **pruning), tmp_path / "alone")
+    served_recipe = recipe(strategy="async", workers=1, servers=2).replaced("pruning", **pruning)
+    train(served_recipe, tmp_path / "served")
+    served_losses, alone_losses = (
+        learned(tmp_path / name)["losses"] for name in ("served", "alone")
+    )
+    torch.testing.assert_close(served_losses, alone_losses)
+    served, alone = metrics(tmp_path / "served"), metrics(tmp_path / "alone")
+    for name in ("samples", "skipped", "forward_samples"):
+        assert [epoch[name] for epoch in served] == [epoch[name] for epoch in alone]
+    assert any(epoch["forward_samples"] > epoch["samples"] for epoch in served)
+
+
+@pytest.mark.usefixtures("running_ray")
 @pytest.mark.parametrize(
-    "distributed",
+    ("distributed", "pruning"),
     [
-        {"strategy": "sync", "workers": 2, "servers": 2, "placement": "dedicated"},
-        {"strategy": "mixed", "workers": 2, "group": 2},
+        ({"strategy": "sync", "workers": 2, "servers": 2, "placement": "dedicated"}, {}),
+        ({"strategy": "mixed", "workers": 2, "group": 2}, {}),
+        (
+            {"strategy": "mixed", "workers": 2, "group": 2},
+            {"policy": "infobatch", "prune": 0.0, "anneal": 0.0},
+        ),
     ],
-    ids=["sync", "mixed"],
+    ids=["sync", "mixed", "mixed-with-weights"],
 )
-def test_two_workers_train_like_one_process_with_twice_the_batch_size(tmp_path, distributed):
-    train(recipe(batch_size=128), tmp_path / "alone")
-    train(recipe(**distributed), tmp_path / "served")
+def test_two_workers_train_like_one_process_with_twice_the_batch_size(
+    tmp_path, distributed, pruning
+):
+    train(recipe(batch_size=128).replaced("pruning", **pruning), tmp_path / "alone")
+    train(recipe(**distributed).replaced("pruning", **pruning), tmp_path / "served")
     torch.testing.assert_close(
         weights(tmp_path / "served"), weights(tmp_path / "alone"), rtol=1e-3, atol=1e-4
     )

@@ -172,7 +172,7 @@ class Replica:
     def load(self, key, indices):
         return key, indices
 
-    def step(self, batch):
+    def step(self, batch, weights):
         key, indices = batch
         if self.orders.has("slow start") and not self.orders.steps(os.getpid()):
             time.sleep(SLOW_START)

@@ -8,7 +8,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.multiprocessing.spawn import spawn
 
-import fineprune as fp
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run
 from fineprune.training import loop, rescoring
@@ -176,18 +175,3 @@ def test_own_data_are_rescored_the_same_with_any_number_of_workers(tmp_path):
     lines = read_metrics(tmp_path / "workers0" / "metrics.jsonl")
     assert any(line["forward_samples"] > line["samples"] for line in lines)
     assert_same(outcome(tmp_path / "workers0"), outcome(tmp_path / "workers2"))
-
-
-class Asks(fp.RS2):
-    """A policy of one's own that needs the losses of skipped samples."""
-
-    name = "asks"
-    rescores = True
-
-
-def test_parameter_servers_refuse_an_own_policy_that_rescores():
-    recipe = make_recipe({**RECIPE, "pruning": {"policy": f"{__name__}:Asks"}})
-    served = recipe.replaced("distributed", strategy="sync", workers=2)
-    with pytest.raises(ValueError, match="got 'asks': workers do not evaluate skipped samples"):
-        served.check_can_rescore(served.policy())
-    recipe.check_can_rescore(recipe.policy())

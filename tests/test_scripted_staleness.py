@@ -61,7 +61,7 @@ class Replica:
     def load(self, key, indices):
         return indices
 
-    def step(self, batch):
+    def step(self, batch, weights):
         time.sleep(delay(self.rank, self.steps))
         self.steps += 1
         self.model(torch.ones(2)).backward()

@@ -57,7 +57,6 @@ def served_training(
 
     strategy = recipe.distributed
     state = build_state(recipe, ranks)
-    recipe.check_can_rescore(state.pruner.policy)
     places = Places(
         groups=strategy.groups,
         members=strategy.group,
@@ -97,17 +96,8 @@ def train_epoch_on_servers(
 
     Returns:
         True after the last batch; False if the epoch was stopped before.
-
-    Raises:
-        InputError: The plan has weights, which workers do not support.
     """
     training, strategy = state.recipe.training, state.recipe.distributed
-    if state.pruner.plan.weights is not None:
-        raise InputError(
-            f"expected a policy without weights with distributed.strategy {strategy.strategy!r}, "
-            f"got weights from {state.pruner.policy.name!r}: "
-            f"workers do not weight the losses"
-        )
     assert state.coordinator is not None
     before = totals.distributed  # the report of the part that was trained before a stop
     applied = before.get("applied", 0)
@@ -120,6 +110,7 @@ def train_epoch_on_servers(
         epoch,
         batches,
         lambda applied: rate_at(training, epoch + applied / len(batches)),
+        weights=state.pruner.plan.weights,
         applied=applied,
         stop=lambda: bool(stop),
     )

@@ -75,7 +75,6 @@ class Recipe:
         if not self.pruning.own:  # Only training runs the user's code.
             policy = self.policy()  # Raises an error if the schedule is impossible.
             self._check_probabilities(policy)
-            self.check_can_rescore(policy)
         if self.distributed.served:
             self._check_served()
 
@@ -89,22 +88,8 @@ class Recipe:
                 f"which takes exp(-loss) as the probability of the right class, got {smoothing}"
             )
 
-    def check_can_rescore(self, policy: Policy) -> None:
-        """Raise InputError if the policy needs forward passes that the strategy does not make."""
-        if policy.rescores and self.distributed.served:
-            raise InputError(
-                f"expected a policy that needs the losses of trained samples only with "
-                f"distributed.strategy {self.distributed.strategy!r}, got {policy.name!r}: workers "
-                f"do not evaluate skipped samples"
-            )
-
     def _check_served(self) -> None:
         """Raise InputError if a setting is not supported with parameter servers."""
-        if self.pruning.rescale and self.pruning.policy != "full":
-            raise InputError(
-                f"expected pruning.rescale = false with distributed.strategy "
-                f"{self.distributed.strategy!r}, got true: workers do not weight the losses"
-            )
         for section, name, required, advice in (
             ("training", "accumulation", 1, "set training.batch_size and distributed.workers"),
             ("training", "drop_last", False, "the last update averages the remaining samples"),

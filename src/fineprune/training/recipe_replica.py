@@ -42,18 +42,20 @@ class RecipeReplica:
         """
         return self._fetch(indices, key[0])
 
-    def step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def step(self, batch: tuple[Tensor, Tensor], weights: Tensor | None) -> Tensor:
         """Add the gradient of the mean loss to the parameters' gradients.
 
         Args:
             batch: A batch from ``load``.
+            weights: The weights of the losses; float32, shape (B,). None for equal weights.
 
         Returns:
-            The loss of each sample; float32, shape (B,), without a graph.
+            The loss of each sample without its weight; float32, shape (B,), without a graph.
         """
         x, y = batch
         with self._precision:
             logits = self.model(x)
         losses = training_losses(logits, y, self._recipe.training)
-        losses.mean().backward()
+        weighted = losses if weights is None else losses * weights.to(losses.device)
+        weighted.mean().backward()
         return losses.detach()

@@ -12,7 +12,8 @@ def rescore(state: TrainState, epoch: int, totals: EpochTotals) -> None:
     """Record the losses of the samples that the policy wants evaluated at the end of an epoch.
 
     The model is in evaluation mode, and the samples have the augmentation that they would have had
-    in the epoch. With several ranks, each of them evaluates a part.
+    in the epoch. With several ranks, each of them evaluates a part. With parameter servers, this
+    process evaluates all of them with the servers' parameters, while the workers wait.
 
     Args:
         state: The state of the run, before ``Pruner.end_epoch()``.
@@ -22,13 +23,18 @@ def rescore(state: TrainState, epoch: int, totals: EpochTotals) -> None:
     wanted = state.pruner.to_rescore()
     if wanted is None:
         return
-    assert state.local is not None
-    # Only those of rank 0 are saved, so a resumed run would evaluate with others.
-    state.ranks.take_buffers_of_main(state.model)
     training = state.recipe.training
     size = _TRAINING_BATCHES * training.batch_size
-    loader, parts = state.local.loader, iter(wanted.split(size))
-    batches = (batch for _, batch in loader.batches(wanted, epoch, size))
+    parts = iter(wanted.split(size))
+    if state.local is not None:
+        # Only those of rank 0 are saved, so a resumed run would evaluate with others.
+        state.ranks.take_buffers_of_main(state.model)
+        batches = (batch for _, batch in state.local.loader.batches(wanted, epoch, size))
+    else:
+        assert state.coordinator is not None
+        state.coordinator.load_into(state.model)
+        fetch = state.data.make_fetch()
+        batches = (fetch(part, epoch) for part in wanted.split(size))
     device = state.recipe.run.device
     for logits, y in evaluated_logits(state.model, batches, device, state.autocast):
         state.pruner.rescore(next(parts), training_losses(logits, y, training))

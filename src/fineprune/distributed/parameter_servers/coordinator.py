@@ -111,7 +111,7 @@ class Coordinator:
         self._log = reporter(on_event)
         self._folder = snapshots
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._epoch = EpochState(0, [], lambda applied: 0.0, 0)
+        self._epoch = EpochState(0, [], None, lambda applied: 0.0, 0)
         self._looked = time.monotonic()
         self._waited = 0.0  # how long processes have waited for CPUs, in seconds
         self._reported = 0.0  # the value of ``_waited`` when it was last reported
@@ -174,6 +174,7 @@ class Coordinator:
         batches: Sequence[Tensor],
         rate: Callable[[int], float],
         *,
+        weights: Tensor | None = None,
         applied: int = 0,
         stop: Callable[[], bool] | None = None,
     ) -> EpochResult:
@@ -186,6 +187,8 @@ class Coordinator:
                 numbers of samples in their batches.
             rate: Function that returns the learning rate, given the number of the epoch's batches
                 applied so far.
+            weights: The weight of each sample's loss, float32, shape (N,), on the CPU, where N is
+                the number of samples in the data set; None for equal weights.
             applied: The number of batches that were applied before the epoch was stopped
                 (``EpochResult.applied``). The parameters must be those at that time. These batches
                 are not used, and may be empty.
@@ -198,7 +201,9 @@ class Coordinator:
             InputError: A batch is empty.
             RunError: A group or a server died repeatedly, without progress in between.
         """
-        self._epoch = EpochState(epoch, batches, rate, self._servers.version, applied, stop)
+        self._epoch = EpochState(
+            epoch, batches, weights, rate, self._servers.version, applied, stop
+        )
         for group in self._groups:
             if group.phase is GroupPhase.IDLE:
                 group.rest()

@@ -75,6 +75,8 @@ class EpochState:
     Args:
         epoch: The epoch, from 0.
         batches: The indices of each batch's samples, int64, on the CPU.
+        weights: The weight of each sample's loss, float32, shape (N,), on the CPU; None for equal
+            weights.
         rate: Function that returns the learning rate, given the number of the epoch's batches
             applied so far.
         version: The current version of the parameters.
@@ -93,6 +95,7 @@ class EpochState:
         self,
         epoch: int,
         batches: Sequence[Tensor],
+        weights: Tensor | None,
         rate: Callable[[int], float],
         version: int,
         applied: int = 0,
@@ -103,6 +106,7 @@ class EpochState:
         self._batches = [np.asarray(batch.numpy(), dtype=np.int64) for batch in batches]
         if not all(len(batch) for batch in self._batches[applied:]):
             raise InputError("expected batches of at least one sample, got an empty one")
+        self._weights = None if weights is None else weights.numpy()
         self._applied = applied
         self._rate = rate
         self._first_version = version
@@ -115,6 +119,10 @@ class EpochState:
     def indices(self, key: BatchKey) -> np.ndarray[Any, Any]:
         """Return the indices of a batch's samples, int64, shape (B,)."""
         return self._batches[key.batch]
+
+    def weights(self, key: BatchKey) -> np.ndarray[Any, Any] | None:
+        """Return the weights of a batch's losses, float32, shape (B,); None if they are equal."""
+        return None if self._weights is None else self._weights[self.indices(key)]
 
     def rate(self) -> float:
         """Return the learning rate of the next update."""

@@ -76,7 +76,8 @@ class Scheduler:
             self._servers.update(contributions, [group.name for group in readers], rate)
         for group in leased:
             assert group.lease is not None
-            group.compute(epoch.indices(group.lease), version, reads=group in readers)
+            indices, weights = epoch.indices(group.lease), epoch.weights(group.lease)
+            group.compute(indices, weights, version, reads=group in readers)
         every = self._snapshot_every
         if contributions and every and epoch.updates_since_start(version) % every == 0:
             self._servers.snapshot()

@@ -49,11 +49,17 @@ class Replica(Protocol):
         """
         ...
 
-    def step(self, batch: Any) -> Tensor:
+    def step(self, batch: Any, weights: Tensor | None) -> Tensor:
         """Add the gradient of the batch's mean loss to the parameters' gradients, which are zero.
 
+        Args:
+            batch: What ``load`` returned.
+            weights: The number by which the loss of each sample is multiplied before the mean is
+                taken, float32, shape (B,), on the CPU; None for equal weights.
+
         Returns:
-            The loss of each sample, shape (B,), detached. Losses are sent as float32.
+            The loss of each sample without its weight, shape (B,), detached. Losses are sent as
+            float32.
         """
         ...
 
@@ -153,13 +159,19 @@ class Worker:
         self._left = None
 
     def compute(
-        self, key: BatchKey, indices: np.ndarray[Any, Any], share: float, reads: bool
+        self,
+        key: BatchKey,
+        indices: np.ndarray[Any, Any],
+        weights: np.ndarray[Any, Any] | None,
+        share: float,
+        reads: bool,
     ) -> Computed:
         """Compute the gradient of a part of a batch, and average it over the group.
 
         Args:
             key: The batch.
             indices: The indices of this member's samples, int64, shape (B,).
+            weights: The weights of their losses, float32, shape (B,); None for equal weights.
             share: The weight of this member's mean in the mean of the group. If it is 0, the
                 member steps only because the others wait for it, and its gradient has no effect.
             reads: Whether to receive the parameters first. The servers have then been told to send
@@ -177,7 +189,7 @@ class Worker:
         batch = self._replica.load(key, torch.tensor(indices))
         clock.lap("data")
         self._share = share
-        losses = self._step(batch)
+        losses = self._step(batch, None if weights is None else torch.tensor(weights))
         if self._members > 1 and self._on_cpu:
             # The part of the all-reduce that does not overlap with the backward pass. It is not
             # measured on GPUs, whose operations are asynchronous.
@@ -266,9 +278,9 @@ class Worker:
         summed: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
         return summed
 
-    def _step(self, batch: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _step(self, batch: Any, weights: Tensor | None) -> np.ndarray[Any, np.dtype[np.float32]]:
         try:
-            losses = self._replica.step(batch)
+            losses = self._replica.step(batch, weights)
         except RuntimeError as error:
             if self._members > 1 and _of_the_group(error):
                 raise _broken(error) from None

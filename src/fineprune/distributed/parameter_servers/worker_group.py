@@ -261,11 +261,19 @@ class WorkerGroup:
 
     # -- the phases of a step -------------------------------------------------------------------
 
-    def compute(self, indices: np.ndarray[Any, Any], version: int, *, reads: bool) -> None:
+    def compute(
+        self,
+        indices: np.ndarray[Any, Any],
+        weights: np.ndarray[Any, Any] | None,
+        version: int,
+        *,
+        reads: bool,
+    ) -> None:
         """Start to compute the gradient of the leased batch.
 
         Args:
             indices: The indices of its samples, int64, shape (B,).
+            weights: The weights of their losses, float32, shape (B,); None for equal weights.
             version: The version of the parameters with which it is computed.
             reads: Whether the group receives these parameters first.
         """
@@ -276,11 +284,14 @@ class WorkerGroup:
         self._losses = {}
         self._report(self._event(EventKind.LEASED, 0, batch=self.lease))
         parts = np.array_split(indices, self.size)
+        begin = 0
         for place, (member, part) in enumerate(zip(self._members, parts, strict=True)):
             share = len(part) / len(indices)
             # Even a member without samples has to step, because the others wait for it.
-            sent = part if len(part) else indices[:1]
-            call = member.call(Worker.compute, self.lease, sent, share, reads)
+            sent = slice(begin, begin + len(part)) if len(part) else slice(1)
+            begin += len(part)
+            of_part = None if weights is None else weights[sent]
+            call = member.call(Worker.compute, self.lease, indices[sent], of_part, share, reads)
             self._await(call, GroupCall.COMPUTE, place)
 
     def push(self, servers: ServerGroup) -> None:
