@@ -18,7 +18,7 @@ from fineprune.pruning.plan import EpochPlan, fingerprint
 from fineprune.pruning.plan_watch import PlanWatch
 from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.replicas import Number, Replicas
-from fineprune.pruning.sampler import PruningSampler, samples_per_rank
+from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.step_counts import BatchShape
 
 # A single process flushes the buffer when it is full. It holds at most this many losses (48 MB),
@@ -70,13 +70,12 @@ class LossRecorder:
         self._policy = policy
         self._replicas = replicas
         self._num_samples = num_samples
-        self._shape = shape
         self._seed = seed
         self._ranks = max(shape.num_replicas, replicas.size)
         self._policy_merges = type(policy).merge is not Policy.merge
         self._watch = PlanWatch(policy, num_samples, self._ranks)
-        self._buffer = self._new_buffer()
-        self._rescored = self._new_buffer()
+        self._buffer = LossBuffer()
+        self._rescored = LossBuffer()
 
     @property
     def flushed(self) -> bool:
@@ -107,14 +106,13 @@ class LossRecorder:
             self._watch.see(index)
         if not self._policy.needs_losses:
             return
-        if self._replicas.size == 1 and not self._buffer.fits(number) and len(self._buffer):
+        if self._must_flush(self._buffer, number):
             self.flush(progress.plan)
         self._buffer.append(index, losses)
 
     def append_rescored(self, plan: EpochPlan, index: torch.Tensor, losses: torch.Tensor) -> None:
         """Add losses of samples that the epoch of ``plan`` did not train, both of shape (B,)."""
-        full = not self._rescored.fits(len(index)) and len(self._rescored)
-        if self._replicas.size == 1 and full:
+        if self._must_flush(self._rescored, len(index)):
             self.flush(plan)
         self._rescored.append(index, losses)
 
@@ -165,8 +163,8 @@ class LossRecorder:
         """Forget everything that was recorded, and continue from a saved state."""
         self.progress = progress
         self.nonfinite_so_far = nonfinite_so_far
-        self._buffer = self._new_buffer()
-        self._rescored = self._new_buffer()
+        self._buffer = LossBuffer()
+        self._rescored = LossBuffer()
         self._watch.forget()
 
     def _flush_trained(self, plan: EpochPlan) -> None:
@@ -232,9 +230,10 @@ class LossRecorder:
             _joined(indices, lengths)[order], _joined(losses, lengths)[order], means[batch[order]]
         )
 
-    def _new_buffer(self) -> LossBuffer:
-        own = samples_per_rank(self._num_samples, self._shape.num_replicas, drop_last=False)
-        return LossBuffer(min(own + (self._shape.batch_size or 1), _FLUSH_AT))
+    def _must_flush(self, buffer: LossBuffer, number: int) -> bool:
+        """Return whether ``number`` more losses are too many for a buffer that may be flushed."""
+        held = len(buffer)
+        return held > 0 and held + number > _FLUSH_AT and self._replicas.size == 1
 
 
 def _joined(parts: list[npt.NDArray[Number]], lengths: list[int]) -> npt.NDArray[Number]:
