@@ -154,11 +154,16 @@ def test_rows_can_be_written_as_json(runs):
     }
 
 
-def test_the_papers_results_are_shown_for_its_networks_on_cifar10_only(tmp_path, runs):
-    folder = make_compare(
-        tmp_path / "c", recipe=made_recipe(dataset="cifar10", train_size=1024), seeds=[0]
-    )
-    rows = table_rows(read_runs([folder]))
+@pytest.fixture
+def cifar10_runs(tmp_path, monkeypatch):
+    """Runs of CIFAR-10, which has 1,024 images here."""
+    monkeypatch.setattr("fineprune.report.paper.TRAIN_SAMPLES", 1024)
+    recipe = made_recipe(dataset="cifar10", train_size=1024)
+    return read_runs([make_compare(tmp_path / "c", recipe=recipe, seeds=[0])])
+
+
+def test_the_papers_results_are_shown_for_its_networks_on_cifar10_only(runs, cifar10_runs):
+    rows = table_rows(cifar10_runs)
     lines = cells(markdown_table(rows))
     shown = dict(zip(lines[0], lines[-1], strict=True))
     assert (shown["arm"], shown["time saved, %"]) == ("paper: pruned", "11.80")
@@ -169,11 +174,8 @@ def test_the_papers_results_are_shown_for_its_networks_on_cifar10_only(tmp_path,
     assert len(RESULTS) == 10
 
 
-def test_the_papers_tables_are_compared_with_each_network_that_was_run(tmp_path, runs, page):
-    folder = make_compare(
-        tmp_path / "c", recipe=made_recipe(dataset="cifar10", train_size=1024), seeds=[0]
-    )
-    lenet = read_runs([folder])
+def test_the_papers_tables_are_compared_with_each_network_that_was_run(runs, cifar10_runs, page):
+    lenet = cifar10_runs
     vgg = [with_summary(run, network="vgg13") for run in lenet]
     groups = grouped([*runs, *lenet, *vgg])
     lines = [dict(zip(range(len(HEADERS)), line, strict=True)) for line in paper_lines(groups)]
@@ -565,13 +567,14 @@ def test_controls_with_another_cost_are_not_called_equal(tmp_path):
     assert "about the same cost" not in " ".join(sentences)
 
 
-def test_the_papers_results_are_not_shown_for_validation_runs(tmp_path):
-    recipe = made_recipe(dataset="cifar10", train_size=1024)
-    runs = read_runs([make_compare(tmp_path / "c", recipe=recipe, seeds=[0])])
-    assert paper_lines(grouped(runs))
-    validated = [with_summary(run, evaluated_on="validation") for run in runs]
-    assert paper_lines(grouped(validated)) == []
-    assert paper_rows(table_rows(validated)[0]) == []
+@pytest.mark.parametrize(
+    "other", [{"evaluated_on": "validation"}, {"train_samples": 10_000}, {"suspicion": {}}]
+)
+def test_the_papers_results_are_not_shown_for_other_data(cifar10_runs, other):
+    assert paper_lines(grouped(cifar10_runs))
+    others = [with_summary(run, **other) for run in cifar10_runs]
+    assert paper_lines(grouped(others)) == []
+    assert paper_rows(table_rows(others)[0]) == []
 
 
 def test_the_recipe_and_command_of_a_report_repeat_its_comparison(tmp_path, page):

@@ -102,6 +102,8 @@ class Row:
         group: The label of the group that the arm belongs to, such as ``lenet on digits``.
         network: The name of the network.
         dataset: The name of the dataset.
+        train_samples: The number of training samples.
+        wrong_labels: Whether some of the training labels were made wrong on purpose.
         evaluated_on: The set that the accuracies are measured on, ``test`` or ``validation``.
         arm: The name of the arm.
         seeds: The number of runs.
@@ -135,6 +137,8 @@ class Row:
     group: str
     network: str
     dataset: str
+    train_samples: int
+    wrong_labels: bool
     evaluated_on: str | None
     arm: str
     seeds: int | None
@@ -314,6 +318,8 @@ def _row(group: Group, arm: str, margin: float) -> Row:
         group=group.label,
         network=first["network"],
         dataset=first["dataset"],
+        train_samples=first["train_samples"],
+        wrong_labels="suspicion" in first,
         evaluated_on=first["evaluated_on"],
         arm=arm,
         seeds=len(runs),

@@ -28,6 +28,7 @@ class PaperResult:
 
 
 EPOCHS = 200
+TRAIN_SAMPLES = 50_000
 
 RESULTS = {
     "lenet": PaperResult(0.1180, 4.27, 0.7515, 0.7472),
@@ -43,15 +44,22 @@ RESULTS = {
 }
 
 
-def paper_rows(row: Row) -> list[Row]:
-    """Return two rows with the paper's results for the network and dataset of a row.
+def paper_result(row: Row) -> PaperResult | None:
+    """Return the paper's results for the network and the data of a row.
 
     Returns:
-        The rows; none if the paper has no results for them, or if the runs were evaluated on a
-        validation set, because the paper's accuracies are measured on the test set.
+        The results; None if the paper has none for this network, or for other data than all
+        training images of CIFAR-10 with their own labels, evaluated on the test set.
     """
-    comparable = row.dataset == "cifar10" and row.evaluated_on == "test"
-    result = RESULTS.get(row.network) if comparable else None
+    whole = row.train_samples == TRAIN_SAMPLES and not row.wrong_labels
+    if row.dataset != "cifar10" or row.evaluated_on != "test" or not whole:
+        return None
+    return RESULTS.get(row.network)
+
+
+def paper_rows(row: Row) -> list[Row]:
+    """Return two rows with the paper's results; none if ``paper_result(row)`` is None."""
+    result = paper_result(row)
     if result is None:
         return []
     loss = Difference(result.accuracy_pruned - result.accuracy_regular, None, 1)
@@ -81,6 +89,8 @@ def _row(
         group=row.group,
         network=row.network,
         dataset=row.dataset,
+        train_samples=TRAIN_SAMPLES,
+        wrong_labels=False,
         evaluated_on="test",
         arm=name,
         seeds=None,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fineprune.experiments.arm_table import BASELINE, Group, Row, group_rows
-from fineprune.report.paper import EPOCHS, RESULTS
+from fineprune.report.paper import EPOCHS, RESULTS, paper_result
 from fineprune.report.tables import NOTHING, points
 
 _METHOD = "fine-pruning"
@@ -30,8 +30,8 @@ def paper_lines(groups: Sequence[Group]) -> list[list[str]]:
     """Return one line of cells for each group whose network and dataset are in the paper.
 
     Accuracies are means of the best three evaluations of a run, as in the paper. Our time saved is
-    the wall-clock time saved relative to the full run. A group has no line if its dataset is not
-    CIFAR-10, if it was not evaluated on the test set, or if it has no full or no fine-pruned run.
+    the wall-clock time saved relative to the full run. A group has no line if it has no
+    ``paper_result``, or if it has no full or no fine-pruned run.
     """
     return [line for group in groups if (line := _line(group)) is not None]
 
@@ -77,9 +77,7 @@ def _line(group: Group) -> list[str] | None:
 def _epochs(group: Group) -> int | None:
     """Return the number of epochs of a group that has a line in the table; None if it has none."""
     first: Row = group_rows(group)[0]
-    in_paper = first.network in RESULTS and first.dataset == "cifar10"
-    comparable = in_paper and first.evaluated_on == "test"
-    if not comparable or not {BASELINE, _METHOD} <= set(group.arms):
+    if paper_result(first) is None or not {BASELINE, _METHOD} <= set(group.arms):
         return None
     epochs: int = group.of(_METHOD)[0].summary["epochs"]
     return epochs
