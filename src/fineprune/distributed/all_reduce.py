@@ -66,6 +66,14 @@ class RankGroup:
         dist.all_reduce(total)
         return total
 
+    def maximum(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the elementwise maximum over all ranks. The argument is not changed."""
+        if self.size == 1:
+            return value
+        most = value.clone()
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        return most
+
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in the order of the ranks. They must be picklable."""
         if self.size == 1:

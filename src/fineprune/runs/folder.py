@@ -1,7 +1,8 @@
 """RunFolder: the files that a run writes while it trains.
 
 The folder holds ``recipe.toml`` (complete, as run), ``metrics.jsonl`` (one line per epoch),
-``counts/*.npy`` (the counts of each window), ``checkpoint.pt`` and, when the run is finished,
+``counts/*.npy`` (the counts of each window), ``history/*.npy`` (the loss and the prediction of each
+sample in each epoch), ``checkpoint.pt`` and, when the run is finished,
 ``summary.json``. Only the process that holds the folder's lock (``runs.lock``) may write to it.
 """
 
@@ -25,6 +26,7 @@ from fineprune.runs.files import (
     write_atomically,
     write_json,
 )
+from fineprune.runs.history import HISTORY, Records
 
 
 class RunFolder:
@@ -36,7 +38,7 @@ class RunFolder:
     Attributes:
         path: The folder.
         recipe, metrics, checkpoint, summary: The paths of the files.
-        counts: The path of the subfolder that holds the counts.
+        counts, history: The paths of the subfolders that hold the counts and the history.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,11 +48,12 @@ class RunFolder:
         self.checkpoint = path / CHECKPOINT
         self.summary = path / SUMMARY
         self.counts = path / COUNTS
+        self.history = path / HISTORY
 
     def files(self) -> list[str]:
         """Return the names of the run's files that exist."""
-        paths = (self.recipe, self.metrics, self.checkpoint, self.summary, self.counts)
-        return [path.name for path in paths if path.exists()]
+        files = (self.recipe, self.metrics, self.checkpoint, self.summary)
+        return [path.name for path in (*files, self.counts, self.history) if path.exists()]
 
     def begin(self, recipe: str) -> None:
         """Start a run: write its recipe, and remove the epochs of a run that has no checkpoint.
@@ -101,18 +104,33 @@ class RunFolder:
             epoch: The last epoch of the window, counted from 0.
             counts: The counts; integers, shape (N,).
         """
-        self.counts.mkdir(exist_ok=True)
-        with replacing(self.counts / f"epoch-{epoch + 1:04d}.npy") as file:
-            np.save(file, counts, allow_pickle=False)
+        self._write_array(self.counts, epoch, counts)
+
+    def write_history(self, epoch: int, records: Records) -> None:
+        """Write the history of an epoch.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            records: The result of ``history.pack_epoch``, shape (N,).
+        """
+        self._write_array(self.history, epoch, records)
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary, which marks the run as finished."""
         write_json(self.summary, summary)
 
+    @staticmethod
+    def _write_array(folder: Path, epoch: int, array: npt.NDArray[Any]) -> None:
+        folder.mkdir(exist_ok=True)
+        with replacing(folder / f"epoch-{epoch + 1:04d}.npy") as file:
+            np.save(file, array, allow_pickle=False)
+
     def _clean(self, from_epoch: int) -> None:
-        """Remove the temporary files of a killed process, and the counts of later epochs."""
-        for path in [*self.path.glob("*.tmp"), *self.counts.glob("*.tmp")]:
-            path.unlink()
-        for path in self.counts.glob("epoch-*.npy"):
-            if int(path.stem.removeprefix("epoch-")) > from_epoch:
+        """Remove the temporary files of a killed process, and the arrays of later epochs."""
+        for folder in (self.path, self.counts, self.history):
+            for path in folder.glob("*.tmp"):
                 path.unlink()
+        for folder in (self.counts, self.history):
+            for path in folder.glob("epoch-*.npy"):
+                if int(path.stem.removeprefix("epoch-")) > from_epoch:
+                    path.unlink()

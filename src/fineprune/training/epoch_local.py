@@ -84,6 +84,8 @@ def train_epoch_locally(
         losses = training_losses(logits, y, training)
         with totals.bookkeeping():
             loss = pruner.record(index, losses)
+            if totals.history is not None:
+                totals.history.add(index, losses, logits)
         totals.loss_sum += losses.detach().sum()
         totals.samples += len(y)
         totals.batches += 1

@@ -9,6 +9,7 @@ import torch
 from fineprune.errors import RunError
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.folder import RunFolder
+from fineprune.runs.history import Records, pack_epoch
 from fineprune.training.evaluate import evaluate, sample_losses
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.suspicion import Suspicion, detection, suspicion_of
@@ -149,21 +150,42 @@ def add_suspicion(state: TrainState, metrics: dict[str, Any], closing: Suspicion
         metrics["suspicion"] = detection(suspicion, wrong)
 
 
+def epoch_history(state: TrainState, totals: EpochTotals) -> Records | None:
+    """Return the losses and predictions of the epoch's samples. Every rank must call it.
+
+    Args:
+        state: The state of the run.
+        totals: The sums over the batches of the epoch.
+
+    Returns:
+        The records of ``runs.history``, shape (N,); None if the run does not keep them.
+    """
+    if totals.history is None:
+        return None
+    losses, predictions = totals.history.merged(state.ranks)
+    return pack_epoch(losses.numpy(), predictions.numpy(), state.data.classes)
+
+
 def _ends_window(state: TrainState, epoch: int) -> bool:
     policy = state.pruner.policy
     return isinstance(policy, ScheduledPolicy) and policy.schedule.clears(epoch)
 
 
 def write_epoch(
-    state: TrainState, files: RunFolder, metrics: dict[str, Any], closing: torch.Tensor | None
+    state: TrainState,
+    files: RunFolder,
+    metrics: dict[str, Any],
+    closing: torch.Tensor | None,
+    history: Records | None,
 ) -> None:
-    """Write the metrics of an epoch that has ended, and the counts of the window that it ends.
+    """Write the metrics and the history of an epoch, and the counts of the window that it ends.
 
     Args:
         state: The state of the run.
         files: The folder of the run.
         metrics: The metrics of the epoch.
         closing: The result of ``closing_counts``. The last epoch of the run always ends a window.
+        history: The result of ``epoch_history``.
     """
     epoch = metrics["epoch"]
     last = epoch == state.recipe.training.epochs - 1
@@ -171,4 +193,6 @@ def write_epoch(
         closing = state.pruner.counts
     if closing is not None:
         files.write_counts(epoch, closing.numpy())
+    if history is not None:
+        files.write_history(epoch, history)
     files.append(metrics)

@@ -117,6 +117,8 @@ def train_epoch_on_servers(
     with totals.bookkeeping():
         for update in result.updates:
             state.pruner.record(update.indices, update.losses)
+            if totals.history is not None:
+                totals.history.add(update.indices, update.losses)
             totals.loss_sum += update.losses.sum()
             totals.samples += len(update.losses)
             totals.batches += 1

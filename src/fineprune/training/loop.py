@@ -21,6 +21,7 @@ from fineprune.training.epoch_metrics import (
     add_suspicion,
     closing_counts,
     closing_suspicion,
+    epoch_history,
     epoch_metrics,
     mean_loss,
     write_epoch,
@@ -130,6 +131,7 @@ def _train_epochs(
         suspicion = closing_suspicion(state, epoch)
         _wait_for(run.device)  # Otherwise, the last steps would be timed as bookkeeping.
         loss = mean_loss(state, epoch, totals)
+        history = epoch_history(state, totals)
         with totals.bookkeeping():
             rescore(state, epoch, totals)
             state.pruner.end_epoch()
@@ -140,7 +142,7 @@ def _train_epochs(
         if state.ranks.main:
             add_evaluation(state, epoch, metrics)
             add_suspicion(state, metrics, suspicion)
-            write_epoch(state, files, metrics, closing)
+            write_epoch(state, files, metrics, closing, history)
         last = epoch == state.recipe.training.epochs - 1
         if last or (epoch + 1) % run.checkpoint_every == 0:
             _save(state, files, None)

@@ -487,6 +487,9 @@ class RunSettings:
             for no checkpoints inside an epoch.
         watch: The number of training samples whose losses are recorded at each evaluation ([P]
             Figure 2).
+        history: Whether to keep the loss and the prediction of each sample in each epoch, for
+            ``fineprune inspect``: three bytes per sample and epoch, four with more than 255
+            classes.
         arm: The name of the run's arm in a comparison; None for the name of the policy.
     """
 
@@ -498,6 +501,7 @@ class RunSettings:
     checkpoint_every: int = 1
     checkpoint_steps: int = 0
     watch: int = 16
+    history: bool = True
     arm: str | None = None
 
     def __post_init__(self) -> None:

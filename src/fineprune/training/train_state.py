@@ -1,5 +1,6 @@
 """TrainState: the parts of a run, which are built from its recipe, saved and restored."""
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from fineprune.training.network import precision, recipe_network
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.random_state import random_state, reseed, set_random_state
 from fineprune.training.recipe import Recipe
+from fineprune.training.sample_history import SampleHistory
 from fineprune.training.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class EpochTotals:
         bookkeeping_seconds: The part of ``seconds`` that was spent on choosing samples, with the
             forward passes that this needs, and on recording losses.
         distributed: The report of the parameter servers; empty without them.
+        history: The losses and predictions of the samples; None if the run does not keep them.
         started: The time at which the clock was last started, as ``time.perf_counter`` gives it.
     """
 
@@ -51,6 +54,7 @@ class EpochTotals:
     seconds: float = 0.0
     bookkeeping_seconds: float = 0.0
     distributed: dict[str, Any] = field(default_factory=dict)
+    history: SampleHistory | None = None
     started: float = field(default_factory=time.perf_counter)
 
     def stop_clock(self) -> None:
@@ -119,7 +123,9 @@ class TrainState:
 
     def new_totals(self) -> EpochTotals:
         """Return the totals of an epoch that starts now, with all sums at 0."""
-        return EpochTotals(torch.zeros((), device=self.recipe.run.device))
+        run = self.recipe.run
+        history = SampleHistory(self.data.num_samples, run.device) if run.history else None
+        return EpochTotals(torch.zeros((), device=run.device), history=history)
 
 
 def build_state(recipe: Recipe, ranks: RankGroup) -> TrainState:
@@ -190,6 +196,8 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
             "bookkeeping_seconds": totals.bookkeeping_seconds,
             "distributed": totals.distributed,
         }
+        if totals.history is not None:
+            epoch["history"] = totals.history.merged(state.ranks)
     saved = {
         "recipe": state.recipe.method(),
         "model": state.model.state_dict(),
@@ -237,7 +245,10 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
         return None
     if state.local is not None and state.local.simulated is not None:
         state.local.simulated.load_state_dict(saved["simulated"])
-    totals = EpochTotals(**epoch)
+    history = epoch.pop("history", None)
+    totals = dataclasses.replace(state.new_totals(), **epoch)
+    if history is not None and totals.history is not None:
+        totals.history.load(*history)
     totals.loss_sum = totals.loss_sum.to(recipe.run.device)
     totals.samples //= ranks.size
     # The number of batches that the samples trained so far fill on the current number of ranks.

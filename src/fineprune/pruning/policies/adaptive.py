@@ -14,6 +14,7 @@ from fineprune.pruning.kept_numbers import check_save
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, annealed_epochs
 from fineprune.pruning.policies.policy import LossRecords, Policy
+from fineprune.pruning.policies.smoothed_losses import SmoothedLosses
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.step_budget import relative_rates, steps_of_epoch
 
@@ -103,6 +104,7 @@ class Adaptive(Policy):
         self._streaks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._marks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._chosen: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._smoothed = SmoothedLosses(0)
         self._step_size = self._full_steps = self._budget = self._used = 0
 
     @property
@@ -111,10 +113,11 @@ class Adaptive(Policy):
         return self._epochs
 
     def bind(self, num_samples: int) -> None:
-        """Allocate three bytes per sample, and count each sample as an optimizer step."""
+        """Allocate seven bytes per sample, and count each sample as an optimizer step."""
         self._streaks = np.zeros(num_samples, dtype=np.uint8)
         self._marks = np.zeros(num_samples, dtype=np.uint8)
         self._chosen = np.zeros(num_samples, dtype=np.bool_)
+        self._smoothed = SmoothedLosses(num_samples)
         self.bind_steps(1, num_samples)
 
     def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
@@ -162,10 +165,12 @@ class Adaptive(Policy):
         above = records.index[~below]
         self._marks[above] = np.maximum(self._marks[above], _ABOVE)
         self._marks[records.index[below]] = _BELOW
+        self._smoothed.observe(records)
 
     def merge(self, replicas: Replicas) -> None:
-        """Take the marks of all ranks."""
+        """Take the marks and the losses of all ranks."""
         self._marks = replicas.maximum(self._marks)
+        self._smoothed.merge(replicas)
 
     def end_epoch(self, epoch: int) -> None:
         """Lengthen or clear the streaks of the trained samples, and charge the epoch's steps."""
@@ -175,6 +180,7 @@ class Adaptive(Policy):
         add_marks(self._streaks, self._marks == _ABOVE, clear=False)
         self._streaks *= self._marks != _BELOW
         self._marks[:] = 0
+        self._smoothed.end_epoch()
         self._used += steps
 
     @property
@@ -183,8 +189,12 @@ class Adaptive(Policy):
         return torch.from_numpy(self._streaks.copy())
 
     def suspicion(self) -> torch.Tensor:
-        """Return the number of epochs in a row with a loss above chance, float32, shape (N,)."""
-        return torch.from_numpy(self._streaks.astype(np.float32))
+        """Return the moving average of each sample's loss, float32, shape (N,).
+
+        It finds more wrong labels than the streaks, by which samples are skipped: the streaks are
+        equal for many samples.
+        """
+        return self._smoothed.values()
 
     def num_suspects(self) -> int | None:
         """Return how many samples contradict the others; None without ``patience``."""
@@ -211,6 +221,7 @@ class Adaptive(Policy):
             "chosen": torch.from_numpy(np.packbits(self._chosen)),
             "used_share": self._used / self._budget,
             "chance": self._chance,
+            "smoothed": self._smoothed.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -221,6 +232,7 @@ class Adaptive(Policy):
         self._chosen = np.unpackbits(state["chosen"].numpy(), count=count).view(np.bool_)
         self._used = round(state["used_share"] * self._budget)
         self._chance = state["chance"]
+        self._smoothed.load_state_dict(state["smoothed"])
 
     # -- internals ----------------------------------------------------------------------------
 

@@ -56,6 +56,10 @@ class LastLosses(Policy):
         """Remember the loss of each sample that was rescored."""
         self._remember(index, losses)
 
+    def suspicion(self) -> torch.Tensor:
+        """Return the last loss of each sample, float32, shape (N,), a copy; NaN if unknown."""
+        return torch.from_numpy(self.losses.copy())
+
     def state_dict(self) -> dict[str, Any]:
         """Return the last loss of each sample, float32, shape (N,)."""
         return {"losses": torch.from_numpy(self.losses.copy())}

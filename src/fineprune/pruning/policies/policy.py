@@ -194,6 +194,29 @@ class Policy(ABC):
         """
         return None
 
+    def suspects(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the samples in the order in which their labels should be checked.
+
+        The first ones are those that the network contradicts most. With wrong labels, most of them
+        are wrong; with correct ones, they are the hardest or the least typical samples.
+
+        Returns:
+            The indices of the samples, the most suspicious first, int64, shape (n,), and the
+            suspicion of each, float32, shape (n,). A sample without a loss so far is left out.
+
+        Raises:
+            InputError: The policy suspects no samples, because it learns nothing from losses.
+        """
+        suspicion = self.suspicion()
+        if suspicion is None:
+            raise InputError(
+                f"expected a policy that learns from losses, got {self.name!r}, which suspects no "
+                f"samples: use Adaptive, which skips nothing if save=0"
+            )
+        known = (~suspicion.isnan()).nonzero().flatten()
+        order = suspicion[known].argsort(descending=True, stable=True)
+        return known[order], suspicion[known[order]]
+
     def num_suspects(self) -> int | None:
         """Return how many samples the policy would skip now because they are the most suspicious.
 

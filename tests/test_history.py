@@ -1,0 +1,134 @@
+"""The history of a run: one loss and one prediction per sample and epoch."""
+
+import numpy as np
+import pytest
+import torch
+
+from fineprune.distributed.all_reduce import RankGroup
+from fineprune.errors import InputError
+from fineprune.runs.history import pack_epoch, read_history
+from fineprune.runs.run import read_run
+from fineprune.training.checkpoint import save_checkpoint
+from fineprune.training.data import load_data
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
+from fineprune.training.sample_history import SampleHistory
+
+RECIPE = {
+    "data": {"name": "digits", "train_size": 200},
+    "training": {"epochs": 4, "batch_size": 8, "lr": 0.05, "evaluate_every": 4},
+    "pruning": {
+        "policy": "fine-pruning",
+        "window": 4,
+        "start": 2,
+        "block": 1,
+        "prune": 0.36,
+    },
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("history") / "whole"
+    train(make_recipe(RECIPE), folder)
+    return folder
+
+
+def test_each_epoch_has_the_losses_of_the_samples_that_it_trained(whole):
+    history = read_history(whole, 200)
+    assert history.epochs == [0, 1, 2, 3]
+    for losses, line in zip(history.losses, read_run(whole).metrics, strict=True):
+        trained = ~np.isnan(losses)
+        assert trained.sum() == line["samples"] == 200 - line["skipped"]
+        mean = losses[trained].astype(np.float64).mean()
+        assert mean == pytest.approx(line["train_loss"], rel=1e-3)
+    assert (~history.trained).any()
+
+
+def test_predictions_are_known_exactly_for_trained_samples(whole):
+    history = read_history(whole, 200)
+    np.testing.assert_array_equal(history.predictions >= 0, history.trained)
+    assert history.predictions.max() < 10
+
+
+def test_the_prediction_is_the_label_if_its_probability_is_above_one_half(whole):
+    labels = load_data(make_recipe(RECIPE)).labels().numpy()
+    history = read_history(whole, 200)
+    sure = np.nan_to_num(history.losses, nan=9.0) < np.log(2) - 0.01
+    assert sure.any()
+    assert (history.predictions == labels)[sure].all()
+
+
+def test_a_run_stopped_inside_an_epoch_has_the_same_history(whole, tmp_path, monkeypatch):
+    class Stop(Exception):
+        pass
+
+    saved = []
+
+    def fail(path, state):
+        save_checkpoint(path, state)
+        saved.append(path)
+        if len(saved) == 4:
+            raise Stop
+
+    recipe = make_recipe(RECIPE, ["run.checkpoint_steps=10"])
+    with monkeypatch.context() as patched:
+        patched.setattr("fineprune.training.loop.save_checkpoint", fail)
+        with pytest.raises(Stop):
+            train(recipe, tmp_path / "run")
+    assert len(list((tmp_path / "run" / "history").iterdir())) == 1
+    train(recipe, tmp_path / "run", resume=True)
+    for file in sorted((whole / "history").iterdir()):
+        assert (tmp_path / "run" / "history" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_no_history_is_kept_if_the_recipe_turns_it_off(tmp_path, whole):
+    train(make_recipe(RECIPE, ["run.history=false"]), tmp_path / "run")
+    assert not (tmp_path / "run" / "history").exists()
+    assert read_history(tmp_path / "run", 200) is None
+    metrics = [
+        [{k: v for k, v in line.items() if "seconds" not in k} for line in read_run(run).metrics]
+        for run in (tmp_path / "run", whole)
+    ]
+    assert metrics[0] == metrics[1]
+
+
+def test_an_epoch_is_written_with_three_bytes_per_sample(whole):
+    size = (whole / "history" / "epoch-0001.npy").stat().st_size
+    assert 600 <= size <= 600 + 256  # NumPy's header takes the rest.
+
+
+@pytest.mark.parametrize(("classes", "size"), [(254, 3), (255, 3), (256, 4), (1200, 4)])
+def test_packed_values_can_be_read_again(tmp_path, classes, size):
+    losses = np.array([0.5, -np.inf, np.inf, 2.0], np.float16)
+    predictions = np.array([classes - 1, -1, 0, -1])
+    records = pack_epoch(losses, predictions, classes)
+    assert records.itemsize == size
+    (tmp_path / "history").mkdir()
+    np.save(tmp_path / "history" / "epoch-0003.npy", records)
+    history = read_history(tmp_path, 4)
+    assert history.epochs == [2]
+    np.testing.assert_array_equal(history.losses[0], np.array([0.5, np.nan, np.inf, 2.0]))
+    np.testing.assert_array_equal(history.predictions[0], predictions)
+
+
+def test_losses_that_are_not_finite_or_too_large_are_infinite():
+    history = SampleHistory(4, "cpu")
+    losses = torch.tensor([1.0, torch.nan, 1e6])
+    history.add(torch.tensor([2, 0, 3]), losses, torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]))
+    stored, predictions = history.merged(RankGroup(0, 1))
+    assert stored.tolist() == [torch.inf, -torch.inf, 1.0, torch.inf]
+    assert predictions.tolist() == [0, -1, 1, 1]
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", None])
+def test_a_damaged_file_is_refused(tmp_path, whole, content):
+    (tmp_path / "history").mkdir()
+    file = tmp_path / "history" / "epoch-0001.npy"
+    if content is None:
+        np.save(file, np.zeros(5))
+    else:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=r"epoch-0001\.npy"):
+        read_history(tmp_path, 200)
