@@ -27,8 +27,18 @@ ALLOWED = {
     "training": {"pruning", "networks", "datasets", "distributed", "runs", "importing", "__init__"},
     "launch": set(),
     "experiments": {"runs", "training", "launch"},
-    "report": {"runs", "experiments"},
-    "cli": {"pruning", "distributed", "runs", "training", "experiments", "report", "launch"},
+    "inspection": {"runs", "training", "datasets"},
+    "report": {"runs", "experiments", "inspection"},
+    "cli": {
+        "pruning",
+        "distributed",
+        "runs",
+        "training",
+        "experiments",
+        "inspection",
+        "report",
+        "launch",
+    },
 }
 # The same for the modules at the top level.
 ALLOWED_AT_THE_TOP = {

@@ -26,7 +26,7 @@ from fineprune.runs.files import (
     write_atomically,
     write_json,
 )
-from fineprune.runs.history import HISTORY, Records
+from fineprune.runs.history import EVALUATED, HISTORY, LABELS, Records
 
 
 class RunFolder:
@@ -119,10 +119,21 @@ class RunFolder:
         """Write the summary, which marks the run as finished."""
         write_json(self.summary, summary)
 
+    def write_labels(self, labels: npt.NDArray[np.integer]) -> None:
+        """Write the label of each training sample: ``history.pack_classes``, shape (N,)."""
+        self._write(self.history / LABELS, labels)
+
+    def write_evaluated(self, classes: npt.NDArray[np.integer]) -> None:
+        """Write the labels and the predictions of the last evaluation, shape (2, n)."""
+        self._write(self.history / EVALUATED, classes)
+
+    def _write_array(self, folder: Path, epoch: int, array: npt.NDArray[Any]) -> None:
+        self._write(folder / f"epoch-{epoch + 1:04d}.npy", array)
+
     @staticmethod
-    def _write_array(folder: Path, epoch: int, array: npt.NDArray[Any]) -> None:
-        folder.mkdir(exist_ok=True)
-        with replacing(folder / f"epoch-{epoch + 1:04d}.npy") as file:
+    def _write(path: Path, array: npt.NDArray[Any]) -> None:
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path) as file:
             np.save(file, array, allow_pickle=False)
 
     def _clean(self, from_epoch: int) -> None:
@@ -134,3 +145,4 @@ class RunFolder:
             for path in folder.glob("epoch-*.npy"):
                 if int(path.stem.removeprefix("epoch-")) > from_epoch:
                     path.unlink()
+        (self.history / EVALUATED).unlink(missing_ok=True)

@@ -4,9 +4,13 @@
 train the sample, infinity if the loss was not finite) and ``prediction`` (the predicted class,
 uint8, or uint16 with more than 255 classes; the largest value if it is not known). So an epoch
 takes three or four bytes per sample.
+
+``history/labels.npy`` holds the label that each sample was trained with, and
+``history/evaluated.npy`` the labels (row 0) and the predictions (row 1) of the last evaluation.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +18,8 @@ import numpy.typing as npt
 from fineprune.errors import InputError
 
 HISTORY = "history"
+LABELS = "labels.npy"
+EVALUATED = "evaluated.npy"
 
 Records = npt.NDArray[np.void]
 
@@ -28,11 +34,25 @@ def pack_epoch(
         predictions: The predicted class of each sample, shape (N,); negative if it is not known.
         classes: The number of classes.
     """
-    kind: type[np.unsignedinteger] = np.uint8 if classes <= np.iinfo(np.uint8).max else np.uint16
-    records = np.empty(len(losses), dtype=[("loss", "<f2"), ("prediction", np.dtype(kind))])
+    packed = pack_classes(predictions, classes)
+    records = np.empty(len(losses), dtype=[("loss", "<f2"), ("prediction", packed.dtype)])
     records["loss"] = np.where(np.isneginf(losses), np.float16(np.nan), losses)
-    records["prediction"] = np.where(predictions < 0, np.iinfo(kind).max, predictions)
+    records["prediction"] = packed
     return records
+
+
+def pack_classes(numbers: npt.NDArray[np.integer], classes: int) -> npt.NDArray[np.integer]:
+    """Return class numbers in one or two bytes each; a negative one becomes the largest value."""
+    kind: type[np.unsignedinteger] = np.uint8 if classes <= np.iinfo(np.uint8).max else np.uint16
+    return np.where(numbers < 0, np.iinfo(kind).max, numbers).astype(
+        np.dtype(kind).newbyteorder("<")
+    )
+
+
+def unpack_classes(packed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """Return what ``pack_classes`` was given, with -1 for every negative number."""
+    unknown = np.iinfo(packed.dtype).max
+    return np.where(packed == unknown, -1, packed.astype(np.int64))
 
 
 class History:
@@ -42,21 +62,28 @@ class History:
         epochs: The epochs that were recorded, counted from 0.
         losses: The loss of each sample in each of these epochs, float16, shape (epochs, N); NaN if
             the epoch did not train the sample, infinity if the loss was not finite.
-        predictions: The predicted class, int32, shape (epochs, N); -1 if it is not known.
     """
 
     def __init__(self, epochs: list[int], records: list[Records]) -> None:
         self.epochs = epochs
         self.losses: npt.NDArray[np.float16] = np.stack([part["loss"] for part in records])
-        unknown = np.iinfo(records[0]["prediction"].dtype).max
-        predictions = np.stack([part["prediction"] for part in records]).astype(np.int32)
-        predictions[predictions == unknown] = -1
-        self.predictions: npt.NDArray[np.int32] = predictions
+        self._predictions = np.stack([part["prediction"] for part in records])
 
     @property
     def trained(self) -> npt.NDArray[np.bool_]:
         """Whether each epoch trained each sample; bool, shape (epochs, N)."""
         return ~np.isnan(self.losses)
+
+    def predicted(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the class that each epoch predicted for some samples.
+
+        Args:
+            index: The indices of the samples; int64, shape (n,).
+
+        Returns:
+            The classes; int64, shape (epochs, n). -1 if the class is not known.
+        """
+        return unpack_classes(self._predictions[:, index])
 
 
 def read_history(folder: Path, num_samples: int) -> History | None:
@@ -76,14 +103,60 @@ def read_history(folder: Path, num_samples: int) -> History | None:
     return History(epochs, [_read(file, num_samples) for file in files])
 
 
+def read_labels(folder: Path, num_samples: int) -> npt.NDArray[np.int64] | None:
+    """Read the label of each training sample, int64, shape (N,); None if the run kept none.
+
+    The arguments and errors are those of ``read_history``.
+    """
+    file = folder / HISTORY / LABELS
+    if not file.exists():
+        return None
+    labels = _load(file)
+    if labels.dtype.kind != "u" or labels.shape != (num_samples,):
+        raise InputError(
+            f"expected {num_samples} labels in {file}, got {labels.dtype} of shape {labels.shape}: "
+            f"restore the file, or train again"
+        )
+    return unpack_classes(labels)
+
+
+def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
+    """Read the labels and predictions of the last evaluation; None if the run kept none.
+
+    Args:
+        folder: The folder of the run.
+
+    Returns:
+        The labels and the predictions, int64, shape (2, n).
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    file = folder / HISTORY / EVALUATED
+    if not file.exists():
+        return None
+    classes = _load(file)
+    if classes.dtype.kind != "u" or classes.ndim != 2 or len(classes) != 2:
+        raise InputError(
+            f"expected labels and predictions in {file}, got {classes.dtype} of shape "
+            f"{classes.shape}: restore the file, or train again"
+        )
+    return unpack_classes(classes)
+
+
 def _read(file: Path, num_samples: int) -> Records:
-    try:
-        records: Records = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"expected a history in {file}, cannot read it: {error}") from error
+    records: Records = _load(file)
     if records.dtype.names != ("loss", "prediction") or records.shape != (num_samples,):
         raise InputError(
             f"expected {num_samples} records of loss and prediction in {file}, got "
             f"{records.dtype} of shape {records.shape}: restore the file, or train again"
         )
     return records
+
+
+def _load(file: Path) -> npt.NDArray[Any]:
+    try:
+        array: npt.NDArray[Any] = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"expected an array in {file}, cannot read it: {error}") from error
+    return array

@@ -85,6 +85,28 @@ class Data:
     labels_digest: str | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class LoadedImages:
+    """The images of a recipe with built-in data.
+
+    Attributes:
+        train: The images to train on, with the labels to train with.
+        evaluated: The images to evaluate on.
+        augment: How training images are augmented.
+        weak: Where the labels of ``train`` come from; None if they are those of the dataset.
+        index: The index of each image of ``train`` in the whole training set of the dataset,
+            sorted; int64, shape (N,).
+        given: The labels of the whole training set of the dataset; int64.
+    """
+
+    train: ImageSet
+    evaluated: ImageSet
+    augment: Augment
+    weak: WeakLabels | None
+    index: npt.NDArray[np.int64]
+    given: npt.NDArray[np.int64]
+
+
 def load_data(recipe: Recipe) -> Data:
     """Load the data that a recipe names.
 
@@ -94,6 +116,11 @@ def load_data(recipe: Recipe) -> Data:
     """
     if ":" in recipe.data.name:
         return _own_data(recipe)
+    return _device_data(recipe, load_images(recipe))
+
+
+def load_images(recipe: Recipe) -> LoadedImages:
+    """Load the images of a recipe with built-in data. The errors are those of ``load_data``."""
     settings = recipe.data
     if settings.name == "digits":
         assert settings.train_size is not None
@@ -114,23 +141,19 @@ def load_data(recipe: Recipe) -> Data:
     kept, held_out = _split(len(train), settings.validation)
     kept = kept[: settings.limited(len(kept))]
     evaluated = train.subset(torch.from_numpy(held_out)) if settings.validation else test
+    given = train.labels.numpy()
     weak = weak_labels(settings, train, kept)
     if weak is not None:
-        train = replace(
-            train.subset(torch.from_numpy(weak.index)), labels=torch.from_numpy(weak.labels)
-        )
+        kept = weak.index
+        train = replace(train.subset(torch.from_numpy(kept)), labels=torch.from_numpy(weak.labels))
     elif len(kept) < len(train):
         train = train.subset(torch.from_numpy(kept))
-    return _device_data(recipe, train, evaluated, Augment(padding=padding, flip=flip), weak)
+    augment = Augment(padding=padding, flip=flip)
+    return LoadedImages(train, evaluated, augment, weak, kept, given)
 
 
-def _device_data(
-    recipe: Recipe,
-    train: ImageSet,
-    evaluated: ImageSet,
-    augment: Augment,
-    weak: WeakLabels | None,
-) -> Data:
+def _device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
+    train, augment, weak = loaded.train, loaded.augment, loaded.weak
     mean, std = channel_statistics(train.images)
     device = recipe.run.device
     watched = _watched(recipe, len(train))
@@ -166,7 +189,7 @@ def _device_data(
         train=len(train),
         make_loader=make_loader,
         make_fetch=make_fetch,
-        evaluation=prepare(evaluated),
+        evaluation=prepare(loaded.evaluated),
         evaluated_on="validation" if recipe.data.validation else "test",
         watched=(watched, prepare(samples) if watched else ()),
         num_samples=len(train),

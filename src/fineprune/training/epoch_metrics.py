@@ -1,16 +1,18 @@
 """What a run records about an epoch: one line of ``metrics.jsonl``, and the counts of a window."""
 
+import contextlib
 import math
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
-from fineprune.errors import RunError
+from fineprune.errors import InputError, RunError
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.folder import RunFolder
-from fineprune.runs.history import Records, pack_epoch
-from fineprune.training.evaluate import evaluate, sample_losses
+from fineprune.runs.history import Records, pack_classes, pack_epoch
+from fineprune.training.evaluate import Evaluation, evaluate, sample_losses
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.suspicion import Suspicion, detection, suspicion_of
 from fineprune.training.train_state import EpochTotals, TrainState
@@ -85,26 +87,31 @@ def epoch_metrics(
     return metrics
 
 
-def add_evaluation(state: TrainState, epoch: int, metrics: dict[str, Any]) -> None:
+def add_evaluation(state: TrainState, epoch: int, metrics: dict[str, Any]) -> Evaluation | None:
     """Evaluate the model if the recipe asks for it after this epoch, and add the result.
 
     Args:
         state: The state of the run.
         epoch: The epoch that has ended, counted from 0.
         metrics: The metrics of the epoch. The result is added to them.
+
+    Returns:
+        The evaluation; None if there was none.
     """
     training = state.recipe.training
     epochs_left = training.epochs - 1 - epoch
-    if (epoch + 1) % training.evaluate_every == 0 or epochs_left < training.evaluate_last:
-        started = time.perf_counter()
-        device, data = state.recipe.run.device, state.data
-        loss, accuracy = evaluate(state.model, data.evaluation, device, state.autocast)
-        metrics[f"{data.evaluated_on}_loss"] = loss
-        metrics[f"{data.evaluated_on}_accuracy"] = accuracy
-        indices, batches = data.watched
-        losses = sample_losses(state.model, batches, device, state.autocast)
-        metrics["watched"] = {str(i): loss for i, loss in zip(indices, losses, strict=True)}
-        metrics["evaluate_seconds"] = time.perf_counter() - started
+    if (epoch + 1) % training.evaluate_every and epochs_left >= training.evaluate_last:
+        return None
+    started = time.perf_counter()
+    device, data = state.recipe.run.device, state.data
+    evaluation = evaluate(state.model, data.evaluation, device, state.autocast)
+    metrics[f"{data.evaluated_on}_loss"] = evaluation.loss
+    metrics[f"{data.evaluated_on}_accuracy"] = evaluation.accuracy
+    indices, batches = data.watched
+    losses = sample_losses(state.model, batches, device, state.autocast)
+    metrics["watched"] = {str(i): loss for i, loss in zip(indices, losses, strict=True)}
+    metrics["evaluate_seconds"] = time.perf_counter() - started
+    return evaluation
 
 
 def closing_counts(state: TrainState, epoch: int) -> torch.Tensor | None:
@@ -177,6 +184,7 @@ def write_epoch(
     metrics: dict[str, Any],
     closing: torch.Tensor | None,
     history: Records | None,
+    evaluation: Evaluation | None,
 ) -> None:
     """Write the metrics and the history of an epoch, and the counts of the window that it ends.
 
@@ -186,8 +194,9 @@ def write_epoch(
         metrics: The metrics of the epoch.
         closing: The result of ``closing_counts``. The last epoch of the run always ends a window.
         history: The result of ``epoch_history``.
+        evaluation: The result of ``add_evaluation``.
     """
-    epoch = metrics["epoch"]
+    epoch, classes = metrics["epoch"], state.data.classes
     last = epoch == state.recipe.training.epochs - 1
     if closing is None and last and isinstance(state.pruner.policy, ScheduledPolicy):
         closing = state.pruner.counts
@@ -195,4 +204,12 @@ def write_epoch(
         files.write_counts(epoch, closing.numpy())
     if history is not None:
         files.write_history(epoch, history)
+        if epoch == 0:
+            with contextlib.suppress(InputError):  # The labels of user-defined data may be unknown.
+                files.write_labels(pack_classes(np.asarray(state.data.labels()), classes))
+        if last and evaluation is not None:
+            given, predicted = evaluation.labels.numpy(), evaluation.predictions.numpy()
+            files.write_evaluated(
+                np.stack([pack_classes(given, classes), pack_classes(predicted, classes)])
+            )
     files.append(metrics)

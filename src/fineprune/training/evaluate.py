@@ -14,10 +14,14 @@ class Evaluation(NamedTuple):
     Attributes:
         loss: The mean cross-entropy, in nats.
         accuracy: The fraction of correct predictions, in [0, 1].
+        labels: The label of each sample; int64, shape (n,), on the CPU.
+        predictions: The predicted class of each sample; int64, shape (n,), on the CPU.
     """
 
     loss: float
     accuracy: float
+    labels: torch.Tensor
+    predictions: torch.Tensor
 
 
 def evaluate(
@@ -28,7 +32,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a classifier in evaluation mode, and restore the mode that it was in.
 
-    The sums stay on the device, which is synchronised only once, at the end.
+    The results stay on the device, which is synchronised only at the end.
 
     Args:
         model: The classifier, which returns logits of shape (B, classes).
@@ -37,13 +41,14 @@ def evaluate(
         autocast: The autocast context of the run.
     """
     loss = torch.zeros((), device=device)
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    samples = 0
+    labels, predictions = [], []
     for logits, y in evaluated_logits(model, batches, device, autocast):
         loss += F.cross_entropy(logits, y, reduction="sum")
-        correct += (logits.argmax(1) == y).sum()
-        samples += len(y)
-    return Evaluation(loss.item() / samples, correct.item() / samples)
+        labels.append(y)
+        predictions.append(logits.argmax(1))
+    given, predicted = torch.cat(labels).cpu(), torch.cat(predictions).cpu()
+    samples, correct = len(given), int((given == predicted).sum())
+    return Evaluation(loss.item() / samples, correct / samples, given, predicted)
 
 
 def sample_losses(

@@ -140,9 +140,9 @@ def _train_epochs(
             state.coordinator.load_into(state.model)
         metrics = epoch_metrics(state, epoch, totals, loss)
         if state.ranks.main:
-            add_evaluation(state, epoch, metrics)
+            evaluation = add_evaluation(state, epoch, metrics)
             add_suspicion(state, metrics, suspicion)
-            write_epoch(state, files, metrics, closing, history)
+            write_epoch(state, files, metrics, closing, history, evaluation)
         last = epoch == state.recipe.training.epochs - 1
         if last or (epoch + 1) % run.checkpoint_every == 0:
             _save(state, files, None)

@@ -1,0 +1,1 @@
+"""What the samples of finished runs have in common: read from their histories, without training."""

@@ -1,0 +1,65 @@
+"""Inspected: a finished run together with its history."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fineprune.errors import InputError
+from fineprune.runs.history import History, read_evaluated, read_history, read_labels
+from fineprune.runs.run import Run
+
+
+@dataclass(frozen=True, eq=False)
+class Inspected:
+    """A finished run, and what it has kept of each sample.
+
+    Attributes:
+        run: The run.
+        history: The losses and the predictions of the training samples in each epoch.
+        labels: The labels that the run trained with; int64, shape (N,).
+        evaluated: The labels (row 0) and the predictions (row 1) of the last evaluation; int64,
+            shape (2, n). None if the run has not kept them.
+    """
+
+    run: Run
+    history: History
+    labels: npt.NDArray[np.int64]
+    evaluated: npt.NDArray[np.int64] | None
+
+    @property
+    def name(self) -> str:
+        """The network, the arm and the seed, such as ``resnet18 adaptive 0``."""
+        summary = self.run.summary
+        return f"{summary['network']} {summary['arm']} {summary['seed']}"
+
+    def times_skipped(self) -> npt.NDArray[np.int64]:
+        """Return in how many epochs each sample was skipped; int64, shape (N,)."""
+        return np.asarray((~self.history.trained).sum(axis=0), dtype=np.int64)
+
+
+def read_inspected(runs: Iterable[Run]) -> list[Inspected]:
+    """Read the histories of runs.
+
+    Raises:
+        InputError: A run has kept no history, or a file is damaged.
+    """
+    return [_read(run) for run in runs]
+
+
+def _read(run: Run) -> Inspected:
+    samples = run.summary["train_samples"]
+    history, labels = read_history(run.path, samples), read_labels(run.path, samples)
+    if history is None or labels is None:
+        raise InputError(
+            f"expected the history of the samples in {run.path}, found none: train with "
+            f"run.history = true and with data whose classes are known"
+        )
+    epochs = list(range(run.summary["epochs"]))
+    if history.epochs != epochs:
+        raise InputError(
+            f"expected a history of {len(epochs)} epochs in {run.path}, got {len(history.epochs)}: "
+            f"restore the files, or train again"
+        )
+    return Inspected(run, history, labels, read_evaluated(run.path))

@@ -1,0 +1,105 @@
+"""How far two runs skip, or suspect, the same samples, compared with chance."""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from fineprune.inspection.inspected import Inspected
+from fineprune.inspection.suspects import smoothed_losses
+
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How far two rankings of the same samples agree.
+
+    Attributes:
+        one, other: The names of the runs.
+        size: The number of samples that are taken from the top of each ranking.
+        jaccard: The size of the intersection of both sets divided by that of their union.
+        by_chance: The same value, as expected for two random sets of this size.
+        rank_correlation: Spearman's rank correlation of both rankings over all samples that both
+            rank. None if it is not defined because all samples of a ranking are equal.
+    """
+
+    one: str
+    other: str
+    size: int
+    jaccard: float
+    by_chance: float
+    rank_correlation: float | None
+
+
+def skipped_overlaps(runs: list[Inspected], size: int) -> list[Overlap]:
+    """Return the overlap of the most skipped samples for each pair of runs that skip samples.
+
+    Runs on other training samples, or with other labels, are not compared with each other.
+
+    Args:
+        runs: The runs.
+        size: The number of samples that are compared.
+    """
+    counts = [(run, run.times_skipped().astype(np.float64)) for run in runs]
+    return _overlaps([(run, values) for run, values in counts if values.any()], size)
+
+
+def suspect_overlaps(runs: list[Inspected], size: int) -> list[Overlap]:
+    """Return the overlap of the most suspicious samples for each pair of runs.
+
+    The arguments are those of ``skipped_overlaps``.
+    """
+    return _overlaps([(run, smoothed_losses(run.history).astype(np.float64)) for run in runs], size)
+
+
+def expected_jaccard(size: int, samples: int) -> float:
+    """Return the Jaccard index that two random sets are expected to have, to first order.
+
+    Args:
+        size: The size of both sets.
+        samples: The number of samples from which they are drawn.
+    """
+    common = size * size / samples
+    return common / (2 * size - common) if size else 0.0
+
+
+def _overlaps(
+    rankings: list[tuple[Inspected, npt.NDArray[np.float64]]], size: int
+) -> list[Overlap]:
+    tops = [_top(values, size) for _, values in rankings]
+    result = []
+    for i, j in combinations(range(len(rankings)), 2):
+        (one, values), (other, others) = rankings[i], rankings[j]
+        if not np.array_equal(one.labels, other.labels):
+            continue
+        common = len(np.intersect1d(tops[i], tops[j], assume_unique=True))
+        union = len(tops[i]) + len(tops[j]) - common
+        known = ~np.isnan(values) & ~np.isnan(others)
+        result.append(
+            Overlap(
+                one.name,
+                other.name,
+                size,
+                common / union if union else 0.0,
+                expected_jaccard(size, len(values)),
+                _rank_correlation(values[known], others[known]),
+            )
+        )
+    return result
+
+
+def _top(values: npt.NDArray[np.float64], size: int) -> npt.NDArray[np.int64]:
+    """Return the samples with the largest values; equal ones are chosen at random."""
+    chance = np.random.default_rng(_SEED).random(len(values))
+    return np.lexsort((chance, -np.nan_to_num(values, nan=-np.inf)))[:size]
+
+
+def _rank_correlation(
+    values: npt.NDArray[np.float64], others: npt.NDArray[np.float64]
+) -> float | None:
+    if len(values) < 2 or np.ptp(values) == 0 or np.ptp(others) == 0:
+        return None
+    return float(stats.spearmanr(values, others).statistic)

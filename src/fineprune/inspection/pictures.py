@@ -1,0 +1,130 @@
+"""The pictures and class names of a run, and what its trained network makes of the pictures."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fineprune.datasets.device_loader import evaluation_batches
+from fineprune.datasets.image_set import channel_statistics
+from fineprune.errors import InputError
+from fineprune.runs.files import CHECKPOINT
+from fineprune.runs.run import Run
+from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.data import LoadedImages, load_data, load_images
+from fineprune.training.evaluate import evaluated_logits
+from fineprune.training.network import precision, recipe_network
+from fineprune.training.recipe import Recipe, make_recipe
+
+_BATCH = 500
+
+# Nearest neighbours are searched for so many pictures at once, which limits the memory.
+_CHUNK = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """What the trained network computes for the training pictures, without augmentation.
+
+    Attributes:
+        predictions: The predicted class of each picture; int64, shape (N,).
+        confidences: The probability of this class; float32, shape (N,).
+        features: The input of the last linear layer, of unit length; float32, shape (N, features).
+            None if the network has no linear layer.
+    """
+
+    predictions: npt.NDArray[np.int64]
+    confidences: npt.NDArray[np.float32]
+    features: npt.NDArray[np.float32] | None
+
+
+def recipe_of(run: Run) -> Recipe:
+    """Return the recipe of a run."""
+    return make_recipe(run.recipe)
+
+
+def pictures_of(run: Run) -> LoadedImages:
+    """Load the training pictures of a run.
+
+    Raises:
+        InputError: The data are the user's own, whose code ``inspect`` does not run; or they
+            cannot be loaded.
+    """
+    recipe = recipe_of(run)
+    if ":" in recipe.data.name:
+        raise InputError(
+            f"expected built-in data to show pictures, got {recipe.data.name!r}, whose code is run "
+            f"for training only: the samples are listed by their indices"
+        )
+    return load_images(recipe)
+
+
+def outputs_of(run: Run, loaded: LoadedImages) -> Outputs:
+    """Pass the training pictures of a run through its trained network.
+
+    Args:
+        run: The run, whose checkpoint must exist.
+        loaded: The result of ``pictures_of``.
+
+    Raises:
+        InputError: The checkpoint is missing or damaged.
+    """
+    recipe = recipe_of(run)
+    path: Path = run.path / CHECKPOINT
+    if not path.exists():
+        raise InputError(f"expected the trained network in {path}, found no file")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    recipe = recipe.replaced("run", device=device, compile="off")
+    # Building the network draws random weights, which must not change the caller's random numbers.
+    with torch.random.fork_rng(devices=[]):
+        model = recipe_network(recipe, load_data(recipe))
+    model.load_state_dict(load_checkpoint(path)["model"])
+    mean, std = channel_statistics(loaded.train.images)
+    batches = evaluation_batches(loaded.train, batch_size=_BATCH, device=device, mean=mean, std=std)
+    last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
+    features: list[torch.Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, inputs: features.append(F.normalize(inputs[0].float(), dim=1).cpu())
+        )
+        for layer in last
+    ]
+    predictions, confidences = [], []
+    for logits, _ in evaluated_logits(model, batches, device, precision(recipe.run)):
+        confidence, prediction = logits.softmax(1).max(1)
+        predictions.append(prediction.cpu())
+        confidences.append(confidence.cpu())
+    for hook in hooks:
+        hook.remove()
+    return Outputs(
+        torch.cat(predictions).numpy(),
+        torch.cat(confidences).numpy(),
+        torch.cat(features).numpy() if features else None,
+    )
+
+
+def neighbours(
+    features: npt.NDArray[np.float32], index: npt.NDArray[np.int64], number: int
+) -> npt.NDArray[np.int64]:
+    """Return the nearest other samples in the network's last features.
+
+    Args:
+        features: Features of unit length; float32, shape (N, features).
+        index: The samples whose neighbours are wanted; int64, shape (n,).
+        number: How many neighbours to return.
+
+    Returns:
+        The indices of the neighbours, the nearest first; int64, shape (n, min(number, N - 1)).
+    """
+    everything = torch.from_numpy(features)
+    number = min(number, len(features) - 1)
+    found = []
+    for part in torch.from_numpy(index).split(_CHUNK):
+        closeness = everything[part] @ everything.T
+        closeness[torch.arange(len(part)), part] = -torch.inf
+        found.append(closeness.topk(number, dim=1).indices)
+    return torch.cat(found).numpy() if found else np.empty((0, number), np.int64)
