@@ -10,6 +10,7 @@ import typer
 from fineprune.cli.compare import compare
 from fineprune.cli.exits import Verbs
 from fineprune.cli.plan import plan
+from fineprune.cli.relabel import relabel
 from fineprune.cli.report import report
 from fineprune.cli.scale import scale
 from fineprune.cli.slurm import slurm
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (train, compare, plan, report, scale, slurm):
+for verb in (train, compare, plan, report, relabel, scale, slurm):
     app.command()(verb)
 
 

@@ -1,6 +1,8 @@
 """Label files: the user's own label for each image of a training set."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,10 @@ def read_labels(path: Path, classes: Sequence[str], images: int) -> npt.NDArray[
 
     Args:
         path: The file. A file whose name ends in ``.npy`` holds integers of shape (N,), where -1
-            leaves an image out. Any other file is text in UTF-8 with one label per line: the name
-            or the number of a class, or ``drop``.
+            leaves an image out. Any other file is text in UTF-8. If its name ends in ``.csv``, it
+            is a table with the columns ``index`` and ``label``, and with one row per image in any
+            order, as ``fineprune relabel`` writes it; otherwise it has one label per line. A label
+            is the name or the number of a class, or ``drop``.
         classes: The name of each class.
         images: The number of images in the training set, N.
 
@@ -29,7 +33,12 @@ def read_labels(path: Path, classes: Sequence[str], images: int) -> npt.NDArray[
     Raises:
         InputError: The file cannot be read, has another number of labels, or has an unknown label.
     """
-    labels = _from_array(path, classes) if path.suffix == ".npy" else _from_text(path, classes)
+    if path.suffix == ".npy":
+        labels = _from_array(path, classes)
+    elif path.suffix == ".csv":
+        labels = _from_table(path, classes, images)
+    else:
+        labels = _from_text(path, classes)
     if len(labels) != images:
         raise InputError(
             f"expected {images} labels in {path}, one for each image of the training set before "
@@ -58,20 +67,64 @@ def _from_array(path: Path, classes: Sequence[str]) -> npt.NDArray[np.int64]:
 
 
 def _from_text(path: Path, classes: Sequence[str]) -> npt.NDArray[np.int64]:
+    text = _text(path)
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return _numbers(enumerate(lines, start=1), path, classes)
+
+
+def _from_table(path: Path, classes: Sequence[str], images: int) -> npt.NDArray[np.int64]:
+    table = csv.DictReader(io.StringIO(_text(path), newline=""))
+    if not {"index", "label"} <= set(table.fieldnames or ()):
+        raise InputError(
+            f"expected the columns index and label in the first line of {path}, got "
+            f"{', '.join(table.fieldnames or ()) or 'none'}"
+        )
+    index, lines = [], []
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        for row in table:
+            index.append(_index(row["index"], table.line_num, path, images))
+            lines.append((table.line_num, row["label"] or ""))
+    except csv.Error as error:
+        raise InputError(f"expected a table in {path}, cannot read it: {error}") from error
+    there = np.bincount(np.array(index, dtype=np.int64), minlength=images)
+    if len(there) and not (there == 1).all():
+        image = int(np.flatnonzero(there != 1)[0])
+        raise InputError(
+            f"expected one row for each of {images} images in {path}, got {there[image]} rows for "
+            f"index {image}"
+        )
+    labels = np.empty(images, dtype=np.int64)
+    labels[index] = _numbers(lines, path, classes)
+    return labels
+
+
+def _index(text: str | None, line: int, path: Path, images: int) -> int:
+    if text is None or not text.strip().isdecimal() or int(text) >= images:
+        raise InputError(
+            f"expected an index of 0 to {images - 1} in line {line} of {path}, got {text or ''!r}"
+        )
+    return int(text)
+
+
+def _numbers(
+    lines: Iterable[tuple[int, str]], path: Path, classes: Sequence[str]
+) -> npt.NDArray[np.int64]:
+    """Return the number of each label, which comes with the number of its line."""
+    numbers = {DROP_WORD: DROP}
+    labels = []
+    for line, text in lines:
+        label = text.strip()
+        if label not in numbers:
+            numbers[label] = class_number(f"line {line} of {path}", label, classes)
+        labels.append(numbers[label])
+    return np.array(labels, dtype=np.int64)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise InputError(f"expected labels in {path}, cannot read it: {_reason(error)}") from error
-    lines = text.removesuffix("\n").split("\n") if text else []
-    numbers = {DROP_WORD: DROP}
-    labels = np.empty(len(lines), dtype=np.int64)
-    for position, line in enumerate(lines):
-        label = line.strip()
-        if label not in numbers:
-            place = f"line {position + 1} of {path}"
-            numbers[label] = class_number(place, label, classes)
-        labels[position] = numbers[label]
-    return labels
 
 
 def _reason(error: Exception) -> str:

@@ -47,6 +47,11 @@ def recipe_of(run: Run) -> Recipe:
     return make_recipe(run.recipe)
 
 
+def own_data(run: Run) -> bool:
+    """Return whether the data of a run are the user's own, whose code only training runs."""
+    return ":" in run.summary["dataset"]
+
+
 def pictures_of(run: Run) -> LoadedImages:
     """Load the training pictures of a run.
 
@@ -55,7 +60,7 @@ def pictures_of(run: Run) -> LoadedImages:
             cannot be loaded.
     """
     recipe = recipe_of(run)
-    if ":" in recipe.data.name:
+    if own_data(run):
         raise InputError(
             f"expected built-in data to show pictures, got {recipe.data.name!r}, whose code is run "
             f"for training only: the samples are listed by their indices"

@@ -1,5 +1,6 @@
 """The suspected wrong labels of a run, ranked, each with a suggested label."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,16 @@ def suspects_of(inspected: Inspected, most: int | None = None) -> Suspects:
     label = inspected.labels[index]
     suggestion, agreement = suggested_labels(inspected.history, index, label)
     return Suspects(index, score[index], label, suggestion, agreement)
+
+
+def number_above_chance(suspects: Suspects, classes: int) -> int:
+    """Return how many of the suspects have a score above the loss of an untrained network.
+
+    Args:
+        suspects: The suspects.
+        classes: The number of classes.
+    """
+    return int((suspects.score > math.log(classes)).sum())
 
 
 def smoothed_losses(history: History) -> npt.NDArray[np.float32]:

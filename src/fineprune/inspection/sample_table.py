@@ -1,0 +1,81 @@
+"""One row per sample of each run, for other programs: as CSV or Parquet."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fineprune.errors import InputError
+from fineprune.inspection.inspected import Inspected
+from fineprune.inspection.suspects import suspects_of
+from fineprune.runs.files import replacing, write_atomically
+
+Columns = dict[str, npt.NDArray[Any]]
+
+
+def sample_columns(runs: Sequence[Inspected]) -> Columns:
+    """Return the columns of the table, each with one value per sample of each run.
+
+    The rows of a run are sorted by suspicion; samples without a loss are left out.
+
+    Returns:
+        ``run`` (text), ``index`` (the position in the run's training set), ``label``,
+        ``suggestion`` (-1 for none), ``agreement``, ``score`` and ``times_skipped``.
+    """
+    parts: list[Columns] = []
+    for run in runs:
+        suspects = suspects_of(run)
+        parts.append(
+            {
+                "run": np.full(len(suspects), run.name),
+                "index": suspects.index,
+                "label": suspects.label,
+                "suggestion": suspects.suggestion,
+                "agreement": suspects.agreement,
+                "score": suspects.score,
+                "times_skipped": run.times_skipped()[suspects.index],
+            }
+        )
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def write_csv(columns: Columns, path: Path) -> None:
+    """Write the table as CSV, atomically.
+
+    Raises:
+        InputError: ``path`` is a folder.
+        WriteError: The file cannot be written.
+    """
+    file = io.StringIO(newline="")
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(columns)
+    # tolist() gives Python's numbers, which are written in fewer digits than NumPy's.
+    rounded = [
+        np.round(values.astype(np.float64), 5) if values.dtype.kind == "f" else values
+        for values in columns.values()
+    ]
+    table.writerows(zip(*(values.tolist() for values in rounded), strict=True))
+    write_atomically(path, file.getvalue())
+
+
+def write_parquet(columns: Columns, path: Path) -> None:
+    """Write the table as Parquet, atomically.
+
+    Raises:
+        InputError: pyarrow is not installed.
+        WriteError: The file cannot be written.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise InputError(
+            "expected pyarrow to be installed for --parquet, found none: "
+            "pip install 'fineprune[parquet]'"
+        ) from error
+    with replacing(path) as file:
+        pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), file)

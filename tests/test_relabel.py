@@ -1,0 +1,129 @@
+"""``fineprune relabel``: the table that a person edits, and that a recipe reads."""
+
+import csv
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.datasets.label_file import DROP, read_labels
+from fineprune.errors import InputError
+from fineprune.runs.history import read_labels as trained_labels
+from fineprune.training.data import load_data, load_images
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
+
+RECIPE: dict[str, dict[str, Any]] = {
+    "data": {"name": "digits", "train_size": 600, "label_noise": 0.2, "validation": 50},
+    "training": {"epochs": 20, "batch_size": 16, "lr": 0.02, "evaluate_every": 20},
+    "pruning": {"policy": "full"},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("relabel") / "run"
+    train(make_recipe(RECIPE), folder)
+    return folder
+
+
+def relabel(*arguments):
+    return CliRunner().invoke(app, ["relabel", *map(str, arguments)])
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_suspects_come_first_and_every_image_has_one_row(run, tmp_path):
+    result = relabel(run, "--out", tmp_path / "labels.csv", "--most", 30)
+    assert result.exit_code == 0, result.output
+    assert "30 suspects first" in result.stdout
+    rows = rows_of(tmp_path / "labels.csv")
+    assert sorted(int(row["index"]) for row in rows) == list(range(len(rows)))
+    scores = [float(row["score"]) for row in rows[:30]]
+    assert scores == sorted(scores, reverse=True)
+    assert not any(row["suggestion"] or row["score"] for row in rows[30:])
+    assert [int(row["index"]) for row in rows[30:]] == sorted(int(r["index"]) for r in rows[30:])
+
+
+def test_the_suspects_are_wrong_and_the_suggestions_are_right(run, tmp_path):
+    relabel(run, "--out", tmp_path / "labels.csv", "--most", 20)
+    clean = make_recipe(RECIPE, ["data.label_noise=0.0"])
+    true = dict(
+        zip(load_images(clean).index.tolist(), load_data(clean).labels().tolist(), strict=True)
+    )
+    suspects = rows_of(tmp_path / "labels.csv")[:20]
+    wrong = [row for row in suspects if int(row["label"]) != true[int(row["index"])]]
+    assert len(wrong) >= 18
+    assert sum(int(row["suggestion"]) == true[int(row["index"])] for row in wrong) >= 15
+
+
+def test_an_unedited_table_gives_the_labels_of_the_run(run, tmp_path):
+    relabel(run, "--out", tmp_path / "labels.csv")
+    data = {**RECIPE["data"], "label_noise": None, "labels": str(tmp_path / "labels.csv")}
+    recipe = make_recipe({**RECIPE, "data": data})
+    np.testing.assert_array_equal(load_data(recipe).labels().numpy(), trained_labels(run, 550))
+
+
+def test_edits_are_read(run, tmp_path):
+    path = tmp_path / "labels.csv"
+    relabel(run, "--out", path)
+    rows = rows_of(path)
+    first, second = int(rows[0]["index"]), int(rows[1]["index"])
+    rows[0]["label"], rows[1]["label"] = "drop", "7"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, rows[0].keys())
+        table.writeheader()
+        table.writerows(rows)
+    labels = read_labels(path, [str(number) for number in range(10)], len(rows))
+    assert (labels[first], labels[second]) == (DROP, 7)
+
+
+def test_a_table_that_may_have_been_edited_is_not_overwritten(run, tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text("mine")
+    result = relabel(run, "--out", path)
+    assert result.exit_code == 2
+    assert "expected a new file for --out" in result.stderr
+    assert path.read_text() == "mine"
+
+
+def test_a_run_without_a_history_is_refused(tmp_path):
+    recipe = make_recipe(RECIPE, ["run.history=false", "training.epochs=1"])
+    train(recipe, tmp_path / "run")
+    result = relabel(tmp_path / "run", "--out", tmp_path / "labels.csv")
+    assert result.exit_code == 2
+    assert "expected the history of the samples" in result.stderr
+    assert not (tmp_path / "labels.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected the columns index and label in the first line of .*, got none"),
+        ("index,class\n0,a\n", "expected the columns index and label .*, got index, class"),
+        ("index,label\n0,a\n", "expected one row for each of 2 images in .*, got 0 rows for index"),
+        ("index,label\n0,a\n0,b\n1,a\n", "expected one row .*, got 2 rows for index 0"),
+        ("index,label\n0,a\n2,b\n", "expected an index of 0 to 1 in line 3 of .*, got '2'"),
+        ("index,label\n0,a\n-1,b\n", "expected an index of 0 to 1 in line 3 of .*, got '-1'"),
+        ("index,label\n0,a\n1,bee\n", "line 3"),
+        ("index,label\n0,a\n1\n", "line 3"),
+        ("index,label\n\n0,a\n1,\n", "line 4"),
+    ],
+)
+def test_a_wrong_table_is_refused(tmp_path, text, message):
+    path = tmp_path / "labels.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_labels(path, ["a", "b"], 2)
+
+
+def test_a_table_may_be_in_any_order_and_have_other_columns(tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text('\ufeffscore,label,index\n1, b ,1\n"2",0,0\n', encoding="utf-8")
+    assert read_labels(path, ["a", "b"], 2).tolist() == [0, 1]
