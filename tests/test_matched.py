@@ -122,14 +122,6 @@ def test_wrong_numbers_are_refused(changes, message):
     assert message in str(raised.value)
 
 
-def test_weights_are_refused_with_parameter_servers():
-    served = ["distributed.strategy=async", "distributed.workers=2"]
-    with pytest.raises(InputError, match=r"without weights .* got pruning\.mean_weights"):
-        make_recipe(RECIPE, served)
-    unweighted = {**RECIPE, "pruning": {"policy": "matched", "numbers": NUMBERS}}
-    assert make_recipe(unweighted, served).distributed.served
-
-
 def test_plan_shows_the_numbers_of_the_control(tmp_path):
     file = tmp_path / "recipe.toml"
     file.write_text(make_recipe(RECIPE).to_toml())

@@ -152,14 +152,10 @@ DROPOUT = {"policy": "progressive-dropout"}
         ({"policy": "a:B", "arguments": 3}, {}, "expected pruning.arguments to be table, got 3"),
         ({"policy": "a:B", "arguments": {"x": float("inf")}}, {}, "arguments.x as a finite"),
         ({"policy": "rs2", "anneal": "much"}, {}, "expected pruning.anneal to be float"),
-        ({"policy": "infobatch"}, SERVED, "expected pruning.rescale = false with distributed"),
-        ({"policy": "rs2", "rescale": True}, SERVED, "expected pruning.rescale = false"),
         ({"policy": "ucb", "confidence": 0.8}, {}, "expected pruning.confidence with"),
         ({"policy": "kakurenbo", "period": 2}, {}, "expected pruning.period with"),
         ({"policy": "a:B", "form": "scalar"}, {}, "expected pruning.form with"),
         ({"policy": "ucb", "prune": 0.3}, {}, "expected pruning.save with"),
-        ({"policy": "kakurenbo", "rescale": False}, SERVED, "do not evaluate skipped samples"),
-        (DROPOUT, SERVED, "got 'progressive-dropout': workers do not evaluate"),
         ({"policy": "kakurenbo"}, SMOOTHED, "expected training.label_smoothing = 0 with"),
         (DROPOUT, SMOOTHED, "expected training.label_smoothing = 0 with"),
     ],
@@ -169,13 +165,13 @@ def test_settings_that_a_policy_does_not_have_are_refused(pruning, sections, mes
         recipe_of(pruning, **sections)
 
 
-def test_parameter_servers_train_without_weights():
-    assert recipe_of({"policy": "infobatch", "rescale": False}, **SERVED).policy()
+@pytest.mark.parametrize("policy", ["infobatch", "kakurenbo", "progressive-dropout"])
+def test_parameter_servers_train_with_weights_and_rescored_samples(policy):
+    assert recipe_of({"policy": policy}, **SERVED).policy()
 
 
-@pytest.mark.parametrize("sections", [SERVED, SMOOTHED])
-def test_the_scalar_form_needs_no_probabilities(sections):
-    assert recipe_of({**DROPOUT, "form": "scalar"}, **sections).policy()
+def test_the_scalar_form_needs_no_probabilities():
+    assert recipe_of({**DROPOUT, "form": "scalar"}, **SMOOTHED).policy()
 
 
 # A policy of the user's own

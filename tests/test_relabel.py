@@ -127,3 +127,13 @@ def test_a_table_may_be_in_any_order_and_have_other_columns(tmp_path):
     path = tmp_path / "labels.csv"
     path.write_text('\ufeffscore,label,index\n1, b ,1\n"2",0,0\n', encoding="utf-8")
     assert read_labels(path, ["a", "b"], 2).tolist() == [0, 1]
+
+
+def test_a_setting_can_be_unset_to_train_with_a_table(run, tmp_path):
+    relabel(run, "--out", tmp_path / "labels.csv")
+    changes = ["data.label_noise=none", f"data.labels={tmp_path / 'labels.csv'}"]
+    recipe = make_recipe(RECIPE, changes)
+    assert recipe.data.label_noise is None
+    assert make_recipe({}, ["distributed.strategy=none"]).distributed.strategy == "none"
+    with pytest.raises(InputError, match=r"expected training\.lr to be float, got 'none'"):
+        make_recipe({}, ["training.lr=none"])

@@ -101,12 +101,6 @@ class Recipe:
                     f"expected {section}.{name} = {json.dumps(required)} with distributed.strategy "
                     f"{self.distributed.strategy!r}, got {json.dumps(given)}: {advice}"
                 )
-        if self.pruning.mean_weights is not None:
-            raise InputError(
-                f"expected a policy without weights with distributed.strategy "
-                f"{self.distributed.strategy!r}, got pruning.mean_weights: workers do not weight "
-                f"the losses, so train in one process or with torchrun"
-            )
         if self.run.compile == "on":
             raise InputError(
                 f'expected run.compile = "off" with distributed.strategy '
@@ -343,10 +337,14 @@ def _check_known(kind: str, given: str, known: Mapping[str, Any]) -> None:
 def _convert(name: str, hint: Any, value: Any) -> Any:
     """Convert a TOML value to the type of its field; an integer may be given for a float.
 
+    The text "none" unsets a setting that may be unset, which TOML has no value for.
+
     Raises:
         InputError: The value has another type.
     """
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if value == "none" and types.NoneType in options:
+        return None
     for option in options:
         if get_origin(option) is tuple and isinstance(value, list):
             return tuple(_convert(name, get_args(option)[0], entry) for entry in value)
