@@ -6,8 +6,8 @@ import torch
 
 import fineprune as fp
 from fineprune.errors import InputError
+from fineprune.pruning.policies.epoch_losses import EpochLosses
 from fineprune.pruning.policies.policy import LossRecords
-from fineprune.pruning.policies.smoothed_losses import SmoothedLosses
 
 WEIGHT = 0.2
 
@@ -18,8 +18,8 @@ def records(index, losses):
 
 
 def test_an_average_starts_with_the_first_loss_and_moves_with_each_epoch():
-    smoothed = SmoothedLosses(3)
-    assert smoothed.values().isnan().all()
+    smoothed = EpochLosses(3)
+    assert smoothed.averages.isnan().all()
     expected: dict[int, float] = {}
     for epoch, losses in enumerate([[2.0, 1.0], [1.0, 3.0], [0.5, -2.0]]):
         index = [0, 2] if epoch != 1 else [0, 1]
@@ -28,31 +28,31 @@ def test_an_average_starts_with_the_first_loss_and_moves_with_each_epoch():
         for sample, loss in zip(index, losses, strict=True):
             before = expected.get(sample, loss)
             expected[sample] = before + WEIGHT * (loss - before)
-    values = smoothed.values().tolist()
+    values = smoothed.averages.tolist()
     assert values == pytest.approx([expected[0], expected[1], expected[2]], rel=2e-3)
 
 
 def test_losses_that_are_not_finite_do_not_change_an_average():
-    smoothed = SmoothedLosses(3)
+    smoothed = EpochLosses(3)
     smoothed.observe(records([0, 1, 2], [1.0, np.nan, 1e9]))
     smoothed.end_epoch()
     smoothed.observe(records([0], [np.inf]))
     smoothed.end_epoch()
-    values = smoothed.values()
+    values = smoothed.averages
     assert values[0] == 1
     assert values[1].isnan()
     assert values[2] == torch.finfo(torch.float16).max
 
 
 def test_an_epoch_in_progress_is_part_of_the_state():
-    smoothed, again = SmoothedLosses(2), SmoothedLosses(2)
+    smoothed, again = EpochLosses(2), EpochLosses(2)
     smoothed.observe(records([0], [3.0]))
     again.load_state_dict(smoothed.state_dict())
     for one in (smoothed, again):
         one.observe(records([1], [1.0]))
         one.end_epoch()
-    assert torch.equal(smoothed.values(), again.values())
-    assert again.values().tolist() == [3.0, 1.0]
+    assert torch.equal(smoothed.averages, again.averages)
+    assert again.averages.tolist() == [3.0, 1.0]
 
 
 def test_the_suspects_of_a_training_loop_are_the_samples_with_wrong_labels():

@@ -13,15 +13,13 @@ from fineprune.pruning.dropping_count import add_marks, keep_least_counted
 from fineprune.pruning.kept_numbers import check_save
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, annealed_epochs
+from fineprune.pruning.policies.epoch_losses import EpochLosses
 from fineprune.pruning.policies.policy import LossRecords, Policy
-from fineprune.pruning.policies.smoothed_losses import SmoothedLosses
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.step_budget import relative_rates, steps_of_epoch
 
 Rates = Callable[[float], float] | Sequence[float]
 
-# The marks of an epoch: a sample was trained with a loss above chance only, or also below it.
-_ABOVE, _BELOW = 1, 2
 _LONGEST_STREAK = 255
 
 
@@ -102,9 +100,8 @@ class Adaptive(Policy):
         self._given_chance = chance
         self._chance = math.nan if chance is None else float(chance)
         self._streaks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
-        self._marks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._chosen: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        self._smoothed = SmoothedLosses(0)
+        self._losses = EpochLosses(0)
         self._step_size = self._full_steps = self._budget = self._used = 0
 
     @property
@@ -113,11 +110,10 @@ class Adaptive(Policy):
         return self._epochs
 
     def bind(self, num_samples: int) -> None:
-        """Allocate seven bytes per sample, and count each sample as an optimizer step."""
+        """Allocate eight bytes per sample, and count each sample as an optimizer step."""
         self._streaks = np.zeros(num_samples, dtype=np.uint8)
-        self._marks = np.zeros(num_samples, dtype=np.uint8)
         self._chosen = np.zeros(num_samples, dtype=np.bool_)
-        self._smoothed = SmoothedLosses(num_samples)
+        self._losses = EpochLosses(num_samples)
         self.bind_steps(1, num_samples)
 
     def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
@@ -156,31 +152,27 @@ class Adaptive(Policy):
         return EpochPlan(epoch, torch.from_numpy(keep_least_counted(order, number, rng)))
 
     def observe(self, epoch: int, records: LossRecords) -> None:
-        """Mark each sample whose loss was below chance, and each other one that was trained."""
+        """Take the losses; chance is the mean of the first batch, unless it was given."""
         if math.isnan(self._chance):
             finite = records.batch_means[np.isfinite(records.batch_means)]
             if len(finite):
                 self._chance = float(finite[0])
-        below = records.losses <= self._chance  # NaN is not below chance.
-        above = records.index[~below]
-        self._marks[above] = np.maximum(self._marks[above], _ABOVE)
-        self._marks[records.index[below]] = _BELOW
-        self._smoothed.observe(records)
+        self._losses.observe(records)
 
     def merge(self, replicas: Replicas) -> None:
-        """Take the marks and the losses of all ranks."""
-        self._marks = replicas.maximum(self._marks)
-        self._smoothed.merge(replicas)
+        """Take the losses of all ranks."""
+        self._losses.merge(replicas)
 
     def end_epoch(self, epoch: int) -> None:
         """Lengthen or clear the streaks of the trained samples, and charge the epoch's steps."""
         steps = self._steps(epoch)
         if self._number_kept(steps) < len(self._streaks):
             self._note_chosen()
-        add_marks(self._streaks, self._marks == _ABOVE, clear=False)
-        self._streaks *= self._marks != _BELOW
-        self._marks[:] = 0
-        self._smoothed.end_epoch()
+        losses = self._losses.values.numpy()
+        above = losses > np.float32(self._chance)  # A loss that is not finite is above chance.
+        self._streaks *= above  # An untrained sample keeps its streak, because it has infinity.
+        add_marks(self._streaks, above & (losses < np.inf), clear=False)
+        self._losses.end_epoch()
         self._used += steps
 
     @property
@@ -194,7 +186,7 @@ class Adaptive(Policy):
         It finds more wrong labels than the streaks, by which samples are skipped: the streaks are
         equal for many samples.
         """
-        return self._smoothed.values()
+        return self._losses.averages.float()
 
     def num_suspects(self) -> int | None:
         """Return how many samples contradict the others; None without ``patience``."""
@@ -217,22 +209,20 @@ class Adaptive(Policy):
         """Return the streaks, the samples chosen in this round, and the steps used so far."""
         return {
             "streaks": self.counts,
-            "marks": torch.from_numpy(self._marks.copy()),
             "chosen": torch.from_numpy(np.packbits(self._chosen)),
             "used_share": self._used / self._budget,
             "chance": self._chance,
-            "smoothed": self._smoothed.state_dict(),
+            "losses": self._losses.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state. If the size of a step has changed, the used share is kept."""
         self._streaks = state["streaks"].numpy().copy()
-        self._marks = state["marks"].numpy().copy()
         count = len(self._streaks)
         self._chosen = np.unpackbits(state["chosen"].numpy(), count=count).view(np.bool_)
         self._used = round(state["used_share"] * self._budget)
         self._chance = state["chance"]
-        self._smoothed.load_state_dict(state["smoothed"])
+        self._losses.load_state_dict(state["losses"])
 
     # -- internals ----------------------------------------------------------------------------
 
@@ -267,7 +257,7 @@ class Adaptive(Policy):
 
     def _note_chosen(self) -> None:
         """Note the samples of a shortened epoch; begin a new round if none is left to choose."""
-        trained = self._marks > 0
+        trained = self._losses.values.numpy() < np.inf
         again = trained & self._chosen
         self._chosen |= trained
         if (self._chosen | self._contradicting()).all():

@@ -1,0 +1,62 @@
+"""EpochLosses: the loss of each sample in the epoch in progress, and its moving average."""
+
+import torch
+
+from fineprune.pruning.policies.policy import LossRecords
+from fineprune.pruning.replicas import Replicas
+
+# The weight of an epoch's loss in the average. On CIFAR-10 with wrong labels, 0.1 to 0.5 find
+# nearly the same samples; a small weight needs more epochs until the first losses are forgotten.
+_WEIGHT = 0.2
+
+_NOT_FINITE = torch.finfo(torch.float32).max
+_LARGEST = torch.finfo(torch.float16).max
+
+
+class EpochLosses:
+    """The loss of each sample in the epoch in progress, and its average over earlier epochs.
+
+    This takes six bytes per sample. If a sample is trained twice in an epoch, its smaller loss
+    counts.
+
+    Args:
+        num_samples: Number of samples N in the data set.
+
+    Attributes:
+        values: The losses of the epoch in progress, float32, shape (N,); infinity for a sample that
+            was not trained, and the largest finite number for a loss that was not finite.
+        averages: The exponential moving average of each sample's finite losses, float16, shape
+            (N,); NaN for a sample without one.
+    """
+
+    def __init__(self, num_samples: int) -> None:
+        self.values = torch.full((num_samples,), torch.inf)
+        self.averages = torch.full((num_samples,), torch.nan, dtype=torch.float16)
+
+    def observe(self, records: LossRecords) -> None:
+        """Take losses of the epoch in progress."""
+        losses = torch.from_numpy(records.losses)
+        losses = losses.nan_to_num(nan=_NOT_FINITE, posinf=_NOT_FINITE, neginf=_NOT_FINITE)
+        self.values.scatter_reduce_(0, torch.from_numpy(records.index), losses, "amin")
+
+    def merge(self, replicas: Replicas) -> None:
+        """Take the losses of all ranks."""
+        if replicas.size > 1:
+            self.values = -torch.from_numpy(replicas.maximum((-self.values).numpy()))
+
+    def end_epoch(self) -> None:
+        """Add the losses of the epoch to the averages, and forget them."""
+        known = self.values < _NOT_FINITE
+        latest = self.values.clamp(-_LARGEST, _LARGEST).half()
+        before = torch.where(self.averages.isnan(), latest, self.averages)
+        self.averages = torch.where(known, before.lerp(latest, _WEIGHT), self.averages)
+        self.values.fill_(torch.inf)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the losses of the epoch in progress and the averages."""
+        return {"values": self.values.clone(), "averages": self.averages.clone()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Continue from a state."""
+        self.values = state["values"].clone()
+        self.averages = state["averages"].clone()
