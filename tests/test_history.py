@@ -6,7 +6,7 @@ import torch
 
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.errors import InputError
-from fineprune.runs.history import pack_epoch, read_history
+from fineprune.runs.history import pack_epoch, read_history, read_labels
 from fineprune.runs.run import read_run
 from fineprune.training.checkpoint import save_checkpoint
 from fineprune.training.data import load_data
@@ -133,3 +133,40 @@ def test_a_damaged_file_is_refused(tmp_path, whole, content):
         file.write_bytes(content)
     with pytest.raises(InputError, match=r"epoch-0001\.npy"):
         read_history(tmp_path, 200)
+
+
+class Digits(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    def __init__(self, targets):
+        self.targets = targets
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.full((3, 32, 32), index % 2 / 2), index % 2
+
+
+def own_data():
+    """Return a user's training and test data, with targets of different kinds."""
+    kinds = {
+        "none": None,
+        "classes": [index % 2 for index in range(40)],
+        "text": ["a", "b"] * 20,
+        "ragged": [[1], [1, 2]] * 20,
+        "few": [0, 1],
+        "large": [0, 7] * 20,
+    }
+    return Digits(kinds[KIND]), Digits(None)
+
+
+KIND = "none"
+
+
+@pytest.mark.parametrize("kind", ["none", "classes", "text", "ragged", "few", "large"])
+def test_the_labels_of_own_data_are_kept_if_they_are_classes(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(f"{__name__}.KIND", kind)
+    changes = [f"data.name={__name__}:own_data", "data.train_size=none", "network.classes=2"]
+    train(make_recipe(RECIPE, [*changes, "pruning.policy=full", "training.epochs=1"]), tmp_path)
+    labels = read_labels(tmp_path, 40)
+    assert (labels is not None) == (kind == "classes")
+    assert read_history(tmp_path, 40).trained.all()

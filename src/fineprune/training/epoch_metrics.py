@@ -1,11 +1,11 @@
 """What a run records about an epoch: one line of ``metrics.jsonl``, and the counts of a window."""
 
-import contextlib
 import math
 import time
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, RunError
@@ -157,6 +157,17 @@ def add_suspicion(state: TrainState, metrics: dict[str, Any], closing: Suspicion
         metrics["suspicion"] = detection(suspicion, wrong)
 
 
+def _known_labels(state: TrainState) -> npt.NDArray[np.integer] | None:
+    """Return the class of each training sample, shape (N,); None if user-defined data hide it."""
+    try:
+        labels = np.asarray(state.data.labels())
+    except (InputError, ValueError):  # There are none, or they are ragged.
+        return None
+    if labels.dtype.kind not in "iu" or labels.shape != (state.data.num_samples,):
+        return None
+    return labels if labels.min() >= 0 and labels.max() < state.data.classes else None
+
+
 def epoch_history(state: TrainState, totals: EpochTotals) -> Records | None:
     """Return the losses and predictions of the epoch's samples. Every rank must call it.
 
@@ -204,9 +215,9 @@ def write_epoch(
         files.write_counts(epoch, closing.numpy())
     if history is not None:
         files.write_history(epoch, history)
-        if epoch == 0:
-            with contextlib.suppress(InputError):  # The labels of user-defined data may be unknown.
-                files.write_labels(pack_classes(np.asarray(state.data.labels()), classes))
+        labels = _known_labels(state) if epoch == 0 else None
+        if labels is not None:
+            files.write_labels(pack_classes(labels, classes))
         if last and evaluation is not None:
             given, predicted = evaluation.labels.numpy(), evaluation.predictions.numpy()
             files.write_evaluated(
