@@ -11,7 +11,9 @@ import signal
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from fineprune.cli.main import app
 from fineprune.distributed.parameter_servers.events import LOGGER, EventKind, ProcessKind
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe
@@ -214,14 +216,18 @@ def test_a_run_goes_on_after_an_epoch_whose_updates_were_all_lost(tmp_path):
         os.kill(pids[ProcessKind.SERVER], signal.SIGKILL)
 
     lossy = recipe(epochs=2, strategy="async", workers=1, undone_batches="lose")
+    file = tmp_path / "lossy.toml"
+    file.write_text(lossy.to_toml())
     try:
         # There are 8 updates in the first epoch, and their losses are lost with them.
         warned = pytest.warns(RuntimeWarning, match="epoch 0 recorded no losses")
         with warned, at_version(8, kill):
-            train(lossy, tmp_path)
+            done = CliRunner().invoke(app, ["train", str(file), "--out", str(tmp_path / "run")])
     finally:
         LOGGER.removeFilter(note)
-    first, second = metrics(tmp_path)
+    assert done.exit_code == 0, done.stderr
+    assert "1/2 epochs: epoch 1: loss none, accuracy " in done.stderr
+    first, second = metrics(tmp_path / "run")
     assert (first["samples"], first["train_loss"]) == (0, None)
     assert first["distributed"]["lost"] == list(range(8))
     assert second["samples"] > 0

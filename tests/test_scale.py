@@ -177,6 +177,15 @@ def test_staleness_dropped_gradients_and_phases(made_runs):
     assert served.phases == {"compute": 0.05, "push": 0.025, "apply": 0.0125}
 
 
+def test_a_run_that_lost_all_its_updates_has_a_row(made_runs):
+    report = {"staleness": [0], "dropped": 0, "lost": [0, 1], "seconds": {"compute": 0.5}}
+    lost = made_run([9, 2], [None, None], samples=0, distributed=report)
+    *_, row = scale_rows([*made_runs, Scaled(configuration("async 1+1"), lost)])
+    assert (row.throughput, row.lost, row.dropped, row.phases) == (0, 4, None, {})
+    assert row.seconds_to_target is None
+    assert draw_loss([Scaled(configuration("async 1+1"), lost)], None) is None
+
+
 def table_lines(rows):
     """Return the lines of all tables, without their headers."""
     return [tuple(line) for table in scale_tables(rows) for line in table.lines]
