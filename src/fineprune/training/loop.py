@@ -27,6 +27,7 @@ from fineprune.training.epoch_metrics import (
 )
 from fineprune.training.epoch_served import (
     check_can_serve,
+    load_from_servers,
     served_training,
     train_epoch_on_servers,
 )
@@ -135,7 +136,7 @@ def _train_epochs(
             state.pruner.end_epoch()
         totals.stop_clock()
         if state.coordinator is not None:
-            state.coordinator.load_into(state.model)
+            load_from_servers(state, totals)
         metrics = epoch_metrics(state, epoch, totals, loss)
         if state.ranks.main:
             add_evaluation(state, epoch, metrics)
