@@ -290,6 +290,22 @@ def test_only_wrong_input_is_exit_status_2(folder, monkeypatch):
     assert result.stderr.splitlines()[-1] == said
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("OSError('disk on fire\\nput it out')", "disk on fire"),
+        ("AssertionError", "AssertionError"),
+    ],
+)
+def test_the_last_line_of_a_failure_is_short(error, line, folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    module = f"raises_{error.partition('(')[0]}"
+    (folder / f"{module}.py").write_text(f"def data():\n    raise {error}\n")
+    result = run("train", "recipes/digits.toml", *LESS, "--set", *own(f"{module}:data"))
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == f"fineprune: failed while running: {line}"
+
+
 INTERRUPTED = """
 import signal, torch
 from torch.utils.data import TensorDataset

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import re
 import signal
 from typing import Any
 
@@ -307,14 +308,17 @@ def test_servers_are_reported_with_their_process_ids_also_if_calls_overtake_one_
 
 class Failing(Replica):
     def step(self, batch, weights):
-        raise RuntimeError("shapes do not match")
+        raise RuntimeError("shapes do not match\nthe first is (3, 4)")
 
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_an_error_of_the_step_reaches_the_caller(tmp_path, members):
     strategy = Strategy("mixed", workers=members, group=members)
-    with pytest.raises(RuntimeError, match="shapes do not match"):
+    with pytest.raises(RuntimeError, match="shapes do not match") as raised:
         trained(strategy, tmp_path, build=lambda rank: Failing())
+    place = r"\(in a worker or server: .*test_coordinator\.py, line \d+\)"
+    assert re.fullmatch(f"RuntimeError: shapes do not match {place}", str(raised.value))
+    assert "in step" in str(raised.value.__cause__)  # the worker's stack trace
 
 
 def test_with_a_backup_worker_every_batch_is_applied_once(tmp_path):

@@ -49,7 +49,9 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
                 raise
             except Exception as error:
                 traceback.print_exc()
-                _say(f"failed while running: {error}")
+                # The traceback shows all lines of a long message.
+                first_line = next(iter(str(error).splitlines()), type(error).__name__)
+                _say(f"failed while running: {first_line}")
                 raise typer.Exit(FAILED) from error
 
         return run

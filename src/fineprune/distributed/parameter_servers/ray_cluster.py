@@ -7,6 +7,7 @@ other module imports it.
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -68,6 +69,13 @@ class Died(RuntimeError):
 
 class Silent(RuntimeError):
     """A call did not end in time."""
+
+
+class RemoteError(RuntimeError):
+    """A called method raised an exception. The message is one line: the exception and its place.
+
+    ``__cause__`` is Ray's exception, which shows the stack trace of the other process.
+    """
 
 
 @dataclass(frozen=True)
@@ -245,6 +253,8 @@ class Cluster:
         Raises:
             Died: The process died.
             Silent: The call did not end in time.
+            LinkBroken, InputError: The method raised it.
+            RemoteError: The method raised another exception.
         """
         try:
             return cast(R, ray.get(call.reference, timeout=seconds))
@@ -256,7 +266,7 @@ class Cluster:
             # These explain the failure in one line. Other errors keep the remote stack trace.
             if isinstance(error.cause, LinkBroken | InputError):
                 raise error.cause from None
-            raise
+            raise RemoteError(_described(error)) from error
 
     def unplaced(self) -> int:
         """Return the number of places that were lost with their nodes and not yet replaced."""
@@ -577,6 +587,14 @@ def _cause(error: RayActorError) -> str:
     if isinstance(error, ActorUnavailableError):
         return "its node cannot be reached"
     return told.splitlines()[-1]
+
+
+def _described(error: RayTaskError) -> str:
+    """Return in one line the exception that a method raised in another process, and its place."""
+    first_line = next(iter(str(error.cause).splitlines()), "")
+    frames = re.findall(r'File "(.+)", line (\d+)', str(error))
+    place = ": {}, line {}".format(*frames[-1]) if frames else ""
+    return f"{type(error.cause).__name__}: {first_line} (in a worker or server{place})"
 
 
 def _own_address() -> str:
