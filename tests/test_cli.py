@@ -157,6 +157,29 @@ def test_plan_says_which_pruned_epochs_are_annealed():
     assert "pruned epochs: 5 of 10 by Algorithm 2, 1 of which anneal keeps whole" in text
 
 
+SYNC = ["distributed.strategy=sync", "distributed.workers=4"]
+
+
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [
+        ([], "steps: 2,800 of 3,200 in batches of 128"),
+        (["--ranks", "4"], "steps: 700 of 800, each of 512 samples (4 x 128)"),
+        (["--set", *SYNC], "steps: 700 of 800, each of 512 samples (4 x 128)"),
+    ],
+)
+def test_plan_says_how_many_samples_a_step_has(more, steps):
+    options = ["plan", "--epochs", "100", "--window", "10", "--start", "5", "--samples", "4096"]
+    assert steps in run(*options, *more).stdout.splitlines()
+
+
+def test_plan_warns_once_about_rounding():
+    with pytest.warns(UserWarning, match="but whole steps of 512 samples") as given:
+        result = run("plan", "recipes/digits.toml", "--set", *SYNC)
+    assert result.exit_code == 0, result.output
+    assert len(given) == 1
+
+
 @pytest.mark.parametrize(
     ("policy", "advice"),
     [

@@ -198,11 +198,12 @@ def table_lines(rows):
 def test_tables_fit_the_terminal_without_breaks_inside_words(made_runs, columns):
     rows = scale_rows([*made_runs, Scaled(configuration("mixed 8+4 group=2"), made_runs[2].run)])
     for table in scale_tables(rows):
-        console = Console(width=columns, file=io.StringIO())
+        output = io.StringIO()
+        console = Console(width=columns, file=output)
         (rich,) = rich_tables([table], console.width)
         rich.caption = None
         console.print(rich)
-        printed = console.file.getvalue()
+        printed = output.getvalue()
         assert max(map(len, printed.splitlines())) <= columns
         words = [word for line in (table.headers, *table.lines) for word in " ".join(line).split()]
         assert set(words) <= set(printed.split())
