@@ -85,6 +85,14 @@ def test_changes_may_follow_one_set(folder):
     assert (summary["epochs"], summary["policy"]) == (2, "full")
 
 
+def test_a_run_that_was_finished_already_is_not_said_to_be_written(folder):
+    command = ["train", "recipes/digits.toml", *LESS, "--set", "training.epochs=2", "--out", "r"]
+    assert run(*command, "training.milestones=[]").stdout.endswith("; written to r\n")
+    again = run(*command, "training.milestones=[]", "--resume")
+    assert again.exit_code == 0, again.output
+    assert again.stdout.endswith("; r was finished already\n")
+
+
 def test_plan_takes_changes_after_one_set_too(folder):
     plain = json.loads(run("plan", "recipes/digits.toml", "--json").stdout)
     changes = ["pruning.block=2", "pruning.count=1"]

@@ -126,7 +126,8 @@ def _train_epochs(
             _save(state, files, totals)
             state.ranks.leave_together()
             number = stop.number or signal.SIGTERM  # The signal may have reached another rank only.
-            raise Stopped(number, f"in epoch {epoch + 1}, after {totals.batches} batches")
+            done = f"{totals.batches} {'batch' if totals.batches == 1 else 'batches'}"
+            raise Stopped(number, f"in epoch {epoch + 1}, after {done}")
         closing = closing_counts(state, epoch)
         suspicion = closing_suspicion(state, epoch)
         _wait_for(run.device)  # Otherwise, the last steps would be timed as bookkeeping.
