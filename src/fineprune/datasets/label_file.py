@@ -47,7 +47,8 @@ def _from_array(path: Path, classes: Sequence[str]) -> npt.NDArray[np.int64]:
     except (ValueError, EOFError) as error:
         # NumPy's message would advise to allow pickle, which runs code.
         raise InputError(
-            f"expected labels in {path}, cannot read it: no whole array of numbers in NumPy form"
+            f"expected labels in {path}, cannot read it: no whole array of numbers in NumPy's "
+            f"format"
         ) from error
     integers = isinstance(array, np.ndarray) and np.issubdtype(array.dtype, np.integer)
     if not integers or array.ndim != 1:

@@ -59,6 +59,8 @@ REPORT_EVERY = 10.0
 # Ray creates Unix sockets in its folder, whose names have up to 66 characters. On Linux, the path
 # of a socket has at most 107 bytes.
 _LONGEST_FOLDER = 40
+# Why a process died together with its node.
+LOST_NODE = "its node died or cannot be reached"
 # Seconds to wait for an answer at the address of a cluster.
 _CONNECT_SECONDS = 10.0
 
@@ -581,7 +583,7 @@ def _cause(error: RayActorError) -> str:
     if "killed by `ray.kill`" in told:
         return "it was killed"
     if "node has died" in told or "node died" in told:
-        return "its node died or cannot be reached"
+        return LOST_NODE
     if "connection error" in told:
         return "it ended unexpectedly: killed, out of memory, or crashed"
     if isinstance(error, ActorUnavailableError):
