@@ -360,10 +360,17 @@ def test_ctrl_c_says_how_to_continue(verb, said, folder, monkeypatch):
     (folder / "interrupted.py").write_text(INTERRUPTED)
     changes = ["--set", *own("interrupted:data"), "network.classes=10"]
     result = run(verb, "recipes/digits.toml", *LESS, *changes)
-    assert result.exit_code in (1, 130)
+    assert result.exit_code == 130
     assert result.stderr.startswith("fineprune: stopped")
     assert result.stderr.endswith(f"; {said}\n")
     assert result.stderr.count("\n") == 1
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line(folder):
+    (folder / "typer.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    command = [sys.executable, "-m", "fineprune", "plan", "recipes/digits.toml"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (130, "fineprune: stopped\n")
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly(folder):
