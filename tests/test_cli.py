@@ -324,7 +324,7 @@ def test_only_wrong_input_is_exit_status_2(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        ("OSError('disk on fire\\nput it out')", "disk on fire"),
+        ("OSError('\\ndisk on fire\\nput it out')", "disk on fire"),
         ("AssertionError", "AssertionError"),
     ],
 )

@@ -51,7 +51,7 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
             except Exception as error:
                 traceback.print_exc()
                 # The traceback shows all lines of a long message.
-                first_line = next(iter(str(error).splitlines()), type(error).__name__)
+                first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
                 _say(f"failed while running: {first_line}")
                 raise typer.Exit(FAILED) from error
 

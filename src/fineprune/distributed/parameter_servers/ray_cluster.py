@@ -593,7 +593,7 @@ def _cause(error: RayActorError) -> str:
 
 def _described(error: RayTaskError) -> str:
     """Return in one line the exception that a method raised in another process, and its place."""
-    first_line = next(iter(str(error.cause).splitlines()), "")
+    first_line = next(iter(str(error.cause).strip().splitlines()), "")
     frames = re.findall(r'File "(.+)", line (\d+)', str(error))
     place = ": {}, line {}".format(*frames[-1]) if frames else ""
     return f"{type(error.cause).__name__}: {first_line} (in a worker or server{place})"
