@@ -4,7 +4,11 @@
 
 Trains ``full`` and ``fine-pruning`` of each recipe in ``recipes/paper`` until the time is up, and
 goes on from there when it is called again: a run is resumed from its last whole epoch. Prints a
-line for each run, and exits with 0 when all are done, with 75 ("try again") when time ran out.
+line for each run, and exits with 0 when all are done, with 75 ("try again") when time ran out, and
+with 1 after an error. The same command again and again, until there is nothing left to repeat::
+
+    while python benchmarks/paper_queue.py --minutes 9; [ $? -eq 75 ]; do :; done
+
 ``--set`` changes every recipe, ``fineprune report OUT/*`` makes the tables.
 """
 
@@ -15,11 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fineprune.errors import InputError, RunError
 from fineprune.experiments.controls import arm_recipe
 from fineprune.runs.files import METRICS, SUMMARY
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.training.stop import Stopped
 
 # What says most in the shortest time comes first.
 ORDER = "resnet18 vgg16 resnet50 wrn16 lenet resnet34 vgg13 vgg19 wrn10 wrn22"
@@ -78,4 +84,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (InputError, RunError, Stopped) as error:
+        sys.exit(f"paper_queue.py: {error}")

@@ -193,6 +193,10 @@ COMMANDS = [
     (f"train {QUICK} --set data.labels=labels/dropped.txt", "got only images to leave out or hold"),
     (f"train {QUICK} --set data.labels=labels/text.npy", "labels in labels/text.npy, cannot read"),
     (f"train {QUICK} --set data.labels=labels/pickle.npy", "labels in labels/pickle.npy, cannot"),
+    (
+        f"train {QUICK} --set data.labels=labels/text.npy",
+        "cannot read it: no whole array of numbers",
+    ),
     (f"train {QUICK} --set data.labels=labels/float.npy", "got float64 of shape (512,)"),
     (f"train {QUICK} --set data.labels=labels/table.npy", "got int64 of shape (512, 1)"),
     (f"train {QUICK} --set data.labels=labels/ten.npy", "labels 0..9, or -1 to leave an image out"),
@@ -244,7 +248,7 @@ COMMANDS = [
     (
         f"train {QUICK} --set training.epochs=2 training.milestones=[] run.threads=1 "
         "--out runs/checkpoint-list --resume",
-        "expected a checkpoint",
+        "checkpoint.pt, got a list that is not one: restore the checkpoint",
     ),
     (
         f"train {QUICK} --set training.epochs=2 training.milestones=[] run.threads=1 "
@@ -258,7 +262,10 @@ COMMANDS = [
     ("report runs/summary-text", "runs/summary-text"),
     ("report runs/summary-empty", "summary.json, got None"),
     ("report runs/metrics-text", "runs/metrics-text"),
-    ("report runs/counts-text", "expected counts in"),
+    (
+        "report runs/counts-text",
+        "epoch-0002.npy, got no whole array of numbers in NumPy's format: the file is damaged\n",
+    ),
     ("report runs/comparison-text", "expected JSON in"),
     ("report runs/comparison-empty", "expected title and runs in"),
     # Comparisons and configurations.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -76,3 +77,22 @@ def test_the_queue_stops_when_its_time_is_up_and_continues_when_called_again(
     assert printed[-1].count("2 of 2 epochs") == 2
     for arm in ("full", "fine-pruning"):
         assert len(read_run(tmp_path / "out" / f"small-{arm}").metrics) == 2
+
+
+@pytest.mark.parametrize("statuses", [[75, 75, 0], [75, 1], [1]])
+def test_the_loop_around_the_queue_stops_when_all_is_done_and_at_an_error(statuses, tmp_path):
+    """The loop of the documentation, with a command that exits with these statuses."""
+    text = Path("docs/results/paper.md").read_text(encoding="utf-8")
+    (loop,) = re.findall(r"^.*paper_queue\.py.*done$", text, re.MULTILINE)
+    (tmp_path / "statuses").write_text("".join(f"{status}\n" for status in statuses))
+    python = "python() { read -r status <&3 || exit 2; echo started; return $status; }"
+    command = f"{python}; {{ {loop}; }} 3<{tmp_path / 'statuses'}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.count("started")) == (0, len(statuses))
+
+
+def test_wrong_input_of_the_queue_is_one_line(tmp_path):
+    done = run("paper_queue.py", "--networks", "lenet", "--out", tmp_path, "--set", "data.dir=no")
+    assert done.returncode == 1
+    assert done.stderr.startswith("paper_queue.py: expected CIFAR-10 ")
+    assert done.stderr.count("\n") == 1

@@ -85,6 +85,14 @@ def test_changes_may_follow_one_set(folder):
     assert (summary["epochs"], summary["policy"]) == (2, "full")
 
 
+def test_a_run_that_was_finished_already_is_not_said_to_be_written(folder):
+    command = ["train", "recipes/digits.toml", *LESS, "--set", "training.epochs=2", "--out", "r"]
+    assert run(*command, "training.milestones=[]").stdout.endswith("; written to r\n")
+    again = run(*command, "training.milestones=[]", "--resume")
+    assert again.exit_code == 0, again.output
+    assert again.stdout.endswith("; r was finished already\n")
+
+
 def test_plan_takes_changes_after_one_set_too(folder):
     plain = json.loads(run("plan", "recipes/digits.toml", "--json").stdout)
     changes = ["pruning.block=2", "pruning.count=1"]
@@ -155,6 +163,29 @@ def test_plan_says_which_pruned_epochs_are_annealed():
     options = "plan --epochs 10 --window 10 --start 5 --set pruning.anneal=0.2"
     text = run(*options.split()).stdout
     assert "pruned epochs: 5 of 10 by Algorithm 2, 1 of which anneal keeps whole" in text
+
+
+SYNC = ["distributed.strategy=sync", "distributed.workers=4"]
+
+
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [
+        ([], "steps: 2,800 of 3,200 in batches of 128"),
+        (["--ranks", "4"], "steps: 700 of 800, each of 512 samples (4 x 128)"),
+        (["--set", *SYNC], "steps: 700 of 800, each of 512 samples (4 x 128)"),
+    ],
+)
+def test_plan_says_how_many_samples_a_step_has(more, steps):
+    options = ["plan", "--epochs", "100", "--window", "10", "--start", "5", "--samples", "4096"]
+    assert steps in run(*options, *more).stdout.splitlines()
+
+
+def test_plan_warns_once_about_rounding():
+    with pytest.warns(UserWarning, match="but whole steps of 512 samples") as given:
+        result = run("plan", "recipes/digits.toml", "--set", *SYNC)
+    assert result.exit_code == 0, result.output
+    assert len(given) == 1
 
 
 @pytest.mark.parametrize(
@@ -290,6 +321,22 @@ def test_only_wrong_input_is_exit_status_2(folder, monkeypatch):
     assert result.stderr.splitlines()[-1] == said
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        ("OSError('\\ndisk on fire\\nput it out')", "disk on fire"),
+        ("AssertionError", "AssertionError"),
+    ],
+)
+def test_the_last_line_of_a_failure_is_short(error, line, folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    module = f"raises_{error.partition('(')[0]}"
+    (folder / f"{module}.py").write_text(f"def data():\n    raise {error}\n")
+    result = run("train", "recipes/digits.toml", *LESS, "--set", *own(f"{module}:data"))
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == f"fineprune: failed while running: {line}"
+
+
 INTERRUPTED = """
 import signal, torch
 from torch.utils.data import TensorDataset
@@ -313,10 +360,17 @@ def test_ctrl_c_says_how_to_continue(verb, said, folder, monkeypatch):
     (folder / "interrupted.py").write_text(INTERRUPTED)
     changes = ["--set", *own("interrupted:data"), "network.classes=10"]
     result = run(verb, "recipes/digits.toml", *LESS, *changes)
-    assert result.exit_code in (1, 130)
+    assert result.exit_code == 130
     assert result.stderr.startswith("fineprune: stopped")
     assert result.stderr.endswith(f"; {said}\n")
     assert result.stderr.count("\n") == 1
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line(folder):
+    (folder / "typer.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    command = [sys.executable, "-m", "fineprune", "plan", "recipes/digits.toml"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (130, "fineprune: stopped\n")
 
 
 def test_a_reader_that_leaves_ends_the_command_quietly(folder):

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import re
 import signal
 from typing import Any
 
@@ -16,7 +17,16 @@ pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
 from fineprune.distributed.parameter_servers.events import Event, EventKind
-from fineprune.distributed.parameter_servers.ray_cluster import Cluster, Places, Process, cluster
+from fineprune.distributed.parameter_servers.ray_cluster import (
+    LOST_NODE,
+    Call,
+    Cluster,
+    Places,
+    Process,
+    cluster,
+)
+from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
+from fineprune.distributed.parameter_servers.worker_group import WorkerGroup
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import RunError
 
@@ -305,16 +315,42 @@ def test_servers_are_reported_with_their_process_ids_also_if_calls_overtake_one_
     assert len({event.pid for event in started} - {None}) == 3
 
 
+class NeverRuns(Process[Any]):
+    """A process that is placed on a node after it was lost, and before this is noticed."""
+
+    def __init__(self):
+        self.placed, self.made = Call("placed"), Call("made")
+
+    def kill(self):
+        pass
+
+
+@pytest.mark.parametrize(("reason", "kind"), [(LOST_NODE, "stopped"), ("it crashed", "died")])
+def test_a_process_that_never_ran_on_a_lost_node_is_not_reported_as_dead(reason, kind, monkeypatch):
+    monkeypatch.setattr(Cluster, "start_worker", lambda *arguments: NeverRuns())
+    events: list[Event] = []
+    made = object.__new__(Cluster)
+    strategy = Strategy("async", workers=1)
+    rendezvous = Rendezvous("127.0.0.1", 0, 1.0, False)
+    group = WorkerGroup(0, made, strategy, MakeReplica(), rendezvous, events.append)
+    group.start({})
+    group.end({0: reason}, "")
+    assert [event.kind.value for event in events] == [kind]
+
+
 class Failing(Replica):
     def step(self, batch, weights):
-        raise RuntimeError("shapes do not match")
+        raise RuntimeError("shapes do not match\nthe first is (3, 4)")
 
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_an_error_of_the_step_reaches_the_caller(tmp_path, members):
     strategy = Strategy("mixed", workers=members, group=members)
-    with pytest.raises(RuntimeError, match="shapes do not match"):
+    with pytest.raises(RuntimeError, match="shapes do not match") as raised:
         trained(strategy, tmp_path, build=lambda rank: Failing())
+    place = r"\(in a worker or server: .*test_coordinator\.py, line \d+\)"
+    assert re.fullmatch(f"RuntimeError: shapes do not match {place}", str(raised.value))
+    assert "in step" in str(raised.value.__cause__)  # the worker's stack trace
 
 
 def test_with_a_backup_worker_every_batch_is_applied_once(tmp_path):

@@ -7,17 +7,22 @@ import json
 import logging
 import os
 import signal
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from fineprune.cli.main import app
 from fineprune.distributed.parameter_servers.events import LOGGER, EventKind, ProcessKind
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe
 from fineprune.training.stop import Stopped
 
 pytest.importorskip("ray")
+
+from fineprune.distributed.parameter_servers.coordinator import Coordinator
 
 
 def recipe(epochs=4, batch_size=64, run=None, **distributed):
@@ -197,9 +202,9 @@ def test_a_run_stopped_inside_an_epoch_gives_the_same_bits_after_resuming(synchr
             assert part[name] == whole[name]
 
 
-@pytest.mark.usefixtures("running_ray")
-def test_a_run_goes_on_after_an_epoch_whose_updates_were_all_lost(tmp_path):
-    """A server dies while the last update of an epoch without any snapshot is made."""
+@contextlib.contextmanager
+def process_ids():
+    """Yield the process ID of the last process of each kind that started."""
     pids = {}
 
     def note(record):
@@ -208,23 +213,68 @@ def test_a_run_goes_on_after_an_epoch_whose_updates_were_all_lost(tmp_path):
             pids[event.process] = event.pid
         return True
 
+    before = LOGGER.level
     LOGGER.addFilter(note)
-
-    def kill():
-        os.kill(pids[ProcessKind.SERVER], signal.SIGKILL)
-
-    lossy = recipe(epochs=2, strategy="async", workers=1, undone_batches="lose")
+    LOGGER.setLevel(logging.INFO)
     try:
+        yield pids
+    finally:
+        LOGGER.removeFilter(note)
+        LOGGER.setLevel(before)
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_a_run_goes_on_after_an_epoch_whose_updates_were_all_lost(tmp_path):
+    """A server dies while the last update of an epoch without any snapshot is made."""
+    lossy = recipe(epochs=2, strategy="async", workers=1, undone_batches="lose")
+    file = tmp_path / "lossy.toml"
+    file.write_text(lossy.to_toml())
+    with process_ids() as pids:
+
+        def kill():
+            os.kill(pids[ProcessKind.SERVER], signal.SIGKILL)
+
         # There are 8 updates in the first epoch, and their losses are lost with them.
         warned = pytest.warns(RuntimeWarning, match="epoch 0 recorded no losses")
         with warned, at_version(8, kill):
-            train(lossy, tmp_path)
-    finally:
-        LOGGER.removeFilter(note)
-    first, second = metrics(tmp_path)
+            done = CliRunner().invoke(app, ["train", str(file), "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.stderr
+    assert "1/2 epochs: epoch 1: loss none, accuracy " in done.stderr
+    first, second = metrics(tmp_path / "run")
     assert (first["samples"], first["train_loss"]) == (0, None)
     assert first["distributed"]["lost"] == list(range(8))
     assert second["samples"] > 0
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_deaths_between_two_epochs_are_counted(tmp_path, monkeypatch):
+    """They are noticed while the parameters are loaded, or while a checkpoint is written."""
+    calls: Counter[str] = Counter()
+    kills = {
+        ("load_into", 1): ProcessKind.SERVER,
+        ("state", 2): ProcessKind.WORKER,
+        ("load_into", 4): ProcessKind.SERVER,  # after the last epoch
+    }
+    with process_ids() as pids:
+
+        def kill_before(name):
+            method = getattr(Coordinator, name)
+
+            def killing(coordinator, *arguments):
+                calls[name] += 1
+                if kind := kills.get((name, calls[name])):
+                    os.kill(pids[kind], signal.SIGKILL)
+                return method(coordinator, *arguments)
+
+            monkeypatch.setattr(Coordinator, name, killing)
+
+        kill_before("load_into")
+        kill_before("state")
+        train(recipe(strategy="async", workers=1), tmp_path)
+    reports = [line["distributed"] for line in metrics(tmp_path)]
+    assert [report["server_deaths"] for report in reports] == [1, 0, 0, 1]
+    assert [report["worker_deaths"] for report in reports] == [0, 0, 1, 0]
+    assert sum(report["undone"] for report in reports) == 0
 
 
 @pytest.mark.usefixtures("running_ray")

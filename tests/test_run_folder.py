@@ -315,6 +315,20 @@ def test_a_run_stopped_twice_and_resumed_has_the_same_result(whole, tmp_path, mo
     assert one == other
 
 
+@pytest.mark.parametrize(("batches", "said"), [(1, "1 batch"), (2, "2 batches")])
+def test_a_stopped_run_says_after_how_many_batches(batches, said, tmp_path, monkeypatch):
+    votes = []
+
+    def says_stop(self, requested):
+        votes.append(requested)
+        return len(votes) == batches
+
+    monkeypatch.setattr("fineprune.distributed.all_reduce.StopVote.says_stop", says_stop)
+    with pytest.raises(Stopped) as stopped:
+        train(small(), tmp_path / "run")
+    assert str(stopped.value) == f"stopped by SIGTERM in epoch 1, after {said}"
+
+
 def test_a_full_disk_leaves_the_last_checkpoint_and_no_temporary_files(unfinished):
     """A limit on the size of files takes the place of a full disk."""
     (unfinished.parent / "recipe.toml").write_text(small().to_toml())

@@ -1,6 +1,8 @@
 """Scaling experiments: configurations, measures, figures and the command."""
 
+import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import xml.dom.minidom
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
@@ -20,7 +23,7 @@ from fineprune.report.scaling.loss_figure import draw_loss
 from fineprune.report.scaling.phases_figure import draw_phases
 from fineprune.report.scaling.speedup_figure import draw_speedup
 from fineprune.report.scaling.staleness_figure import draw_staleness
-from fineprune.report.scaling.tables import scale_tables
+from fineprune.report.scaling.tables import rich_tables, scale_tables
 from fineprune.report.scaling.throughput_figure import draw_throughput
 from fineprune.runs.run import Run
 from fineprune.training.recipe import make_recipe
@@ -177,9 +180,35 @@ def test_staleness_dropped_gradients_and_phases(made_runs):
     assert served.phases == {"compute": 0.05, "push": 0.025, "apply": 0.0125}
 
 
+def test_a_run_that_lost_all_its_updates_has_a_row(made_runs):
+    report = {"staleness": [0], "dropped": 0, "lost": [0, 1], "seconds": {"compute": 0.5}}
+    lost = made_run([9, 2], [None, None], samples=0, distributed=report)
+    *_, row = scale_rows([*made_runs, Scaled(configuration("async 1+1"), lost)])
+    assert (row.throughput, row.lost, row.dropped, row.phases) == (0, 4, None, {})
+    assert row.seconds_to_target is None
+    assert draw_loss([Scaled(configuration("async 1+1"), lost)], None) is None
+
+
 def table_lines(rows):
     """Return the lines of all tables, without their headers."""
     return [tuple(line) for table in scale_tables(rows) for line in table.lines]
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_tables_fit_the_terminal_without_breaks_inside_words(made_runs, columns):
+    rows = scale_rows([*made_runs, Scaled(configuration("mixed 8+4 group=2"), made_runs[2].run)])
+    for table in scale_tables(rows):
+        output = io.StringIO()
+        console = Console(width=columns, file=output)
+        (rich,) = rich_tables([table], console.width)
+        rich.caption = None
+        console.print(rich)
+        printed = output.getvalue()
+        assert max(map(len, printed.splitlines())) <= columns
+        words = [word for line in (table.headers, *table.lines) for word in " ".join(line).split()]
+        assert set(words) <= set(printed.split())
+        if columns == 200:
+            assert " ".join(table.headers) in " ".join(printed.split())
 
 
 def test_without_a_single_process_there_is_no_speedup(made_runs):
@@ -206,6 +235,9 @@ def test_figures_are_well_formed_and_reproducible(made_runs):
         drawing = draw()
         assert xml.dom.minidom.parseString(drawing.svg).documentElement.tagName == "svg"
         assert draw() == drawing
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawing.svg)
+        assert texts
+        assert texts == [text.strip() for text in texts]  # SVG viewers remove such spaces
     assert draw_staleness(rows[:2]) is None
     assert draw_phases(rows[:2]) is None
 

@@ -1,6 +1,7 @@
 """The ``fineprune`` command, also as ``python -m fineprune``."""
 
 import importlib.util
+import signal
 import sys
 
 # The modules of the extra ``cli``. All are needed by some command, and most are imported late.
@@ -17,8 +18,11 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    from fineprune.cli.main import main as run
-
+    try:
+        from fineprune.cli.main import main as run
+    except KeyboardInterrupt:  # Importing takes a second or two.
+        print("fineprune: stopped", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     run()
 
 

@@ -1,10 +1,11 @@
-"""Exit statuses: 0 on success, 2 on wrong input, 1 on a failure while running.
+"""Exit statuses: 0 on success, 2 on wrong input, 1 on a failure, 128 plus its number on a signal.
 
 ``InputError`` and ``RunError`` become one line on standard error. Every other exception keeps its
 traceback, because it is a fault of the program or of the user's own code.
 """
 
 import functools
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from fineprune.training.stop import Stopped
 
 P = ParamSpec("P")
 
-FAILED, WRONG_INPUT = 1, 2
+FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 128 + signal.SIGINT
 
 
 def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Callable[P, None]]:
@@ -44,12 +45,14 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
                 raise typer.Exit(128 + error.number) from None
             except KeyboardInterrupt:
                 _say("stopped" if to_continue is None else f"stopped; {to_continue}")
-                raise typer.Exit(FAILED) from None
+                raise typer.Exit(INTERRUPTED) from None
             except (typer.Exit, BrokenPipeError):  # typer ends quietly if a pipe has no reader
                 raise
             except Exception as error:
                 traceback.print_exc()
-                _say(f"failed while running: {error}")
+                # The traceback shows all lines of a long message.
+                first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                _say(f"failed while running: {first_line}")
                 raise typer.Exit(FAILED) from error
 
         return run

@@ -20,7 +20,12 @@ from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs
 from fineprune.pruning.schedule import Schedule
-from fineprune.training.cost import cost_is_known, planned_samples, predicted_cost
+from fineprune.training.cost import (
+    cost_is_known,
+    planned_samples,
+    predicted_cost,
+    samples_per_step,
+)
 from fineprune.training.policies import takes_save
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
 
@@ -152,9 +157,10 @@ def plan(
             f"= {policy.name!r}, whose numbers depend on the losses: {advice}"
         )
     savings = predicted_cost(made, number, ranks=ranks, step_time=step_time, overhead=overhead)
+    step = samples_per_step(made, ranks=ranks)
     if not isinstance(policy, ScheduledPolicy):
         numbers = planned_samples(made, number, ranks=ranks)
-        _show_numbers(made, numbers, savings, svg, as_json=as_json)
+        _show_numbers(made, numbers, savings, step, svg, as_json=as_json)
         return
     schedule = policy.schedule
     prunes = [
@@ -168,7 +174,7 @@ def plan(
         return
     console = Console(highlight=False)
     console.print(_picture(schedule, prunes), soft_wrap=True)
-    for line in _lines(schedule, prunes, savings, number, made):
+    for line in _lines(schedule, prunes, savings, number, made, step):
         console.print(line, soft_wrap=True)
 
 
@@ -232,7 +238,13 @@ def _training_samples(recipe: Recipe, plain: bool) -> int:
 
 
 def _show_numbers(
-    recipe: Recipe, numbers: list[int], savings: Savings, svg: Path | None, *, as_json: bool
+    recipe: Recipe,
+    numbers: list[int],
+    savings: Savings,
+    step: int,
+    svg: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     most = max(numbers)
     if svg is not None:
@@ -243,7 +255,7 @@ def _show_numbers(
     adaptive = recipe.pruning.policy == "adaptive"
     typer.echo(f"samples per epoch{_IF_ADAPTIVE if adaptive else ''}:")
     _show_bars(numbers)
-    for line in _totals(savings, recipe):
+    for line in _totals(savings, recipe, step):
         typer.echo(line)
 
 
@@ -319,7 +331,12 @@ def _picture(schedule: Schedule, prunes: list[bool]) -> Text:
 
 
 def _lines(
-    schedule: Schedule, prunes: list[bool], savings: Savings, samples: int, recipe: Recipe
+    schedule: Schedule,
+    prunes: list[bool],
+    savings: Savings,
+    samples: int,
+    recipe: Recipe,
+    step: int,
 ) -> list[str]:
     closed = _closed_form(schedule)
     pruned = schedule.pruned_epochs()
@@ -332,14 +349,16 @@ def _lines(
         f"samples: {savings.samples:,} of {savings.samples_full:,} "
         f"({savings.skipped_share:.2%} skipped, {samples:,} per full epoch)",
     ]
-    return lines + _totals(savings, recipe)
+    return lines + _totals(savings, recipe, step)
 
 
-def _totals(savings: Savings, recipe: Recipe) -> list[str]:
-    lines = [
-        f"steps: {savings.steps:,} of {savings.steps_full:,} "
-        f"in batches of {recipe.training.batch_size}",
-    ]
+def _totals(savings: Savings, recipe: Recipe, step: int) -> list[str]:
+    """Return the lines about the steps, each of which trains ``step`` samples."""
+    batch = recipe.training.batch_size
+    size = f" in batches of {batch}"
+    if step != batch:
+        size = f", each of {step:,} samples ({step // batch} x {batch})"
+    lines = [f"steps: {savings.steps:,} of {savings.steps_full:,}{size}"]
     if savings.time is None:
         lines.append(f"predicted saving: {savings.saving:.2%} of the steps (--step-time for hours)")
     else:

@@ -88,7 +88,7 @@ def scale(
         typer.echo(json.dumps({"folder": str(folder), "rows": lines}))
         return
     console = Console()
-    for table in rich_tables(scale_tables(rows)):
+    for table in rich_tables(scale_tables(rows), console.width):
         console.print(table)
     for sentence in scale_caveats(read):
         console.print(f"- {sentence}", style="dim", highlight=False)

@@ -12,6 +12,7 @@ from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
 from fineprune.distributed.all_reduce import is_main
 from fineprune.launch.follow_parent import follow_parent_if_told
+from fineprune.runs.files import SUMMARY
 from fineprune.training import loop
 from fineprune.training.recipe import read_recipe
 
@@ -37,6 +38,7 @@ def train(
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
     check_folder("--out", folder)
+    was_finished = (folder / SUMMARY).exists()
     epochs = made.training.epochs
     with progress() as tell:
 
@@ -49,10 +51,11 @@ def train(
     if as_json:
         typer.echo(json.dumps(summary))
         return
+    done = f"{folder} was finished already" if was_finished else f"written to {folder}"
     typer.echo(
         f"last-epoch accuracy {summary['accuracy_last']:.2%} on the {summary['evaluated_on']} set, "
         f"{summary['skipped_share']:.2%} of the sample-steps skipped, "
-        f"{summary['seconds_train']:.1f} s of training; written to {folder}"
+        f"{summary['seconds_train']:.1f} s of training; {done}"
     )
     if "suspicion" in summary:
         typer.echo(_wrong_labels(summary))
@@ -63,8 +66,9 @@ def _line(metrics: dict[str, Any]) -> str:
     if accuracy is None:
         accuracy = metrics["validation_accuracy"]
     shown = "" if accuracy is None else f", accuracy {accuracy:.2%}"
+    loss = metrics["train_loss"]  # None if a server died and all updates were lost with it
     return (
-        f"epoch {metrics['epoch'] + 1}: loss {metrics['train_loss']:.4f}{shown}, "
+        f"epoch {metrics['epoch'] + 1}: loss {'none' if loss is None else f'{loss:.4f}'}{shown}, "
         f"{metrics['samples']} samples in {metrics['seconds']:.2f} s"
     )
 

@@ -51,8 +51,14 @@ def _from_array(path: Path, classes: Sequence[str]) -> npt.NDArray[np.int64]:
     try:
         # Mapped, so that a damaged header cannot ask for more memory than the file has bytes.
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except OSError as error:
         raise InputError(f"expected labels in {path}, cannot read it: {_reason(error)}") from error
+    except (ValueError, EOFError) as error:
+        # NumPy's message would advise to allow pickle, which runs code.
+        raise InputError(
+            f"expected labels in {path}, cannot read it: no whole array of numbers in NumPy's "
+            f"format"
+        ) from error
     integers = isinstance(array, np.ndarray) and np.issubdtype(array.dtype, np.integer)
     if not integers or array.ndim != 1:
         shown = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "more"

@@ -229,7 +229,7 @@ def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list
                 staleness_p95=_percentile(staleness, 95),
                 staleness_max=len(staleness) - 1 if staleness else None,
                 updates=steps,
-                dropped=dropped / (gradients + dropped) if reports else None,
+                dropped=dropped / (gradients + dropped) if gradients else None,
                 lost=sum(len(report["lost"]) for report in reports),
                 phases=_phases(reports, gradients),
             )
@@ -318,6 +318,8 @@ def _percentile(histogram: Sequence[int], percent: float) -> float | None:
 
 
 def _phases(reports: Sequence[dict[str, Any]], gradients: int) -> dict[str, float]:
+    if not gradients:  # no servers, or all updates were lost with a server
+        return {}
     sums = {
         phase: sum(report["seconds"].get(phase, 0.0) for report in reports)
         for phase in WORKER_PHASES + SERVER_PHASES

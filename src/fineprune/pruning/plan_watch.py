@@ -7,6 +7,10 @@ Three mistakes would otherwise remain unnoticed:
 - A framework shards batches that the sampler has already divided among the ranks, so a part of the
   kept samples is never trained.
 
+An epoch in which the loop neither reads the plan nor records a loss gives no warning, because a
+loop may leave out epochs on purpose. Therefore, with a policy that needs no losses, a loop that
+never does either remains unnoticed.
+
 The indices of the first batches of each epoch are copied, and they are compared with the plan when
 the epoch ends. This is cheap, needs no synchronisation inside the epoch, and works for policies
 that need no losses too.

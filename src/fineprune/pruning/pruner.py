@@ -21,6 +21,7 @@ from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.step_counts import (
     BatchShape,
     bind,
+    check_rounding,
     num_kept,
     total_steps,
 )
@@ -105,6 +106,7 @@ class Pruner:
         self._seed = seed
         self._policy = copy.deepcopy(policy)
         bind(self._policy, self._num_samples, self._shape)
+        check_rounding(self._policy, self._num_samples, self._shape)
         self._policy.bind_seed(seed)
         self._options = AppliedOptions(self._policy.plan_options, self._num_samples, labels)
         self._options.check_room(map(self.num_kept, range(self._policy.epochs)))

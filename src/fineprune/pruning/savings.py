@@ -9,7 +9,13 @@ from fineprune.errors import InputError, check_above, check_whole_number
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.schedule import Schedule
-from fineprune.pruning.step_counts import BatchShape, bind, num_kept, total_steps
+from fineprune.pruning.step_counts import (
+    BatchShape,
+    bind,
+    check_rounding,
+    num_kept,
+    total_steps,
+)
 
 
 def closed_form_pruned_epochs(schedule: Schedule) -> int:
@@ -124,6 +130,7 @@ def predict_savings(
     shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
     policy = copy.deepcopy(policy)  # The caller's policy must not be bound to N.
     bind(policy, num_samples, shape)
+    check_rounding(policy, num_samples, shape)
     if step_time is not None:
         check_above("step_time (seconds)", step_time, 0)
     full = FullData(policy.epochs)

@@ -66,7 +66,6 @@ def bind(policy: Policy, num_samples: int, shape: BatchShape) -> None:
     full = _steps(own, shape)
     if full:  # With drop_last, a rank may have less than one batch.
         policy.bind_steps(shape.multiple, full)
-    check_rounding(policy, num_samples, shape)
 
 
 def _steps(samples: int, shape: BatchShape) -> int:
@@ -112,7 +111,9 @@ def total_steps(policy: Policy, num_samples: int, shape: BatchShape) -> int:
 
 
 def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
-    """Warn if rounding to whole batches loses a tenth of the saving or more.
+    """Warn the caller's caller if rounding to whole batches loses a tenth of the saving or more.
+
+    The policy must be bound.
 
     Raises:
         InputError: Rounding to whole batches would leave nothing to skip, or the policy's
@@ -132,7 +133,7 @@ def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
         )
         if left <= 0:
             raise InputError(f"{said}: expected a larger prune or a smaller batch_size")
-        warnings.warn(f"{said}: a tenth of the saving or more is lost", UserWarning, stacklevel=4)
+        warnings.warn(f"{said}: a tenth of the saving or more is lost", UserWarning, stacklevel=3)
 
 
 def _wanted(policy: Policy, num_samples: int, epoch: int) -> int | None:

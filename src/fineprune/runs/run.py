@@ -93,8 +93,13 @@ class Run:
         for file in sorted((self.path / COUNTS).glob("epoch-*.npy")):
             try:
                 array = np.load(file, allow_pickle=False)
-            except (OSError, ValueError, EOFError) as error:
+            except OSError as error:
                 raise InputError(f"expected counts in {file}, cannot read it: {error}") from error
+            except (ValueError, EOFError) as error:
+                raise InputError(
+                    f"expected counts in {file}, got no whole array of numbers in NumPy's format: "
+                    f"the file is damaged"
+                ) from error
             if array.shape != (samples,) or not np.issubdtype(array.dtype, np.integer):
                 raise InputError(
                     f"expected {samples} integers in {file}, got {array.dtype} of shape "

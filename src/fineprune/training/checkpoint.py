@@ -38,14 +38,20 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         InputError: The file does not exist, is damaged, or has another checkpoint version.
     """
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # For damaged files, torch raises many types of exceptions.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"expected a checkpoint in {path}, cannot read it: {reason}") from error
     version = state.get("version") if isinstance(state, dict) else None
+    if version is None:
+        raise InputError(
+            f"expected a checkpoint in {path}, got a {type(state).__name__} that is not one: "
+            f"restore the checkpoint, or train into a new folder"
+        )
     if version != CHECKPOINT_VERSION:
         raise InputError(
             f"expected a checkpoint of version {CHECKPOINT_VERSION} in {path}, got {version}: "
             f"resume with the fineprune version that wrote it, or train into a new folder"
         )
-    return state
+    checkpoint: dict[str, Any] = state
+    return checkpoint

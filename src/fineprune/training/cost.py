@@ -40,6 +40,16 @@ def predicted_cost(
     )
 
 
+def samples_per_step(recipe: Recipe, *, ranks: int = 1) -> int:
+    """Return the number of samples of an optimizer step, over all ranks or workers.
+
+    Args:
+        recipe: The recipe.
+        ranks: The number of processes that ``torchrun`` starts; 1 with parameter servers.
+    """
+    return _shape(recipe, ranks).multiple
+
+
 def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
     """Return whether the number of sample-steps of a recipe is known before it is trained.
 
@@ -88,6 +98,8 @@ def planned_samples(recipe: Recipe, num_samples: int, *, ranks: int = 1) -> list
 
 def _bound_policy(recipe: Recipe, num_samples: int, ranks: int) -> tuple[Policy, BatchShape]:
     """Return the policy of a recipe, bound to the samples and the steps, and how they are grouped.
+
+    What rounding to whole steps costs is not checked; ``predicted_cost`` does this.
 
     The arguments are those of ``planned_samples``.
     """

@@ -124,12 +124,30 @@ def train_epoch_on_servers(
             totals.batches += 1
     totals.distributed = _report(result, before)
     if not result.finished:
-        state.coordinator.load_into(state.model)
+        load_from_servers(state, totals)
     return result.finished
+
+
+def load_from_servers(state: TrainState, totals: EpochTotals) -> None:
+    """Load the servers' parameters into the model, after the training of an epoch.
+
+    The deaths of processes are added to the totals here, because they may also be noticed between
+    two epochs: while the previous epoch's checkpoint was written, or while parameters are loaded.
+
+    Args:
+        state: The state of the run.
+        totals: The sums of the epoch.
+    """
+    assert state.coordinator is not None
+    state.coordinator.load_into(state.model)
+    for kind, deaths in state.coordinator.take_deaths().items():
+        totals.distributed[f"{kind.value}_deaths"] += deaths
 
 
 def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
     """Return the ``distributed`` entry of an epoch's metrics; seconds are sums over processes.
+
+    ``load_from_servers`` adds the deaths since the last epoch's metrics.
 
     Args:
         result: The result of the coordinator.
@@ -143,7 +161,8 @@ def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
     seconds = dict(before.get("seconds", {}))
     for phase, value in result.seconds.items():
         seconds[phase] = seconds.get(phase, 0.0) + value
-    sums = ("dropped", "undone", "worker_deaths", "server_deaths")
+    sums = ("dropped", "undone")
+    deaths = ("worker_deaths", "server_deaths")
     return {
         "staleness": np.bincount(staleness).tolist(),
         "staleness_mean": float(staleness.mean()),
@@ -152,6 +171,7 @@ def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
         "applied": result.applied,
         "lost": [*before.get("lost", ()), *(key.batch for key in result.lost)],
         **{name: before.get(name, 0) + getattr(result, name) for name in sums},
+        **{name: before.get(name, 0) for name in deaths},
         "seconds": seconds,
     }
 

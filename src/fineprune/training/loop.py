@@ -28,6 +28,7 @@ from fineprune.training.epoch_metrics import (
 )
 from fineprune.training.epoch_served import (
     check_can_serve,
+    load_from_servers,
     served_training,
     train_epoch_on_servers,
 )
@@ -126,7 +127,8 @@ def _train_epochs(
             _save(state, files, totals)
             state.ranks.leave_together()
             number = stop.number or signal.SIGTERM  # The signal may have reached another rank only.
-            raise Stopped(number, f"in epoch {epoch + 1}, after {totals.batches} batches")
+            done = f"{totals.batches} {'batch' if totals.batches == 1 else 'batches'}"
+            raise Stopped(number, f"in epoch {epoch + 1}, after {done}")
         closing = closing_counts(state, epoch)
         suspicion = closing_suspicion(state, epoch)
         _wait_for(run.device)  # Otherwise, the last steps would be timed as bookkeeping.
@@ -137,7 +139,7 @@ def _train_epochs(
             state.pruner.end_epoch()
         totals.stop_clock()
         if state.coordinator is not None:
-            state.coordinator.load_into(state.model)
+            load_from_servers(state, totals)
         metrics = epoch_metrics(state, epoch, totals, loss)
         if state.ranks.main:
             evaluation = add_evaluation(state, epoch, metrics)

@@ -112,6 +112,7 @@ class Coordinator:
         self._folder = snapshots
         self._folder.mkdir(parents=True, exist_ok=True)
         self._epoch = EpochState(0, [], None, lambda applied: 0.0, 0)
+        self._deaths = dict.fromkeys(ProcessKind, 0)  # since the last ``take_deaths``
         self._looked = time.monotonic()
         self._waited = 0.0  # how long processes have waited for CPUs, in seconds
         self._reported = 0.0  # the value of ``_waited`` when it was last reported
@@ -251,6 +252,14 @@ class Coordinator:
             "servers": self._ask(self._servers.state),
             "buffers": self.buffers(),
         }
+
+    def take_deaths(self) -> dict[ProcessKind, int]:
+        """Return the number of workers and of servers that died since the last call.
+
+        They include those whose deaths are noticed before the first epoch or between two epochs.
+        """
+        taken, self._deaths = self._deaths, dict.fromkeys(ProcessKind, 0)
+        return taken
 
     def close(self) -> None:
         """End all processes and remove the snapshots."""
@@ -413,6 +422,8 @@ class Coordinator:
     def _report(self, event: Event) -> None:
         """Log an event, and count it if it is a death."""
         if event.kind is EventKind.DIED:
+            assert event.process is not None
+            self._deaths[event.process] += 1
             if event.process is ProcessKind.SERVER:
                 self._epoch.result.server_deaths += 1
             else:

@@ -7,6 +7,7 @@ other module imports it.
 import contextlib
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -58,6 +59,8 @@ REPORT_EVERY = 10.0
 # Ray creates Unix sockets in its folder, whose names have up to 66 characters. On Linux, the path
 # of a socket has at most 107 bytes.
 _LONGEST_FOLDER = 40
+# Why a process died together with its node.
+LOST_NODE = "its node died or cannot be reached"
 # Seconds to wait for an answer at the address of a cluster.
 _CONNECT_SECONDS = 10.0
 
@@ -68,6 +71,13 @@ class Died(RuntimeError):
 
 class Silent(RuntimeError):
     """A call did not end in time."""
+
+
+class RemoteError(RuntimeError):
+    """A called method raised an exception. The message is one line: the exception and its place.
+
+    ``__cause__`` is Ray's exception, which shows the stack trace of the other process.
+    """
 
 
 @dataclass(frozen=True)
@@ -245,6 +255,8 @@ class Cluster:
         Raises:
             Died: The process died.
             Silent: The call did not end in time.
+            LinkBroken, InputError: The method raised it.
+            RemoteError: The method raised another exception.
         """
         try:
             return cast(R, ray.get(call.reference, timeout=seconds))
@@ -256,7 +268,7 @@ class Cluster:
             # These explain the failure in one line. Other errors keep the remote stack trace.
             if isinstance(error.cause, LinkBroken | InputError):
                 raise error.cause from None
-            raise
+            raise RemoteError(_described(error)) from error
 
     def unplaced(self) -> int:
         """Return the number of places that were lost with their nodes and not yet replaced."""
@@ -571,12 +583,20 @@ def _cause(error: RayActorError) -> str:
     if "killed by `ray.kill`" in told:
         return "it was killed"
     if "node has died" in told or "node died" in told:
-        return "its node died or cannot be reached"
+        return LOST_NODE
     if "connection error" in told:
         return "it ended unexpectedly: killed, out of memory, or crashed"
     if isinstance(error, ActorUnavailableError):
         return "its node cannot be reached"
     return told.splitlines()[-1]
+
+
+def _described(error: RayTaskError) -> str:
+    """Return in one line the exception that a method raised in another process, and its place."""
+    first_line = next(iter(str(error.cause).strip().splitlines()), "")
+    frames = re.findall(r'File "(.+)", line (\d+)', str(error))
+    place = ": {}, line {}".format(*frames[-1]) if frames else ""
+    return f"{type(error.cause).__name__}: {first_line} (in a worker or server{place})"
 
 
 def _own_address() -> str:

@@ -18,6 +18,7 @@ from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, Report
 from fineprune.distributed.parameter_servers.link import LinkBroken
 from fineprune.distributed.parameter_servers.ray_cluster import (
+    LOST_NODE,
     Call,
     Cluster,
     Died,
@@ -249,7 +250,9 @@ class WorkerGroup:
             reason: Why the other members are stopped.
         """
         for place in range(self.size):
-            kind = EventKind.DIED if place in dead else EventKind.STOPPED
+            # Until a lost node is noticed, processes may be placed on it, which then never run.
+            never_ran = place not in self._locations and dead.get(place) == LOST_NODE
+            kind = EventKind.DIED if place in dead and not never_ran else EventKind.STOPPED
             self._report(self._event(kind, place, dead.get(place, reason)))
         self.kill()
 

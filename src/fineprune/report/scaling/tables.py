@@ -1,5 +1,6 @@
 """The tables of a scaling experiment, for the terminal, Markdown and HTML."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,8 +39,14 @@ def scale_tables(rows: Sequence[ScaleRow]) -> list[Table]:
     return [*tables, _staleness(served), _phases(served)] if served else tables
 
 
-def rich_tables(tables: Sequence[Table]) -> list[RichTable]:
-    """Return the tables for the terminal. Cells that are too long are wrapped, not truncated."""
+def rich_tables(tables: Sequence[Table], width: int) -> list[RichTable]:
+    """Return the tables for a terminal. Cells that are too long are wrapped, not truncated.
+
+    Args:
+        tables: The tables.
+        width: The width of the terminal. In a table that is wider, the headers and the names of
+            the lines are broken between words first, and only if this is not enough inside words.
+    """
     rendered = []
     for table in tables:
         rich = RichTable(
@@ -51,12 +58,23 @@ def rich_tables(tables: Sequence[Table]) -> list[RichTable]:
             title_justify="left",
             caption_justify="left",
         )
-        for number, header in enumerate(table.headers):
+        columns = list(zip(table.headers, *table.lines, strict=True))
+        # There is a space around each column.
+        if sum(max(map(len, column)) + 1 for column in columns) + 1 > width:
+            columns = [_narrow(column) for column in columns]
+        headers, *lines = zip(*columns, strict=True)
+        for number, header in enumerate(headers):
             rich.add_column(Text(header), justify="right" if number else "left", overflow="fold")
-        for line in table.lines:
+        for line in lines:
             rich.add_row(*(Text(cell) for cell in line))
         rendered.append(rich)
     return rendered
+
+
+def _narrow(column: Sequence[str]) -> tuple[str, ...]:
+    """Break the texts of a column between words, so that it is as wide as its longest word."""
+    width = max(len(word) for text in column for word in text.split())
+    return tuple(textwrap.fill(text, width, break_on_hyphens=False) for text in column)
 
 
 def markdown_tables(tables: Sequence[Table]) -> str:
