@@ -9,7 +9,8 @@ INSTALLED := $(VENV)/installed
 
 demo: $(INSTALLED)
 	rm -rf runs/demo
-	$(BIN)/fineprune compare recipes/digits.toml --out runs/demo --seeds 3 --jobs 2
+	$(BIN)/fineprune compare recipes/weak-labels.toml --out runs/demo --seeds 3 --jobs 2 --arms full,adaptive,fine-pruning,matched,fewer-epochs
+	$(BIN)/fineprune inspect runs/demo --out runs/demo/inspect.html
 
 # Two processes, because most tests of workers and servers wait. The tests of a file share one Ray.
 test: $(INSTALLED) lint
