@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from fineprune.experiments.arm_table import BASELINE
 from fineprune.inspection.inspected import Inspected
 from fineprune.inspection.overlap import Overlap, skipped_overlaps, suspect_overlaps
 from fineprune.inspection.per_class import ClassRow, class_rows, confusion
-from fineprune.inspection.suspects import Suspects, suggested_labels, suspects_of
+from fineprune.inspection.suspects import Suspects, suspects_of
 from fineprune.inspection.traits import Trait, traits
 from fineprune.report.facts import distinct, facts
 from fineprune.report.html import template
@@ -235,10 +235,10 @@ def _inspect(
     """Return the figures and the section of a run, whose galleries take a number of bytes."""
     run = samples.run
     ranked = suspects_of(run)
-    chosen = _some(ranked, most)
+    chosen = _taken(ranked, np.arange(min(most, len(ranked))))
     top = _top_loss(run, ranked)
     found = _found(samples, ranked)
-    galleries = _skipped_galleries(samples, top, size // 8)
+    galleries = _skipped_galleries(samples, ranked, top, size // 8)
     left = size - sum(shown.gallery.size for shown in galleries)
     main = make_gallery(samples, chosen, top, left, detailed=True) if len(chosen) else None
     if main is not None:
@@ -288,62 +288,72 @@ def _inspect(
     return figures, section
 
 
-def _skipped_galleries(samples: KnownSamples, top: float, size: int) -> list[_Shown]:
-    """Return the galleries of the samples that were skipped most often, and never."""
-    known = ~np.isnan(samples.score)
-    easy = np.lexsort((samples.score, -samples.times_skipped))
-    hard = np.lexsort((-samples.score, -samples.times_skipped))
-    skipped = known & (samples.times_skipped > 0)
-    never = known & (samples.times_skipped == 0)
-    middle = np.median(samples.score[known]) if known.any() else 0.0
-    above, below = skipped & (samples.score > middle), skipped & (samples.score <= middle)
-    order = " Those that were skipped in the most epochs come first."
+def _skipped_galleries(
+    samples: KnownSamples, ranked: Suspects, top: float, size: int
+) -> list[_Shown]:
+    """Return the galleries of the samples that were skipped most often, and never.
+
+    Args:
+        samples: What is known about the samples of the run.
+        ranked: All samples with a loss, the most suspicious first.
+        top: The loss at the upper edge of the sparklines.
+        size: The number of bytes of each gallery.
+    """
+    times = samples.times_skipped[ranked.index]
+    place = np.arange(len(ranked))
+    large = ranked.score > np.median(ranked.score) if len(ranked) else np.empty(0, np.bool_)
+    # Samples that were skipped equally often stay in order of their losses.
+    hard = place[np.argsort(-times, kind="stable")]
+    easy = place[::-1][np.argsort(-times[::-1], kind="stable")]
+    any_skipped = bool(times.any())
+    order = "Those that were skipped in the most epochs come first."
     wanted = [
         (
             "Most often skipped, with large losses",
-            "These samples have losses above the median." + order,
-            hard[above[hard]][:_SKIPPED],
+            f"These samples have average losses above the median. {order}",
+            _taken(ranked, hard[(large & (times > 0))[hard]][:_SKIPPED]),
         ),
         (
             "Most often skipped, with small losses",
-            "These samples have losses up to the median." + order,
-            easy[below[easy]][:_SKIPPED],
+            f"These samples have average losses up to the median. {order}",
+            _undoubted(_taken(ranked, easy[(~large & (times > 0))[easy]][:_SKIPPED])),
         ),
         (
-            "Never skipped, with the smallest losses" if skipped.any() else "The smallest losses",
-            "The network learns these samples most easily."
-            + (" No epoch skipped them." if skipped.any() else " This run skipped no samples."),
-            easy[never[easy]][:VISIBLE],
+            "Never skipped, with the smallest losses" if any_skipped else "The smallest losses",
+            "No epoch skipped these samples, although the network learned them well."
+            if any_skipped
+            else "The network learned these samples best. This run skipped no samples.",
+            _undoubted(_taken(ranked, easy[(times == 0)[easy]][:VISIBLE])),
         ),
     ]
     return [
-        _Shown(title, note, make_gallery(samples, _chosen(samples, index), top, size))
-        for title, note, index in wanted
-        if len(index)
+        _Shown(title, note, make_gallery(samples, chosen, top, size))
+        for title, note, chosen in wanted
+        if len(chosen)
     ]
 
 
-def _chosen(samples: KnownSamples, index: Index) -> Suspects:
-    label = samples.run.labels[index]
-    suggestion, agreement = suggested_labels(samples.run.history, index, label)
-    return Suspects(index, samples.score[index], label, suggestion, agreement)
-
-
-def _some(suspects: Suspects, most: int) -> Suspects:
+def _taken(suspects: Suspects, place: Index) -> Suspects:
+    """Return the suspects at some places of the ranking."""
     return Suspects(
-        suspects.index[:most],
-        suspects.score[:most],
-        suspects.label[:most],
-        suspects.suggestion[:most],
-        suspects.agreement[:most],
+        suspects.index[place],
+        suspects.score[place],
+        suspects.label[place],
+        suspects.suggestion[place],
+        suspects.agreement[place],
     )
+
+
+def _undoubted(suspects: Suspects) -> Suspects:
+    """Return the samples without suggested labels."""
+    return replace(suspects, suggestion=np.full(len(suspects), -1))
 
 
 def _top_loss(run: Inspected, ranked: Suspects) -> float:
     """Return the upper edge of the sparklines, above nearly all losses of the first suspects."""
     losses = run.history.losses[:, ranked.index[:1000]].astype(np.float64)
     finite = losses[np.isfinite(losses)]
-    return max(float(np.percentile(finite, 99)), 1e-3) if len(finite) else 1.0
+    return max(float(np.percentile(finite, 99.9)), 1e-3) if len(finite) else 1.0
 
 
 def _tenth(samples: KnownSamples, skips: bool) -> Index:
@@ -402,16 +412,19 @@ def _first(samples: KnownSamples, chosen: Suspects) -> list[FirstSuspect]:
 
 
 def _lead(figures: InspectedArm, seed: int, epochs: int) -> list[str]:
+    skipped = (
+        f"{percent(figures.skipped)} % of the sample-steps" if figures.skipped else "no samples"
+    )
     sentences = [
-        f"The pictures and figures of this section are those of the run with seed {seed}. It "
-        f"skipped {percent(figures.skipped)} % of the sample-steps of {epochs} epochs with "
-        f"{figures.samples:,} training samples."
+        f"This section shows the run with seed {seed}. It had {figures.samples:,} training samples "
+        f"and {epochs} epochs, and skipped {skipped}."
     ]
     sentences += [
-        f"Of the first {row.first:,} suspects, {row.wrong:,} have wrong labels (by chance "
-        f"{row.by_chance:,.0f}), and {row.suggestions_right:,} of their suggested labels are right."
+        f"Of the first {row.first:,} suspects, {row.wrong:,} have wrong labels (by chance, it "
+        f"would be {row.by_chance:,.0f}). The suggested label is right for "
+        f"{row.suggestions_right:,} of these {row.wrong:,}."
         for row in figures.found
-        if row.first in _FIRST
+        if row.first in _FIRST and row.first <= (figures.wrong_labels or 0)
     ]
     return sentences
 

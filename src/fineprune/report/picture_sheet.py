@@ -53,9 +53,16 @@ def picture_sheets(
         parts: The indices of the pictures of each sheet.
         most_bytes: The largest size of all URIs together.
     """
+    if not parts:
+        return []
     sheets = _fitting(pictures, parts, int(_LOSSLESS_SHARE * most_bytes), None)
+    largest, total = max(parts, key=len), sum(len(part) for part in parts)
     for quality in _QUALITIES:
-        if len(sheets) < len(parts):
+        if len(sheets) == len(parts):
+            break
+        # One sheet tells about how large all of them are, so most qualities need not be tried.
+        expected = len(_sheet(pictures[largest], quality).uri) * total / len(largest)
+        if expected <= most_bytes or quality == _QUALITIES[-1]:
             sheets = _fitting(pictures, parts, most_bytes, quality)
     return sheets
 

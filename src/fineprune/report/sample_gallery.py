@@ -279,4 +279,4 @@ def _near(samples: KnownSamples, number: int, near: Index) -> list[Neighbour]:
 
 
 def _percent(value: np.floating) -> str:
-    return f"{100 * value:.0f} %"
+    return f"{100 * value:.0f}\N{NO-BREAK SPACE}%"

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
-# The size of the SVG in its own units.
-WIDTH, HEIGHT = 76, 20
+# The size of the SVG in its own units. It is as wide as a card.
+WIDTH, HEIGHT = 152, 20
 
 # A page shows thousands of sparklines, so their paths have few points and short, whole numbers.
 _POINTS = 20
