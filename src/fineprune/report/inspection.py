@@ -305,7 +305,8 @@ def _skipped_galleries(
     # Samples that were skipped equally often stay in order of their losses.
     hard = place[np.argsort(-times, kind="stable")]
     easy = place[::-1][np.argsort(-times[::-1], kind="stable")]
-    any_skipped = bool(times.any())
+    least = times.min(initial=len(samples.run.history.epochs))
+    rarely = "Never skipped" if least == 0 else f"Least often skipped ({least} epochs)"
     order = "Those that were skipped in the most epochs come first."
     wanted = [
         (
@@ -319,11 +320,11 @@ def _skipped_galleries(
             _undoubted(_taken(ranked, easy[(~large & (times > 0))[easy]][:_SKIPPED])),
         ),
         (
-            "Never skipped, with the smallest losses" if any_skipped else "The smallest losses",
-            "No epoch skipped these samples, although the network learned them well."
-            if any_skipped
+            f"{rarely}, with the smallest losses",
+            "The network learned these samples well, but they were skipped least."
+            if times.any()
             else "The network learned these samples best. This run skipped no samples.",
-            _undoubted(_taken(ranked, easy[(times == 0)[easy]][:VISIBLE])),
+            _undoubted(_taken(ranked, place[::-1][(times == least)[::-1]][:VISIBLE])),
         ),
     ]
     return [
@@ -507,9 +508,7 @@ def _full_of(run: Inspected, runs: Sequence[Inspected]) -> Inspected | None:
 
 
 def _headings(arms: Sequence[list[Inspected]]) -> list[str]:
-    plain = [
-        "{network} on {dataset}, {arm}".format(**members[0].run.summary) for members in arms
-    ]
+    plain = ["{network} on {dataset}, {arm}".format(**members[0].run.summary) for members in arms]
     return [
         heading if plain.count(heading) == 1 else f"{heading}, {members[0].run.title}"
         for heading, members in zip(plain, arms, strict=True)

@@ -35,7 +35,7 @@ class Table:
 
     title: str
     headers: tuple[str, ...]
-    lines: list[tuple[str, ...]]
+    lines: Sequence[tuple[str, ...]]
     note: str
 
 
@@ -271,7 +271,9 @@ def share_table(
     shares = np.bincount(labels[top], minlength=len(names)) / len(top)
     every = np.bincount(labels, minlength=len(names)) / len(labels)
     numbers = list(range(len(names)))
-    note = "The share of each label in both groups; the ratio is 1 if the class makes no difference."
+    note = (
+        "The share of each label in both groups; the ratio is 1 if the class makes no difference."
+    )
     if len(numbers) > _MOST_SHARES:
         half = _MOST_SHARES // 2
         by_excess = sorted(numbers, key=lambda number: every[number] - shares[number])

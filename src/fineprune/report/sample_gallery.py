@@ -185,10 +185,8 @@ def make_gallery(
     )
 
 
-def _neighbours(
-    samples: KnownSamples, index: Index, wanted: bool
-) -> tuple[Index, Sheet | None]:
-    """Return the neighbours of some samples, shape (n, neighbours), and the sheet of all of them."""
+def _neighbours(samples: KnownSamples, index: Index, wanted: bool) -> tuple[Index, Sheet | None]:
+    """Return the neighbours of some samples, shape (n, neighbours), and the sheet of them all."""
     outputs = samples.outputs
     if not wanted or outputs is None or outputs.features is None:
         return np.empty((len(index), 0), np.int64), None

@@ -42,7 +42,7 @@ def sparkline(losses: npt.NDArray[np.floating], top: float) -> str:
 def _line(points: list[tuple[int, int]]) -> str:
     (x, y), *others = points
     if not others:
-        return f"M{x} {y}h0"  # A line without length, which round caps show as a dot.
+        return f"M{x - 1} {y}h2"
     steps = " ".join(
         f"{after[0] - before[0]} {after[1] - before[1]}"
         for before, after in itertools.pairwise(points)
