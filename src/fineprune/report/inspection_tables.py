@@ -117,7 +117,7 @@ def class_table(
             f" Only the {_MOST_CLASSES // 2} classes that were skipped most and the "
             f"{_MOST_CLASSES // 2} that were skipped least are shown, of {len(rows):,}."
         )
-    headers = ("class", "training samples", "skipped, %", "accuracy, %")
+    headers: tuple[str, ...] = ("class", "training samples", "skipped, %", "accuracy, %")
     lines = []
     for row in shown:
         cells = [names[row.number], f"{row.samples:,}", percent(row.skipped), percent(row.accuracy)]
@@ -153,7 +153,7 @@ def confused_pairs(matrix: Matrix, full: Matrix | None, names: Sequence[str]) ->
     errors = matrix - np.diag(np.diag(matrix))
     order = np.argsort(-errors, axis=None, kind="stable")[:_MOST_PAIRS]
     pairs = [divmod(int(pair), len(matrix)) for pair in order if errors.flat[pair] > 0]
-    headers = ("class", "recognised as", "samples", "share of the class, %")
+    headers: tuple[str, ...] = ("class", "recognised as", "samples", "share of the class, %")
     lines = []
     for label, predicted in pairs:
         total = int(matrix[label].sum())
