@@ -320,10 +320,10 @@ def _skipped_galleries(
             _undoubted(_taken(ranked, easy[(~large & (times > 0))[easy]][:_SKIPPED])),
         ),
         (
-            f"{rarely}, with the smallest losses",
-            "The network learned these samples well, but they were skipped least."
+            rarely if times.any() else "The smallest losses",
+            "Those with the smallest average losses come first."
             if times.any()
-            else "The network learned these samples best. This run skipped no samples.",
+            else "This run skipped no samples. The network learned these ones best.",
             _undoubted(_taken(ranked, place[::-1][(times == least)[::-1]][:VISIBLE])),
         ),
     ]
