@@ -10,8 +10,6 @@ from scipy import stats
 from fineprune.inspection.inspected import Inspected
 from fineprune.inspection.suspects import smoothed_losses
 
-_SEED = 0
-
 
 @dataclass(frozen=True)
 class Overlap:
@@ -69,7 +67,9 @@ def expected_jaccard(size: int, samples: int) -> float:
 def _overlaps(
     rankings: list[tuple[Inspected, npt.NDArray[np.float64]]], size: int
 ) -> list[Overlap]:
-    tops = [_top(values, size) for _, values in rankings]
+    # Each run has its own random numbers: with the same ones, equal samples would be chosen alike,
+    # and two runs would overlap more than by chance.
+    tops = [_top(values, size, seed) for seed, (_, values) in enumerate(rankings)]
     result = []
     for i, j in combinations(range(len(rankings)), 2):
         (one, values), (other, others) = rankings[i], rankings[j]
@@ -91,9 +91,9 @@ def _overlaps(
     return result
 
 
-def _top(values: npt.NDArray[np.float64], size: int) -> npt.NDArray[np.int64]:
+def _top(values: npt.NDArray[np.float64], size: int, seed: int) -> npt.NDArray[np.int64]:
     """Return the samples with the largest values; equal ones are chosen at random."""
-    chance = np.random.default_rng(_SEED).random(len(values))
+    chance = np.random.default_rng(seed).random(len(values))
     return np.lexsort((chance, -np.nan_to_num(values, nan=-np.inf)))[:size]
 
 

@@ -1,5 +1,6 @@
 """The report on comparisons: one self-contained HTML file, for screens and for printing."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,7 @@ def write_report(runs: Sequence[Run], path: Path, margin: float = MARGIN) -> Non
     write_atomically(path, page)
 
 
+@functools.cache
 def template(name: str) -> jinja2.Template:
     """Return the template of a page. Everything that is inserted into it is escaped."""
     environment = jinja2.Environment(

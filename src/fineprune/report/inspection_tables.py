@@ -1,0 +1,303 @@
+"""The tables of an inspection: wrong labels found, classes, overlaps and traits."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fineprune.inspection.inspected import Inspected
+from fineprune.inspection.overlap import Overlap
+from fineprune.inspection.per_class import ClassRow
+from fineprune.inspection.traits import Trait
+from fineprune.report.tables import NOTHING
+
+Matrix = npt.NDArray[np.int64]
+
+# Longer tables show the first and the last lines only.
+_MOST_CLASSES = 100
+_MOST_OVERLAPS = 15
+_MOST_SHARES = 20
+_MOST_PAIRS = 20
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text.
+
+    Attributes:
+        title: The title.
+        headers: The headers of the columns. The first column contains the names of the lines.
+        lines: The cells of each line.
+        note: The explanation, in sentences.
+    """
+
+    title: str
+    headers: tuple[str, ...]
+    lines: Sequence[tuple[str, ...]]
+    note: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """How many of the first suspects have wrong labels.
+
+    Attributes:
+        first: The number of suspects that are looked at.
+        wrong: How many of them have wrong labels.
+        by_chance: How many would have wrong labels if samples were suspected at random.
+        suggestions_right: How many of the wrong labels have the right suggestion.
+    """
+
+    first: int
+    wrong: int
+    by_chance: float
+    suggestions_right: int
+
+    @property
+    def precision(self) -> float:
+        """The share of these suspects whose label is wrong."""
+        return self.wrong / self.first
+
+
+def found_table(found: Sequence[Found], total: int, samples: int) -> Table:
+    """Return the table of the wrong labels that the suspects contain.
+
+    Args:
+        found: The figures, one for each number of suspects.
+        total: The number of wrong labels.
+        samples: The number of training samples.
+    """
+    lines = [
+        (
+            f"the first {row.first:,}",
+            f"{row.wrong:,}",
+            percent(row.precision),
+            percent(row.wrong / total) if total else NOTHING,
+            f"{row.by_chance:,.0f}",
+            f"{row.suggestions_right:,}",
+        )
+        for row in found
+    ]
+    return Table(
+        "How many suspects have wrong labels",
+        (
+            "suspects",
+            "wrong labels",
+            "precision, %",
+            "recall, %",
+            "wrong by chance",
+            "suggestions right",
+        ),
+        lines,
+        f"It is known which labels are wrong: {total:,} of {samples:,}. Precision: the share of "
+        f"the suspects whose label is wrong. Recall: the share of all wrong labels that are among "
+        f"these suspects. Suggestions right: how many of the wrong labels have the label of the "
+        f"dataset as their suggestion.",
+    )
+
+
+def class_table(
+    rows: Sequence[ClassRow], names: Sequence[str], evaluated_on: str, beside_full: bool
+) -> Table:
+    """Return the table of the classes.
+
+    Args:
+        rows: One row per class.
+        names: The name of each class.
+        evaluated_on: The set that the accuracies are measured on.
+        beside_full: Whether there is a ``full`` run to compare with.
+    """
+    title, shown, left_out = "Classes", list(rows), ""
+    if len(rows) > _MOST_CLASSES:
+        ordered = sorted(rows, key=lambda row: -row.skipped)
+        shown = ordered[: _MOST_CLASSES // 2] + ordered[-_MOST_CLASSES // 2 :]
+        left_out = (
+            f" Only the {_MOST_CLASSES // 2} classes that were skipped most and the "
+            f"{_MOST_CLASSES // 2} that were skipped least are shown, of {len(rows):,}."
+        )
+    headers: tuple[str, ...] = ("class", "training samples", "skipped, %", "accuracy, %")
+    lines = []
+    for row in shown:
+        cells = [names[row.number], f"{row.samples:,}", percent(row.skipped), percent(row.accuracy)]
+        if beside_full:
+            cells += [percent(row.full_accuracy), _points(row)]
+        lines.append(tuple(cells))
+    note = (
+        f"Skipped: the share of the sample-steps of the training samples with this label. "
+        f"Accuracy: the share of the samples of this class in the {evaluated_on} set that the "
+        f"network recognised after the last epoch.{left_out}"
+    )
+    if beside_full:
+        headers += ("accuracy of full, %", "difference, points")
+        note += " Full: the run with the same network and seed that skips nothing."
+    return Table(title, headers, lines, note)
+
+
+def _points(row: ClassRow) -> str:
+    if row.accuracy is None or row.full_accuracy is None:
+        return NOTHING
+    return f"{100 * (row.accuracy - row.full_accuracy):+.1f}"
+
+
+def confused_pairs(matrix: Matrix, full: Matrix | None, names: Sequence[str]) -> Table:
+    """Return the pairs of classes that are confused most often.
+
+    Args:
+        matrix: How often each label (row) was predicted as each class (column); int64, shape
+            (classes, classes).
+        full: The same for the ``full`` run with the same seed; None without such a run.
+        names: The name of each class.
+    """
+    errors = matrix - np.diag(np.diag(matrix))
+    order = np.argsort(-errors, axis=None, kind="stable")[:_MOST_PAIRS]
+    pairs = [divmod(int(pair), len(matrix)) for pair in order if errors.flat[pair] > 0]
+    headers: tuple[str, ...] = ("class", "recognised as", "samples", "share of the class, %")
+    lines = []
+    for label, predicted in pairs:
+        total = int(matrix[label].sum())
+        number = int(matrix[label, predicted])
+        cells = (names[label], names[predicted], f"{number:,}", percent(number / total))
+        lines.append(cells if full is None else (*cells, f"{int(full[label, predicted]):,}"))
+    if full is not None:
+        headers += ("samples in full",)
+    return Table(
+        "Classes that are confused most often",
+        headers,
+        lines,
+        f"The {len(lines)} most frequent errors after the last epoch.",
+    )
+
+
+def overlap_table(title: str, overlaps: Sequence[Overlap], runs: Sequence[Inspected]) -> Table:
+    """Return the table of overlaps, as means over the pairs of runs that are of one kind.
+
+    Args:
+        title: The title.
+        overlaps: The overlaps of the pairs.
+        runs: The runs, whose networks and arms tell the kinds of the pairs.
+    """
+    arms = {run.name: (run.run.summary["network"], run.run.summary["arm"]) for run in runs}
+
+    def pair(overlap: Overlap) -> tuple[tuple[str, str], tuple[str, str]]:
+        return arms[overlap.one], arms[overlap.other]
+
+    kinds: dict[str, list[Overlap]] = {}
+    for overlap in overlaps:
+        kinds.setdefault(_particular(*pair(overlap)), []).append(overlap)
+    if len(kinds) > _MOST_OVERLAPS:
+        kinds = {}
+        for overlap in overlaps:
+            kinds.setdefault(_general(*pair(overlap)), []).append(overlap)
+    lines = []
+    for kind, members in kinds.items():
+        values = [member.jaccard for member in members]
+        correlations = [m.rank_correlation for m in members if m.rank_correlation is not None]
+        lines.append(
+            (
+                kind,
+                f"{len(members)}",
+                f"{statistics.fmean(values):.3f}",
+                f"{min(values):.3f} to {max(values):.3f}" if len(values) > 1 else NOTHING,
+                f"{statistics.fmean(m.by_chance for m in members):.3f}",
+                f"{statistics.fmean(correlations):+.2f}" if correlations else NOTHING,
+            )
+        )
+    sizes = sorted({overlap.size for overlap in overlaps})
+    taken = " or ".join(f"{size:,}" for size in sizes)
+    return Table(
+        title,
+        ("runs", "pairs", "overlap", "range", "by chance", "rank correlation"),
+        lines,
+        f"Overlap: the Jaccard index of the first {taken} samples of both runs (a tenth of all), "
+        f"that is, the size of their intersection divided by that of their union; the mean over "
+        f"the pairs of runs. By chance: the value that is expected for two random sets of this "
+        f"size. Rank correlation: Spearman's, over all samples.",
+    )
+
+
+def _particular(one: tuple[str, str], other: tuple[str, str]) -> str:
+    if one == other:
+        return f"{' '.join(one)}, different seeds"
+    return " and ".join(" ".join(arm) for arm in sorted((one, other)))
+
+
+def _general(one: tuple[str, str], other: tuple[str, str]) -> str:
+    if one == other:
+        return "same network and arm, different seeds"
+    if one[0] == other[0]:
+        return "same network, different arms"
+    return "different networks, same arm" if one[1] == other[1] else "different networks and arms"
+
+
+def trait_table(traits: Sequence[Trait], chosen: str) -> Table:
+    """Return the table of the properties of some pictures.
+
+    Args:
+        traits: The properties.
+        chosen: What the chosen pictures are called, such as ``most skipped``.
+    """
+    lines = [
+        (
+            trait.name,
+            _number(trait.chosen),
+            _number(trait.others),
+            f"{trait.difference:+.2f}",
+        )
+        for trait in traits
+    ]
+    return Table(
+        "Properties of the pictures",
+        ("property", chosen, "all others", "difference, standard deviations"),
+        lines,
+        "Means over at most 2,000 pictures of each group. Brightness and contrast: the mean and "
+        "the standard deviation of the grey values, from 0 to 1. Sharpness: the standard deviation "
+        "of the Laplacian of the grey values. File size: as PNG.",
+    )
+
+
+def share_table(
+    labels: npt.NDArray[np.int64], top: npt.NDArray[np.int64], names: Sequence[str], chosen: str
+) -> Table:
+    """Return the table of the share that each class has in some samples, and in all of them.
+
+    Args:
+        labels: The labels; int64, shape (N,).
+        top: The indices of the chosen samples; int64, shape (n,).
+        names: The name of each class.
+        chosen: What the chosen samples are called, such as ``most skipped``.
+    """
+    shares = np.bincount(labels[top], minlength=len(names)) / len(top)
+    every = np.bincount(labels, minlength=len(names)) / len(labels)
+    numbers = list(range(len(names)))
+    note = (
+        "The share of each label in both groups; the ratio is 1 if the class makes no difference."
+    )
+    if len(numbers) > _MOST_SHARES:
+        half = _MOST_SHARES // 2
+        by_excess = sorted(numbers, key=lambda number: every[number] - shares[number])
+        numbers = by_excess[:half] + by_excess[-half:]
+        note += (
+            f" Only the {half} classes with the largest excess and the {half} with the smallest "
+            f"are shown, of {len(names):,}."
+        )
+    lines = [
+        (
+            names[number],
+            percent(shares[number]),
+            percent(every[number]),
+            f"{shares[number] / every[number]:.2f}" if every[number] else NOTHING,
+        )
+        for number in numbers
+    ]
+    return Table("Their labels", ("class", f"{chosen}, %", "all samples, %", "ratio"), lines, note)
+
+
+def percent(value: float | None) -> str:
+    """Format a fraction as a percentage with one decimal, without the sign."""
+    return NOTHING if value is None else f"{100 * value:.1f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"

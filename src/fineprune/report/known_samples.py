@@ -1,0 +1,123 @@
+"""KnownSamples: what is known about the training samples of one run, and what is not."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fineprune.errors import InputError
+from fineprune.inspection.inspected import Inspected
+from fineprune.inspection.pictures import Outputs, outputs_of, pictures_of
+from fineprune.inspection.suspects import smoothed_losses
+
+_NO_PREDICTIONS = (
+    "No labels are suggested: the run has kept no predictions, because workers of parameter "
+    "servers send losses only."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownSamples:
+    """The training samples of one run.
+
+    Attributes:
+        run: The run.
+        score: The moving average of the loss of each sample; float32, shape (N,). NaN for a sample
+            without a finite loss.
+        times_skipped: In how many epochs each sample was skipped; int64, shape (N,).
+        names: The name of each class, or its number if the names are not known.
+        number: The number under which each sample is shown; int64, shape (N,). It is the index in
+            the whole training set of the dataset if this is known, else the index in the run.
+        renumbered: Whether these two are different.
+        pictures: The pictures; uint8, shape (N, channels, height, width). None if they cannot be
+            shown.
+        wrong: Which labels are wrong; bool, shape (N,). None if this is not known.
+        right_label: The labels of the dataset; int64, shape (N,). None if ``wrong`` is None.
+        outputs: What the trained network computes for the pictures. None if this is not known.
+        missing: One sentence for everything that the page cannot show.
+    """
+
+    run: Inspected
+    score: npt.NDArray[np.float32]
+    times_skipped: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+    number: npt.NDArray[np.int64]
+    renumbered: bool
+    pictures: npt.NDArray[np.uint8] | None
+    wrong: npt.NDArray[np.bool_] | None
+    right_label: npt.NDArray[np.int64] | None
+    outputs: Outputs | None
+    missing: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    def name(self, label: int) -> str | None:
+        """Return the name of a class; None for the label -1, which stands for no class."""
+        if label < 0:
+            return None
+        return self.names[label] if label < len(self.names) else str(label)
+
+
+def known_samples(run: Inspected, network: bool) -> KnownSamples:
+    """Collect what is known about the samples of a run.
+
+    Args:
+        run: The run.
+        network: Whether to pass the pictures through the trained network.
+    """
+    missing = []
+    if not _has_predictions(run):
+        missing.append(_NO_PREDICTIONS)
+    count = len(run.labels)
+    names: tuple[str, ...] = ()
+    number = np.arange(count)
+    pictures = wrong = right_label = outputs = None
+    try:
+        loaded = pictures_of(run.run)
+    except InputError as error:
+        missing.append(_sentence("No pictures are shown", error))
+    else:
+        if np.array_equal(loaded.train.labels.numpy(), run.labels):
+            pictures, names = loaded.train.images.numpy(), loaded.train.classes
+            number = loaded.index
+            if loaded.weak is not None and loaded.weak.wrong is not None:
+                wrong, right_label = loaded.weak.wrong, loaded.given[loaded.index]
+            if network:
+                try:
+                    outputs = outputs_of(run.run, loaded)
+                except InputError as error:
+                    missing.append(_sentence("The final predictions are not shown", error))
+        else:
+            missing.append(
+                "No pictures are shown: the data or their labels have changed since the training."
+            )
+    return KnownSamples(
+        run=run,
+        score=smoothed_losses(run.history),
+        times_skipped=run.times_skipped(),
+        names=names + tuple(str(label) for label in range(len(names), _classes(run))),
+        number=number,
+        renumbered=not np.array_equal(number, np.arange(count)),
+        pictures=pictures,
+        wrong=wrong,
+        right_label=right_label,
+        outputs=outputs,
+        missing=tuple(missing),
+    )
+
+
+def _sentence(what: str, error: InputError) -> str:
+    return f"{what}: {str(error).rstrip('.')}."
+
+
+def _classes(run: Inspected) -> int:
+    """Return the number of classes that occur as labels, or in the last evaluation."""
+    parts = [run.labels] if run.evaluated is None else [run.labels, run.evaluated]
+    return 1 + max(int(part.max(initial=0)) for part in parts)
+
+
+def _has_predictions(run: Inspected) -> bool:
+    # An epoch that trains a sample without a prediction predicts none at all.
+    some = np.arange(min(len(run.labels), 1000))
+    return bool((run.history.predicted(some) >= 0).any())

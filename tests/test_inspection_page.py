@@ -1,0 +1,470 @@
+"""The page of an inspection, made from small runs on digits and from invented histories."""
+
+import base64
+import dataclasses
+import io
+import json
+import re
+import shutil
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from made_runs import made_recipe, make_run
+from PIL import Image
+from test_report import parse_strictly
+
+from fineprune.errors import InputError
+from fineprune.inspection.inspected import read_inspected
+from fineprune.inspection.overlap import Overlap, expected_jaccard, skipped_overlaps
+from fineprune.inspection.pictures import pictures_of
+from fineprune.inspection.suspects import suspects_of
+from fineprune.report.inspection import runs_by_arm, write_inspection
+from fineprune.report.inspection_tables import confused_pairs, overlap_table
+from fineprune.report.known_samples import known_samples
+from fineprune.report.picture_sheet import COLUMNS, picture_sheets, shown_size
+from fineprune.report.sample_gallery import VISIBLE, make_gallery
+from fineprune.report.sparkline import HEIGHT, WIDTH, sparkline
+from fineprune.runs.files import finite
+from fineprune.runs.history import pack_classes, pack_epoch
+from fineprune.runs.run import read_runs
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
+
+RECIPE = {
+    "data": {"name": "digits", "train_size": 300, "label_noise": 0.3},
+    "training": {"epochs": 8, "batch_size": 20, "lr": 0.05, "evaluate_every": 8},
+    "pruning": {"policy": "adaptive", "save": 0.3, "patience": 2},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 0},
+}
+MOST_BYTES = 5_000_000
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        recipe = make_recipe(RECIPE, [f"run.seed={seed}", "run.arm=adaptive"])
+        train(recipe, folder / f"adaptive-{seed}")
+    train(make_recipe(RECIPE, ["pruning.policy=full", "run.arm=full"]), folder / "full-0")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(trained):
+    return read_inspected(read_runs(sorted(trained.iterdir())))
+
+
+@pytest.fixture
+def page(tmp_path):
+    def write(runs, **options):
+        summary = write_inspection(runs, tmp_path / "new" / "page.html", **options)
+        text = (tmp_path / "new" / "page.html").read_text(encoding="utf-8")
+        check(text)
+        return text, summary
+
+    return write
+
+
+def check(text):
+    """Check that a page is well-formed and fetches nothing."""
+    parse_strictly(text)
+    assert "<script" not in text
+    assert not re.search(r"url\((?!data:image/webp;base64,)|@import|<link|<img|<iframe", text)
+    assert not re.search(r' (?:src|href|data|action)="(?!#)', text)
+    for path in re.findall(r"<svg .*?</svg>", text)[:500]:
+        ElementTree.fromstring(path)
+    assert len(text.encode()) <= MOST_BYTES
+
+
+def cards(text):
+    return re.findall(r"<li[^>]*><i ", text)
+
+
+def made(folder, samples, dataset="synthetic", classes=10, epochs=4, seed=0, labels=None, **known):
+    """Return a run with an invented history, some of which is skipped."""
+    recipe = made_recipe(dataset=dataset, train_size=samples, epochs=epochs).replaced(
+        "run", seed=seed
+    )
+    make_run(folder, recipe, "fine-pruning")
+    rng = np.random.default_rng(seed)
+    if labels is None:
+        (run,) = read_runs([folder])
+        labels = pictures_of(run).train.labels.numpy()
+    (folder / "history").mkdir()
+    for epoch in range(epochs):
+        losses = rng.gamma(1.0, 1.5, samples).astype(np.float16)
+        losses[rng.random(samples) < 0.4 * (epoch > 0)] = -np.inf
+        predictions = rng.integers(0, classes, samples)
+        predictions[np.isneginf(losses) | (not known.get("predictions", True))] = -1
+        records = pack_epoch(losses, predictions, classes)
+        np.save(folder / "history" / f"epoch-{epoch + 1:04d}.npy", records)
+    np.save(folder / "history" / "labels.npy", pack_classes(labels, classes))
+    evaluated = rng.integers(0, classes, (2, 500))
+    np.save(folder / "history" / "evaluated.npy", pack_classes(evaluated, classes))
+    return read_inspected(read_runs([folder]))[0]
+
+
+# The page
+
+
+def test_the_page_has_every_part_in_order_and_is_the_same_each_time(runs, page):
+    text, _ = page(runs)
+    parts = [
+        "<h1>Samples of 3 runs</h1>",
+        "Evaluated on",
+        "<h2>lenet on digits, adaptive</h2>",
+        "How many suspects have wrong labels",
+        "<h3>Suspected wrong labels</h3>",
+        "Most often skipped, with large losses",
+        "Those with the smallest average losses come first.",
+        "accuracy of full, %",
+        "<h3>Confusion matrix</h3>",
+        "What the most skipped tenth has in common",
+        "brightness",
+        "<h2>lenet on digits, full</h2>",
+        "<h3>The smallest losses</h3>",
+        "What the most suspected tenth has in common",
+        "<h3>The most skipped samples</h3>",
+        "<h3>The most suspected samples</h3>",
+    ]
+    assert [part for part in parts if part not in text] == []
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert text.count("<caption>lenet full 0</caption>") == 2  # Once beside the adaptive run.
+    assert text == page(runs)[0]
+
+
+def test_the_figures_are_those_of_the_suspects(runs, page):
+    _, summary = page(runs, most=10)
+    adaptive = summary.arms[0]
+    ranked = suspects_of(runs[0])
+    loaded = pictures_of(runs[0].run)
+    assert loaded.weak is not None
+    assert loaded.weak.wrong is not None
+    first = [suspect.index for suspect in adaptive.first]
+    assert first == ranked.index[:10].tolist()
+    assert [s.wrong for s in adaptive.first] == loaded.weak.wrong[first].tolist()
+    found = {row.first: row for row in adaptive.found}
+    assert sorted(found) == sorted({100, int(loaded.weak.wrong.sum())})
+    index = ranked.index[:100]
+    wrong = loaded.weak.wrong[index]
+    assert found[100].wrong == wrong.sum()
+    right = ranked.suggestion[:100] == loaded.given[index]
+    assert found[100].suggestions_right == (right & wrong).sum()
+    assert found[100].by_chance == pytest.approx(100 * loaded.weak.wrong.mean())
+    # More than by chance: the runs are real.
+    assert found[100].precision > 0.6
+    assert adaptive.skipped == pytest.approx(runs[0].run.summary["skipped_share"])
+    assert json.loads(json.dumps(finite(dataclasses.asdict(summary))))["runs"] == summary.runs
+
+
+def test_the_cards_show_labels_predictions_neighbours_and_the_truth(runs, page):
+    text, summary = page(runs[:1], most=10)
+    gallery = text[text.index("<h3>Suspected") : text.index("<h3>Most often skipped")]
+    assert gallery.count("<dt>sample</dt>") == 10
+    assert gallery.count("<dt>suggested</dt>") == sum(
+        suspect.suggestion is not None for suspect in suspects_first(summary)
+    )
+    assert gallery.count("<dt>network</dt>") == 10
+    assert len(re.findall(r"<small>\d+</small>", gallery)) == 50
+    assert gallery.count('class="w"') == sum(suspect.wrong for suspect in suspects_first(summary))
+    assert text.count("--near:url(data:") == 1
+
+
+def suspects_first(summary):
+    return summary.arms[0].first
+
+
+def test_without_the_network_its_predictions_are_left_out(runs, page):
+    text, summary = page(runs[:1], most=10, network=False)
+    assert "<dt>network</dt>" not in text
+    assert "--near:url" not in text
+    assert "neighbours" not in text[text.index("<main>") :]
+    assert summary.arms[0].missing == []
+
+
+def test_hostile_names_are_escaped(runs, page):
+    evil = "<script>alert(1)</script>&\"'"
+    changed = {**runs[0].run.summary, "network": evil, "arm": evil, "git": evil}
+    hostile = dataclasses.replace(runs[0].run, summary=changed, title=evil)
+    text, _ = page([dataclasses.replace(runs[0], run=hostile), *runs[1:]], most=1)
+    assert "&lt;script&gt;" in text
+    named = dataclasses.replace(known_samples(runs[0], network=True), names=(evil,) * 10)
+    suspects = suspects_of(runs[0], 100)
+    for block in make_gallery(named, suspects, 1.0, MOST_BYTES, detailed=True).blocks:
+        assert "<script" not in block.html
+        assert "&lt;script&gt;" in block.html
+
+
+@pytest.mark.parametrize(
+    ("runs_given", "most", "message"), [(0, 1, "at least one"), (1, 0, "got 0")]
+)
+def test_nothing_to_show_is_refused(runs, page, runs_given, most, message):
+    with pytest.raises(InputError, match=message):
+        page(runs[:runs_given], most=most)
+
+
+# What may be missing
+
+
+def test_without_its_checkpoint_a_run_has_no_final_predictions(trained, tmp_path, page):
+    shutil.copytree(trained / "adaptive-0", tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.pt").unlink()
+    text, summary = page(read_inspected(read_runs([tmp_path / "run"])), most=10)
+    (sentence,) = summary.arms[0].missing
+    assert sentence.startswith("The final predictions are not shown: expected the trained network")
+    assert sentence.replace("'", "&#39;") in text
+    assert summary.arms[0].pictures == 10
+
+
+@pytest.mark.parametrize("name", ["own:data", "cifar10"])
+def test_without_pictures_the_samples_are_listed_by_number(runs, page, name):
+    recipe = {**runs[0].run.recipe}
+    recipe["data"] = {**recipe["data"], "name": name, "dir": "/missing", "download": False}
+    run = dataclasses.replace(runs[0], run=dataclasses.replace(runs[0].run, recipe=recipe))
+    text, summary = page([run], most=50)
+    (arm,) = summary.arms
+    (sentence,) = arm.missing
+    assert sentence.startswith("No pictures are shown: expected")
+    assert (arm.shown, arm.pictures, arm.traits, arm.wrong_labels) == (50, 0, [], None)
+    assert "data:image" not in text
+    assert "brightness" not in text
+    assert "<b>" + str(arm.first[0].index) + "</b>" in text
+
+
+def test_pictures_of_other_labels_are_not_shown(runs, page):
+    run = dataclasses.replace(runs[0], labels=np.roll(runs[0].labels, 1))
+    text, summary = page([run], most=10)
+    assert "have changed since the training" in summary.arms[0].missing[0]
+    assert "data:image" not in text
+
+
+def test_without_predictions_no_labels_are_suggested(tmp_path, page):
+    run = made(tmp_path / "run", 300, predictions=False)
+    text, summary = page([run], most=30, network=False)
+    assert "No labels are suggested" in summary.arms[0].missing[0]
+    assert "→" not in text[text.index("<main>") :]
+
+
+def test_without_an_evaluation_there_is_no_confusion_matrix(trained, tmp_path, page):
+    shutil.copytree(trained / "adaptive-0", tmp_path / "run")
+    (tmp_path / "run" / "history" / "evaluated.npy").unlink()
+    text, _ = page(read_inspected(read_runs([tmp_path / "run"])), most=10, network=False)
+    assert "No confusion matrix is shown" in text
+    assert 'class="heat"' not in text
+
+
+def test_samples_without_finite_losses_are_no_suspects(tmp_path, page):
+    run = made(tmp_path / "run", 300)
+    run.history.losses[:] = np.inf
+    text, summary = page([run], most=10)
+    assert (summary.arms[0].suspects, summary.arms[0].first) == (0, [])
+    assert cards(text) == []
+    assert "<h3>Classes</h3>" in text
+
+
+def test_numbers_count_the_whole_training_set_if_a_part_is_held_out(tmp_path, page):
+    recipe = make_recipe(
+        RECIPE,
+        ["data.validation=100", "data.train_size=200", "training.epochs=2", "pruning.policy=full"],
+    )
+    train(recipe, tmp_path / "run")
+    (run,) = read_inspected(read_runs([tmp_path / "run"]))
+    text, summary = page([run], most=5, network=False)
+    index = pictures_of(run.run).index
+    assert [s.index for s in summary.arms[0].first] == index[suspects_of(run, 5).index].tolist()
+    assert "count the whole training set" in text
+
+
+# Size
+
+
+def test_ten_thousand_suspects_take_at_most_five_megabytes(tmp_path, page):
+    run = made(tmp_path / "run", 10_000)
+    text, summary = page([run], most=10_000, network=False)
+    (arm,) = summary.arms
+    assert arm.suspects == 10_000
+    assert arm.shown >= 9_000
+    # Noise cannot be compressed; photographs of this size all fit.
+    assert 200 <= arm.pictures < arm.shown
+    assert f"the pictures of the first {arm.pictures:,} of the 10,000 samples" in text or (
+        f"it shows {arm.shown:,} of the 10,000 samples, {arm.pictures:,} of them" in text
+    )
+    # All but the first ones are in closed blocks.
+    closed = text.split('<details class="block">')
+    assert len(cards(closed[0])) == VISIBLE
+    assert "<details open" not in text
+
+
+def test_several_arms_share_the_size(tmp_path, page, monkeypatch):
+    monkeypatch.setattr("fineprune.report.inspection._MOST_BYTES", 1_000_000)
+    one = made(tmp_path / "run", 500)
+    arms = [
+        dataclasses.replace(
+            one, run=dataclasses.replace(one.run, summary={**one.run.summary, "arm": f"arm {arm}"})
+        )
+        for arm in range(3)
+    ]
+    text, summary = page(arms, most=500, network=False)
+    assert len(summary.arms) == 3
+    assert all(0 < arm.pictures < 500 for arm in summary.arms)
+    assert len(text.encode()) <= 1_000_000
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_sheet_shows_each_picture_in_its_place(channels):
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (60, channels, 8, 8), dtype=np.uint8)
+    part = rng.permutation(60)[: COLUMNS + 3]
+    (sheet,) = picture_sheets(pictures, [part], 10_000_000)
+    file = io.BytesIO(base64.b64decode(sheet.uri.removeprefix("data:image/webp;base64,")))
+    pixels = np.asarray(Image.open(file))
+    assert sheet.rows == 2
+    assert pixels.shape == (16, 8 * COLUMNS, 3)
+    for number, index in enumerate(part):
+        row, column = divmod(number, COLUMNS)
+        shown = pixels[8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
+        expected = np.broadcast_to(pictures[index].transpose(1, 2, 0), (8, 8, 3))
+        np.testing.assert_array_equal(shown, expected)
+
+
+def test_sheets_get_worse_before_they_are_left_out():
+    rng = np.random.default_rng(0)
+    pictures = rng.integers(0, 256, (400, 3, 32, 32), dtype=np.uint8)
+    parts = np.split(np.arange(400), 4)
+    numbers = []
+    for most in (5_000_000, 1_000_000, 500_000, 250_000, 120_000, 100):
+        sheets = picture_sheets(pictures, parts, most)
+        assert sum(len(sheet.uri) for sheet in sheets) <= most
+        numbers.append(len(sheets))
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[:2] == [4, 4]
+    assert set(numbers) & {1, 2, 3}
+    assert numbers[-1] == 0
+
+
+def test_large_pictures_are_reduced():
+    pictures = np.zeros((2, 3, 300, 150), np.uint8)
+    assert shown_size(pictures) == (48, 96)
+    (sheet,) = picture_sheets(pictures, [np.arange(2)], 1_000_000)
+    file = io.BytesIO(base64.b64decode(sheet.uri.partition(",")[2]))
+    assert Image.open(file).size == (48 * COLUMNS, 96)
+
+
+# Sparklines
+
+
+def points(path):
+    """Return the absolute points of each line of a path."""
+    lines = []
+    for line in path.split("M")[1:]:
+        start, _, rest = line.partition("l")
+        numbers = [int(n) for n in re.findall(r"-?\d+", start.partition("h")[0])]
+        steps = np.array([int(n) for n in re.findall(r"-?\d+", rest)]).reshape(-1, 2)
+        lines.append(np.cumsum([numbers, *steps], axis=0).tolist())
+    return lines
+
+
+def test_a_sparkline_has_gaps_where_the_sample_was_skipped():
+    losses = np.array([4.0, 2.0, np.nan, np.inf, np.nan], np.float16)
+    step = WIDTH // 4
+    assert points(sparkline(losses, 4.0)) == [
+        [[0, 0], [step, HEIGHT // 2]],
+        [[3 * step - 1, 0]],
+    ]
+    assert sparkline(losses[2:3], 4.0) == ""
+    assert sparkline(losses[:1], 4.0) == "M-1 0h2"
+
+
+def test_a_sparkline_of_many_epochs_stays_short():
+    losses = np.linspace(4, 0, 200)
+    ((first, *_, last),) = points(sparkline(losses, 4.0))
+    assert first == [0, 0]
+    assert last == [WIDTH, HEIGHT]
+    assert len(sparkline(losses, 4.0)) < 150
+
+
+# Tables
+
+
+def test_random_choices_overlap_as_by_chance(tmp_path, page):
+    """Also if fewer samples are skipped than are compared, so that most of them are equal."""
+    runs = [made(tmp_path / f"run-{seed}", 2000, seed=seed) for seed in range(4)]
+    for overlap in skipped_overlaps(runs, 200):
+        assert overlap.jaccard == pytest.approx(expected_jaccard(200, 2000), abs=0.025)
+    rng = np.random.default_rng(0)
+    for run in runs:
+        run.history.losses[:] = 1.0
+        run.history.losses[1, rng.permutation(2000)[:20]] = np.nan
+    overlaps = skipped_overlaps(runs, 200)
+    assert len(overlaps) == 6
+    for overlap in overlaps:
+        assert overlap.jaccard == pytest.approx(expected_jaccard(200, 2000), abs=0.025)
+    text, summary = page(runs, most=1, network=False)
+    assert summary.skipped_overlaps == overlaps
+    assert f"<td>{expected_jaccard(200, 2000):.3f}</td>" in text
+    assert "fine-pruning, different seeds</th><td>6</td>" in text
+
+
+def test_overlaps_are_means_over_pairs_of_one_kind(runs):
+    first, second, full = runs
+    names = first.name, second.name, full.name
+    overlaps = [
+        Overlap(names[0], names[1], 30, 0.5, 0.05, 0.8),
+        Overlap(names[0], names[2], 30, 0.2, 0.05, None),
+        Overlap(names[2], names[1], 30, 0.4, 0.05, 0.6),
+    ]
+    table = overlap_table("Title", overlaps, runs)
+    assert table.lines == [
+        ("lenet adaptive, different seeds", "1", "0.500", "-", "0.050", "+0.80"),
+        ("lenet adaptive and lenet full", "2", "0.300", "0.200 to 0.400", "0.050", "+0.60"),
+    ]
+
+
+def test_many_kinds_of_pairs_are_merged(runs):
+    others = [
+        dataclasses.replace(
+            runs[0],
+            run=dataclasses.replace(
+                runs[0].run,
+                summary={**runs[0].run.summary, "network": f"net{n // 3}", "arm": f"arm{n % 3}"},
+            ),
+        )
+        for n in range(9)
+    ]
+    table = overlap_table("Title", skipped_overlaps(others, 30), others)
+    assert {line[0]: line[1] for line in table.lines} == {
+        "same network, different arms": "9",
+        "different networks, same arm": "9",
+        "different networks and arms": "18",
+    }
+
+
+def test_confused_pairs_are_the_most_frequent_errors():
+    matrix = np.diag([90, 80, 70])
+    matrix[0, 2], matrix[2, 1] = 10, 30
+    full = np.diag([99, 99, 99])
+    full[2, 1] = 1
+    table = confused_pairs(matrix, full, ["a", "b", "c"])
+    assert table.lines == [("c", "b", "30", "30.0", "1"), ("a", "c", "10", "10.0", "0")]
+
+
+def test_many_classes_are_shown_as_pairs_and_as_the_extreme_classes(tmp_path, page):
+    labels = np.random.default_rng(0).integers(0, 300, 1000)
+    run = made(tmp_path / "run", 1000, "synthetic", classes=300, labels=labels)
+    text, summary = page([run], most=10, network=False)
+    assert "Classes that are confused most often" in text
+    assert 'class="heat"' not in text
+    assert len(summary.arms[0].classes) == 300
+    assert "Only the 50 classes that were skipped most" in text
+
+
+def test_runs_of_one_arm_are_shown_once(runs):
+    assert [[run.name for run in arm] for arm in runs_by_arm(runs)] == [
+        ["lenet adaptive 0", "lenet adaptive 1"],
+        ["lenet full 0"],
+    ]
