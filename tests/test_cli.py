@@ -55,6 +55,8 @@ def test_the_readme_shows_every_verb():
         "train",
         "compare",
         "report",
+        "inspect",
+        "relabel",
         "scale",
         "slurm",
     }
@@ -63,7 +65,7 @@ def test_the_readme_shows_every_verb():
 def test_the_commands_of_the_readme_work_one_after_another(folder):
     for command in readme_commands():
         verb, *rest = shlex.split(command)
-        result = run(verb, *rest, *([] if verb == "report" else LESS))
+        result = run(verb, *rest, *([] if verb in ("report", "inspect", "relabel") else LESS))
         assert result.exit_code == 0, result.output
     assert (folder / "runs/first/summary.json").exists()
     assert "<svg" in (folder / "report.html").read_text(encoding="utf-8")

@@ -151,8 +151,8 @@ def test_a_command_of_a_page_is_valid(arguments, folder):
     elif verb == "train":
         read_recipe(params["recipe"], all_changes(params["changes"], params["more"]))
     else:
-        assert verb == "report"
-        assert params["runs"]
+        assert verb in ("report", "inspect", "relabel")
+        assert params["run" if verb == "relabel" else "runs"]
 
 
 def test_the_settings_of_distributed_training_are_valid_and_complete():

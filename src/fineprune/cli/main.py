@@ -9,6 +9,7 @@ import typer
 
 from fineprune.cli.compare import compare
 from fineprune.cli.exits import Verbs
+from fineprune.cli.inspect import inspect
 from fineprune.cli.plan import plan
 from fineprune.cli.relabel import relabel
 from fineprune.cli.report import report
@@ -23,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (train, compare, plan, report, relabel, scale, slurm):
+for verb in (train, compare, plan, report, inspect, relabel, scale, slurm):
     app.command()(verb)
 
 

@@ -28,7 +28,7 @@ def relabel(
     Edit the column "label" (a class, or "drop" to leave an image out), and train with
     data.labels = "labels.csv". Nothing is changed automatically.
 
-    Example: fineprune relabel runs/weak-labels --out labels.csv
+    Example: fineprune relabel runs/first --out labels.csv
     """
     # Imported here, because torch would delay the start of every command.
     from fineprune.inspection.inspected import read_inspected

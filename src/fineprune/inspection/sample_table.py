@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import Inspected
+from fineprune.inspection.pictures import index_in_dataset
 from fineprune.inspection.suspects import suspects_of
 from fineprune.runs.files import replacing, write_atomically
 
@@ -23,7 +24,7 @@ def sample_columns(runs: Sequence[Inspected]) -> Columns:
     The rows of a run are sorted by suspicion; samples without a loss are left out.
 
     Returns:
-        ``run`` (text), ``index`` (the position in the run's training set), ``label``,
+        ``run`` (text), ``index`` (see ``index_in_dataset``), ``label``,
         ``suggestion`` (-1 for none), ``agreement``, ``score`` and ``times_skipped``.
     """
     parts: list[Columns] = []
@@ -32,7 +33,7 @@ def sample_columns(runs: Sequence[Inspected]) -> Columns:
         parts.append(
             {
                 "run": np.full(len(suspects), run.name),
-                "index": suspects.index,
+                "index": index_in_dataset(run)[suspects.index],
                 "label": suspects.label,
                 "suggestion": suspects.suggestion,
                 "agreement": suspects.agreement,

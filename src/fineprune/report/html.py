@@ -1,19 +1,17 @@
 """The report on comparisons: one self-contained HTML file, for screens and for printing."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import jinja2
-from markupsafe import Markup
 
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import BASELINE, MARGIN, Group, Row, group_rows, grouped
 from fineprune.report.facts import comparison_of, distinct, facts, hardware
 from fineprune.report.figures import Drawing, draw_all
+from fineprune.report.page_template import template
 from fineprune.report.paper import paper_rows
 from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
+from fineprune.report.suspected_labels import FirstSuspects, first_suspects
 from fineprune.report.tables import COLUMNS, PARTS
 from fineprune.report.verdict import CHANCE_POINTS, method_of, verdict
 from fineprune.report.wrong_labels import HEADERS as FOUND_HEADERS
@@ -37,6 +35,7 @@ class Section:
         rows: The rows of the table, one for each arm.
         paper: The rows with the paper's results; empty if the paper has none.
         found: The cells of the table of the wrong labels found; empty if they are not known.
+        suspects: The first suspected wrong labels; None if the runs have kept no history.
         drawings: The figures.
         caveats: The sentences on the limits of the results.
         recipe: The recipe, as TOML.
@@ -51,6 +50,7 @@ class Section:
     rows: list[Row]
     paper: list[Row]
     found: list[list[str]]
+    suspects: FirstSuspects | None
     drawings: list[Drawing]
     caveats: list[str]
     recipe: str
@@ -94,20 +94,6 @@ def write_report(runs: Sequence[Run], path: Path, margin: float = MARGIN) -> Non
     write_atomically(path, page)
 
 
-@functools.cache
-def template(name: str) -> jinja2.Template:
-    """Return the template of a page. Everything that is inserted into it is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fineprune.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["inline"] = Markup  # The exception: only for SVG that this package drew.
-    return environment.get_template(name)
-
-
 def _section(group: Group, anchor: str, margin: float) -> Section:
     rows = group_rows(group, margin)
     return Section(
@@ -119,6 +105,7 @@ def _section(group: Group, anchor: str, margin: float) -> Section:
         rows=rows,
         paper=paper_rows(rows[0]),
         found=[cells(row) for row in found_rows(group)],
+        suspects=first_suspects(group),
         drawings=draw_all(group),
         caveats=_caveats(group, rows, margin),
         recipe=_recipe_text(group),

@@ -16,7 +16,6 @@ from fineprune.inspection.per_class import ClassRow, class_rows, confusion
 from fineprune.inspection.suspects import Suspects, suspects_of
 from fineprune.inspection.traits import Trait, traits
 from fineprune.report.facts import distinct, facts
-from fineprune.report.html import template
 from fineprune.report.inspection_tables import (
     Found,
     Table,
@@ -29,7 +28,9 @@ from fineprune.report.inspection_tables import (
     trait_table,
 )
 from fineprune.report.known_samples import KnownSamples, known_samples
+from fineprune.report.page_template import template
 from fineprune.report.sample_gallery import VISIBLE, Gallery, make_gallery
+from fineprune.report.suspected_labels import suspects_note, top_loss
 from fineprune.runs.files import write_atomically
 
 Index = npt.NDArray[np.int64]
@@ -236,13 +237,13 @@ def _inspect(
     run = samples.run
     ranked = suspects_of(run)
     chosen = _taken(ranked, np.arange(min(most, len(ranked))))
-    top = _top_loss(run, ranked)
+    top = top_loss(run, ranked)
     found = _found(samples, ranked)
     galleries = _skipped_galleries(samples, ranked, top, size // 8)
     left = size - sum(shown.gallery.size for shown in galleries)
     main = make_gallery(samples, chosen, top, left, detailed=True) if len(chosen) else None
     if main is not None:
-        galleries.insert(0, _Shown("Suspected wrong labels", _suspects_note(samples), main))
+        galleries.insert(0, _Shown("Suspected wrong labels", suspects_note(samples), main))
     classes = class_rows(run, full, len(samples.names))
     skips = bool(samples.times_skipped.any())
     common = "most skipped" if skips else "most suspected"
@@ -350,13 +351,6 @@ def _undoubted(suspects: Suspects) -> Suspects:
     return replace(suspects, suggestion=np.full(len(suspects), -1))
 
 
-def _top_loss(run: Inspected, ranked: Suspects) -> float:
-    """Return the upper edge of the sparklines, above nearly all losses of the first suspects."""
-    losses = run.history.losses[:, ranked.index[:1000]].astype(np.float64)
-    finite = losses[np.isfinite(losses)]
-    return max(float(np.percentile(finite, 99.9)), 1e-3) if len(finite) else 1.0
-
-
 def _tenth(samples: KnownSamples, skips: bool) -> Index:
     """Return the most skipped tenth of the samples, or the most suspected one, at least one."""
     values = samples.times_skipped if skips else np.nan_to_num(samples.score, nan=-np.inf)
@@ -428,30 +422,6 @@ def _lead(figures: InspectedArm, seed: int, epochs: int) -> list[str]:
         if row.first in _FIRST and row.first <= (figures.wrong_labels or 0)
     ]
     return sentences
-
-
-def _suspects_note(samples: KnownSamples) -> str:
-    parts = [
-        "The samples with the largest moving averages of the loss, the largest first. A suspect "
-        "is not always wrong: a sample can also be rare or difficult. The suggested label is the "
-        "class that the network predicted most often instead of the label, in the last epochs that "
-        "trained the sample; the percentage is the share of these epochs."
-    ]
-    if samples.outputs is not None:
-        parts.append(
-            "After it comes what the trained network predicts for the picture, with its confidence."
-        )
-        if samples.outputs.features is not None:
-            parts.append(
-                "Each of the first cards ends with the nearest neighbours of the sample in the "
-                "network's last features, with their labels."
-            )
-    parts.append("The line is the loss over the epochs, with gaps where the sample was skipped.")
-    if samples.renumbered:
-        parts.append("The numbers of the samples count the whole training set of the dataset.")
-    if samples.wrong is not None:
-        parts.append("It is known which labels are wrong, and the cards say so.")
-    return " ".join(parts)
 
 
 def _confusions(

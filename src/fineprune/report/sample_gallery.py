@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from fineprune.inspection.pictures import neighbours
 from fineprune.inspection.suspects import Suspects
-from fineprune.report.html import template
 from fineprune.report.known_samples import KnownSamples
+from fineprune.report.page_template import template
 from fineprune.report.picture_sheet import COLUMNS, Sheet, picture_sheets, shown_size
 from fineprune.report.sparkline import HEIGHT, WIDTH, sparkline
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fineprune.experiments.scale_table import ScaleRow, Scaling
 from fineprune.report.facts import facts
-from fineprune.report.html import template
+from fineprune.report.page_template import template
 from fineprune.report.scaling.loss_figure import draw_loss
 from fineprune.report.scaling.phases_figure import draw_phases
 from fineprune.report.scaling.speedup_figure import draw_speedup

@@ -1,0 +1,90 @@
+"""``fineprune inspect``."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fineprune.cli.exits import exits
+from fineprune.cli.options import AsJson
+from fineprune.cli.outputs import check_file
+from fineprune.errors import InputError
+from fineprune.runs.files import finite
+from fineprune.runs.run import read_runs
+
+if TYPE_CHECKING:
+    from fineprune.report.inspection import InspectedArm
+
+# How many suspects of each arm are printed.
+_SUSPECTS = 5
+
+
+@exits()
+def inspect(
+    runs: Annotated[
+        list[Path], typer.Argument(help="The folders of finished runs or comparisons.")
+    ],
+    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("inspect.html"),
+    most: Annotated[int, typer.Option(help="How many suspects to show per run.")] = 1000,
+    network: Annotated[
+        bool,
+        typer.Option(
+            help="Pass the samples through the trained network, for its final predictions and the "
+            "nearest neighbours."
+        ),
+    ] = True,
+    csv: Annotated[
+        Path | None, typer.Option(help="Also write one row per sample to this CSV file.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(help="Also write one row per sample to this Parquet file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which samples were skipped, and which labels are probably wrong. Trains nothing.
+
+    The runs must have kept the history of their samples (run.history, which is on by default).
+
+    Example: fineprune inspect runs/quick-compare --out inspect.html --csv samples.csv
+    """
+    if most < 1:
+        raise InputError(f"expected --most to be at least 1, got {most}")
+    for option, path in (("--out", out), ("--csv", csv), ("--parquet", parquet)):
+        if path is not None:
+            check_file(option, path)
+    # Imported here, because torch and scipy would delay the start of every command.
+    from fineprune.inspection.inspected import read_inspected
+    from fineprune.inspection.sample_table import sample_columns, write_csv, write_parquet
+    from fineprune.report.inspection import write_inspection
+
+    inspected = read_inspected(read_runs(runs))
+    if csv is not None or parquet is not None:
+        columns = sample_columns(inspected)
+        if csv is not None:
+            write_csv(columns, csv)
+        if parquet is not None:
+            write_parquet(columns, parquet)
+    summary = write_inspection(inspected, out, most=most, network=network)
+    if as_json:
+        typer.echo(json.dumps(finite({"page": str(out), **dataclasses.asdict(summary)})))
+        return
+    for arm in summary.arms:
+        for line in _lines(arm):
+            typer.echo(line)
+    typer.echo(f"page: {out}")
+
+
+def _lines(arm: "InspectedArm") -> Iterator[str]:
+    """Yield what the command prints about the run that stands for an arm."""
+    yield f"{arm.name}: {arm.skipped:.1%} of the sample-steps skipped"
+    for found in arm.found:
+        yield (
+            f"  of the first {found.first:,} suspects, {found.wrong:,} have a wrong label "
+            f"({found.by_chance:,.0f} by chance); {found.suggestions_right:,} suggestions are right"
+        )
+    for suspect in arm.first[:_SUSPECTS]:
+        suggestion = f", perhaps {suspect.suggestion}" if suspect.suggestion is not None else ""
+        yield f"  suspect {suspect.index}: labelled {suspect.label}{suggestion}"

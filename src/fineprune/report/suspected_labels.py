@@ -1,0 +1,88 @@
+"""The gallery of suspected wrong labels in the report on a comparison."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+
+from fineprune.errors import InputError
+from fineprune.experiments.arm_table import Group
+from fineprune.inspection.inspected import Inspected, read_inspected
+from fineprune.inspection.suspects import Suspects, suspects_of
+from fineprune.report.known_samples import KnownSamples, known_samples
+from fineprune.report.sample_gallery import VISIBLE, make_gallery
+from fineprune.report.verdict import method_of
+from fineprune.runs.history import HISTORY
+
+_BYTES = 200_000
+
+
+@dataclass(frozen=True)
+class FirstSuspects:
+    """The first suspects of one run.
+
+    Attributes:
+        note: What the gallery shows.
+        html: The gallery.
+    """
+
+    note: str
+    html: Markup
+
+
+def first_suspects(group: Group) -> FirstSuspects | None:
+    """Return the first suspects of the method's first run, or of the first run without a method.
+
+    Returns:
+        The gallery; None if the run has kept no history, or if its pictures cannot be loaded.
+    """
+    arm = method_of(group) or group.arms[0]
+    run = group.of(arm)[0]
+    if not (run.path / HISTORY).exists():
+        return None
+    try:
+        inspected = read_inspected([run])[0]
+    except InputError:  # For example, the history of a run that an earlier version began.
+        return None
+    samples = known_samples(inspected, network=False)
+    if samples.pictures is None:
+        return None
+    suspects = suspects_of(inspected, VISIBLE)
+    gallery = make_gallery(samples, suspects, top_loss(inspected, suspects), _BYTES)
+    note = (
+        f"The first {len(suspects)} suspects of {arm} with seed {run.summary['seed']}. "
+        f"{suspects_note(samples)} fineprune inspect shows more."
+    )
+    return FirstSuspects(note, Markup("").join(block.html for block in gallery.blocks))
+
+
+def suspects_note(samples: KnownSamples) -> str:
+    """Return what a gallery of suspects shows."""
+    parts = [
+        "The samples with the largest moving averages of the loss, the largest first. A suspect "
+        "is not always wrong: a sample can also be rare or difficult. The suggested label is the "
+        "class that the network predicted most often instead of the label, in the last epochs that "
+        "trained the sample; the percentage is the share of these epochs."
+    ]
+    if samples.outputs is not None:
+        parts.append(
+            "After it comes what the trained network predicts for the picture, with its confidence."
+        )
+        if samples.outputs.features is not None:
+            parts.append(
+                "Each of the first cards ends with the nearest neighbours of the sample in the "
+                "network's last features, with their labels."
+            )
+    parts.append("The line is the loss over the epochs, with gaps where the sample was skipped.")
+    if samples.renumbered:
+        parts.append("The numbers of the samples count the whole training set of the dataset.")
+    if samples.wrong is not None:
+        parts.append("It is known which labels are wrong, and the cards say so.")
+    return " ".join(parts)
+
+
+def top_loss(run: Inspected, ranked: Suspects) -> float:
+    """Return the upper edge of the sparklines, above nearly all losses of the first suspects."""
+    losses = run.history.losses[:, ranked.index[:1000]].astype(np.float64)
+    finite = losses[np.isfinite(losses)]
+    return max(float(np.percentile(finite, 99.9)), 1e-3) if len(finite) else 1.0
