@@ -82,7 +82,7 @@ class Replica:
         self.folder = folder
     def load(self, key, indices):
         return indices
-    def step(self, indices):
+    def step(self, indices, weights):
         die_once(self.folder / "worker")
         losses = self.model(torch.ones(len(indices), 2)).square().mean(1)
         losses.mean().backward()
