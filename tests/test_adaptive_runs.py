@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from resuming import train_until
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.runs.run import read_run, read_runs
-from fineprune.training.checkpoint import save_checkpoint
 from fineprune.training.cost import planned_samples, predicted_cost
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
@@ -53,19 +53,12 @@ def test_a_run_has_exactly_the_planned_steps(whole):
 def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
     whole, tmp_path, monkeypatch
 ):
-    class Stop(Exception):
-        pass
+    def inside_the_fifth_epoch(state):
+        return state["epoch_so_far"] and state["pruner"]["epoch"] == 4
 
-    def fail(path, state):
-        save_checkpoint(path, state)
-        if state["epoch_so_far"] and state["pruner"]["epoch"] == 4:
-            raise Stop
-
-    with monkeypatch.context() as patched:
-        patched.setattr("fineprune.training.loop.save_checkpoint", fail)
-        with pytest.raises(Stop):
-            train(make_recipe(RECIPE, ["run.checkpoint_steps=3"]), tmp_path / "run")
-    train(make_recipe(RECIPE, ["run.checkpoint_steps=3"]), tmp_path / "run", resume=True)
+    recipe = make_recipe(RECIPE, ["run.checkpoint_steps=3"])
+    train_until(inside_the_fifth_epoch, recipe, tmp_path / "run", monkeypatch)
+    train(recipe, tmp_path / "run", resume=True)
     assert untimed(tmp_path / "run") == untimed(whole)
 
 

@@ -1,14 +1,16 @@
 """The history of a run: one loss and one prediction per sample and epoch."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
+from resuming import train_until
 
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.errors import InputError
 from fineprune.runs.history import pack_epoch, read_history, read_labels
 from fineprune.runs.run import read_run
-from fineprune.training.checkpoint import save_checkpoint
 from fineprune.training.data import load_data
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
@@ -62,22 +64,9 @@ def test_the_prediction_is_the_label_if_its_probability_is_above_one_half(whole)
 
 
 def test_a_run_stopped_inside_an_epoch_has_the_same_history(whole, tmp_path, monkeypatch):
-    class Stop(Exception):
-        pass
-
-    saved = []
-
-    def fail(path, state):
-        save_checkpoint(path, state)
-        saved.append(path)
-        if len(saved) == 4:
-            raise Stop
-
     recipe = make_recipe(RECIPE, ["run.checkpoint_steps=10"])
-    with monkeypatch.context() as patched:
-        patched.setattr("fineprune.training.loop.save_checkpoint", fail)
-        with pytest.raises(Stop):
-            train(recipe, tmp_path / "run")
+    saved = itertools.count(1)
+    train_until(lambda state: next(saved) == 4, recipe, tmp_path / "run", monkeypatch)
     assert len(list((tmp_path / "run" / "history").glob("epoch-*.npy"))) == 1
     train(recipe, tmp_path / "run", resume=True)
     for file in sorted((whole / "history").iterdir()):

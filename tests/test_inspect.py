@@ -4,6 +4,7 @@ import csv
 import json
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
@@ -32,7 +33,6 @@ def inspect(*arguments):
 
 
 def test_the_page_and_both_tables_are_written(run, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
     files = {name: tmp_path / f"samples.{name}" for name in ("csv", "parquet")}
     page = tmp_path / "page.html"
     options = [part for name, path in files.items() for part in (f"--{name}", path)]
@@ -43,7 +43,7 @@ def test_the_page_and_both_tables_are_written(run, tmp_path):
     assert "Suspected wrong labels" in page.read_text(encoding="utf-8")
     with files["csv"].open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    table = parquet.read_table(files["parquet"])
+    table = pyarrow.parquet.read_table(files["parquet"])
     assert table.num_rows == len(rows) == 250
     assert table.column("index").to_pylist() == [int(row["index"]) for row in rows]
     scores = table.column("score").to_numpy()

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from resuming import train_until
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
@@ -13,7 +14,6 @@ from fineprune.experiments.controls import matched_recipe
 from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.run import read_run
-from fineprune.training.checkpoint import save_checkpoint
 from fineprune.training.cost import cost_is_known
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
@@ -82,19 +82,11 @@ def test_the_control_of_a_run_that_skipped_nothing_is_refused(whole):
 
 
 def test_a_run_stopped_inside_a_weighted_epoch_has_the_same_result(whole, tmp_path, monkeypatch):
-    class Stop(Exception):
-        pass
-
-    def fail(path, state):
-        save_checkpoint(path, state)
-        if state["epoch_so_far"] and state["pruner"]["epoch"] == 1:
-            raise Stop
+    def inside_the_second_epoch(state):
+        return state["epoch_so_far"] and state["pruner"]["epoch"] == 1
 
     recipe = make_recipe(RECIPE, ["run.checkpoint_steps=2"])
-    with monkeypatch.context() as patched:
-        patched.setattr("fineprune.training.loop.save_checkpoint", fail)
-        with pytest.raises(Stop):
-            train(recipe, tmp_path / "run")
+    train_until(inside_the_second_epoch, recipe, tmp_path / "run", monkeypatch)
     train(recipe, tmp_path / "run", resume=True)
     assert untimed(read_run(tmp_path / "run")) == untimed(whole)
 

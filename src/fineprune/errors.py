@@ -57,3 +57,8 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
     """Raise InputError unless ``value`` lies in [low, high]."""
     if not low <= value <= high:
         raise InputError(f"expected {name} in [{low}, {high}], got {value}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message that is not empty; "" if there is none."""
+    return next(iter(str(error).strip().splitlines()), "")

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec
 import typer
 from typer.core import TyperGroup
 
-from fineprune.errors import InputError, RunError
+from fineprune.errors import InputError, RunError, first_line
 from fineprune.training.stop import Stopped
 
 P = ParamSpec("P")
@@ -51,8 +51,7 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
             except Exception as error:
                 traceback.print_exc()
                 # The traceback shows all lines of a long message.
-                first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-                _say(f"failed while running: {first_line}")
+                _say(f"failed while running: {first_line(error) or type(error).__name__}")
                 raise typer.Exit(FAILED) from error
 
         return run

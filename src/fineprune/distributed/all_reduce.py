@@ -60,19 +60,11 @@ class RankGroup:
 
     def sum(self, value: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over all ranks. The argument is not changed."""
-        if self.size == 1:
-            return value
-        total = value.clone()
-        dist.all_reduce(total)
-        return total
+        return self._all_reduced(value, dist.ReduceOp.SUM)
 
     def maximum(self, value: torch.Tensor) -> torch.Tensor:
         """Return the elementwise maximum over all ranks. The argument is not changed."""
-        if self.size == 1:
-            return value
-        most = value.clone()
-        dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        return most
+        return self._all_reduced(value, dist.ReduceOp.MAX)
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in the order of the ranks. They must be picklable."""
@@ -114,6 +106,13 @@ class RankGroup:
         """
         if self.size > 1:
             _wait_for_all()
+
+    def _all_reduced(self, value: torch.Tensor, operation: Any) -> torch.Tensor:
+        if self.size == 1:
+            return value
+        result = value.clone()
+        dist.all_reduce(result, op=operation)
+        return result
 
 
 class StopVote:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,12 +65,24 @@ def expected_jaccard(size: int, samples: int) -> float:
     return common / (2 * size - common) if size else 0.0
 
 
+def largest(values: npt.NDArray[Any], size: int, seed: int) -> npt.NDArray[np.int64]:
+    """Return the samples with the largest values.
+
+    Args:
+        values: The value of each sample, NaN for the smallest one; shape (N,).
+        size: How many samples to return.
+        seed: Seeds the choice among samples with equal values, which favours no kind of them.
+    """
+    chance = np.random.default_rng(seed).random(len(values))
+    return np.lexsort((chance, -np.nan_to_num(values, nan=-np.inf)))[:size]
+
+
 def _overlaps(
     rankings: list[tuple[Inspected, npt.NDArray[np.float64]]], size: int
 ) -> list[Overlap]:
     # Each run has its own random numbers: with the same ones, equal samples would be chosen alike,
     # and two runs would overlap more than by chance.
-    tops = [_top(values, size, seed) for seed, (_, values) in enumerate(rankings)]
+    tops = [largest(values, size, seed) for seed, (_, values) in enumerate(rankings)]
     result = []
     for i, j in combinations(range(len(rankings)), 2):
         (one, values), (other, others) = rankings[i], rankings[j]
@@ -89,12 +102,6 @@ def _overlaps(
             )
         )
     return result
-
-
-def _top(values: npt.NDArray[np.float64], size: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return the samples with the largest values; equal ones are chosen at random."""
-    chance = np.random.default_rng(seed).random(len(values))
-    return np.lexsort((chance, -np.nan_to_num(values, nan=-np.inf)))[:size]
 
 
 def _rank_correlation(

@@ -16,7 +16,7 @@ from fineprune.inspection.inspected import Inspected
 from fineprune.runs.files import CHECKPOINT
 from fineprune.runs.run import Run
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.data import LoadedImages, load_data, load_images
+from fineprune.training.data import LoadedImages, device_data, load_images
 from fineprune.training.evaluate import evaluated_logits
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.recipe import Recipe, make_recipe
@@ -135,7 +135,7 @@ def _logits(
     recipe = recipe_of(run).replaced("run", device=device, compile="off")
     # Building the network draws random weights, which must not change the caller's random numbers.
     with torch.random.fork_rng(devices=[]):
-        model = recipe_network(recipe, load_data(recipe))
+        model = recipe_network(recipe, device_data(recipe, loaded))
     model.load_state_dict(load_checkpoint(path)["model"])
     mean, std = channel_statistics(loaded.train.images)
     batches = evaluation_batches(images, batch_size=_BATCH, device=device, mean=mean, std=std)

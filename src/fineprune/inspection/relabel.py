@@ -31,9 +31,8 @@ def label_table(inspected: Inspected, most: int | None = None) -> tuple[str, int
         InputError: The data of the run cannot be loaded.
     """
     names, index, labels = _labels(inspected)
-    everyone = suspects_of(inspected)
     if most is None:
-        most = number_above_chance(everyone, len(names) or int(inspected.labels.max()) + 1)
+        most = number_above_chance(inspected, len(names) or int(inspected.labels.max()) + 1)
     suspects = suspects_of(inspected, most)
     file = io.StringIO(newline="")
     table = csv.writer(file, lineterminator="\n")

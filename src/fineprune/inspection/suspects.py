@@ -57,14 +57,14 @@ def suspects_of(inspected: Inspected, most: int | None = None) -> Suspects:
     return Suspects(index, score[index], label, suggestion, agreement)
 
 
-def number_above_chance(suspects: Suspects, classes: int) -> int:
-    """Return how many of the suspects have a score above the loss of an untrained network.
+def number_above_chance(inspected: Inspected, classes: int) -> int:
+    """Return how many samples have a score above the loss of an untrained network.
 
     Args:
-        suspects: The suspects.
+        inspected: The run.
         classes: The number of classes.
     """
-    return int((suspects.score > math.log(classes)).sum())
+    return int((smoothed_losses(inspected.history) > math.log(classes)).sum())
 
 
 def smoothed_losses(history: History) -> npt.NDArray[np.float32]:

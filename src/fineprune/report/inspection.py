@@ -11,19 +11,17 @@ import numpy.typing as npt
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import BASELINE
 from fineprune.inspection.inspected import Inspected
-from fineprune.inspection.overlap import Overlap, skipped_overlaps, suspect_overlaps
+from fineprune.inspection.overlap import Overlap, largest, skipped_overlaps, suspect_overlaps
 from fineprune.inspection.per_class import ClassRow, class_rows, confusion
 from fineprune.inspection.suspects import Suspects, suspects_of
 from fineprune.inspection.traits import Trait, traits
 from fineprune.report.facts import distinct, facts
 from fineprune.report.inspection_tables import (
     Found,
-    Table,
     class_table,
     confused_pairs,
     found_table,
     overlap_table,
-    percent,
     share_table,
     trait_table,
 )
@@ -31,6 +29,8 @@ from fineprune.report.known_samples import KnownSamples, known_samples
 from fineprune.report.page_template import template
 from fineprune.report.sample_gallery import VISIBLE, Gallery, make_gallery
 from fineprune.report.suspected_labels import suspects_note, top_loss
+from fineprune.report.tables import percent
+from fineprune.report.text_table import Table
 from fineprune.runs.files import write_atomically
 
 Index = npt.NDArray[np.int64]
@@ -353,10 +353,8 @@ def _undoubted(suspects: Suspects) -> Suspects:
 
 def _tenth(samples: KnownSamples, skips: bool) -> Index:
     """Return the most skipped tenth of the samples, or the most suspected one, at least one."""
-    values = samples.times_skipped if skips else np.nan_to_num(samples.score, nan=-np.inf)
-    # Equally frequent samples are chosen at random, so that the choice favours no kind of them.
-    chance = np.random.default_rng(0).random(len(values))
-    return np.lexsort((chance, -values))[: max(1, len(values) // _SHARE)]
+    values = samples.times_skipped if skips else samples.score
+    return largest(values, max(1, len(values) // _SHARE), seed=0)
 
 
 def _found(samples: KnownSamples, ranked: Suspects) -> list[Found]:
@@ -408,7 +406,7 @@ def _first(samples: KnownSamples, chosen: Suspects) -> list[FirstSuspect]:
 
 def _lead(figures: InspectedArm, seed: int, epochs: int) -> list[str]:
     skipped = (
-        f"{percent(figures.skipped)} % of the sample-steps" if figures.skipped else "no samples"
+        f"{percent(figures.skipped, 1)} % of the sample-steps" if figures.skipped else "no samples"
     )
     sentences = [
         f"This section shows the run with seed {seed}. It had {figures.samples:,} training samples "

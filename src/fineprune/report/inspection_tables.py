@@ -11,7 +11,8 @@ from fineprune.inspection.inspected import Inspected
 from fineprune.inspection.overlap import Overlap
 from fineprune.inspection.per_class import ClassRow
 from fineprune.inspection.traits import Trait
-from fineprune.report.tables import NOTHING
+from fineprune.report.tables import NOTHING, percent
+from fineprune.report.text_table import Table
 
 Matrix = npt.NDArray[np.int64]
 
@@ -20,23 +21,6 @@ _MOST_CLASSES = 100
 _MOST_OVERLAPS = 15
 _MOST_SHARES = 20
 _MOST_PAIRS = 20
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of text.
-
-    Attributes:
-        title: The title.
-        headers: The headers of the columns. The first column contains the names of the lines.
-        lines: The cells of each line.
-        note: The explanation, in sentences.
-    """
-
-    title: str
-    headers: tuple[str, ...]
-    lines: Sequence[tuple[str, ...]]
-    note: str
 
 
 @dataclass(frozen=True)
@@ -73,8 +57,8 @@ def found_table(found: Sequence[Found], total: int, samples: int) -> Table:
         (
             f"the first {row.first:,}",
             f"{row.wrong:,}",
-            percent(row.precision),
-            percent(row.wrong / total) if total else NOTHING,
+            percent(row.precision, 1),
+            percent(row.wrong / total, 1) if total else NOTHING,
             f"{row.by_chance:,.0f}",
             f"{row.suggestions_right:,}",
         )
@@ -120,9 +104,14 @@ def class_table(
     headers: tuple[str, ...] = ("class", "training samples", "skipped, %", "accuracy, %")
     lines = []
     for row in shown:
-        cells = [names[row.number], f"{row.samples:,}", percent(row.skipped), percent(row.accuracy)]
+        cells = [
+            names[row.number],
+            f"{row.samples:,}",
+            percent(row.skipped, 1),
+            percent(row.accuracy, 1),
+        ]
         if beside_full:
-            cells += [percent(row.full_accuracy), _points(row)]
+            cells += [percent(row.full_accuracy, 1), _points(row)]
         lines.append(tuple(cells))
     note = (
         f"Skipped: the share of the sample-steps of the training samples with this label. "
@@ -158,7 +147,7 @@ def confused_pairs(matrix: Matrix, full: Matrix | None, names: Sequence[str]) ->
     for label, predicted in pairs:
         total = int(matrix[label].sum())
         number = int(matrix[label, predicted])
-        cells = (names[label], names[predicted], f"{number:,}", percent(number / total))
+        cells = (names[label], names[predicted], f"{number:,}", percent(number / total, 1))
         lines.append(cells if full is None else (*cells, f"{int(full[label, predicted]):,}"))
     if full is not None:
         headers += ("samples in full",)
@@ -285,18 +274,13 @@ def share_table(
     lines = [
         (
             names[number],
-            percent(shares[number]),
-            percent(every[number]),
+            percent(shares[number], 1),
+            percent(every[number], 1),
             f"{shares[number] / every[number]:.2f}" if every[number] else NOTHING,
         )
         for number in numbers
     ]
     return Table("Their labels", ("class", f"{chosen}, %", "all samples, %", "ratio"), lines, note)
-
-
-def percent(value: float | None) -> str:
-    """Format a fraction as a percentage with one decimal, without the sign."""
-    return NOTHING if value is None else f"{100 * value:.1f}"
 
 
 def _number(value: float) -> str:

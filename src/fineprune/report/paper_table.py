@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fineprune.experiments.arm_table import BASELINE, Group, Row, group_rows
 from fineprune.report.paper import EPOCHS, RESULTS, paper_result
-from fineprune.report.tables import NOTHING, points
+from fineprune.report.tables import NOTHING, percent, points
 
 _METHOD = "fine-pruning"
 
@@ -60,15 +60,15 @@ def _line(group: Group) -> list[str] | None:
         full.network,
         str(epochs),
         str(pruned.seeds),
-        _percent(pruned.skipped),
-        _percent(paper.time_saved),
-        _percent(pruned.time_saved),
+        percent(pruned.skipped),
+        percent(paper.time_saved),
+        percent(pruned.time_saved),
         f"{paper.overhead_seconds:.2f}",
         NOTHING if pruned.seconds_bookkeeping is None else f"{pruned.seconds_bookkeeping:.2f}",
-        _percent(paper.accuracy_regular),
-        _percent(full.accuracy_best3),
-        _percent(paper.accuracy_pruned),
-        _percent(pruned.accuracy_best3),
+        percent(paper.accuracy_regular),
+        percent(full.accuracy_best3),
+        percent(paper.accuracy_pruned),
+        percent(pruned.accuracy_best3),
         f"{100 * (paper.accuracy_pruned - paper.accuracy_regular):+.2f}",
         points(pruned.best3_difference),
     ]
@@ -81,7 +81,3 @@ def _epochs(group: Group) -> int | None:
         return None
     epochs: int = group.of(_METHOD)[0].summary["epochs"]
     return epochs
-
-
-def _percent(value: float | None) -> str:
-    return NOTHING if value is None else f"{100 * value:.2f}"

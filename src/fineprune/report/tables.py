@@ -56,8 +56,9 @@ def _seconds(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,.{1 if value < 1000 else 0}f}"
 
 
-def _percent(value: float | None) -> str:
-    return NOTHING if value is None else f"{100 * value:.2f}"
+def percent(value: float | None, digits: int = 2) -> str:
+    """Format a fraction as a percentage, without the sign."""
+    return NOTHING if value is None else f"{100 * value:.{digits}f}"
 
 
 def points(difference: Difference | None) -> str:
@@ -103,7 +104,7 @@ COLUMNS = (
     Column(
         "time saved, %",
         "training time saved relative to the full run with the same seed",
-        lambda row: _percent(row.time_saved),
+        lambda row: percent(row.time_saved),
         "time\nsaved\n%",
         part="cost",
     ),
@@ -111,7 +112,7 @@ COLUMNS = (
         "saved in epochs, %",
         "training time saved according to the median times of the full and pruned epochs of each "
         "run; other work on the machine affects this value less",
-        lambda row: _percent(row.saved_in_epochs),
+        lambda row: percent(row.saved_in_epochs),
         "saved\nin\nepochs\n%",
         part="cost",
     ),
@@ -141,13 +142,13 @@ COLUMNS = (
     Column(
         "skipped, %",
         "share of the full run's sample-steps that is not trained",
-        lambda row: _percent(row.skipped),
+        lambda row: percent(row.skipped),
         "samples\nskipped\n%",
     ),
     Column(
         "last epoch, %",
         "accuracy after the last epoch, which is the main result",
-        lambda row: _percent(row.accuracy_last),
+        lambda row: percent(row.accuracy_last),
         "last\nepoch\n%",
         part="accuracy",
     ),
@@ -171,7 +172,7 @@ COLUMNS = (
         "best three, %",
         "mean of the best three accuracies of a run, as in the paper; it is too high in every arm, "
         "because it selects epochs on the evaluated set",
-        lambda row: _percent(row.accuracy_best3),
+        lambda row: percent(row.accuracy_best3),
         "best\nthree\n%",
         part="accuracy",
     ),

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fineprune.experiments.arm_table import Group, grouped
-from fineprune.report.tables import NOTHING
+from fineprune.report.tables import NOTHING, percent
 from fineprune.runs.run import Run
 
 TITLE = "Wrong labels found"
@@ -98,13 +98,13 @@ def cells(row: FoundRow) -> list[str]:
     return [
         row.arm,
         str(row.seeds),
-        _percent(row.wrong_share),
+        percent(row.wrong_share, 1),
         _number(row.roc_area, 3),
         _number(row.average_precision, 3),
         _number(row.suspects, 0),
-        _percent(row.precision),
-        _percent(row.recall),
-        _percent(row.r_precision),
+        percent(row.precision, 1),
+        percent(row.recall, 1),
+        percent(row.r_precision, 1),
     ]
 
 
@@ -143,10 +143,6 @@ def found_dicts(rows: Sequence[FoundRow]) -> list[dict[str, Any]]:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
-
-
-def _percent(value: float | None) -> str:
-    return NOTHING if value is None else f"{100 * value:.1f}"
 
 
 def _number(value: float | None, digits: int) -> str:

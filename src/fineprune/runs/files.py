@@ -14,6 +14,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+
 from fineprune.errors import InputError, RunError
 
 SUMMARY = "summary.json"
@@ -87,6 +90,28 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"expected JSON in {path}, cannot read it: {error}") from error
+
+
+def read_array(path: Path, what: str) -> npt.NDArray[Any]:
+    """Read an array that NumPy saved, without pickles.
+
+    Args:
+        path: The file.
+        what: What it should hold, for the error message.
+
+    Raises:
+        InputError: The file cannot be read, or is damaged.
+    """
+    try:
+        array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise InputError(f"expected {what} in {path}, cannot read it: {error}") from error
+    except (ValueError, EOFError) as error:
+        raise InputError(
+            f"expected {what} in {path}, got no whole array of numbers in NumPy's format: the file "
+            f"is damaged"
+        ) from error
+    return array
 
 
 def metrics_line(metrics: dict[str, Any]) -> str:

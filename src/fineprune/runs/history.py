@@ -10,12 +10,12 @@ takes three or four bytes per sample.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError
+from fineprune.runs.files import read_array
 
 HISTORY = "history"
 LABELS = "labels.npy"
@@ -111,7 +111,7 @@ def read_labels(folder: Path, num_samples: int) -> npt.NDArray[np.int64] | None:
     file = folder / HISTORY / LABELS
     if not file.exists():
         return None
-    labels = _load(file)
+    labels = read_array(file, "the history of a run")
     if labels.dtype.kind != "u" or labels.shape != (num_samples,):
         raise InputError(
             f"expected {num_samples} labels in {file}, got {labels.dtype} of shape {labels.shape}: "
@@ -135,7 +135,7 @@ def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
     file = folder / HISTORY / EVALUATED
     if not file.exists():
         return None
-    classes = _load(file)
+    classes = read_array(file, "the history of a run")
     if classes.dtype.kind != "u" or classes.ndim != 2 or len(classes) != 2:
         raise InputError(
             f"expected labels and predictions in {file}, got {classes.dtype} of shape "
@@ -145,18 +145,10 @@ def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
 
 
 def _read(file: Path, num_samples: int) -> Records:
-    records: Records = _load(file)
+    records: Records = read_array(file, "the history of a run")
     if records.dtype.names != ("loss", "prediction") or records.shape != (num_samples,):
         raise InputError(
             f"expected {num_samples} records of loss and prediction in {file}, got "
             f"{records.dtype} of shape {records.shape}: restore the file, or train again"
         )
     return records
-
-
-def _load(file: Path) -> npt.NDArray[Any]:
-    try:
-        array: npt.NDArray[Any] = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"expected an array in {file}, cannot read it: {error}") from error
-    return array

@@ -16,6 +16,7 @@ from fineprune.runs.files import (
     METRICS,
     RECIPE,
     SUMMARY,
+    read_array,
     read_json,
     read_metrics,
 )
@@ -91,15 +92,7 @@ class Run:
         counts = {}
         samples = self.summary["train_samples"]
         for file in sorted((self.path / COUNTS).glob("epoch-*.npy")):
-            try:
-                array = np.load(file, allow_pickle=False)
-            except OSError as error:
-                raise InputError(f"expected counts in {file}, cannot read it: {error}") from error
-            except (ValueError, EOFError) as error:
-                raise InputError(
-                    f"expected counts in {file}, got no whole array of numbers in NumPy's format: "
-                    f"the file is damaged"
-                ) from error
+            array = read_array(file, "counts")
             if array.shape != (samples,) or not np.issubdtype(array.dtype, np.integer):
                 raise InputError(
                     f"expected {samples} integers in {file}, got {array.dtype} of shape "

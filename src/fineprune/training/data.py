@@ -116,7 +116,7 @@ def load_data(recipe: Recipe) -> Data:
     """
     if ":" in recipe.data.name:
         return _own_data(recipe)
-    return _device_data(recipe, load_images(recipe))
+    return device_data(recipe, load_images(recipe))
 
 
 def load_images(recipe: Recipe) -> LoadedImages:
@@ -152,7 +152,8 @@ def load_images(recipe: Recipe) -> LoadedImages:
     return LoadedImages(train, evaluated, augment, weak, kept, given)
 
 
-def _device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
+def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
+    """Return the data of a recipe from its images; what it trains on is put on its device."""
     train, augment, weak = loaded.train, loaded.augment, loaded.weak
     mean, std = channel_statistics(train.images)
     device = recipe.run.device

@@ -219,8 +219,6 @@ def write_epoch(
         if labels is not None:
             files.write_labels(pack_classes(labels, classes))
         if last and evaluation is not None:
-            given, predicted = evaluation.labels.numpy(), evaluation.predictions.numpy()
-            files.write_evaluated(
-                np.stack([pack_classes(given, classes), pack_classes(predicted, classes)])
-            )
+            both = np.stack([evaluation.labels.numpy(), evaluation.predictions.numpy()])
+            files.write_evaluated(pack_classes(both, classes))
     files.append(metrics)

@@ -47,7 +47,7 @@ from fineprune.distributed.parameter_servers.events import (
     reporter,
 )
 from fineprune.distributed.parameter_servers.link import LinkBroken
-from fineprune.errors import InputError
+from fineprune.errors import InputError, first_line
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -593,10 +593,9 @@ def _cause(error: RayActorError) -> str:
 
 def _described(error: RayTaskError) -> str:
     """Return in one line the exception that a method raised in another process, and its place."""
-    first_line = next(iter(str(error.cause).strip().splitlines()), "")
     frames = re.findall(r'File "(.+)", line (\d+)', str(error))
     place = ": {}, line {}".format(*frames[-1]) if frames else ""
-    return f"{type(error.cause).__name__}: {first_line} (in a worker or server{place})"
+    return f"{type(error.cause).__name__}: {first_line(error.cause)} (in a worker or server{place})"
 
 
 def _own_address() -> str:

@@ -286,13 +286,11 @@ class WorkerGroup:
         self.version = version
         self._losses = {}
         self._report(self._event(EventKind.LEASED, 0, batch=self.lease))
-        parts = np.array_split(indices, self.size)
-        begin = 0
+        parts = np.array_split(np.arange(len(indices)), self.size)
         for place, (member, part) in enumerate(zip(self._members, parts, strict=True)):
             share = len(part) / len(indices)
             # Even a member without samples has to step, because the others wait for it.
-            sent = slice(begin, begin + len(part)) if len(part) else slice(1)
-            begin += len(part)
+            sent = part if len(part) else [0]
             of_part = None if weights is None else weights[sent]
             call = member.call(Worker.compute, self.lease, indices[sent], of_part, share, reads)
             self._await(call, GroupCall.COMPUTE, place)

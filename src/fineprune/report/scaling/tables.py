@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich import box
 from rich.table import Table as RichTable
@@ -11,25 +10,7 @@ from rich.text import Text
 from fineprune.experiments.scale_table import SERVER_PHASES, WORKER_PHASES, ScaleRow
 from fineprune.report.scaling.paper import LEARNING, THROUGHPUT
 from fineprune.report.tables import NOTHING
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of text.
-
-    Attributes:
-        title: The title.
-        headers: The headers of the columns. The first column contains the names of the lines.
-        lines: The cells of each line.
-        note: The explanation, in sentences.
-        paper: The lines with the paper's results, which have the same columns.
-    """
-
-    title: str
-    headers: tuple[str, ...]
-    lines: list[tuple[str, ...]]
-    note: str
-    paper: tuple[tuple[str, ...], ...] = ()
+from fineprune.report.text_table import Table
 
 
 def scale_tables(rows: Sequence[ScaleRow]) -> list[Table]:
