@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 import fineprune as fp
 from fineprune.errors import InputError
+from fineprune.pruning.savings import planned_numbers
 from fineprune.pruning.step_budget import relative_rates, steps_of_epoch
+from fineprune.pruning.step_counts import BatchShape, bind
 from fineprune.training.recipe import make_recipe
 
 CHANCE = 2.0
@@ -50,6 +52,19 @@ def test_rates_are_relative_to_the_largest_and_a_warm_up_counts_as_the_largest()
     )
     assert relative_rates([1, 2, 4, 2, 1], 5) == (1, 1, 1, 0.5, 0.25)
     assert relative_rates(None, 3) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"patience": 0}, {"anneal": 0.2}])
+def test_the_planned_numbers_are_those_of_a_training_in_which_no_sample_contradicts(options):
+    def policy():
+        return fp.Adaptive(10, save=0.35, rates=milestones, **options)
+
+    pruner = fp.Pruner(203, policy(), batch_size=FIRST_BATCH)
+    kept, _ = trained(pruner, lambda epoch, index: torch.full((len(index),), CHANCE))
+    bound = policy()
+    shape = BatchShape(FIRST_BATCH, 1, 1, False)
+    bind(bound, 203, shape)
+    assert planned_numbers(bound, 203, shape) == [len(samples) for samples in kept]
 
 
 @pytest.mark.parametrize("rates", [[1, 2], [0, 0, 0], [1, -1, 1], [1, math.nan, 1]])

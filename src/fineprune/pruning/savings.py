@@ -87,6 +87,9 @@ def planned_numbers(policy: Policy, num_samples: int, shape: BatchShape) -> list
         num_samples: Number of samples N in the data set.
         shape: How samples are grouped into batches and optimizer steps.
     """
+    planned = policy.planned_numbers()
+    if planned is not None:
+        return planned
     numbers = []
     for epoch in range(policy.epochs):
         number = num_kept(policy, num_samples, epoch, shape)

@@ -131,6 +131,15 @@ class Adaptive(Policy):
         """Number of optimizer steps of the whole training."""
         return self._budget
 
+    def planned_numbers(self) -> list[int]:
+        """Return how many samples each epoch keeps if none contradicts the others."""
+        numbers, used = [], 0
+        for epoch in range(self._epochs):
+            steps = self._steps(epoch, used, contradicting=0)
+            numbers.append(self._number_kept(steps))
+            used += steps
+        return numbers
+
     def num_kept(self, epoch: int) -> int | None:
         """Return None, because the number depends on the samples that contradict the others."""
         return None
@@ -138,7 +147,7 @@ class Adaptive(Policy):
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Choose the samples of an epoch, which fill the steps that it is given."""
         total = len(self._streaks)
-        number = self._number_kept(self._steps(epoch))
+        number = self._number_kept(self._steps(epoch, self._used, self._number_contradicting()))
         if number == total:
             return EpochPlan(epoch, torch.arange(total))
         skipped = self._contradicting()
@@ -165,7 +174,7 @@ class Adaptive(Policy):
 
     def end_epoch(self, epoch: int) -> None:
         """Lengthen or clear the streaks of the trained samples, and charge the epoch's steps."""
-        steps = self._steps(epoch)
+        steps = self._steps(epoch, self._used, self._number_contradicting())
         if self._number_kept(steps) < len(self._streaks):
             self._note_chosen()
         losses = self._losses.values.numpy()
@@ -190,7 +199,7 @@ class Adaptive(Policy):
 
     def num_suspects(self) -> int | None:
         """Return how many samples contradict the others; None without ``patience``."""
-        return int(self._contradicting().sum()) if self.patience else None
+        return self._number_contradicting() if self.patience else None
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments, with which a state must agree."""
@@ -234,18 +243,26 @@ class Adaptive(Policy):
                 return contradicting
         return np.zeros(len(self._streaks), dtype=np.bool_)
 
+    def _number_contradicting(self) -> int:
+        return int(np.count_nonzero(self._contradicting()))
+
     def _number_returning(self, contradicting: int) -> int:
         return round(self.returning * contradicting)
 
-    def _steps(self, epoch: int) -> int:
-        """Return the number of steps of an epoch, if it follows what was learned so far."""
+    def _steps(self, epoch: int, used: int, contradicting: int) -> int:
+        """Return the number of steps of an epoch.
+
+        Args:
+            epoch: The epoch, from 0.
+            used: The number of steps of all earlier epochs.
+            contradicting: The number of samples that contradict the others.
+        """
         if self.anneals(epoch):
             return self._full_steps
-        contradicting = int(self._contradicting().sum())
         available = len(self._streaks) - contradicting + self._number_returning(contradicting)
         return steps_of_epoch(
             self.rates[epoch : self._epochs - self._annealed],
-            self._budget - self._used - self._annealed * self._full_steps,
+            self._budget - used - self._annealed * self._full_steps,
             most=min(-(-available // self._step_size), self._full_steps),
             full=self._full_steps,
         )

@@ -106,6 +106,14 @@ class Policy(ABC):
         depend on data; else None."""
         return None
 
+    def planned_numbers(self) -> list[int] | None:
+        """Return how many samples each epoch keeps if nothing is learned from the losses.
+
+        A policy with ``total_steps`` may return None; the numbers are then found by choosing the
+        samples of every epoch, which takes a time in proportion to their number.
+        """
+        return None
+
     @abstractmethod
     def num_kept(self, epoch: int) -> int | None:
         """Return how many samples ``epoch`` (counted from 0) keeps; None if it depends on data.
