@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from preloaded_python import for_ray_workers, preloaded_python
+from preloaded_python import for_ray_workers, preloaded_python, waiting
 
 # Hypothesis fails a slow example by default. How long one takes says more about the machine.
 settings.register_profile("untimed", deadline=None)
@@ -47,6 +47,17 @@ def preloaded():
         preloaded_python(Path(folder)) as command,
     ):
         yield command
+
+
+@pytest.fixture(scope="session")
+def python(request):
+    """The command of a Python, as a list: one that has imported torch already, if possible.
+
+    Programs that it runs are processes of another session than the command.
+    """
+    if sys.platform != "linux":
+        return [sys.executable]
+    return waiting(request.getfixturevalue("preloaded"))
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,12 @@ Importing torch and what its optimizers need takes three seconds of a processor.
 it once and forks for each program. As an executable, this file asks the server to run a program::
 
     python preloaded_python.py <address of the server> <program> <arguments of the program>
+    python preloaded_python.py --wait <address of the server> <program, -m module or -c code> ...
 
 The program runs in a process of its own, with the arguments, environment, folder and standard
-streams of the process that asked, which ends at once. The server runs on Linux only.
+streams of the process that asked. Without ``--wait``, that process ends at once. With it, it passes
+signals on, and ends when the program has ended and with the same exit status; if it is killed, the
+program is killed. The server runs on Linux only.
 """
 
 import contextlib
@@ -31,6 +34,7 @@ _MODULES = (
     "fineprune.training.recipe_replica",
 )
 _LONGEST_MESSAGE = 1 << 20
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _COMMAND = "FINEPRUNE_PRELOADED_PYTHON"
 
 
@@ -52,6 +56,16 @@ def preloaded_python(folder):
         yield shlex.join([sys.executable, "-I", "-S", __file__, address])
 
 
+def waiting(command):
+    """Return the command, a list, that runs a program and waits for it.
+
+    Args:
+        command: What ``preloaded_python`` yields.
+    """
+    *python, address = shlex.split(command)
+    return [*python, "--wait", address]
+
+
 def for_ray_workers(command):
     """Return environment variables: Ray runs its workers with this command instead of Python."""
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
@@ -68,10 +82,38 @@ def ray_runtime_environment(environment):
 
 
 def _ask(address, program):
-    message = json.dumps([program, dict(os.environ), os.getcwd()]).encode()
+    with _asked(address, program, wait=False):
+        pass
+
+
+def _ask_and_wait(address, program):
+    """Let the server run a program, and end as it does."""
+    # A signal that comes before the program has started is passed on when it has.
+    early = []
+    for number in _PASSED_ON:
+        signal.signal(number, lambda number, frame: early.append(number))
+    with _asked(address, program, wait=True) as server:
+        pid = int(server.recv(_LONGEST_MESSAGE))
+        for number in _PASSED_ON:
+            signal.signal(number, lambda number, frame: os.kill(pid, number))
+        for number in early:
+            os.kill(pid, number)
+        status = int(server.recv(_LONGEST_MESSAGE) or signal.SIGKILL)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number in _PASSED_ON:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    sys.exit(os.waitstatus_to_exitcode(status))
+
+
+@contextlib.contextmanager
+def _asked(address, program, wait):
+    message = json.dumps([program, dict(os.environ), os.getcwd(), wait]).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.connect(address)
         socket.send_fds(server, [message], [0, 1, 2])
+        yield server
 
 
 def _serve(address):
@@ -98,21 +140,47 @@ def _run(asking):
     """Run in this process, which was forked for it, the program that is asked for."""
     with asking:
         message, streams, _, _ = socket.recv_fds(asking, _LONGEST_MESSAGE, 3)
+        program, environment, folder, wait = json.loads(message)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setpgid(0, 0)
+        if wait and (pid := os.fork()):
+            _report(pid, asking)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    sys.argv, environment, folder = json.loads(message)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    sys.path[0] = str(Path(sys.argv[0]).parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    while program[0] in ("-u", "-B"):
+        del program[0]
+    if program[0] == "-c":
+        sys.argv, sys.path[0] = ["-c", *program[2:]], ""
+        exec(compile(program[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif program[0] == "-m":
+        sys.argv, sys.path[0] = program[1:], folder
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = program, str(Path(program[0]).parent)
+        runpy.run_path(program[0], run_name="__main__")
+
+
+def _report(pid, asking):
+    """Tell the process that asked which process runs its program, and how it ends."""
+    asking.send(str(pid).encode())
+    ended = os.pidfd_open(pid)
+    ready, _, _ = select.select([ended, asking], [], [])
+    if asking in ready:  # The process that asked was killed.
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1]
+    with contextlib.suppress(BrokenPipeError):
+        asking.send(str(status).encode())
+    os._exit(0)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--serve":
         _serve(sys.argv[2])
+    elif sys.argv[1] == "--wait":
+        _ask_and_wait(sys.argv[2], sys.argv[3:])
     else:
         _ask(sys.argv[1], sys.argv[2:])

@@ -1,9 +1,10 @@
 """Data parallelism by all-reduce: two ranks train like one process with twice the batch size."""
 
+import functools
 import json
+import shlex
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
@@ -88,24 +89,41 @@ RECIPE = {
 NOISE = "data.label_noise=0.2"
 
 
-def torchrun_command(folder, ranks, *changes, resume=False):
+@pytest.fixture(scope="module")
+def torchrun_command(python, tmp_path_factory):
+    """Returns the command that trains in several ranks."""
+    ranks_python = tmp_path_factory.mktemp("python") / "python"
+    ranks_python.write_text(f'#!/bin/sh\nexec {shlex.join(python)} "$@"\n')
+    ranks_python.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHON_EXEC", str(ranks_python))
+        yield functools.partial(command_of_ranks, python)
+
+
+def command_of_ranks(python, folder, ranks, *changes, resume=False):
     text = make_recipe(RECIPE, changes).to_toml()
     recipe = folder.parent / f"{folder.name}.toml"
     recipe.write_text(text)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    command = [*python, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     # A store of this run alone, on a port that is free.
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     command += ["-m", "fineprune", "train", str(recipe), "--out", str(folder), "--json"]
     return [*command, "--resume"] if resume else command
 
 
-def torchrun(folder, ranks, *changes, resume=False):
-    command = torchrun_command(folder, ranks, *changes, resume=resume)
-    return subprocess.run(command, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def torchrun(torchrun_command):
+    """Trains in several ranks."""
+
+    def torchrun(*arguments, **options):
+        command = torchrun_command(*arguments, **options)
+        return subprocess.run(command, capture_output=True, text=True)
+
+    return torchrun
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
+def two_ranks(torchrun, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "two"
     return folder, torchrun(folder, 2, NOISE)
 
@@ -131,7 +149,9 @@ def test_torchrun_trains_a_recipe_like_one_process(two_ranks, tmp_path):
     assert found["roc_area"] == pytest.approx(known["roc_area"], abs=0.02)
 
 
-def test_ranks_that_a_signal_stops_write_one_checkpoint_after_the_same_step(tmp_path):
+def test_ranks_that_a_signal_stops_write_one_checkpoint_after_the_same_step(
+    torchrun_command, tmp_path
+):
     folder = tmp_path / "run"
     process = subprocess.Popen(
         torchrun_command(folder, 2, "training.epochs=4000", "training.milestones=[]"),
@@ -164,7 +184,7 @@ class Stop(Exception):
     ],
 )
 def test_a_checkpoint_can_be_resumed_with_another_number_of_ranks(
-    batches, steps, tmp_path, monkeypatch
+    batches, steps, torchrun, tmp_path, monkeypatch
 ):
     """One process writes the checkpoint. Two processes then need half as many steps per epoch."""
     folder = tmp_path / "run"
@@ -190,7 +210,7 @@ def test_a_checkpoint_can_be_resumed_with_another_number_of_ranks(
     assert [line["samples"] for line in metrics] == [192, 256, 192, 256]
 
 
-def test_an_error_on_rank_0_is_reported_by_all_ranks(two_ranks):
+def test_an_error_on_rank_0_is_reported_by_all_ranks(two_ranks, torchrun):
     folder, _ = two_ranks
     done = torchrun(folder, 2)
     assert done.returncode != 0
