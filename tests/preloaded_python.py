@@ -4,7 +4,7 @@ Importing torch and what its optimizers need takes three seconds of a processor.
 it once and forks for each program. As an executable, this file asks the server to run a program::
 
     python preloaded_python.py <address of the server> <program> <arguments of the program>
-    python preloaded_python.py --wait <address of the server> <program, -m module or -c code> ...
+    python preloaded_python.py --wait <address> [-u] [-W error] <program, -m module or -c code> ...
 
 The program runs in a process of its own, with the arguments, environment, folder and standard
 streams of the process that asked. Without ``--wait``, that process ends at once. With it, it passes
@@ -23,6 +23,7 @@ import signal
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 # Without Ray, which does not work in a fork of a process that has imported it.
@@ -151,8 +152,11 @@ def _run(asking):
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    while program[0] in ("-u", "-B"):
+    if program[0] == "-u":
         del program[0]
+    if program[0] == "-W":
+        warnings.simplefilter(program[1])
+        del program[:2]
     if program[0] == "-c":
         sys.argv, sys.path[0] = ["-c", *program[2:]], ""
         exec(compile(program[1], "<string>", "exec"), {"__name__": "__main__"})

@@ -8,7 +8,6 @@ import hashlib
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -407,9 +406,9 @@ def test_a_wrong_command_says_so_in_one_line_and_changes_nothing(
         ("report file", "expected a finished run"),
     ],
 )
-def test_a_process_ends_with_the_same_line_and_status(command, said, prepared):
+def test_a_process_ends_with_the_same_line_and_status(command, said, prepared, python):
     before = state_of(prepared)
-    arguments = [sys.executable, "-m", "fineprune", *shlex.split(command)]
+    arguments = [*python, "-m", "fineprune", *shlex.split(command)]
     result = subprocess.run(arguments, cwd=prepared, capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr.startswith("fineprune: ")

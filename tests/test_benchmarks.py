@@ -13,16 +13,22 @@ import pytest
 from fineprune.runs.run import read_run
 
 
-def run(script, *arguments, environment=None):
-    return subprocess.run(
-        [sys.executable, "-W", "error", Path("benchmarks") / script, *map(str, arguments)],
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-    )
+@pytest.fixture(scope="session")
+def run(python):
+    """Runs a benchmark, whose warnings are errors."""
+
+    def run(script, *arguments, environment=None):
+        return subprocess.run(
+            [*python, "-W", "error", Path("benchmarks") / script, *map(str, arguments)],
+            env={**os.environ, **(environment or {})},
+            capture_output=True,
+            text=True,
+        )
+
+    return run
 
 
-def test_throughput_compares_three_loops():
+def test_throughput_compares_three_loops(run):
     done = run("throughput.py", "--samples", 512, "--rounds", 2, "--device", "cpu", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -31,6 +37,7 @@ def test_throughput_compares_three_loops():
 
 
 def test_backup_workers_compares_delayed_workers_with_and_without_a_backup(
+    run,
     preloaded_ray_workers,
 ):
     pytest.importorskip("ray")
@@ -80,7 +87,7 @@ def test_the_queue_stops_when_its_time_is_up_and_continues_when_called_again(
 
 
 @pytest.mark.parametrize("statuses", [[75, 75, 0], [75, 1], [1]])
-def test_the_loop_around_the_queue_stops_when_all_is_done_and_at_an_error(statuses, tmp_path):
+def test_the_loop_around_the_queue_stops_when_all_is_done_and_at_an_error(run, statuses, tmp_path):
     """The loop of the documentation, with a command that exits with these statuses."""
     text = Path("docs/results/paper.md").read_text(encoding="utf-8")
     (loop,) = re.findall(r"^.*paper_queue\.py.*done$", text, re.MULTILINE)
@@ -91,7 +98,7 @@ def test_the_loop_around_the_queue_stops_when_all_is_done_and_at_an_error(status
     assert (done.returncode, done.stdout.count("started")) == (0, len(statuses))
 
 
-def test_wrong_input_of_the_queue_is_one_line(tmp_path):
+def test_wrong_input_of_the_queue_is_one_line(run, tmp_path):
     done = run("paper_queue.py", "--networks", "lenet", "--out", tmp_path, "--set", "data.dir=no")
     assert done.returncode == 1
     assert done.stderr.startswith("paper_queue.py: expected CIFAR-10 ")

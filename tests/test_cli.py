@@ -273,9 +273,9 @@ def test_wrong_input_is_one_line_and_exit_status_2(arguments, said, folder):
     assert not (folder / "runs").exists()
 
 
-def test_a_failure_while_running_is_exit_status_1(folder):
+def test_a_failure_while_running_is_exit_status_1(folder, python):
     (folder / "broken.py").write_text("def data():\n    raise OSError('disk on fire')\n")
-    command = [sys.executable, "-m", "fineprune", "train", "recipes/digits.toml", *LESS]
+    command = [*python, "-m", "fineprune", "train", "recipes/digits.toml", *LESS]
     command += ["--set", "data.name=broken:data", "data.train_size=1024"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 1
@@ -427,7 +427,7 @@ def test_every_example_in_the_help_runs(folder):
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
-def test_the_examples_run(example):
-    result = subprocess.run([sys.executable, str(example)], capture_output=True, text=True)
+def test_the_examples_run(example, python):
+    result = subprocess.run([*python, str(example)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert float(re.findall(r"accuracy ([\d.]+)%", result.stdout)[-1]) > 85

@@ -118,11 +118,11 @@ def short_folder():
 
 
 def test_a_run_says_what_died_in_one_line_each_and_leaves_nothing_when_it_is_stopped(
-    tmp_path, short_folder
+    tmp_path, short_folder, preloaded_ray_workers
 ):
     with subprocess.Popen(
         [sys.executable, "-c", TRAINING, tmp_path],
-        env={**os.environ, "TMPDIR": str(short_folder)},
+        env={**os.environ, **preloaded_ray_workers, "TMPDIR": str(short_folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -183,6 +183,21 @@ def test_the_table_of_lenet_is_that_of_its_runs():
     assert set(table) <= set(shown)
 
 
+@pytest.mark.parametrize("folder", ["clean", "wrong"])
+def test_the_tables_of_the_adaptive_policy_are_those_of_their_runs(folder):
+    page = (ROOT / "docs/results/adaptive.md").read_text(encoding="utf-8")
+    rows = table_rows(read_runs([ROOT / "docs/results/adaptive" / folder]))
+    assert len(rows) == 8
+    for row in rows:
+        points = "-"
+        if row.arm != "full":
+            difference = row.last_difference
+            points = f"{100 * difference.mean:+.2f} ±{100 * difference.half_width:.2f}"
+        shares = f"{100 * row.skipped:.1f} | {100 * row.accuracy_last:.2f}"
+        assert row.seeds == 3
+        assert f"\n| {row.arm} | {shares} | {points} |\n" in page
+
+
 def anchors(page):
     """The anchors of a page's headings, as GitHub forms them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)

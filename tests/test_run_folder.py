@@ -269,18 +269,17 @@ def test_a_new_folder_is_removed_if_nothing_is_written_to_it(tmp_path):
 # Signals and failures
 
 
-def command(folder, *changes):
-    arguments = [part for change in changes for part in ("--set", change)]
-    return [sys.executable, "-m", "fineprune", "train", str(folder.parent / "recipe.toml"),
-            "--out", str(folder), "--resume", *arguments]  # fmt: skip
+def command(folder):
+    recipe = str(folder.parent / "recipe.toml")
+    return ["-m", "fineprune", "train", recipe, "--out", str(folder), "--resume"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_run_stopped_by_a_signal_writes_a_checkpoint(number, tmp_path, whole):
+def test_a_run_stopped_by_a_signal_writes_a_checkpoint(number, tmp_path, whole, python):
     recipe = small("training.epochs=400", "training.milestones=[200]")
     (tmp_path / "recipe.toml").write_text(recipe.to_toml())
     folder = tmp_path / "run"
-    process = subprocess.Popen(command(folder), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*python, *command(folder)], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while len(read_metrics(folder / "metrics.jsonl")) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -338,7 +337,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_temporary_files(unfinishe
     # A process whose coverage is measured would write a file of its own, and say that it cannot.
     unmeasured = {k: v for k, v in os.environ.items() if not k.startswith("COV")}
     done = subprocess.run(
-        command(unfinished),
+        [sys.executable, *command(unfinished)],
         env=unmeasured,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (small_files, small_files)),
         capture_output=True,

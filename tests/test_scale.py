@@ -5,7 +5,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 import xml.dom.minidom
 from pathlib import Path
@@ -287,13 +286,13 @@ def test_the_error_names_the_failed_run_and_the_reason(tmp_path):
     assert "'one' failed: fineprune: expected" in done.stderr
 
 
-def test_a_signal_also_stops_the_current_run(tmp_path):
+def test_a_signal_also_stops_the_current_run(tmp_path, python):
     recipe = tmp_path / "long.toml"
     recipe.write_text(
         '[data]\nname = "digits"\n[training]\nepochs = 100000\n[run]\nthreads = 1\ndevice = "cpu"\n'
     )
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "fineprune", "scale", str(recipe), "one", "--out", str(out)]
+    command = [*python, "-m", "fineprune", "scale", str(recipe), "one", "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as scaling:
         while not (out / "one/metrics.jsonl").exists():
             assert scaling.poll() is None
