@@ -5,15 +5,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test coverage lint clean
+.PHONY: demo test pytest coverage lint clean
 
 demo: $(INSTALLED)
 	rm -rf runs/demo
 	$(BIN)/fineprune compare recipes/weak-labels.toml --out runs/demo --seeds 3 --jobs 2 --arms full,adaptive,fine-pruning,matched,fewer-epochs
 	$(BIN)/fineprune inspect runs/demo --out runs/demo/inspect.html
 
+test: $(INSTALLED)
+	$(MAKE) --no-print-directory -j 2 pytest lint
+
 # Two processes, because most tests of workers and servers wait. The tests of a file share one Ray.
-test: $(INSTALLED) lint
+pytest: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # ARGS are further arguments of pytest, for example: make coverage ARGS="tests/test_pruner.py -n 0"

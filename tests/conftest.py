@@ -1,6 +1,7 @@
 """Fixtures and settings that several test files share."""
 
 import contextlib
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -58,6 +59,24 @@ def python(request):
     if sys.platform != "linux":
         return [sys.executable]
     return waiting(request.getfixturevalue("preloaded"))
+
+
+@pytest.fixture(scope="session")
+def python_file(python, tmp_path_factory):
+    """The same Python as a file, for those who start it by its path."""
+    file = tmp_path_factory.mktemp("python") / "python"
+    file.write_text(f'#!/bin/sh\nexec {shlex.join(python)} "$@"\n')
+    file.chmod(0o755)
+    return str(file)
+
+
+@pytest.fixture
+def fast_runs(python_file, preloaded_ray_workers, monkeypatch):
+    """Lets commands start their runs, ranks and workers in the Python that has imported torch."""
+    monkeypatch.setattr(sys, "executable", python_file)
+    monkeypatch.setenv("PYTHON_EXEC", python_file)  # for torchrun
+    for name, value in preloaded_ray_workers.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session")

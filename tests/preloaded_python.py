@@ -152,6 +152,8 @@ def _run(asking):
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    # The first path is that of this file; the place is the program's.
+    sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     if program[0] == "-u":
         del program[0]
     if program[0] == "-W":

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import shlex
 import signal
 import subprocess
 import time
@@ -90,13 +89,10 @@ NOISE = "data.label_noise=0.2"
 
 
 @pytest.fixture(scope="module")
-def torchrun_command(python, tmp_path_factory):
+def torchrun_command(python, python_file):
     """Returns the command that trains in several ranks."""
-    ranks_python = tmp_path_factory.mktemp("python") / "python"
-    ranks_python.write_text(f'#!/bin/sh\nexec {shlex.join(python)} "$@"\n')
-    ranks_python.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHON_EXEC", str(ranks_python))
+        patch.setenv("PYTHON_EXEC", python_file)
         yield functools.partial(command_of_ranks, python)
 
 

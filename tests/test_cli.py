@@ -62,7 +62,7 @@ def test_the_readme_shows_every_verb():
     }
 
 
-def test_the_commands_of_the_readme_work_one_after_another(folder):
+def test_the_commands_of_the_readme_work_one_after_another(folder, fast_runs):
     for command in readme_commands():
         verb, *rest = shlex.split(command)
         result = run(verb, *rest, *([] if verb in ("report", "inspect", "relabel") else LESS))
@@ -411,7 +411,7 @@ def example_in_help(verb):
     return " ".join(shown[1].split())
 
 
-def test_every_example_in_the_help_runs(folder):
+def test_every_example_in_the_help_runs(folder, fast_runs):
     """One after another, since ``report`` reads what ``compare`` wrote."""
     pytest.importorskip("ray")  # for scale
     for verb in VERBS:

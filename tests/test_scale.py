@@ -244,7 +244,7 @@ def test_figures_are_well_formed_and_reproducible(made_runs):
 # The command
 
 
-def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path):
+def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
     pytest.importorskip("ray")
     recipe = tmp_path / "small.toml"
     recipe.write_text(
