@@ -28,15 +28,17 @@ def local_training(
         recipe: The recipe, without "auto" settings.
         ranks: The processes that train together.
         folder: The run's folder; not used.
-        saved: The checkpoint that the run continues from; not used, because it is restored later.
+        saved: The checkpoint that the run continues from, which is restored later; None for a new
+            run.
 
     Raises:
-        InputError: The data cannot be loaded, or the recipe simulates workers on several ranks.
+        InputError: The data or the pretrained weights cannot be loaded, or the recipe simulates
+            workers on several ranks.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(recipe.run.threads)
     try:
-        state = build_state(recipe, ranks)
+        state = build_state(recipe, ranks, new=saved is None)
         state.local = build_local_parts(state)
         yield state
     finally:

@@ -12,6 +12,7 @@ from typing import Any, cast
 from fineprune.errors import InputError, check_above, check_at_least, check_between, check_one_of
 from fineprune.importing import check_import_name
 from fineprune.networks.registry import NETWORKS
+from fineprune.networks.weights import SUFFIXES
 from fineprune.pruning.plan_options import NAMES, Options, PlanOptions
 from fineprune.pruning.policies.registry import POLICIES
 
@@ -195,10 +196,14 @@ class NetworkSettings:
             ``module:attribute``, a user-defined class or function that is called with the keyword
             arguments ``classes`` and ``channels``.
         classes: The number of classes; None for that of the dataset.
+        weights: A file with pretrained weights, .pth, .pt or .safetensors, as ``load_weights``
+            describes it; None to train from the initialisation. A run that is resumed does not read
+            it.
     """
 
     name: str = "lenet"
     classes: int | None = None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         library, colon, model = self.name.partition(":")
@@ -208,6 +213,11 @@ class NetworkSettings:
             check_import_name("network.name", self.name)
         if self.classes is not None:
             check_at_least("network.classes", self.classes, 1)
+        if self.weights is not None and not self.weights.endswith(SUFFIXES):
+            raise InputError(
+                f"expected network.weights to be a file {', '.join(SUFFIXES[:-1])} or "
+                f"{SUFFIXES[-1]}, got {self.weights!r}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -71,6 +71,8 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         "ranks": state.processes,
         "git": _git_revision(),
     }
+    if state.weights_digest is not None:
+        result["weights_sha256"] = state.weights_digest
     wrong = state.data.wrong
     if wrong is not None:
         # From the metrics, because at the end of a window the policy has cleared its suspicion.
