@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fineprune.distributed.all_reduce import RankGroup
+from fineprune.training.freezing import training_mode
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.network import training_losses
 from fineprune.training.optimizer import set_rate
@@ -69,7 +70,7 @@ def train_epoch_locally(
     optimizer, pruner = local.optimizer, state.pruner
     batches = totals.planned = len(local.loader)
     rate = -1.0
-    state.model.train()
+    training_mode(state.model, state.recipe.network.freeze)
     if local.simulated and not totals.batches:
         local.simulated.begin_epoch()
     for index, (x, y) in local.loader:

@@ -199,11 +199,14 @@ class NetworkSettings:
         weights: A file with pretrained weights, .pth, .pt or .safetensors, as ``load_weights``
             describes it; None to train from the initialisation. A run that is resumed does not read
             it.
+        freeze: Prefixes of the names of parameters that are not trained, such as ``layer1``. Batch
+            normalisations that they cover stay in evaluation mode.
     """
 
     name: str = "lenet"
     classes: int | None = None
     weights: str | None = None
+    freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         library, colon, model = self.name.partition(":")
@@ -231,6 +234,9 @@ class TrainingSettings:
         drop_last: Whether to leave out an incomplete last batch.
         optimizer: The optimizer: ``sgd``, ``adam``, ``adamw``, ``rmsprop`` or ``rmsprop-tf``.
         lr: The base learning rate.
+        lr_scale: Factors by which the learning rate of some parameters is multiplied, by prefixes
+            of their names, such as ``{fc = 10.0, layer1 = 0.1}``. The longest prefix counts; None
+            for one learning rate.
         schedule: The learning rate schedule: ``milestones``, ``cosine``, ``one-cycle`` or
             ``constant``.
         milestones: The epochs, counted from 1, after which the learning rate is multiplied by
@@ -254,6 +260,7 @@ class TrainingSettings:
     drop_last: bool = False
     optimizer: str = "sgd"
     lr: float = 0.1
+    lr_scale: dict[str, float] | None = None
     schedule: str = "milestones"
     milestones: tuple[int, ...] = ()
     gamma: float = 0.2
@@ -279,6 +286,12 @@ class TrainingSettings:
             "training.schedule", self.schedule, ("milestones", "cosine", "one-cycle", "constant")
         )
         check_above("training.lr", self.lr, 0)
+        for prefix, factor in (self.lr_scale or {}).items():
+            if isinstance(factor, bool) or not isinstance(factor, int | float):
+                raise InputError(
+                    f"expected training.lr_scale.{prefix} to be a number, got {factor!r}"
+                )
+            check_above(f"training.lr_scale.{prefix}", factor, 0)
         check_above("training.gamma", self.gamma, 0)
         check_between("training.momentum", self.momentum, 0, 1)
         check_between("training.decay", self.decay, 0, 1)

@@ -203,7 +203,9 @@ def build_local_parts(state: TrainState) -> LocalParts:
         reseed(recipe.run.seed, ranks.rank, recipe.run.device)
     return LocalParts(
         forward=ranks.replicate(model, forward),
-        optimizer=build_optimizer(model.parameters(), recipe.training),
+        optimizer=build_optimizer(
+            [(name, p) for name, p in model.named_parameters() if p.requires_grad], recipe.training
+        ),
         loader=state.data.make_loader(state.pruner),
         simulated=SimulatedWorkers(model, simulate) if simulate else None,
         stop_vote=StopVote(ranks),
