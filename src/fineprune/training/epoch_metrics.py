@@ -104,9 +104,11 @@ def add_evaluation(state: TrainState, epoch: int, metrics: dict[str, Any]) -> Ev
         return None
     started = time.perf_counter()
     device, data = state.recipe.run.device, state.data
-    evaluation = evaluate(state.model, data.evaluation, device, state.autocast)
+    evaluation = evaluate(state.model, data.evaluation, device, state.autocast, data.classes)
     metrics[f"{data.evaluated_on}_loss"] = evaluation.loss
     metrics[f"{data.evaluated_on}_accuracy"] = evaluation.accuracy
+    if evaluation.top5 is not None:
+        metrics[f"{data.evaluated_on}_top5"] = evaluation.top5
     indices, batches = data.watched
     losses = sample_losses(state.model, batches, device, state.autocast)
     metrics["watched"] = {str(i): loss for i, loss in zip(indices, losses, strict=True)}
