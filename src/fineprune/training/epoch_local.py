@@ -103,6 +103,8 @@ def train_epoch_locally(
         else:
             optimizer.step()
         optimizer.zero_grad()
+        if state.average is not None:
+            state.average.update(state.model)
         if local.stop_vote.says_stop(bool(stop)):
             return False
         if run.checkpoint_steps and totals.batches % run.checkpoint_steps == 0:

@@ -250,6 +250,8 @@ class TrainingSettings:
         epsilon: The epsilon of RMSProp; None for 1e-8 with ``rmsprop`` and 1 with ``rmsprop-tf``.
         weight_decay: The factor of the L2 penalty, which AdamW applies in its decoupled form.
         label_smoothing: The label smoothing of the cross-entropy, in [0, 1].
+        ema: The decay of a moving average of the weights, in (0, 1), which is evaluated in place of
+            the weights; None for no average.
         evaluate_every: The number of epochs from one evaluation to the next.
         evaluate_last: The number of last epochs that are all evaluated.
     """
@@ -271,6 +273,7 @@ class TrainingSettings:
     epsilon: float | None = None
     weight_decay: float = 5e-4
     label_smoothing: float = 0.0
+    ema: float | None = None
     evaluate_every: int = 1
     evaluate_last: int = 3
 
@@ -298,6 +301,8 @@ class TrainingSettings:
         if self.epsilon is not None:
             check_above("training.epsilon", self.epsilon, 0)
         check_between("training.label_smoothing", self.label_smoothing, 0, 1)
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise InputError(f"expected training.ema above 0 and below 1, got {self.ema}")
         check_at_least("training.weight_decay", self.weight_decay, 0)
         check_between("training.warmup", self.warmup, 0, self.epochs)
         if self.nesterov and self.momentum == 0:

@@ -19,6 +19,7 @@ from fineprune.errors import InputError
 from fineprune.networks.weights import load_weights
 from fineprune.pruning.pruner import Pruner
 from fineprune.training.data import Data, load_data
+from fineprune.training.moving_average import MovingAverage
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.random_state import random_state, reseed, set_random_state
@@ -107,6 +108,8 @@ class TrainState:
         model: The bare network, whose state is saved.
         pruner: Chooses the samples of each epoch.
         autocast: The context in which the network is called, which sets the precision.
+        average: The moving average of the weights, which is evaluated in their place; None on all
+            ranks but the main one, and if the recipe asks for none.
         weights_digest: The SHA-256 digest of the file with the pretrained weights from which the
             run began; None if it began from the initialisation.
         local: The parts for training in this process; None with parameter servers.
@@ -119,9 +122,15 @@ class TrainState:
     model: nn.Module
     pruner: Pruner
     autocast: torch.autocast
+    average: MovingAverage | None = None
     weights_digest: str | None = None
     local: LocalParts | None = None
     coordinator: "Coordinator | None" = None
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The network to evaluate: the moving average of the weights if there is one."""
+        return self.model if self.average is None else self.average.network
 
     @property
     def processes(self) -> int:
@@ -165,7 +174,9 @@ def build_state(recipe: Recipe, ranks: RankGroup, *, new: bool) -> TrainState:
         accumulation=recipe.training.accumulation,
         drop_last=recipe.training.drop_last,
     )
-    return TrainState(recipe, ranks, data, model, pruner, precision(recipe.run), digest)
+    decay = recipe.training.ema
+    average = MovingAverage(model, decay) if decay is not None and ranks.main else None
+    return TrainState(recipe, ranks, data, model, pruner, precision(recipe.run), average, digest)
 
 
 def _load_pretrained(model: nn.Module, recipe: Recipe, data: Data, *, tell: bool) -> str | None:
@@ -242,6 +253,8 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
         "labels": state.data.labels_digest,
         "weights": state.weights_digest,
     }
+    if state.average is not None:
+        saved["average"] = state.average.state_dict()
     if state.local is not None:
         simulated = state.local.simulated
         saved["optimizer"] = state.local.optimizer.state_dict()
@@ -272,6 +285,8 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
         )
     state.weights_digest = saved.get("weights")
     state.model.load_state_dict(saved["model"])
+    if state.average is not None:
+        state.average.load_state_dict(saved["average"])
     state.pruner.load_state_dict(saved["pruner"])
     if ranks.rank < len(saved["random"]):
         set_random_state(saved["random"][ranks.rank], recipe.run.device)
