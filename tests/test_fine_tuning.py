@@ -1,7 +1,10 @@
 """Fine-tuning: frozen parts, and learning rates of their own for parts of a network."""
 
 import functools
+import re
+import tomllib
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.freezing import freeze, training_mode
 from fineprune.training.loop import train
 from fineprune.training.optimizer import build_optimizer, set_rate
+from fineprune.training.prefixes import check_prefixes
 from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.recipe_replica import RecipeReplica
 from fineprune.training.settings import OPTIMIZERS, TrainingSettings
@@ -246,3 +250,14 @@ def test_a_worker_and_two_servers_train_like_one_process(tmp_path):
     worker.disconnect()
     for server in servers:
         server.forget(5, "w")
+
+
+def test_the_settings_of_the_page_are_valid():
+    page = (Path(__file__).parent.parent / "docs/fine-tuning.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    recipe = make_recipe({"data": {"name": "synthetic"}, **tomllib.loads(shown)})
+    assert recipe.training.lr_scale == {"fc": 10.0, "layer2": 0.1}
+    with torch.device("meta"):
+        network = build_network(recipe.network.name, 20, 3)
+    names = [name for name, _ in network.named_parameters()]
+    check_prefixes("these", (*recipe.network.freeze, *recipe.training.lr_scale), names)
