@@ -145,9 +145,9 @@ WRONG = {
         changed(linear__weight=torch.ones(7, 128)),
         "linear.weight of shape (7, 128) instead of (10, 64)",
     ),
-    "a list": ([torch.ones(1)], "a state dict in"),
-    "empty": ({}, "got none"),
-    "numbers": ({"epoch": 3, "accuracy": 0.5}, "with the keys epoch, accuracy"),
+    "a list": ([torch.ones(1)], "weights.pth, got list"),
+    "empty": ({}, "weights.pth, got an empty one"),
+    "numbers": ({"epoch": 3, "accuracy": 0.5}, "got 'epoch' with a value of type int"),
     "code": (Harmful(), "cannot read them"),
 }
 

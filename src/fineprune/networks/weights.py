@@ -101,23 +101,20 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
     if isinstance(content, Mapping):
         held = (content[key] for key in _WRAPPED if isinstance(content.get(key), Mapping))
         content = next(held, content)
-    named = isinstance(content, Mapping) and all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
-    )
-    if not named or not content:
+    if not isinstance(content, Mapping) or not content:
+        given = "an empty one" if isinstance(content, Mapping) else type(content).__name__
         raise InputError(
-            f"expected a state dict in {path}, names with tensors, got {_described(content)}"
+            f"expected a state dict, which maps names to tensors, in {path}, got {given}"
         )
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise InputError(
+                f"expected a state dict, which maps names to tensors, in {path}, got {name!r} with "
+                f"a value of type {type(value).__name__}"
+            )
     if all(name.startswith(_REPLICATED) for name in content):
         return {name.removeprefix(_REPLICATED): value for name, value in content.items()}
     return dict(content)
-
-
-def _described(content: Any) -> str:
-    if isinstance(content, Mapping):
-        keys = [str(key) for key in list(content)[:_NAMED]]
-        return f"a {type(content).__name__} with the keys {', '.join(keys)}" if keys else "none"
-    return f"an object of type {type(content).__name__}"
 
 
 def _last_linear(network: nn.Module, classes: int) -> str | None:
