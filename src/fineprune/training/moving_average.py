@@ -1,7 +1,8 @@
 """The exponential moving average of a network's weights.
 
 The average equals that of torch's ``AveragedModel`` with ``get_ema_multi_avg_fn`` and
-``use_buffers=True``, which is not used because it waits for the GPU in each step.
+``use_buffers=True``. That class is not used because it copies its counter from the CPU to the GPU
+in each step, which waits for the GPU.
 """
 
 import copy
