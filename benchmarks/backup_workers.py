@@ -67,7 +67,7 @@ def disturbed(epoch: int) -> bool:
     return epoch % 2 == 1
 
 
-def make_optimizer(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+def make_optimizer(parameters: list[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 

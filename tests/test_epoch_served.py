@@ -89,6 +89,34 @@ def test_one_asynchronous_worker_gives_the_same_bits_as_one_process(tmp_path, pr
 
 
 @pytest.mark.usefixtures("running_ray")
+def test_servers_fine_tune_pretrained_weights_like_one_process(tmp_path, monkeypatch):
+    """The file is gone when the run is resumed, and its frozen weights are not on any server."""
+    monkeypatch.chdir(tmp_path)
+    train(recipe(epochs=1), tmp_path / "pretrained")
+    (tmp_path / "pretrained/checkpoint.pt").rename("weights.pt")
+
+    def tuned(**distributed):
+        made = recipe(run={"seed": 3}, **distributed)
+        made = made.replaced("network", weights="weights.pt", freeze=("features.0",))
+        return made.replaced("training", lr_scale={"classifier.5": 2.0})
+
+    def stop(line):
+        if line["epoch"] == 1:
+            raise KeyboardInterrupt
+
+    train(tuned(), tmp_path / "alone")
+    served = tuned(strategy="async", workers=1, servers=2)
+    with pytest.raises(KeyboardInterrupt):
+        train(served, tmp_path / "served", on_epoch=stop)
+    first = torch.load("weights.pt", weights_only=True)["model"]["features.0.weight"]
+    (tmp_path / "weights.pt").unlink()
+    train(served, tmp_path / "served", resume=True)
+    assert torch.equal(weights(tmp_path / "served"), weights(tmp_path / "alone"))
+    saved = torch.load(tmp_path / "served/checkpoint.pt", weights_only=True)["model"]
+    assert torch.equal(saved["features.0.weight"], first)
+
+
+@pytest.mark.usefixtures("running_ray")
 def test_skipped_samples_are_rescored_with_the_parameters_of_the_servers(tmp_path):
     pruning = {"policy": "progressive-dropout", "prune": 0.0, "threshold": 0.1}
     train(recipe().replaced("pruning", **pruning), tmp_path / "alone")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fineprune.distributed.parameter_servers.flat_layout import flat_layout
+from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
 
 
 def make_model():
@@ -76,10 +76,43 @@ def test_other_shapes_types_and_numbers_of_servers_are_other_layouts():
     assert len({layout.contents for layout in layouts}) == len(layouts)
 
 
+@pytest.mark.parametrize("servers", [1, 2, 5])
+def test_each_piece_belongs_to_the_parameter_that_it_holds(servers):
+    model = make_model()
+    layout = flat_layout(model, servers)
+    for number, (_, parameter) in enumerate(model.named_parameters()):
+        torch.nn.init.constant_(parameter, number)
+    values = layout.flat(model)
+    names = [name for name, _ in model.named_parameters()]
+    for server in range(servers):
+        pieces = values[layout.part(server)].split(layout.pieces(server))
+        held = [names[int(piece[0])] for piece in pieces]
+        assert all(piece.eq(piece[0]).all() for piece in pieces)
+        assert layout.owners(server) == held
+
+
+def test_frozen_parameters_stay_where_they_are():
+    model, other = make_model(), make_model()
+    for one in (model, other):
+        one[0].requires_grad_(False)
+    layout = flat_layout(model, 2)
+    assert layout.names == ("1.weight", "1.bias", "3.weight", "3.bias")
+    assert list(not_served(model)) == [
+        *("1.running_mean", "1.running_var", "1.num_batches_tracked", "0.weight", "0.bias")
+    ]
+    before = other[0].weight.clone()
+    layout.load(other, layout.flat(model))
+    assert torch.equal(other[3].weight, model[3].weight)
+    assert torch.equal(other[0].weight, before)
+    values, _ = layout.bind(model)
+    values.zero_()
+    assert model[3].weight.eq(0).all()
+    assert model[0].weight.ne(0).any()
+    assert model[0].weight.grad is None
+
+
 def frozen():
-    model = nn.Linear(2, 2)
-    model.bias.requires_grad_(False)
-    return model
+    return nn.Linear(2, 2).requires_grad_(False)
 
 
 def mixed():
@@ -94,7 +127,7 @@ def mixed():
         (nn.Flatten(), 1, "with parameters"),
         (nn.Linear(2, 2).half(), 1, "float16"),
         (mixed(), 1, "float32, float64"),
-        (frozen(), 1, "'bias'"),
+        (frozen(), 1, "with parameters to train"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(model, servers, what):

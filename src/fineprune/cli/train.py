@@ -52,8 +52,10 @@ def train(
         typer.echo(json.dumps(summary))
         return
     done = f"{folder} was finished already" if was_finished else f"written to {folder}"
+    top5 = f" (top-5: {summary['top5_last']:.2%})" if "top5_last" in summary else ""
     typer.echo(
-        f"last-epoch accuracy {summary['accuracy_last']:.2%} on the {summary['evaluated_on']} set, "
+        f"last-epoch accuracy {summary['accuracy_last']:.2%}{top5} on the "
+        f"{summary['evaluated_on']} set, "
         f"{summary['skipped_share']:.2%} of the sample-steps skipped, "
         f"{summary['seconds_train']:.1f} s of training; {done}"
     )

@@ -9,6 +9,12 @@ from torch import nn
 
 from fineprune.errors import InputError
 from fineprune.importing import import_attribute
+from fineprune.networks.imagenet_resnet import (
+    imagenet_resnet18,
+    imagenet_resnet34,
+    imagenet_resnet50,
+    imagenet_resnet101,
+)
 from fineprune.networks.lenet import LeNet
 from fineprune.networks.resnet import resnet18, resnet34, resnet50
 from fineprune.networks.vgg import vgg13, vgg16, vgg19
@@ -25,6 +31,10 @@ NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
     "wrn10": wrn10,
     "wrn16": wrn16,
     "wrn22": wrn22,
+    "imagenet-resnet18": imagenet_resnet18,
+    "imagenet-resnet34": imagenet_resnet34,
+    "imagenet-resnet50": imagenet_resnet50,
+    "imagenet-resnet101": imagenet_resnet101,
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fineprune.distributed.all_reduce import RankGroup
+from fineprune.training.freezing import training_mode
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.network import training_losses
 from fineprune.training.optimizer import set_rate
@@ -28,15 +29,17 @@ def local_training(
         recipe: The recipe, without "auto" settings.
         ranks: The processes that train together.
         folder: The run's folder; not used.
-        saved: The checkpoint that the run continues from; not used, because it is restored later.
+        saved: The checkpoint that the run continues from, which is restored later; None for a new
+            run.
 
     Raises:
-        InputError: The data cannot be loaded, or the recipe simulates workers on several ranks.
+        InputError: The data or the pretrained weights cannot be loaded, or the recipe simulates
+            workers on several ranks.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(recipe.run.threads)
     try:
-        state = build_state(recipe, ranks)
+        state = build_state(recipe, ranks, new=saved is None)
         state.local = build_local_parts(state)
         yield state
     finally:
@@ -67,7 +70,7 @@ def train_epoch_locally(
     optimizer, pruner = local.optimizer, state.pruner
     batches = totals.planned = len(local.loader)
     rate = -1.0
-    state.model.train()
+    training_mode(state.model, state.recipe.network.freeze)
     if local.simulated and not totals.batches:
         local.simulated.begin_epoch()
     for index, (x, y) in local.loader:
@@ -100,6 +103,8 @@ def train_epoch_locally(
         else:
             optimizer.step()
         optimizer.zero_grad()
+        if state.average is not None:
+            state.average.update(state.model)
         if local.stop_vote.says_stop(bool(stop)):
             return False
         if run.checkpoint_steps and totals.batches % run.checkpoint_steps == 0:

@@ -90,6 +90,8 @@ def epoch_metrics(
 def add_evaluation(state: TrainState, epoch: int, metrics: dict[str, Any]) -> Evaluation | None:
     """Evaluate the model if the recipe asks for it after this epoch, and add the result.
 
+    With ``training.ema``, the moving average of the weights is evaluated.
+
     Args:
         state: The state of the run.
         epoch: The epoch that has ended, counted from 0.
@@ -104,11 +106,13 @@ def add_evaluation(state: TrainState, epoch: int, metrics: dict[str, Any]) -> Ev
         return None
     started = time.perf_counter()
     device, data = state.recipe.run.device, state.data
-    evaluation = evaluate(state.model, data.evaluation, device, state.autocast)
+    evaluation = evaluate(state.evaluated, data.evaluation, device, state.autocast, data.classes)
     metrics[f"{data.evaluated_on}_loss"] = evaluation.loss
     metrics[f"{data.evaluated_on}_accuracy"] = evaluation.accuracy
+    if evaluation.top5 is not None:
+        metrics[f"{data.evaluated_on}_top5"] = evaluation.top5
     indices, batches = data.watched
-    losses = sample_losses(state.model, batches, device, state.autocast)
+    losses = sample_losses(state.evaluated, batches, device, state.autocast)
     metrics["watched"] = {str(i): loss for i, loss in zip(indices, losses, strict=True)}
     metrics["evaluate_seconds"] = time.perf_counter() - started
     return evaluation

@@ -49,14 +49,15 @@ def served_training(
         saved: The checkpoint that the run continues from; None for a new run.
 
     Raises:
-        InputError: The data cannot be loaded, or the cluster is too small for the workers.
+        InputError: The data or the pretrained weights cannot be loaded, or the cluster is too small
+            for the workers.
     """
     # Imported here because Ray is an optional dependency.
     from fineprune.distributed.parameter_servers.coordinator import Coordinator
     from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
 
     strategy = recipe.distributed
-    state = build_state(recipe, ranks)
+    state = build_state(recipe, ranks, new=saved is None)
     places = Places(
         groups=strategy.groups,
         members=strategy.group,

@@ -1,4 +1,4 @@
-"""Evaluates a classifier: its mean loss and accuracy, and the losses of single samples."""
+"""Evaluates a classifier: its mean loss and accuracies, and the losses of single samples."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -7,6 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+# With at most this many classes, five of them are half or more, so that top-5 says little.
+_FEW_CLASSES = 10
+
 
 class Evaluation(NamedTuple):
     """The result of an evaluation.
@@ -14,12 +17,15 @@ class Evaluation(NamedTuple):
     Attributes:
         loss: The mean cross-entropy, in nats.
         accuracy: The fraction of correct predictions, in [0, 1].
+        top5: The fraction of the samples whose label is among the five classes with the largest
+            logits, in [0, 1]; None if there are at most ten classes.
         labels: The label of each sample; int64, shape (n,), on the CPU.
         predictions: The predicted class of each sample; int64, shape (n,), on the CPU.
     """
 
     loss: float
     accuracy: float
+    top5: float | None
     labels: torch.Tensor
     predictions: torch.Tensor
 
@@ -29,6 +35,7 @@ def evaluate(
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     device: str,
     autocast: torch.autocast,
+    classes: int,
 ) -> Evaluation:
     """Evaluate a classifier in evaluation mode, and restore the mode that it was in.
 
@@ -39,16 +46,21 @@ def evaluate(
         batches: The batches ``(x, y)``, with labels ``y`` of dtype int64 and shape (B,).
         device: The device of the model.
         autocast: The autocast context of the run.
+        classes: The number of classes.
     """
     loss = torch.zeros((), device=device)
+    among_five = torch.zeros((), device=device, dtype=torch.int64)
     labels, predictions = [], []
     for logits, y in evaluated_logits(model, batches, device, autocast):
         loss += F.cross_entropy(logits, y, reduction="sum")
         labels.append(y)
         predictions.append(logits.argmax(1))
+        if classes > _FEW_CLASSES:
+            among_five += (logits.topk(5).indices == y[:, None]).sum()
     given, predicted = torch.cat(labels).cpu(), torch.cat(predictions).cpu()
     samples, correct = len(given), int((given == predicted).sum())
-    return Evaluation(loss.item() / samples, correct / samples, given, predicted)
+    top5 = int(among_five) / samples if classes > _FEW_CLASSES else None
+    return Evaluation(loss.item() / samples, correct / samples, top5, given, predicted)
 
 
 def sample_losses(

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from fineprune.errors import InputError
 from fineprune.networks.registry import build_network
 from fineprune.training.data import Data
+from fineprune.training.freezing import freeze
+from fineprune.training.prefixes import check_prefixes
 from fineprune.training.random_state import random_state, set_random_state
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings import RunSettings, TrainingSettings
@@ -16,11 +18,17 @@ def recipe_network(recipe: Recipe, data: Data) -> nn.Module:
     """Build the network of a recipe on its device, from torch's current random state.
 
     Raises:
-        InputError: The network does not fit the data.
+        InputError: The network does not fit the data, or has no parameters that the recipe names.
     """
     model = build_network(recipe.network.name, data.classes, data.channels)
     model.to(recipe.run.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     _check_fit(model, recipe, data)
+    freeze(model, recipe.network.freeze)
+    check_prefixes(
+        "training.lr_scale",
+        recipe.training.lr_scale or (),
+        [name for name, parameter in model.named_parameters() if parameter.requires_grad],
+    )
     return model
 
 

@@ -1,10 +1,11 @@
 """Optimizers by name, and their learning rates."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
+from fineprune.training.prefixes import covers
 from fineprune.training.rmsprop_tf import RMSPropTF
 from fineprune.training.settings import TrainingSettings
 
@@ -13,7 +14,8 @@ _FORM = ("fused", "foreach", "capturable")
 
 
 def build_optimizer(
-    parameters: Iterable[torch.Tensor], settings: TrainingSettings
+    parameters: Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    settings: TrainingSettings,
 ) -> torch.optim.Optimizer:
     """Build the optimizer that a recipe names, in torch's fused form if it has one.
 
@@ -21,21 +23,38 @@ def build_optimizer(
     ``set_rate`` can change it in place without waiting for the GPU. Every optimizer is built in a
     form whose ``step`` leaves this tensor on the GPU.
 
+    With ``lr_scale``, there is one parameter group for each factor, which is its ``lr_scale``.
+
     Args:
-        parameters: The parameters of a model or of a parameter server, all on one device.
+        parameters: The parameters of a model or of a parameter server, all on one device. With
+            ``lr_scale``, they are pairs of a name and a parameter; a parameter without a name has
+            the factor 1.
         settings: The training section of the recipe.
     """
-    parameters = list(parameters)
-    device = parameters[0].device
-    optimizer = _build(parameters, device.type, settings)
+    named = [entry if isinstance(entry, tuple) else ("", entry) for entry in parameters]
+    device = named[0][1].device
+    groups: dict[float, list[torch.Tensor]] = {}
+    for name, parameter in named:
+        groups.setdefault(_scale(name, settings.lr_scale or {}), []).append(parameter)
+    optimizer = _build(
+        [{"params": group, "lr_scale": scale} for scale, group in groups.items()],
+        device.type,
+        settings,
+    )
     if device.type == "cuda":
         for group in optimizer.param_groups:
             group["lr"] = torch.tensor(settings.lr, device=device)
     return optimizer
 
 
+def _scale(name: str, scales: Mapping[str, float]) -> float:
+    """Return the factor of the longest prefix that covers a name; 1 without one."""
+    covering = [prefix for prefix in scales if covers(prefix, name)]
+    return float(scales[max(covering, key=len)]) if covering else 1.0
+
+
 def _build(
-    parameters: list[torch.Tensor], device: str, settings: TrainingSettings
+    parameters: list[dict[str, Any]], device: str, settings: TrainingSettings
 ) -> torch.optim.Optimizer:
     shared: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
     if settings.optimizer == "rmsprop-tf":
@@ -62,12 +81,18 @@ def _build(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameters without waiting for the device."""
+    """Set the learning rate of all parameters without waiting for the device.
+
+    Args:
+        optimizer: The optimizer. The factor ``lr_scale`` of a parameter group multiplies its rate.
+        rate: The learning rate.
+    """
     for group in optimizer.param_groups:
+        scaled = rate * group.get("lr_scale", 1.0)
         if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(scaled)
         else:
-            group["lr"] = rate
+            group["lr"] = scaled
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -77,6 +77,11 @@ class Recipe:
             self._check_probabilities(policy)
         if self.distributed.served:
             self._check_served()
+        if self.distributed.simulate and self.training.ema is not None:
+            raise InputError(
+                f"expected training.ema = none with distributed.simulate, got {self.training.ema}: "
+                f"the weights of simulated workers are not averaged"
+            )
 
     def _check_probabilities(self, policy: Policy) -> None:
         """Raise InputError if a policy would mistake smoothed losses for probabilities."""
@@ -101,6 +106,12 @@ class Recipe:
                     f"expected {section}.{name} = {json.dumps(required)} with distributed.strategy "
                     f"{self.distributed.strategy!r}, got {json.dumps(given)}: {advice}"
                 )
+        if self.training.ema is not None:
+            raise InputError(
+                f"expected training.ema = none with distributed.strategy "
+                f"{self.distributed.strategy!r}, got {self.training.ema}: the servers keep no "
+                f"moving average"
+            )
         if self.run.compile == "on":
             raise InputError(
                 f'expected run.compile = "off" with distributed.strategy '

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from fineprune.training.data import load_data
+from fineprune.training.freezing import training_mode
 from fineprune.training.network import precision, recipe_network, training_losses
 from fineprune.training.random_state import reseed
 from fineprune.training.recipe import Recipe
@@ -28,7 +29,7 @@ class RecipeReplica:
         self._recipe = recipe
         self._fetch = data.make_fetch()
         self.model = recipe_network(recipe, data)
-        self.model.train()
+        training_mode(self.model, recipe.network.freeze)
         self._precision = precision(recipe.run)
         if rank:
             reseed(recipe.run.seed, rank, recipe.run.device)

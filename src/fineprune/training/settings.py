@@ -12,6 +12,7 @@ from typing import Any, cast
 from fineprune.errors import InputError, check_above, check_at_least, check_between, check_one_of
 from fineprune.importing import check_import_name
 from fineprune.networks.registry import NETWORKS
+from fineprune.networks.weights import SUFFIXES
 from fineprune.pruning.plan_options import NAMES, Options, PlanOptions
 from fineprune.pruning.policies.registry import POLICIES
 
@@ -195,10 +196,17 @@ class NetworkSettings:
             ``module:attribute``, a user-defined class or function that is called with the keyword
             arguments ``classes`` and ``channels``.
         classes: The number of classes; None for that of the dataset.
+        weights: A file with pretrained weights, .pth, .pt or .safetensors, as ``load_weights``
+            describes it; None to train from the initialisation. A run that is resumed does not read
+            it.
+        freeze: Prefixes of the names of parameters that are not trained, such as ``layer1``. Batch
+            normalisations that they cover stay in evaluation mode.
     """
 
     name: str = "lenet"
     classes: int | None = None
+    weights: str | None = None
+    freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         library, colon, model = self.name.partition(":")
@@ -208,6 +216,11 @@ class NetworkSettings:
             check_import_name("network.name", self.name)
         if self.classes is not None:
             check_at_least("network.classes", self.classes, 1)
+        if self.weights is not None and not self.weights.endswith(SUFFIXES):
+            raise InputError(
+                f"expected network.weights to be a file {', '.join(SUFFIXES[:-1])} or "
+                f"{SUFFIXES[-1]}, got {self.weights!r}"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,6 +234,9 @@ class TrainingSettings:
         drop_last: Whether to leave out an incomplete last batch.
         optimizer: The optimizer: ``sgd``, ``adam``, ``adamw``, ``rmsprop`` or ``rmsprop-tf``.
         lr: The base learning rate.
+        lr_scale: Factors by which the learning rate of some parameters is multiplied, by prefixes
+            of their names, such as ``{fc = 10.0, layer1 = 0.1}``. The longest prefix counts; None
+            for one learning rate.
         schedule: The learning rate schedule: ``milestones``, ``cosine``, ``one-cycle`` or
             ``constant``.
         milestones: The epochs, counted from 1, after which the learning rate is multiplied by
@@ -234,6 +250,8 @@ class TrainingSettings:
         epsilon: The epsilon of RMSProp; None for 1e-8 with ``rmsprop`` and 1 with ``rmsprop-tf``.
         weight_decay: The factor of the L2 penalty, which AdamW applies in its decoupled form.
         label_smoothing: The label smoothing of the cross-entropy, in [0, 1].
+        ema: The decay of a moving average of the weights, in (0, 1), which is evaluated in place of
+            the weights; None for no average.
         evaluate_every: The number of epochs from one evaluation to the next.
         evaluate_last: The number of last epochs that are all evaluated.
     """
@@ -244,6 +262,7 @@ class TrainingSettings:
     drop_last: bool = False
     optimizer: str = "sgd"
     lr: float = 0.1
+    lr_scale: dict[str, float] | None = None
     schedule: str = "milestones"
     milestones: tuple[int, ...] = ()
     gamma: float = 0.2
@@ -254,6 +273,7 @@ class TrainingSettings:
     epsilon: float | None = None
     weight_decay: float = 5e-4
     label_smoothing: float = 0.0
+    ema: float | None = None
     evaluate_every: int = 1
     evaluate_last: int = 3
 
@@ -269,12 +289,20 @@ class TrainingSettings:
             "training.schedule", self.schedule, ("milestones", "cosine", "one-cycle", "constant")
         )
         check_above("training.lr", self.lr, 0)
+        for prefix, factor in (self.lr_scale or {}).items():
+            if isinstance(factor, bool) or not isinstance(factor, int | float):
+                raise InputError(
+                    f"expected training.lr_scale.{prefix} to be a number, got {factor!r}"
+                )
+            check_above(f"training.lr_scale.{prefix}", factor, 0)
         check_above("training.gamma", self.gamma, 0)
         check_between("training.momentum", self.momentum, 0, 1)
         check_between("training.decay", self.decay, 0, 1)
         if self.epsilon is not None:
             check_above("training.epsilon", self.epsilon, 0)
         check_between("training.label_smoothing", self.label_smoothing, 0, 1)
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise InputError(f"expected training.ema above 0 and below 1, got {self.ema}")
         check_at_least("training.weight_decay", self.weight_decay, 0)
         check_between("training.warmup", self.warmup, 0, self.epochs)
         if self.nesterov and self.momentum == 0:

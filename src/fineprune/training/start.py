@@ -79,7 +79,10 @@ def checkpoint_of(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
         InputError: The checkpoint is damaged, or it belongs to another recipe.
     """
     state = load_checkpoint(folder.checkpoint)
-    changed = differences(completed_sections(state["recipe"]), completed_sections(recipe.method()))
+    same_weights = recipe.replaced("network", weights=state["recipe"]["network"].get("weights"))
+    changed = differences(
+        completed_sections(state["recipe"]), completed_sections(same_weights.method())
+    )
     if changed:
         raise InputError(_different_recipe(folder, changed))
     return state
@@ -92,7 +95,8 @@ def _check_recipe(recipe: Recipe, folder: RunFolder) -> None:
             f"expected {RECIPE} in {folder.path}, which holds {', '.join(folder.files())}, found "
             f"none: train into a new folder"
         )
-    changed = previous.differences(recipe)
+    # A checkpoint holds all weights. Without one, the run starts again, with those of its recipe.
+    changed = previous.differences(recipe.replaced("network", weights=previous.network.weights))
     if recipe.run.arm not in (None, previous.run.arm):
         changed.append(f'run.arm is "{previous.run.arm}" and "{recipe.run.arm}"')
     if changed:

@@ -71,6 +71,11 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         "ranks": state.processes,
         "git": _git_revision(),
     }
+    top5 = metrics[-1].get(f"{evaluated_on}_top5")
+    if top5 is not None:
+        result["top5_last"] = top5
+    if state.weights_digest is not None:
+        result["weights_sha256"] = state.weights_digest
     wrong = state.data.wrong
     if wrong is not None:
         # From the metrics, because at the end of a window the policy has cleared its suspicion.

@@ -1,10 +1,12 @@
 """TrainState: the parts of a run, which are built from its recipe, saved and restored."""
 
 import dataclasses
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -14,8 +16,10 @@ from torch import nn
 from fineprune.distributed.all_reduce import RankGroup, StopVote
 from fineprune.distributed.simulated_workers import SimulatedWorkers
 from fineprune.errors import InputError
+from fineprune.networks.weights import load_weights
 from fineprune.pruning.pruner import Pruner
 from fineprune.training.data import Data, load_data
+from fineprune.training.moving_average import MovingAverage
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.random_state import random_state, reseed, set_random_state
@@ -25,6 +29,8 @@ from fineprune.training.settings import RunSettings
 
 if TYPE_CHECKING:
     from fineprune.distributed.parameter_servers.coordinator import Coordinator
+
+_LOGGER = logging.getLogger("fineprune.training")
 
 
 @dataclass
@@ -102,6 +108,10 @@ class TrainState:
         model: The bare network, whose state is saved.
         pruner: Chooses the samples of each epoch.
         autocast: The context in which the network is called, which sets the precision.
+        average: The moving average of the weights, which is evaluated in their place; None on all
+            ranks but the main one, and if the recipe asks for none.
+        weights_digest: The SHA-256 digest of the file with the pretrained weights from which the
+            run began; None if it began from the initialisation.
         local: The parts for training in this process; None with parameter servers.
         coordinator: Coordinates the parameter servers and their workers; None without them.
     """
@@ -112,8 +122,15 @@ class TrainState:
     model: nn.Module
     pruner: Pruner
     autocast: torch.autocast
+    average: MovingAverage | None = None
+    weights_digest: str | None = None
     local: LocalParts | None = None
     coordinator: "Coordinator | None" = None
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The network to evaluate: the moving average of the weights if there is one."""
+        return self.model if self.average is None else self.average.network
 
     @property
     def processes(self) -> int:
@@ -128,16 +145,25 @@ class TrainState:
         return EpochTotals(torch.zeros((), device=run.device), history=history)
 
 
-def build_state(recipe: Recipe, ranks: RankGroup) -> TrainState:
+def build_state(recipe: Recipe, ranks: RankGroup, *, new: bool) -> TrainState:
     """Load the data, and build the network and the pruner.
 
-    The initial weights are drawn from torch's current random state.
+    The initial weights are drawn from torch's current random state. This is the only place that
+    reads pretrained weights: other ranks read the same file, and workers of parameter servers
+    receive the weights from here.
+
+    Args:
+        recipe: The recipe, without "auto" settings.
+        ranks: The processes that train together.
+        new: Whether the run starts now, so that pretrained weights are read if the recipe names
+            some. Otherwise, all weights come from the run's checkpoint.
 
     Raises:
-        InputError: The data cannot be loaded.
+        InputError: The data or the pretrained weights cannot be loaded.
     """
     data = load_data(recipe)
     model = recipe_network(recipe, data)
+    digest = _load_pretrained(model, recipe, data, tell=ranks.main) if new else None
     policy = recipe.policy()
     pruner = Pruner(
         data.train,
@@ -148,7 +174,25 @@ def build_state(recipe: Recipe, ranks: RankGroup) -> TrainState:
         accumulation=recipe.training.accumulation,
         drop_last=recipe.training.drop_last,
     )
-    return TrainState(recipe, ranks, data, model, pruner, precision(recipe.run))
+    decay = recipe.training.ema
+    average = MovingAverage(model, decay) if decay is not None and ranks.main else None
+    return TrainState(recipe, ranks, data, model, pruner, precision(recipe.run), average, digest)
+
+
+def _load_pretrained(model: nn.Module, recipe: Recipe, data: Data, *, tell: bool) -> str | None:
+    """Load the pretrained weights that a recipe names, and return the digest of their file."""
+    if recipe.network.weights is None:
+        return None
+    loaded = load_weights(model, Path(recipe.network.weights), data.classes)
+    if loaded.new_head is not None and tell:
+        _LOGGER.warning(
+            "%s has %d classes, the network has %d: its last layer, %s, starts as initialised",
+            recipe.network.weights,
+            loaded.classes,
+            data.classes,
+            loaded.new_head,
+        )
+    return loaded.digest
 
 
 def build_local_parts(state: TrainState) -> LocalParts:
@@ -170,7 +214,9 @@ def build_local_parts(state: TrainState) -> LocalParts:
         reseed(recipe.run.seed, ranks.rank, recipe.run.device)
     return LocalParts(
         forward=ranks.replicate(model, forward),
-        optimizer=build_optimizer(model.parameters(), recipe.training),
+        optimizer=build_optimizer(
+            [(name, p) for name, p in model.named_parameters() if p.requires_grad], recipe.training
+        ),
         loader=state.data.make_loader(state.pruner),
         simulated=SimulatedWorkers(model, simulate) if simulate else None,
         stop_vote=StopVote(ranks),
@@ -205,7 +251,10 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
         "random": state.ranks.gather(random_state(state.recipe.run.device)),
         "epoch_so_far": epoch,
         "labels": state.data.labels_digest,
+        "weights": state.weights_digest,
     }
+    if state.average is not None:
+        saved["average"] = state.average.state_dict()
     if state.local is not None:
         simulated = state.local.simulated
         saved["optimizer"] = state.local.optimizer.state_dict()
@@ -234,7 +283,10 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
             f"expected in {recipe.data.labels} the labels with which the run began, got others: "
             f"restore the file, or train into a new folder"
         )
+    state.weights_digest = saved.get("weights")
     state.model.load_state_dict(saved["model"])
+    if state.average is not None:
+        state.average.load_state_dict(saved["average"])
     state.pruner.load_state_dict(saved["pruner"])
     if ranks.rank < len(saved["random"]):
         set_random_state(saved["random"][ranks.rank], recipe.run.device)

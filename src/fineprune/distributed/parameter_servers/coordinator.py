@@ -29,7 +29,7 @@ from fineprune.distributed.parameter_servers.events import (
     Report,
     reporter,
 )
-from fineprune.distributed.parameter_servers.flat_layout import flat_layout
+from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
 from fineprune.distributed.parameter_servers.link import open_store
 from fineprune.distributed.parameter_servers.ray_cluster import (
     REPORT_EVERY,
@@ -67,6 +67,8 @@ class Coordinator:
         cluster: The cluster, with places for the strategy's groups, members and servers.
         strategy: The strategy, which determines which processes wait for others.
         model: The model whose parameters and buffers the training starts from. It is not changed.
+            Its frozen parameters (``requires_grad=False``), which must also be frozen in the
+            replicas, are not trained and not held by servers.
         build: Function that makes a replica, given its rank. It must be picklable. The parameters
             of the replica are overwritten.
         optimizer: Function that makes a server's optimizer; see ``ParameterServer``. It must be
@@ -116,8 +118,9 @@ class Coordinator:
         self._looked = time.monotonic()
         self._waited = 0.0  # how long processes have waited for CPUs, in seconds
         self._reported = 0.0  # the value of ``_waited`` when it was last reported
+        # The buffers and, because servers do not hold them either, the frozen parameters.
         self._buffers: Buffers = (
-            {name: buffer.cpu().numpy().copy() for name, buffer in model.named_buffers()}
+            {name: tensor.cpu().numpy().copy() for name, tensor in not_served(model).items()}
             if state is None
             else state["buffers"]
         )
@@ -224,19 +227,19 @@ class Coordinator:
         """
         self._layout.load(model, torch.cat(self._ask(self._servers.parameters)))
         buffers = self.buffers()
-        for name, buffer in model.named_buffers():
-            buffer.copy_(torch.from_numpy(np.array(buffers[name])))
+        for name, tensor in not_served(model).items():
+            tensor.copy_(torch.from_numpy(np.array(buffers[name])))
 
     def buffers(self) -> Buffers:
-        """Return the buffers of the first group's leader. No epoch may be running.
+        """Return the buffers of the first group's leader, and the frozen parameters.
 
-        If that process has died or hangs, the result is that of the last successful call, or the
-        buffers that the training started from.
+        No epoch may be running. If that process has died or hangs, the buffers are those of the
+        last successful call, or those that the training started from.
         """
         first = self._groups[0]
         if not first.starts:  # a group that starts has not loaded any buffers yet
             try:
-                self._buffers = first.buffers()
+                self._buffers = {**self._buffers, **first.buffers()}
             except (Died, Silent) as error:
                 self._servers.forget(first.name)
                 self._replace(first, {0: str(error)}, str(error))

@@ -1,4 +1,8 @@
-"""The layout of a model's parameters in one flat tensor, and the part that each server holds."""
+"""The layout of a model's parameters in one flat tensor, and the part that each server holds.
+
+Frozen parameters, those with ``requires_grad=False``, are not in the flat tensor. Servers do not
+hold them, and they are handled like buffers.
+"""
 
 import hashlib
 import itertools
@@ -15,14 +19,14 @@ from fineprune.errors import InputError
 class FlatLayout:
     """The position of each parameter in the flat tensor, and the part that each server holds.
 
-    The parameters follow one another in the order of ``model.parameters()``. Each keeps its memory
-    format (channels last or contiguous). Server s holds the elements from
+    The trained parameters follow one another in the order of ``model.parameters()``. Each keeps its
+    memory format (channels last or contiguous). Server s holds the elements from
     ``s * elements // servers`` on, so that the numbers of elements differ by at most one. A
     parameter may be divided between servers.
 
     Attributes:
-        names, shapes, strides: The name, shape and strides of each parameter.
-        dtype: The type of all parameters, float32 or float64.
+        names, shapes, strides: The name, shape and strides of each trained parameter.
+        dtype: The type of these parameters, float32 or float64.
         servers: The number of servers.
     """
 
@@ -70,6 +74,17 @@ class FlatLayout:
         cuts = sorted(inside | {part.start, part.stop})
         return [stop - start for start, stop in itertools.pairwise(cuts)]
 
+    def owners(self, server: int) -> list[str]:
+        """Return the name of the parameter to which each piece of a server's part belongs."""
+        part = self.part(server)
+        return [
+            name
+            for name, (start, stop) in zip(
+                self.names, itertools.pairwise(self.offsets), strict=True
+            )
+            if max(start, part.start) < min(stop, part.stop)
+        ]
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the parameters as views into a flat tensor of all elements."""
         return [
@@ -81,7 +96,7 @@ class FlatLayout:
 
     def flat(self, model: nn.Module) -> Tensor:
         """Return a flat copy of a model's parameters, shape (elements,), on the same device."""
-        parameters = list(model.parameters())
+        parameters = _trained(model)
         flat = torch.empty(self.elements, dtype=self.dtype, device=parameters[0].device)
         for view, parameter in zip(self.views(flat), parameters, strict=True):
             view.copy_(parameter.detach())
@@ -89,7 +104,7 @@ class FlatLayout:
 
     def load(self, model: nn.Module, flat: Tensor) -> None:
         """Copy a flat tensor of all elements into a model's parameters."""
-        for view, parameter in zip(self.views(flat), model.parameters(), strict=True):
+        for view, parameter in zip(self.views(flat), _trained(model), strict=True):
             parameter.data.copy_(view)
 
     def bind(self, model: nn.Module) -> tuple[Tensor, Tensor]:
@@ -101,7 +116,7 @@ class FlatLayout:
         """
         values = self.flat(model)
         gradients = torch.zeros_like(values)
-        views = zip(model.parameters(), self.views(values), self.views(gradients), strict=True)
+        views = zip(_trained(model), self.views(values), self.views(gradients), strict=True)
         for parameter, value, gradient in views:
             parameter.data = value
             parameter.grad = gradient
@@ -109,27 +124,20 @@ class FlatLayout:
 
 
 def flat_layout(model: nn.Module, servers: int = 1) -> FlatLayout:
-    """Return the layout of a model's parameters on a number of servers.
+    """Return the layout of a model's trained parameters on a number of servers.
 
     Raises:
-        InputError: The model has no parameters, frozen parameters, parameters of several types, or
-            parameters of a type other than float32 and float64; or there are more servers than
-            elements.
+        InputError: The model has no parameters to train, parameters of several types, or parameters
+            of a type other than float32 and float64; or there are more servers than elements.
     """
-    named = list(model.named_parameters())
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named:
-        raise InputError("expected a model with parameters, got one without")
+        raise InputError("expected a model with parameters to train, got one without")
     types = {p.dtype for _, p in named}
     if len(types) > 1 or not types <= {torch.float32, torch.float64}:
         given = ", ".join(sorted(str(t).removeprefix("torch.") for t in types))
         raise InputError(
             f"expected parameters of one type, float32 or float64, got {given}: convert the model"
-        )
-    frozen = [name for name, p in named if not p.requires_grad]
-    if frozen:
-        raise InputError(
-            f"expected parameters that are all trained, got {frozen[0]!r} with "
-            f"requires_grad=False: make it a buffer"
         )
     elements = sum(p.numel() for _, p in named)
     if not 1 <= servers <= elements:
@@ -141,6 +149,16 @@ def flat_layout(model: nn.Module, servers: int = 1) -> FlatLayout:
         dtype=named[0][1].dtype,
         servers=servers,
     )
+
+
+def not_served(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that servers do not hold: a model's buffers and frozen parameters."""
+    frozen = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
+    return {**dict(model.named_buffers()), **frozen}
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _stride(parameter: Any) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 from fineprune.distributed.parameter_servers.link import Link, LinkBroken, Transfer
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
 
-MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
 
 
 class Superseded(RuntimeError):
@@ -87,9 +87,11 @@ class ParameterServer:
         part: The part of the parameters that this server holds, shape (elements of the part,). It
             is copied.
         optimizer: Function that makes the optimizer from the part's pieces
-            (``FlatLayout.pieces``), which are flat tensors. The optimizer must be elementwise, as
-            SGD, RMSProp and Adam are, because a piece does not have the shape of its parameter and
-            may be only a part of it.
+            (``FlatLayout.pieces``), which are flat tensors. They are given as pairs of the name of
+            the parameter and the piece, which torch's optimizers accept. The optimizer must be
+            elementwise, as SGD, RMSProp and Adam are, because a piece does not have the shape of
+            its parameter and may be only a part of it. If a parameter group has a number
+            ``lr_scale``, the learning rate of the group is multiplied by it.
         rendezvous: The settings of all links.
     """
 
@@ -111,7 +113,7 @@ class ParameterServer:
         pieces = torch.split(self._parameters, sizes)
         for piece, gradient in zip(pieces, torch.split(self._gradient, sizes), strict=True):
             piece.grad = gradient
-        self._optimizer = optimizer(list(pieces))
+        self._optimizer = optimizer(list(zip(layout.owners(index), pieces, strict=True)))
         self._rendezvous = rendezvous
         self._readers: dict[str, _Reader] = {}
         self._version = 0
@@ -325,7 +327,8 @@ def _send(answering: Sequence[tuple[str, _Reader | None]], version: int) -> list
 
 def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
+        scaled = rate * group.get("lr_scale", 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(scaled)
         else:
-            group["lr"] = rate
+            group["lr"] = scaled

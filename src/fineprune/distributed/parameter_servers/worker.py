@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import GradBucket, PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
-from fineprune.distributed.parameter_servers.flat_layout import flat_layout
+from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
 from fineprune.distributed.parameter_servers.link import Link, LinkBroken, join_store
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
 
@@ -31,7 +31,8 @@ class Replica(Protocol):
 
     Attributes:
         model: The network without a wrapper. All parameters are on one device and have one type.
-            Their values are moved into a flat tensor, so nothing that was made from the model
+            Frozen ones (``requires_grad=False``) are received once, at the start. The values of the
+            others are moved into a flat tensor, so nothing that was made from the model
             before (such as a compiled model) may depend on where they were stored. In a group,
             ``model`` is replaced by the model wrapped in DDP, and ``step`` must call ``self.model``
             exactly once.
@@ -224,9 +225,9 @@ class Worker:
         return {name: buffer.detach().cpu().numpy() for name, buffer in named}
 
     def load_buffers(self, buffers: Buffers) -> None:
-        """Copy buffers, as ``buffers`` returns them, into the model."""
-        for name, buffer in self._model.named_buffers():
-            buffer.copy_(torch.from_numpy(np.array(buffers[name])))
+        """Copy buffers, as ``buffers`` returns them, and frozen parameters into the model."""
+        for name, tensor in not_served(self._model).items():
+            tensor.copy_(torch.from_numpy(np.array(buffers[name])))
 
     def _pull(self) -> None:
         versions = set()

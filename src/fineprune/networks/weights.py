@@ -1,0 +1,158 @@
+"""Pretrained weights, read from a file into a network that is already built."""
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fineprune.errors import InputError, first_line
+
+SUFFIXES = (".pth", ".pt", ".safetensors")
+
+# The keys under which checkpoints hold the state dict of a network. ``fineprune`` uses "model".
+_WRAPPED = ("state_dict", "model", "model_state_dict")
+
+# The prefix that ``DataParallel`` and ``DistributedDataParallel`` give to every name.
+_REPLICATED = "module."
+
+# The number of wrong keys that an error names.
+_NAMED = 3
+
+
+class LoadedWeights(NamedTuple):
+    """What was read from a file of weights.
+
+    Attributes:
+        digest: The SHA-256 digest of the file, in hexadecimal.
+        new_head: The name of the last linear layer if the file has another number of classes, so
+            that this layer was left as initialised; None if all weights were loaded.
+        classes: The number of classes of the file's last layer; None if all weights were loaded.
+    """
+
+    digest: str
+    new_head: str | None
+    classes: int | None
+
+
+def load_weights(network: nn.Module, path: Path, classes: int) -> LoadedWeights:
+    """Load the weights of a file into a network.
+
+    The file holds a state dict, or a checkpoint that contains one under ``state_dict``, ``model``
+    or ``model_state_dict``. A checkpoint of ``fineprune train`` is such a file; its trained weights
+    are loaded, not their moving average. The names must be those of the network, with or without a
+    leading ``module.``. The last linear layer may have another number of classes; the network's own
+    is then left as it is. The counters of batch normalisations (``num_batches_tracked``), which
+    older files lack, may be missing.
+
+    Args:
+        network: The network, which is changed in place. Its types and devices stay the same.
+        path: A file of ``torch.save`` (.pth or .pt), which is read with ``weights_only=True``, or a
+            .safetensors file, which needs the package of this name.
+        classes: The number of classes of the network, by which its last linear layer is found.
+
+    Raises:
+        InputError: The file cannot be read, or its weights are not those of this network.
+    """
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            file.seek(0)
+            content = _read_safetensors(file) if path.suffix == ".safetensors" else _read(file)
+    except InputError:
+        raise
+    except Exception as error:  # For damaged files, torch raises many types of exceptions.
+        reason = getattr(error, "strerror", None) or first_line(error) or type(error).__name__
+        raise InputError(f"expected weights in {path}, cannot read them: {reason}") from error
+    given = _state_dict(content, path)
+    own = network.state_dict()
+    head = _last_linear(network, classes)
+    found = None
+    if head is not None and _other_classes(given.get(f"{head}.weight"), own[f"{head}.weight"]):
+        found = len(given[f"{head}.weight"])
+        for name in (f"{head}.weight", f"{head}.bias"):
+            if name in own and _other_classes(given.get(name), own[name]):
+                given[name] = own[name]
+    _check_same(own, given, path)
+    network.load_state_dict({**own, **given})
+    return LoadedWeights(digest, None if found is None else head, found)
+
+
+def _read(file: BinaryIO) -> Any:
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _read_safetensors(file: BinaryIO) -> Any:
+    try:
+        load = importlib.import_module("safetensors.torch").load
+    except ImportError as error:
+        raise InputError(
+            f"expected the package safetensors to read {file.name}, but it is not installed: "
+            f"pip install 'fineprune[safetensors]'"
+        ) from error
+    return load(file.read())
+
+
+def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
+    """Return the state dict that a file holds, without the prefix of replicated networks."""
+    if isinstance(content, Mapping):
+        held = (content[key] for key in _WRAPPED if isinstance(content.get(key), Mapping))
+        content = next(held, content)
+    if not isinstance(content, Mapping) or not content:
+        given = "an empty one" if isinstance(content, Mapping) else type(content).__name__
+        raise InputError(
+            f"expected a state dict, which maps names to tensors, in {path}, got {given}"
+        )
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise InputError(
+                f"expected a state dict, which maps names to tensors, in {path}, got {name!r} with "
+                f"a value of type {type(value).__name__}"
+            )
+    if all(name.startswith(_REPLICATED) for name in content):
+        return {name.removeprefix(_REPLICATED): value for name, value in content.items()}
+    return dict(content)
+
+
+def _last_linear(network: nn.Module, classes: int) -> str | None:
+    """Return the name of the last linear layer that has one output per class; None without one."""
+    names = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == classes
+    ]
+    return names[-1] if names else None
+
+
+def _other_classes(given: Tensor | None, own: Tensor) -> bool:
+    """Return whether two tensors differ in their first dimension only."""
+    return (
+        given is not None
+        and given.ndim == own.ndim > 0
+        and given.shape[1:] == own.shape[1:]
+        and len(given) != len(own)
+    )
+
+
+def _check_same(own: Mapping[str, Tensor], given: Mapping[str, Tensor], path: Path) -> None:
+    """Raise InputError unless the names and shapes of a file are those of the network."""
+    wrong = [
+        f"no {name}"
+        for name in own
+        if name not in given and not name.endswith(".num_batches_tracked")
+    ]
+    wrong += [f"unknown {name}" for name in given if name not in own]
+    wrong += [
+        f"{name} of shape {tuple(value.shape)} instead of {tuple(own[name].shape)}"
+        for name, value in given.items()
+        if name in own and value.shape != own[name].shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        raise InputError(
+            f"expected the weights of this network in {path}, got {', '.join(wrong[:_NAMED])}"
+            f"{more}: set network.name to the network that they were trained with"
+        )

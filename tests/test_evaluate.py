@@ -1,0 +1,69 @@
+"""Evaluation: the accuracies of a classifier, and the mode that it is left in."""
+
+import pytest
+import torch
+from torch import nn
+
+from fineprune.runs.files import read_metrics
+from fineprune.runs.run import read_run
+from fineprune.training.evaluate import evaluate
+from fineprune.training.loop import train
+from fineprune.training.network import precision
+from fineprune.training.recipe import make_recipe
+from fineprune.training.settings import RunSettings
+
+AUTOCAST = precision(RunSettings(device="cpu", precision="float32"))
+
+
+def batches(classes, samples=64, size=24):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, classes, generator=generator)
+    y = torch.randint(0, classes, (samples,), generator=generator)
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+@pytest.mark.parametrize("classes", [11, 40])
+def test_top5_counts_the_labels_among_the_five_largest_logits(classes):
+    model = nn.Identity().train()
+    evaluation = evaluate(model, batches(classes), "cpu", AUTOCAST, classes)
+    x, y = (torch.cat(parts) for parts in zip(*batches(classes), strict=True))
+    place = [
+        row.argsort(descending=True).tolist().index(label) for row, label in zip(x, y, strict=True)
+    ]
+    assert evaluation.top5 == sum(rank < 5 for rank in place) / len(place)
+    assert evaluation.accuracy == sum(rank == 0 for rank in place) / len(place)
+    assert evaluation.top5 is not None
+    assert 0 < evaluation.accuracy < evaluation.top5 < 1
+    assert model.training
+
+
+def test_with_ten_classes_there_is_no_top5():
+    assert evaluate(nn.Identity(), batches(10), "cpu", AUTOCAST, 10).top5 is None
+
+
+@pytest.mark.parametrize(("classes", "validation"), [(10, 0), (12, 0), (12, 24)])
+def test_a_run_says_its_top5_if_it_has_more_than_ten_classes(classes, validation, tmp_path):
+    summary = train(
+        make_recipe(
+            {
+                "data": {"name": "synthetic", "train_size": 96, "validation": validation},
+                "network": {"name": "resnet18", "classes": classes},
+                "training": {
+                    "epochs": 2,
+                    "batch_size": 24,
+                    "evaluate_every": 2,
+                    "evaluate_last": 1,
+                },
+                "run": {"device": "cpu", "threads": 1, "precision": "float32", "watch": 0},
+            }
+        ),
+        tmp_path / "run",
+    )
+    name = "validation_top5" if validation else "test_top5"
+    first, last = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert not {"test_top5", "validation_top5"} & set(first)
+    assert {key for key in last if "top5" in key} == ({name} if classes > 10 else set())
+    assert summary.get("top5_last") == last.get(name)
+    if classes > 10:
+        assert summary["accuracy_last"] <= summary["top5_last"] <= 1
+    assert read_run(tmp_path / "run").summary == summary

@@ -1,0 +1,263 @@
+"""Fine-tuning: frozen parts, and learning rates of their own for parts of a network."""
+
+import functools
+import re
+import tomllib
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resuming import train_until
+from torch import nn
+
+from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
+from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
+from fineprune.distributed.parameter_servers.link import open_store
+from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
+from fineprune.distributed.parameter_servers.server import Contribution, ParameterServer
+from fineprune.distributed.parameter_servers.worker import Worker
+from fineprune.networks.registry import build_network
+from fineprune.runs.files import read_metrics
+from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.freezing import freeze, training_mode
+from fineprune.training.loop import train
+from fineprune.training.optimizer import build_optimizer, set_rate
+from fineprune.training.prefixes import check_prefixes
+from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.recipe_replica import RecipeReplica
+from fineprune.training.settings import OPTIMIZERS, TrainingSettings
+
+RECIPE = {
+    "data": {"name": "synthetic", "train_size": 64, "image_size": 32},
+    "network": {"name": "imagenet-resnet18", "classes": 4},
+    "training": {"epochs": 3, "batch_size": 16, "lr": 0.01, "evaluate_last": 1},
+    "run": {
+        **{"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 2},
+        "checkpoint_steps": 1,
+    },
+}
+FREEZE = 'network.freeze=["conv1", "bn1", "layer1", "layer2.0"]'
+
+
+def initial(recipe):
+    """The weights with which a run of the recipe begins, as a worker builds them."""
+    with torch.random.fork_rng():
+        return RecipeReplica(recipe, rank=0).model.state_dict()
+
+
+def test_frozen_parts_and_their_statistics_do_not_change(tmp_path):
+    recipe = make_recipe(RECIPE, [FREEZE])
+    train(recipe, tmp_path / "run")
+    before, saved = initial(recipe), load_checkpoint(tmp_path / "run/checkpoint.pt")
+    assert len(saved["optimizer"]["state"]) == sum(
+        not name.startswith(("conv1.", "bn1.", "layer1.", "layer2.0."))
+        for name, _ in build_network("imagenet-resnet18", 4, 3).named_parameters()
+    )
+    for name, value in saved["model"].items():
+        frozen = name.startswith(("conv1.", "bn1.", "layer1.", "layer2.0."))
+        # A shift that starts at zero can be zero again only by chance.
+        assert torch.equal(value, before[name]) == frozen, name
+
+
+def test_a_stopped_run_with_frozen_parts_is_resumed_bit_for_bit(tmp_path, monkeypatch):
+    changes = [FREEZE, "training.lr_scale={fc = 10.0, layer4 = 0.5}"]
+    recipe = make_recipe(RECIPE, changes)
+    train(recipe, tmp_path / "whole")
+    middle = lambda state: state["epoch_so_far"] and state["epoch_so_far"]["batches"] == 2  # noqa: E731
+    train_until(middle, recipe, tmp_path / "stopped", monkeypatch)
+    train(recipe, tmp_path / "stopped", resume=True)
+    whole, stopped = (load_checkpoint(tmp_path / n / "checkpoint.pt") for n in ("whole", "stopped"))
+    for name, value in whole["model"].items():
+        assert torch.equal(value, stopped["model"][name]), name
+    losses = [
+        [line["train_loss"] for line in read_metrics(tmp_path / n / "metrics.jsonl")]
+        for n in ("whole", "stopped")
+    ]
+    assert losses[0] == losses[1]
+    assert read_recipe(tmp_path / "whole/recipe.toml") == recipe
+
+
+def test_the_statistics_are_frozen_by_a_prefix_that_covers_their_module():
+    network = build_network("imagenet-resnet18", 4, 3)
+    freeze(network, ["bn1", "layer1.0.bn1.weight"])
+    network.eval()
+    network.train()
+    training_mode(network, ["bn1", "layer1.0.bn1.weight"])
+    modes = {
+        name: m.training for name, m in network.named_modules() if isinstance(m, nn.BatchNorm2d)
+    }
+    # Only a prefix that covers the module freezes its statistics.
+    assert [name for name, training in modes.items() if not training] == ["bn1"]
+    assert network.training
+
+
+def test_prefixes_consist_of_whole_parts_of_names():
+    network = nn.ModuleDict({f"layer{n}": nn.Linear(1, 1) for n in (1, 10)})
+    freeze(network, ["layer1"])
+    assert [name for name, p in network.named_parameters() if p.requires_grad] == [
+        "layer10.weight",
+        "layer10.bias",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ('network.freeze=["layer5"]', "network.freeze .* got 'layer5': did you mean 'layer"),
+        ('network.freeze=["con"]', "got 'con': did you mean 'con"),
+        ('network.freeze=[""]', "network.freeze .* got ''"),
+        (
+            'network.freeze=["conv1", "bn1", "layer1", "layer2", "layer3", "layer4", "fc"]',
+            "leave parameters to train, got .*, which cover all 62 of them",
+        ),
+        ("network.freeze=layer1", "expected network.freeze to be list, got 'layer1'"),
+        ("training.lr_scale={head = 10}", "training.lr_scale .* got 'head': did you mean"),
+        ("training.lr_scale={fc = 0}", r"training\.lr_scale\.fc to be above 0, got 0"),
+        ("training.lr_scale={fc = nan}", r"training\.lr_scale\.fc to be above 0, got nan"),
+        ("training.lr_scale={fc = true}", r"training\.lr_scale\.fc to be a number, got True"),
+        ("training.lr_scale={fc = {bias = 2}}", r"training\.lr_scale\.fc to be a number, got"),
+        ("training.lr_scale=10", "expected training.lr_scale to be table, got 10"),
+    ],
+)
+def test_what_names_no_parameters_is_refused_in_one_line(change, told, tmp_path):
+    with pytest.raises(ValueError, match=told) as raised:
+        train(make_recipe(RECIPE, [change]), tmp_path / "run")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run/recipe.toml").exists()
+
+
+def test_a_rate_of_frozen_parameters_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"lr_scale .* got 'layer1': did you mean 'layer[2-4]"):
+        train(make_recipe(RECIPE, [FREEZE, "training.lr_scale={layer1 = 0.1}"]), tmp_path / "run")
+
+
+SCALES = {"0": 10.0, "3": 0.5, "3.bias": 2.0}
+
+
+def small():
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 3))
+
+
+def gradients(model, step):
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(p.shape, generator=generator) for p in model.parameters()]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_factors_multiply_the_rates_of_their_parameters(name):
+    """Each part is updated as by an optimizer with the multiplied rate, while the rate changes."""
+    settings = TrainingSettings(optimizer=name, lr_scale=SCALES)
+    model = small()
+    optimizer = build_optimizer(model.named_parameters(), settings)
+    factors = {
+        "0.weight": 10,
+        "0.bias": 10,
+        "2.weight": 1,
+        "2.bias": 1,
+        "3.weight": 0.5,
+        "3.bias": 2,
+    }
+    alone = {
+        key: build_optimizer([p], TrainingSettings(optimizer=name))
+        for key, p in small().named_parameters()
+    }
+    for step, rate in enumerate((0.1, 0.1, 0.02)):
+        set_rate(optimizer, rate)
+        for p, gradient in zip(model.parameters(), gradients(model, step), strict=True):
+            p.grad = gradient
+        optimizer.step()
+        for (key, one), gradient in zip(alone.items(), gradients(model, step), strict=True):
+            one.param_groups[0]["params"][0].grad = gradient
+            set_rate(one, rate * factors[key])
+            one.step()
+    for key, p in model.named_parameters():
+        assert torch.equal(p, alone[key].param_groups[0]["params"][0]), key
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_servers_apply_the_factors_to_their_pieces(name, servers):
+    settings = TrainingSettings(optimizer=name, lr_scale=SCALES)
+    model, served = small(), small()
+    optimizer = build_optimizer(model.named_parameters(), settings)
+    layout = flat_layout(served, servers)
+    values, slots = layout.bind(served)
+    make = functools.partial(build_optimizer, settings=settings)
+    parts = []
+    for server in range(servers):
+        part, sizes = layout.part(server), layout.pieces(server)
+        pieces = values[part].split(sizes)
+        for piece, slot in zip(pieces, slots[part].split(sizes), strict=True):
+            piece.grad = slot
+        parts.append(make(list(zip(layout.owners(server), pieces, strict=True))))
+    for step, rate in enumerate((0.1, 0.02)):
+        for one in (model, served):
+            for p, gradient in zip(one.parameters(), gradients(one, step), strict=True):
+                p.grad = gradient if p.grad is None else p.grad.copy_(gradient)
+        for one in (optimizer, *parts):
+            set_rate(one, rate)
+            one.step()
+    for p, other in zip(model.parameters(), served.parameters(), strict=True):
+        torch.testing.assert_close(p, other, rtol=1e-6, atol=1e-7)
+
+
+def test_a_worker_and_two_servers_train_like_one_process(tmp_path):
+    """The worker begins with other weights, and receives all of them, also the frozen ones."""
+    recipe = make_recipe(RECIPE, [FREEZE, "training.lr_scale={fc = 10.0, layer3 = 0.5}"])
+    settings = recipe.training
+    alone = RecipeReplica(recipe, rank=0)
+    torch._foreach_mul_([p.detach() for p in alone.model.parameters()], 1.1)
+    layout = flat_layout(alone.model, 2)
+    start, kept = layout.flat(alone.model), not_served(alone.model)
+    store = open_store()
+    rendezvous = Rendezvous("127.0.0.1", store.port)
+    make = functools.partial(build_optimizer, settings=settings)
+    servers = [
+        ParameterServer("127.0.0.1", layout, i, start[layout.part(i)].numpy(), make, rendezvous)
+        for i in range(2)
+    ]
+    worker = Worker("127.0.0.1", functools.partial(RecipeReplica, recipe), 0, 0, 1, 2, rendezvous)
+    worker.load_buffers({name: tensor.numpy().copy() for name, tensor in kept.items()})
+    trained = [(name, p) for name, p in alone.model.named_parameters() if p.requires_grad]
+    optimizer = build_optimizer(trained, settings)
+    with ThreadPoolExecutor(4) as pool:
+        linked = [pool.submit(server.connect, "w") for server in servers]
+        worker.connect("w")
+        pulled = [pool.submit(server.update, 1, [], ["w"], 0.0) for server in servers]
+        for number, rate in enumerate((0.05, 0.05, 0.01)):
+            key, indices = BatchKey(0, number), torch.arange(16 * number, 16 * number + 16)
+            computed = worker.compute(key, indices.numpy(), None, 1.0, reads=True)
+            staged = [pool.submit(server.stage, "w", key) for server in servers]
+            worker.push(key)
+            waiting: list[Future[Any]] = [*linked, *pulled, *staged]
+            for done in waiting:
+                done.result()
+            mean = [Contribution(key, "w", 1.0)]
+            pulled = [pool.submit(s.update, number + 2, mean, ["w"], rate) for s in servers]
+            losses = alone.step(alone.load(key, indices), None)
+            assert losses.tolist() == computed.losses.tolist()
+            set_rate(optimizer, rate)
+            optimizer.step()
+            optimizer.zero_grad()
+        worker.compute(BatchKey(1, 0), indices.numpy(), None, 1.0, reads=True)
+    ended = torch.cat([server.parameters(5) for server in servers])
+    assert torch.equal(ended, layout.flat(alone.model))
+    assert not torch.equal(ended, start)
+    worker.disconnect()
+    for server in servers:
+        server.forget(5, "w")
+
+
+def test_the_settings_of_the_page_are_valid():
+    page = (Path(__file__).parent.parent / "docs/fine-tuning.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    recipe = make_recipe({"data": {"name": "synthetic"}, **tomllib.loads(shown)})
+    assert recipe.training.lr_scale == {"fc": 10.0, "layer2": 0.1}
+    with torch.device("meta"):
+        network = build_network(recipe.network.name, 20, 3)
+    names = [name for name, _ in network.named_parameters()]
+    check_prefixes("these", (*recipe.network.freeze, *recipe.training.lr_scale), names)
