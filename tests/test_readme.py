@@ -192,7 +192,11 @@ def test_the_tables_of_the_adaptive_policy_are_those_of_their_runs(folder):
         points = "-"
         if row.arm != "full":
             difference = row.last_difference
+            assert difference is not None
+            assert difference.half_width is not None
             points = f"{100 * difference.mean:+.2f} ±{100 * difference.half_width:.2f}"
+        assert row.skipped is not None
+        assert row.accuracy_last is not None
         shares = f"{100 * row.skipped:.1f} | {100 * row.accuracy_last:.2f}"
         assert row.seeds == 3
         assert f"\n| {row.arm} | {shares} | {points} |\n" in page
