@@ -90,21 +90,21 @@ def _ask(address, program):
 def _ask_and_wait(address, program):
     """Let the server run a program, and end as it does."""
     # A signal that comes before the program has started is passed on when it has.
-    early = []
-    for number in _PASSED_ON:
-        signal.signal(number, lambda number, frame: early.append(number))
+    early: list[int] = []
+    for passed_on in _PASSED_ON:
+        signal.signal(passed_on, lambda number, frame: early.append(number))
     with _asked(address, program, wait=True) as server:
         pid = int(server.recv(_LONGEST_MESSAGE))
-        for number in _PASSED_ON:
-            signal.signal(number, lambda number, frame: os.kill(pid, number))
-        for number in early:
-            os.kill(pid, number)
+        for passed_on in _PASSED_ON:
+            signal.signal(passed_on, lambda number, frame: os.kill(pid, number))
+        for waiting_signal in early:
+            os.kill(pid, waiting_signal)
         status = int(server.recv(_LONGEST_MESSAGE) or signal.SIGKILL)
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number in _PASSED_ON:
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        last = os.WTERMSIG(status)
+        if last in _PASSED_ON:
+            signal.signal(last, signal.SIG_DFL)
+        os.kill(os.getpid(), last)
     sys.exit(os.waitstatus_to_exitcode(status))
 
 
