@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from itertools import combinations
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import numpy.typing as npt
 
@@ -144,6 +145,23 @@ def shared(runs: list[Inspected], share: float) -> tuple[int, float]:
     return len(set.intersection(*sets)), len(runs[0].labels) * share ** len(runs)
 
 
+def draw(runs: list[Inspected], file: Path) -> None:
+    """Draw the pictures that all runs together skipped most often, and those least often."""
+    counts = np.mean([run.times_skipped() for run in runs], axis=0)
+    loaded = pictures_of(runs[0].run)
+    names = loaded.train.classes
+    figure, axes = plt.subplots(8, 15, figsize=(12, 7.6), layout="constrained")
+    for half, values, title in ((axes[:4], counts, "Most"), (axes[4:], -counts, "Least")):
+        chosen = largest(values, half.size, seed=0)
+        for place, (axis, sample) in enumerate(zip(half.flat, chosen, strict=True)):
+            axis.imshow(loaded.train.images[sample].permute(1, 2, 0).numpy())
+            axis.set_xlabel(names[runs[0].labels[sample]], fontsize=7, labelpad=1)
+            axis.set(xticks=[], yticks=[])
+            if not place:
+                axis.set_title(f"{title} often skipped", fontsize=9, loc="left")
+    figure.savefig(file, dpi=100, metadata={"Software": None})
+
+
 def table(headers: list[str], lines: Iterable[list[str]]) -> str:
     """Return a Markdown table."""
     rows = [headers, ["---", *["---:"] * (len(headers) - 1)], *lines]
@@ -181,6 +199,7 @@ def main() -> None:
     parser.add_argument("--policy", default="fine-pruning", help="the policy to describe")
     parser.add_argument("--share", type=float, default=0.1, help="of the samples to compare")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--picture", type=Path, help="write pictures of the samples to this file")
     options = parser.parse_args()
     runs = read_inspected(read_runs(options.runs))
     size = round(min(len(run.labels) for run in runs) * options.share)
@@ -199,6 +218,8 @@ def main() -> None:
             for one, other in combinations(looks, 2)
         },
     }
+    if options.picture:
+        draw(described, options.picture)
     if options.json:
         result = {
             "size": size,
