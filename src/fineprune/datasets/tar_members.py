@@ -61,7 +61,9 @@ def members(archive: BinaryIO) -> Iterator[Member]:
         header = archive.read(_BLOCK)
         if not header.strip(b"\0"):
             return  # Two blocks of zeros end an archive.
-        if len(header) < _BLOCK or not _is_valid(header):
+        if len(header) < _BLOCK:
+            raise TarError(f"it ends within the header at byte {position}")
+        if not _is_valid(header):
             raise TarError(f"no header of a member at byte {position}")
         kind, start = header[156:157], position + _BLOCK
         length = _number(header[124:136])
