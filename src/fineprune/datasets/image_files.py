@@ -67,7 +67,7 @@ class Batch(NamedTuple):
 
     Attributes:
         samples: The index of each sample; int64, shape (B,).
-        images: The pixels; uint8, shape (B, size, size, 3). None if all files are broken.
+        images: The pixels; uint8, shape (B, 3, size, size). None if all files are broken.
         labels: The classes; int64, shape (B,).
         broken: The files that could not be used.
     """
@@ -84,8 +84,8 @@ Item = tuple[int, Tensor | Broken, int]
 class ImageFiles(Dataset[Item]):
     """A map-style dataset of image files.
 
-    A key is a pair ``(epoch, index)``. An item is the index, the pixels (uint8, shape (size, size,
-    3)) or what is broken, and the class.
+    A key is a pair ``(epoch, index)``. An item is the index, the pixels (uint8, shape (3, size,
+    size)) or what is broken, and the class.
 
     Args:
         index: Where the images are.

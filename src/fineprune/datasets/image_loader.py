@@ -77,7 +77,7 @@ class ToDevice:
             for part in copied:
                 # Otherwise, its memory could be reused while this stream still reads it.
                 part.record_stream(stream)
-        return self._normalise(copied[0]).permute(0, 3, 1, 2), copied[1]
+        return self._normalise(copied[0].permute(0, 2, 3, 1)).permute(0, 3, 1, 2), copied[1]
 
 
 class ImageLoader:
