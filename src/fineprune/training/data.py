@@ -320,7 +320,8 @@ def _image_files(recipe: Recipe) -> Data:
             EvaluationImages(plain, watched, workers=0, broken=broken, replace=True, **options),
         ),
         num_samples=len(train),
-        labels=lambda: labels,
+        # A copy, because torch warns of arrays that cannot be written, such as a mapped file.
+        labels=lambda: np.array(labels),
         classes=classes,
         channels=3,
         blank=torch.zeros(1, 3, settings.image_size, settings.image_size),
