@@ -201,6 +201,7 @@ def test_the_next_good_sample_replaces_a_broken_one():
     items = [item(7, False), item(8, False), item(9), item(4, False), item(5), item(6, False)]
     batch = collate_replacing(items)
     assert batch.samples.tolist() == [9, 9, 9, 5, 5, 9]
+    assert batch.images is not None
     assert batch.images[:, 0, 0, 0].tolist() == batch.samples.tolist()
     assert batch.labels.tolist() == [1, 1, 1, 1, 1, 1]
     assert [file.sample for file in batch.broken] == [7, 8, 4, 6]
@@ -253,6 +254,7 @@ def test_batches_are_normalised_and_rescored_samples_are_those_of_the_epoch(imag
     for sample, image, label in zip(index.tolist(), x, y.tolist(), strict=True):
         _, bytes_, expected = train_set[1, sample]
         assert label == expected
+        assert isinstance(bytes_, torch.Tensor)
         assert torch.allclose(image, (bytes_ / 255 - mean) / std, atol=1e-5)
 
 
@@ -296,6 +298,7 @@ def test_some_training_images_can_be_held_out(images):
 def test_labels_may_come_from_a_file_or_have_noise(images, tmp_path):
     plain = np.asarray(load_data(recipe(images)).labels())
     noisy = load_data(recipe(images, "data.label_noise=0.25"))
+    assert noisy.wrong is not None
     assert noisy.wrong.sum() == 16
     assert np.array_equal(noisy.labels() != plain, noisy.wrong)
     labels = [CLASSES[1 - plain[0]], "drop", *plain[2:]]

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from made_images import CLASSES, add, image_bytes, write_folder, write_shards
 
-import fineprune.datasets.image_index
 from fineprune.datasets.image_index import cache_folder, load_index
+from fineprune.datasets.image_sources import find_images
 from fineprune.datasets.tar_members import TarError, members
 from fineprune.errors import InputError
 
@@ -31,7 +31,6 @@ def cache(tmp_path, monkeypatch):
 def scans(monkeypatch):
     """The sources that were scanned."""
     scanned = []
-    find_images = fineprune.datasets.image_index.find_images
 
     def counted(source):
         scanned.append(source)
