@@ -141,6 +141,15 @@ def test_a_damaged_image_is_an_error_of_one_line(damage, said, kind):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.usefixtures("decoder")
+def test_a_header_that_announces_a_huge_image_is_damaged():
+    content = bytearray(encoded(smooth(64, 96), "JPEG"))
+    size = content.index(b"\xff\xc0") + 5
+    content[size : size + 4] = b"\xff\x00\xff\x00"
+    with pytest.raises(BrokenImage, match="exceeds limit"):
+        decode(bytes(content), lambda width, height: Crop(0, 0, 32, 32, False), 32)
+
+
 keys = st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 100_000), st.integers(0, 2**40))
 sides = st.integers(1, 5000)
 

@@ -276,6 +276,15 @@ def test_skipped_samples_are_not_read(images, tmp_path, monkeypatch):
     assert len(set(training[64 : 64 + 48])) == 48
 
 
+def test_a_policy_can_evaluate_skipped_images(images, tmp_path):
+    policy = ("pruning.policy=kakurenbo", "pruning.prune=0.5", "pruning.confidence=0.0")
+    train(recipe(images, *policy, "data.workers=1"), tmp_path / "one")
+    train(recipe(images, *policy), tmp_path / "other")
+    assert_same(outcome(tmp_path / "one"), outcome(tmp_path / "other"))
+    lines = outcome(tmp_path / "one")[1]
+    assert any(line["forward_samples"] > line["samples"] for line in lines)
+
+
 def test_shards_train_like_files(images, tmp_path):
     """The order of the images differs, so the results do, too."""
     changes = (f"data.train={images / 'shards'}", "data.workers=1")
@@ -287,6 +296,7 @@ def test_some_training_images_can_be_held_out(images):
     settings = recipe(images, "data.test=none", "data.validation=16", "data.train_size=40")
     data = load_data(settings)
     assert (data.num_samples, data.evaluated_on) == (40, "validation")
+    assert min(np.bincount(data.labels())) > 8
     assert sum(len(y) for _, y in data.evaluation) == 16
     whole = load_data(recipe(images))
     assert whole.evaluated_on == "test"

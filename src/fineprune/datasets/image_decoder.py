@@ -34,6 +34,9 @@ _FORMATS = ("JPEG", "PNG", "WEBP")
 _JPEG_START = b"\xff\xd8\xff"
 _SCALES = (8, 4, 2)
 
+# Pillow refuses larger images, which a damaged header may announce.
+_MOST_PIXELS = 178_956_970
+
 
 class BrokenImage(ValueError):
     """The bytes are not an image that can be decoded."""
@@ -74,6 +77,8 @@ def check_decoder() -> None:
 
 def _decode_jpeg(fast: Any, content: bytes, choose: Choose, size: int) -> torch.Tensor:
     height, width, _, _ = fast.decode_jpeg_header(content)
+    if height * width > _MOST_PIXELS:
+        raise ValueError(f"expected at most {_MOST_PIXELS} pixels, got {height} x {width}")
     crop = choose(width, height)
     scale = _scale(crop, size)
     if scale == 1:

@@ -80,7 +80,8 @@ class ImageIndex:
                 return file.read()
         start, size = int(self._arrays["start"][image]), int(self._arrays["size"][image])
         with open(self._shard(image), "rb", buffering=0) as file:
-            return os.pread(file.fileno(), size, start)
+            file.seek(start)
+            return file.read(size)
 
     def name(self, image: int) -> str:
         """Return where an image is, for messages."""

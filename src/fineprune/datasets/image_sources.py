@@ -113,11 +113,14 @@ def find_images(source: Path) -> Found:
         InputError: There is no such source, it has no images, a class has none, or a line of a list
             or a sample of a shard is wrong.
     """
-    shards = shards_of(source)
-    if shards:
-        return _scan_shards(source, shards)
-    if source.is_dir():
-        return _scan_folder(source)
+    try:
+        shards = shards_of(source)
+        if shards:
+            return _scan_shards(source, shards)
+        if source.is_dir():
+            return _scan_folder(source)
+    except OSError as error:
+        raise InputError(f"expected images in {source}, cannot read it: {error}") from error
     return _read_list(source)
 
 

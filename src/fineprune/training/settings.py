@@ -97,9 +97,9 @@ class DataSettings:
         download: Whether to download the CIFAR archive if it is not in ``dir``.
         train_size: The number of training images. With ``digits``, all other images are for
             testing; with ``synthetic``, this many are generated; the default is 1024 for both, and
-            ``validation`` is held out of this number. With CIFAR and ``images``, the images that
-            ``validation`` does not hold out are used in their order up to this number; None for all
-            of them.
+            ``validation`` is held out of this number. With CIFAR, the images that ``validation``
+            does not hold out are used in their order up to this number; with ``images``, this many
+            of them are drawn, always the same ones. None for all of them.
         image_size: The height and width of synthetic images, in pixels (32 by default), and of the
             square to which image files are cropped and resized (224 by default).
         resize: The length to which the shorter side of image files is scaled, in pixels, before a
