@@ -122,10 +122,10 @@ def test_all_kinds_of_colours_become_rgb(mode):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda content: b"", "cannot identify"),
-        (lambda content: b"GIF89a" + content, "cannot identify"),
-        (lambda content: content[: len(content) // 2], "truncated|broken"),
-        (lambda content: content[:30], "truncated|broken|cannot identify|Truncated"),
+        (lambda content: b"", "the file is empty"),
+        (lambda content: b"GIF89a" + content, "no JPEG, PNG or WebP image"),
+        (lambda content: content[: len(content) // 2], "truncated|could not create decoder"),
+        (lambda content: content[:30], "."),
         (lambda content: content[:3] + b"x" * 300, "."),
     ],
 )
@@ -135,9 +135,9 @@ def test_a_damaged_image_is_an_error_of_one_line(damage, said, kind):
     content = damage(
         encoded(np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8), kind)
     )
-    with pytest.raises(BrokenImage) as raised:
+    with pytest.raises(BrokenImage, match=said) as raised:
         decode(content, lambda width, height: Crop(0, 0, 32, 32, False), 32)
-    assert str(raised.value)
+    assert "BytesIO" not in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

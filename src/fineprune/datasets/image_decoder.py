@@ -57,6 +57,8 @@ def decode(content: bytes, choose: Choose, size: int) -> torch.Tensor:
         BrokenImage: The bytes are damaged, or are no image of these formats.
         InputError: No decoder is installed.
     """
+    if not content:
+        raise BrokenImage("the file is empty")
     fast = _simplejpeg()
     if fast is not None and content.startswith(_JPEG_START):
         try:
@@ -92,7 +94,7 @@ def _decode_jpeg(fast: Any, content: bytes, choose: Choose, size: int) -> torch.
 
 def _decode_any(content: bytes, choose: Choose, size: int) -> torch.Tensor:
     check_decoder()
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
@@ -104,6 +106,8 @@ def _decode_any(content: bytes, choose: Choose, size: int) -> torch.Tensor:
             pixels = _rgb(image.crop(_box(crop, round(width / image.size[0]))))
     except MemoryError:
         raise
+    except UnidentifiedImageError as error:
+        raise BrokenImage("no JPEG, PNG or WebP image") from error
     except Exception as error:  # Each decoder has errors of its own for damaged files.
         raise BrokenImage(str(error).splitlines()[0] if str(error) else repr(error)) from error
     return _resized(pixels, size, crop.flip)
