@@ -151,6 +151,24 @@ def test_broken_files_are_replaced_and_each_is_reported_once(workers, broken, tm
     assert all(line["broken"] <= 4 for line in lines)
 
 
+@pytest.mark.parametrize(
+    "policy", ["adaptive", "infobatch", "kakurenbo", "progressive-dropout", "random", "rs2", "ucb"]
+)
+def test_every_policy_trains_on_batches_in_which_a_sample_is_repeated(policy, broken, tmp_path):
+    folder, _ = broken
+    changes = (f"pruning.policy={policy}", "data.broken_limit=0.1", "training.batch_size=8")
+    if policy in ("adaptive", "rs2", "ucb"):
+        changes += ("pruning.save=0.375",)
+    if policy not in ("adaptive", "random"):
+        changes += (f"pruning.prune={0.5 if policy == 'infobatch' else 0}",)
+    if policy == "kakurenbo":
+        changes += ("pruning.prune=0.5", "pruning.confidence=0.51", "training.lr=0.1")
+    train(recipe(folder, *changes), tmp_path / "run")
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert sum(line["broken"] for line in lines) > 0
+    assert sum(line["skipped"] for line in lines) > 0
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [(0, 2), (1, 1)])
 def test_a_run_stopped_inside_an_epoch_and_resumed_equals_the_undisturbed_one(

@@ -85,7 +85,7 @@ class ImageLoader:
 
     Args:
         dataset: The images.
-        sampler: Yields the keys of an epoch; None only if ``batches`` alone is used.
+        sampler: Yields the keys of an epoch.
         batch_size: The number of samples per batch.
         device: Where batches are used.
         workers: The number of loader processes; with 0, this process loads.
@@ -96,7 +96,7 @@ class ImageLoader:
     def __init__(
         self,
         dataset: ImageFiles,
-        sampler: Sampler[tuple[int, int]] | None,
+        sampler: Sampler[tuple[int, int]],
         *,
         batch_size: int,
         device: str,
@@ -110,22 +110,19 @@ class ImageLoader:
         self._workers = workers
         self._broken = broken
         self._to_device = ToDevice(dataset.view.size, device)
-        self._loader = None
-        if sampler is not None:
-            self._loader = self._load(
-                batch_size=batch_size,
-                sampler=sampler,
-                drop_last=drop_last,
-                # The keys of each epoch come from this process, so the loader processes can stay.
-                persistent_workers=workers > 0,
-            )
+        self._loader = self._load(
+            batch_size=batch_size,
+            sampler=sampler,
+            drop_last=drop_last,
+            # The keys of each epoch come from this process, so the loader processes can stay.
+            persistent_workers=workers > 0,
+        )
 
     def __len__(self) -> int:
         """Return the number of batches in the sampler's epoch."""
-        return len(self._loader or ())
+        return len(self._loader)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Labelled]]:
-        assert self._loader is not None
         for batch, moved in self._moved(self._loader):
             self._replaced += len(batch.broken)
             yield batch.samples, moved

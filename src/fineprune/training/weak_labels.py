@@ -64,11 +64,8 @@ def weak_labels(
         return WeakLabels(index, given[index], wrong, digest)
     if settings.label_noise is None:
         return None
-    labels, share, seed = (
-        own[index].astype(np.int64),
-        settings.label_noise,
-        settings.label_noise_seed,
-    )
+    labels = own[index].astype(np.int64)
+    share, seed = settings.label_noise, settings.label_noise_seed
     if settings.label_noise_map is None:
         noisy = symmetric_noise(labels, len(classes), share, seed)
     else:
