@@ -156,13 +156,13 @@ def test_broken_files_are_replaced_and_each_is_reported_once(workers, broken, tm
 )
 def test_every_policy_trains_on_batches_in_which_a_sample_is_repeated(policy, broken, tmp_path):
     folder, _ = broken
-    changes = (f"pruning.policy={policy}", "data.broken_limit=0.1", "training.batch_size=8")
+    changes = [f"pruning.policy={policy}", "data.broken_limit=0.1", "training.batch_size=8"]
     if policy in ("adaptive", "rs2", "ucb"):
-        changes += ("pruning.save=0.375",)
+        changes += ["pruning.save=0.375"]
     if policy not in ("adaptive", "random"):
-        changes += (f"pruning.prune={0.5 if policy == 'infobatch' else 0}",)
+        changes += [f"pruning.prune={0.5 if policy == 'infobatch' else 0}"]
     if policy == "kakurenbo":
-        changes += ("pruning.prune=0.5", "pruning.confidence=0.51", "training.lr=0.1")
+        changes += ["pruning.prune=0.5", "pruning.confidence=0.51", "training.lr=0.1"]
     train(recipe(folder, *changes), tmp_path / "run")
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert sum(line["broken"] for line in lines) > 0
@@ -299,8 +299,8 @@ def test_skipped_samples_are_not_read(images, tmp_path, monkeypatch):
 
 
 def test_a_policy_can_evaluate_skipped_images(images, tmp_path):
-    policy = ("pruning.policy=kakurenbo", "pruning.prune=0.5", "pruning.confidence=0.51")
-    policy += ("training.epochs=6", "training.lr=0.1")
+    policy = ["pruning.policy=kakurenbo", "pruning.prune=0.5", "pruning.confidence=0.51"]
+    policy += ["training.epochs=6", "training.lr=0.1"]
     train(recipe(images, *policy, "data.workers=1"), tmp_path / "one")
     train(recipe(images, *policy), tmp_path / "other")
     assert_same(outcome(tmp_path / "one"), outcome(tmp_path / "other"))
