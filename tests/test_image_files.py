@@ -280,6 +280,29 @@ def test_batches_are_normalised_and_rescored_samples_are_those_of_the_epoch(imag
         assert torch.allclose(image, (bytes_ / 255 - mean) / std, atol=1e-5)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_on_a_gpu_are_those_of_the_cpu(workers, images):
+    def batches(device):
+        settings = recipe(images, f"run.device={device}", f"data.workers={workers}")
+        data = load_data(settings)
+        return data.make_loader(pruner_of(settings, data))
+
+    before = torch.cuda.get_sync_debug_mode()
+    on_gpu = []
+    try:
+        for index, (x, y) in batches("cuda"):
+            # Later batches must not overwrite the memory of this one.
+            on_gpu.append((index, x, y))
+            torch.cuda.set_sync_debug_mode("error")
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    for (index, x, y), (planned, (expected, labels)) in zip(on_gpu, batches("cpu"), strict=True):
+        assert torch.equal(index, planned)
+        assert torch.allclose(x.cpu(), expected, atol=1e-5)
+        assert torch.equal(y.cpu(), labels)
+
+
 def test_skipped_samples_are_not_read(images, tmp_path, monkeypatch):
     opened = []
     read = ImageIndex.read
