@@ -13,6 +13,7 @@ become RGB. The orientation that a camera writes into a file (EXIF) is not appli
 import importlib
 import importlib.util
 import io
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -33,6 +34,11 @@ Pixels = npt.NDArray[np.uint8]
 _FORMATS = ("JPEG", "PNG", "WEBP")
 _JPEG_START = b"\xff\xd8\xff"
 _SCALES = (8, 4, 2)
+
+# Each thread decodes JPEG images of up to so many bytes into the same memory. New memory would take
+# the operating system up to a third as long as the decoding.
+_LARGEST_BUFFER = 1 << 24
+_BUFFERS = threading.local()
 
 # Pillow refuses larger images, which a damaged header may announce.
 _MOST_PIXELS = 178_956_970
@@ -83,13 +89,21 @@ def _decode_jpeg(fast: Any, content: bytes, choose: Choose, size: int) -> torch.
         raise ValueError(f"expected at most {_MOST_PIXELS} pixels, got {height} x {width}")
     crop = choose(width, height)
     scale = _scale(crop, size)
-    if scale == 1:
-        pixels = fast.decode_jpeg(content)
-    else:
-        least = {"min_height": -(-height // scale), "min_width": -(-width // scale)}
-        pixels = fast.decode_jpeg(content, **least, min_factor=1)
+    rows, columns = -(-height // scale), -(-width // scale)
+    least = {} if scale == 1 else {"min_height": rows, "min_width": columns}
+    pixels = fast.decode_jpeg(content, **least, min_factor=1, buffer=_buffer(rows * columns * 3))
     left, top, right, bottom = _box(crop, round(width / pixels.shape[1]))
     return _resized(pixels[top:bottom, left:right], size, crop.flip)
+
+
+def _buffer(size: int) -> bytearray | None:
+    """Return memory of at least ``size`` bytes, the same in each call; None if it is too much."""
+    if size > _LARGEST_BUFFER:
+        return None
+    buffer: bytearray | None = getattr(_BUFFERS, "memory", None)
+    if buffer is None or len(buffer) < size:
+        buffer = _BUFFERS.memory = bytearray(size)
+    return buffer
 
 
 def _decode_any(content: bytes, choose: Choose, size: int) -> torch.Tensor:
