@@ -149,8 +149,14 @@ COMMANDS = [
         f"train {QUICK} --set data.validation=512",
         "to be below 512, the number of training samples, got 512",
     ),
-    (f"train {QUICK} --set data.workers=2", "data.workers with user-defined data only, got 2"),
-    (f"train {QUICK} --set data.image_size=64", "data.image_size with synthetic only, got 64"),
+    (
+        f"train {QUICK} --set data.workers=2",
+        "data.workers with images or user-defined data only, got 2",
+    ),
+    (
+        f"train {QUICK} --set data.image_size=64",
+        "data.image_size with synthetic or images only, got 64",
+    ),
     (f"train {QUICK} --set data.crop_padding=128", "padding in 0..127, got 128"),
     (
         f"train {QUICK} --set data.name=synthetic data.image_size=64",
@@ -220,7 +226,7 @@ COMMANDS = [
     (f"train {QUICK} --set data.label_noise_seed=-1", "data.label_noise_seed to be at least 0"),
     (
         f"train {QUICK} --set {own('named')} data.label_noise=0.1",
-        "expected data.label_noise with digits or synthetic or cifar10 or cifar100 only, got 0.1",
+        "data.label_noise with digits or synthetic or cifar10 or cifar100 or images only, got 0.1",
     ),
     (f"train {QUICK} --set {own('named')} data.labels=x", "expected data.labels with digits or"),
     (f"plan {QUICK} --set data.labels=x", "expected --samples with data.labels, got none"),

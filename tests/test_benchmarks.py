@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from fineprune.datasets.image_files import ImageFiles, View
+from fineprune.datasets.image_index import load_index
+from fineprune.datasets.synthetic import make_synthetic
 from fineprune.runs.run import read_run
 
 
@@ -34,6 +38,30 @@ def test_throughput_compares_three_loops(run):
     result = json.loads(done.stdout)
     assert [set(line) for line in result["rounds"]] == 2 * [{"ours", "plain", "limit"}]
     assert result["summary"]["ours_to_plain"] > 0
+
+
+def test_images_measures_decoding_loading_and_the_index():
+    arguments = ["--images", 12, "--rounds", 1, "--batch", 4, "--files", 20, "--listed", 50]
+    done = run("images.py", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["decoding"]["pipeline to plain"] > 0
+    assert 0 <= result["loading"]["share of time waited"] < 1
+    assert result["index"]["list, s per million images"] > 0
+
+
+def test_cifar_can_be_written_as_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    images, _ = make_synthetic(30, size=8)
+    runpy.run_path("benchmarks/cifar_as_files.py")["write"](images, tmp_path / "train")
+    index = load_index(tmp_path / "train")
+    assert index.classes == images.classes
+    samples = ImageFiles(index, index.labels, View(8, 8))
+    order = images.labels.argsort(stable=True)
+    for sample, number in enumerate(order):
+        _, pixels, label = samples[0, sample]
+        assert label == images.labels[number]
+        assert torch.equal(torch.as_tensor(pixels), images.images[number])
 
 
 def test_backup_workers_compares_delayed_workers_with_and_without_a_backup(

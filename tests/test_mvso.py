@@ -1,6 +1,5 @@
-"""The recipe of the distributed training on MVSO, on other data: the paper's settings and nodes."""
+"""The recipe of the distributed training on MVSO: the paper's settings and nodes."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from fineprune.cli.main import app
 from fineprune.networks.registry import build_network
 from fineprune.report.scaling.paper import LEARNING
 from fineprune.training.optimizer import build_optimizer
-from fineprune.training.recipe import Recipe, make_recipe
+from fineprune.training.recipe import Recipe, read_recipe
 from fineprune.training.rmsprop_tf import RMSPropTF
 
 ROOT = Path(__file__).parent.parent
@@ -20,9 +19,7 @@ PATH = ROOT / "recipes/paper/mvso-resnet50.toml"
 
 @pytest.fixture
 def recipe():
-    sections = tomllib.loads(PATH.read_text(encoding="utf-8"))
-    size = sections["data"]["image_size"]
-    return make_recipe({**sections, "data": {"name": "synthetic", "image_size": size}})
+    return read_recipe(PATH)
 
 
 def test_the_settings_are_those_of_the_paper(recipe: Recipe):
@@ -38,9 +35,8 @@ def test_the_settings_are_those_of_the_paper(recipe: Recipe):
     assert {name: group[name] for name in values} == values
     with torch.device("meta"):
         network = build_network(recipe.network.name, recipe.network.classes or 0, 3)
-        assert network(torch.zeros(1, 3, recipe.data.image_size, recipe.data.image_size)).shape == (
-            *(1, 1200),
-        )
+        assert network(torch.zeros(1, 3, 224, 224)).shape == (1, 1200)
+    assert recipe.data.image_size == 224
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,12 @@ def _training_samples(recipe: Recipe, plain: bool) -> int:
     if data.name in ("digits", "synthetic"):
         assert data.train_size is not None
         return data.train_size - data.validation
+    if data.name == "images":
+        # Counting millions of files may take a minute, and they need not be on this machine.
+        raise InputError(
+            f"expected --samples with image files, {data.train}, got none: give the number of "
+            f"training images"
+        )
     if data.name not in _TRAINING_IMAGES:
         # The data set would tell, but asking it would run the user's code, which planning does not.
         raise InputError(

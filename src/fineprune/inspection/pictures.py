@@ -48,20 +48,28 @@ def recipe_of(run: Run) -> Recipe:
     return make_recipe(run.recipe)
 
 
-def own_data(run: Run) -> bool:
-    """Return whether the data of a run are the user's own, whose code only training runs."""
-    return ":" in run.summary["dataset"]
+def without_pictures(run: Run) -> bool:
+    """Return whether the pictures of a run cannot be shown.
+
+    They are the user's own, whose code only training runs, or files, which are not kept in memory.
+    """
+    return ":" in run.summary["dataset"] or run.summary["dataset"] == "images"
 
 
 def pictures_of(run: Run) -> LoadedImages:
     """Load the training pictures of a run.
 
     Raises:
-        InputError: The data are the user's own, whose code ``inspect`` does not run; or they
-            cannot be loaded.
+        InputError: The data are the user's own, whose code ``inspect`` does not run; they are
+            files; or they cannot be loaded.
     """
     recipe = recipe_of(run)
-    if own_data(run):
+    if recipe.data.name == "images":
+        raise InputError(
+            "expected data in memory to show pictures, got image files: the samples are listed by "
+            "their indices"
+        )
+    if without_pictures(run):
         raise InputError(
             f"expected built-in data to show pictures, got {recipe.data.name!r}, whose code is run "
             f"for training only: the samples are listed by their indices"

@@ -7,7 +7,7 @@ import numpy as np
 
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import Inspected
-from fineprune.inspection.pictures import own_data, pictures_of
+from fineprune.inspection.pictures import pictures_of, without_pictures
 from fineprune.inspection.suspects import Suspects, number_above_chance, suspects_of
 
 COLUMNS = ("index", "label", "suggestion", "agreement", "score")
@@ -50,7 +50,7 @@ def _labels(
     inspected: Inspected,
 ) -> tuple[tuple[str, ...], np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray]:
     """Return the names of the classes, the index of each sample, and the labels of all images."""
-    if own_data(inspected.run):
+    if without_pictures(inspected.run):
         return (), np.arange(len(inspected.labels)), inspected.labels
     loaded = pictures_of(inspected.run)
     if len(loaded.index) != len(inspected.labels):

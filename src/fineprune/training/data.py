@@ -1,6 +1,7 @@
 """Builds the training loader and the evaluation batches that a recipe's data section describes."""
 
 import functools
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,15 +13,21 @@ import torch
 from torch.utils.data import default_collate
 
 from fineprune.datasets.augment import Augment
+from fineprune.datasets.broken_files import BrokenFiles
 from fineprune.datasets.cifar import load_cifar10, load_cifar100
 from fineprune.datasets.device_loader import DeviceImages, DeviceLoader, evaluation_batches
 from fineprune.datasets.digits import load_digits
+from fineprune.datasets.image_decoder import check_decoder
+from fineprune.datasets.image_files import ImageFiles, View
+from fineprune.datasets.image_index import ImageIndex, load_index
+from fineprune.datasets.image_loader import EvaluationImages, ImageFetcher, ImageLoader
 from fineprune.datasets.image_set import ImageSet, channel_statistics
 from fineprune.datasets.synthetic import make_synthetic
 from fineprune.errors import InputError
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.random_streams import stream
 from fineprune.training.own_data import (
+    EpochIndices,
     PlainSamples,
     evaluation_loader,
     fetch,
@@ -31,6 +38,7 @@ from fineprune.training.own_data import (
     training_loader,
 )
 from fineprune.training.recipe import Recipe
+from fineprune.training.settings import DataSettings
 from fineprune.training.weak_labels import WeakLabels, weak_labels
 
 # Evaluation keeps nothing for a backward pass, so its batches can be larger than those of training.
@@ -67,7 +75,8 @@ class Data:
         blank: Zeros with the shape (1, ...) and dtype of the ``x`` of one sample, to check that the
             network fits the data.
         wrong: Which training labels are wrong; bool, shape (N,). None if this is not known.
-        labels_digest: The digest of training labels that come from a file of the user; else None.
+        labels_digest: The digest of training labels that come from a file of the user, and of
+            the names of image files with their labels; None for other data.
     """
 
     train: Any
@@ -116,11 +125,16 @@ def load_data(recipe: Recipe) -> Data:
     """
     if ":" in recipe.data.name:
         return _own_data(recipe)
+    if recipe.data.name == "images":
+        return _image_files(recipe)
     return device_data(recipe, load_images(recipe))
 
 
 def load_images(recipe: Recipe) -> LoadedImages:
-    """Load the images of a recipe with built-in data. The errors are those of ``load_data``."""
+    """Load the images of a recipe with built-in data that fit into memory.
+
+    The errors are those of ``load_data``.
+    """
     settings = recipe.data
     if settings.name == "digits":
         assert settings.train_size is not None
@@ -128,6 +142,7 @@ def load_images(recipe: Recipe) -> LoadedImages:
         default = Augment(padding=2, flip=False)  # A mirrored digit is not a valid digit.
     elif settings.name == "synthetic":
         assert settings.train_size is not None
+        assert settings.image_size is not None
         train, test = make_synthetic(
             settings.train_size, size=settings.image_size, classes=recipe.network.classes or 10
         )
@@ -142,7 +157,7 @@ def load_images(recipe: Recipe) -> LoadedImages:
     kept = kept[: settings.limited(len(kept))]
     evaluated = train.subset(torch.from_numpy(held_out)) if settings.validation else test
     given = train.labels.numpy()
-    weak = weak_labels(settings, train, kept)
+    weak = weak_labels(settings, given, train.classes, kept)
     if weak is not None:
         kept = weak.index
         train = replace(train.subset(torch.from_numpy(kept)), labels=torch.from_numpy(weak.labels))
@@ -245,6 +260,114 @@ def _own_data(recipe: Recipe) -> Data:
         channels=blank.shape[1],
         blank=blank,
     )
+
+
+def _image_files(recipe: Recipe) -> Data:
+    """Load the indexes of image files, which are read while they are needed."""
+    settings, run = recipe.data, recipe.run
+    check_decoder()
+    # The settings replace None by their defaults.
+    assert settings.train is not None
+    assert settings.image_size is not None
+    assert settings.crop is not None
+    assert settings.resize is not None
+    assert settings.broken_limit is not None
+    limit = settings.broken_limit
+    index = load_index(Path(settings.train))
+    classes = number_of_classes(index, settings.train, recipe.network.classes)
+    labels, kept, held_out, weak = _chosen(settings, index)
+    centre = View(settings.image_size, settings.resize)
+    view = replace(centre, crop=settings.crop, flip=settings.flip is not False, seed=run.seed)
+    train, plain = (ImageFiles(index, labels, seen, kept) for seen in (view, centre))
+    if held_out is not None:
+        evaluated = ImageFiles(index, index.labels[held_out], centre, held_out)
+    else:
+        assert settings.test is not None
+        test, source = load_index(Path(settings.test)), Path(settings.test)
+        evaluated = ImageFiles(test, test.numbered(index.classes, source), centre)
+    broken = BrokenFiles(len(train), limit)
+    watched = _watched(recipe, len(train))
+    options: dict[str, Any] = {"batch_size": recipe.training.batch_size, "device": run.device}
+
+    def make_loader(pruner: Pruner) -> ImageLoader:
+        _check_batches(recipe, pruner)
+        return ImageLoader(
+            train,
+            EpochIndices(pruner.sampler),
+            workers=settings.workers,
+            broken=broken,
+            drop_last=recipe.training.drop_last,
+            **options,
+        )
+
+    def make_fetch() -> Fetch:
+        return ImageFetcher(train, device=run.device, threads=settings.workers, broken=broken)
+
+    return Data(
+        train=len(train),
+        make_loader=make_loader,
+        make_fetch=make_fetch,
+        evaluation=EvaluationImages(
+            evaluated,
+            None,
+            workers=settings.workers,
+            broken=BrokenFiles(len(evaluated), limit),
+            **options,
+        ),
+        evaluated_on="test" if held_out is None else "validation",
+        watched=(
+            watched,
+            EvaluationImages(plain, watched, workers=0, broken=broken, replace=True, **options),
+        ),
+        num_samples=len(train),
+        # A copy, because torch warns of arrays that cannot be written, such as a mapped file.
+        labels=lambda: np.array(labels),
+        classes=classes,
+        channels=3,
+        blank=torch.zeros(1, 3, settings.image_size, settings.image_size),
+        wrong=None if weak is None else weak.wrong,
+        labels_digest=_digest(index.digest, weak),
+    )
+
+
+def _chosen(
+    settings: DataSettings, index: ImageIndex
+) -> tuple[
+    npt.NDArray[np.integer],
+    npt.NDArray[np.int64] | None,
+    npt.NDArray[np.int64] | None,
+    WeakLabels | None,
+]:
+    """Choose the images to train on and to hold out.
+
+    Returns:
+        The labels to train with, shape (M,); the images to train on, sorted, int64, shape (M,), or
+        None for all of them; those held out for validation, or None; and where the labels come
+        from, as ``weak_labels`` returns it.
+    """
+    kept, held_out = None, None
+    if settings.validation:
+        kept, held_out = _split(len(index), settings.validation)
+    limit = settings.limited(len(index) if kept is None else len(kept))
+    if limit < (len(index) if kept is None else len(kept)):
+        # Not the first ones, because an index may be in the order of the classes.
+        kept = np.arange(len(index)) if kept is None else kept
+        order = stream(_FIXED_SEED, 0, "train_size").permutation(len(kept))
+        kept = kept[np.sort(order[:limit])]
+    if settings.labels is None and settings.label_noise is None:
+        labels = index.labels if kept is None else index.labels[kept]
+        return labels, kept, held_out, None
+    whole = np.arange(len(index)) if kept is None else kept
+    weak = weak_labels(settings, index.labels, index.classes, whole)
+    assert weak is not None
+    return weak.labels, weak.index, held_out, weak
+
+
+def _digest(images: str, weak: WeakLabels | None) -> str:
+    """Return a digest of image files and of the labels to train on."""
+    if weak is None or weak.digest is None:
+        return images
+    return hashlib.sha256(f"{images} {weak.digest}".encode()).hexdigest()
 
 
 def _blank(name: str, item: Any) -> torch.Tensor:

@@ -12,6 +12,9 @@ _OLD_TRAIN_SIZE = 1024
 _ALWAYS_WRITTEN = frozenset({"epochs", "accumulation", "drop_last", "nesterov", "label_smoothing"})
 _SINCE_CIFAR_HAS_A_SIZE = "label_noise_seed"
 
+# Recipes of all data but image files have this size, which is not the default of the setting.
+_IMAGE_SIZE = {"image_size": 32}
+
 
 def as_meant(sections: Mapping[str, Mapping[str, Any]], *, set_now: bool) -> dict[str, Any]:
     """Return the sections of a recipe without a ``train_size`` that had no effect.
@@ -49,5 +52,7 @@ def completed(
             for field in fields
             if field.default not in (None, dataclasses.MISSING)
         }
+        if section == "data":
+            newer |= _IMAGE_SIZE
         full[section] = {**newer, **meant.get(section, {})}
     return full

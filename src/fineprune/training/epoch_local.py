@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fineprune.datasets.image_loader import ImageLoader
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.training.freezing import training_mode
 from fineprune.training.learning_rate import rate_at
@@ -92,6 +93,8 @@ def train_epoch_locally(
         totals.loss_sum += losses.detach().sum()
         totals.samples += len(y)
         totals.batches += 1
+        if isinstance(local.loader, ImageLoader):
+            totals.broken = (totals.broken or 0) + local.loader.take_replaced()
         # The last accumulation window of an epoch may have fewer batches. Its gradient is the mean
         # over the batches that it has.
         window = min(training.accumulation, batches - _window_start(totals.batches, training))

@@ -54,7 +54,8 @@ def epoch_metrics(
     """Return the metrics of an epoch, with no evaluation yet. Every rank must call it.
 
     If the policy weights the losses, ``mean_weight`` is the mean over the kept samples.
-    ``forward_samples`` includes the samples that were only evaluated for the policy.
+    ``forward_samples`` includes the samples that were only evaluated for the policy. With image
+    files, ``broken`` is the number of samples that replaced one whose file is broken.
 
     Args:
         state: The state of the run.
@@ -82,6 +83,9 @@ def epoch_metrics(
     metrics |= dict.fromkeys([*names, "watched"])
     if plan.weights is not None:
         metrics["mean_weight"] = plan.weights[kept].double().mean().item()
+    if totals.broken is not None:
+        broken = torch.tensor(totals.broken, device=state.recipe.run.device)
+        metrics["broken"] = int(state.ranks.sum(broken))
     if totals.distributed:
         metrics["distributed"] = totals.distributed
     return metrics

@@ -180,8 +180,9 @@ def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
 def _with_absolute_paths(recipe: Recipe) -> Recipe:
     """Make the paths of the data absolute, because workers have another working directory."""
     data = recipe.data
-    labels = None if data.labels is None else str(Path(data.labels).resolve())
-    return recipe.replaced("data", dir=str(Path(data.dir).resolve()), labels=labels)
+    paths = {name: getattr(data, name) for name in ("dir", "train", "test", "labels")}
+    absolute = {name: path and str(Path(path).resolve()) for name, path in paths.items()}
+    return recipe.replaced("data", **absolute)
 
 
 def check_can_serve(recipe: Recipe) -> None:

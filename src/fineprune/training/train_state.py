@@ -43,6 +43,8 @@ class EpochTotals:
         batches: The number of batches trained; with parameter servers, the number of updates.
         rescored: The number of samples that were only evaluated, because the policy needs their
             losses. This happens at the end of an epoch, after its last checkpoint.
+        broken: The number of samples that replaced one whose file is broken; None if the data are
+            not files, or with parameter servers.
         planned: The number of batches in the whole epoch, on which the learning rate depends.
         seconds: The wall-clock time of the training, in seconds.
         bookkeeping_seconds: The part of ``seconds`` that was spent on choosing samples, with the
@@ -56,6 +58,7 @@ class EpochTotals:
     samples: int = 0
     batches: int = 0
     rescored: int = 0
+    broken: int | None = None
     planned: int = 0
     seconds: float = 0.0
     bookkeeping_seconds: float = 0.0
@@ -242,6 +245,9 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
             "bookkeeping_seconds": totals.bookkeeping_seconds,
             "distributed": totals.distributed,
         }
+        if totals.broken is not None:
+            broken = torch.tensor(totals.broken, device=state.recipe.run.device)
+            epoch["broken"] = int(state.ranks.sum(broken))
         if totals.history is not None:
             epoch["history"] = totals.history.merged(state.ranks)
     saved = {
@@ -275,12 +281,15 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
         The sums of the epoch in progress; None if the checkpoint is from the end of an epoch.
 
     Raises:
-        InputError: The file with the training labels has changed since the checkpoint was written.
+        InputError: The training images or the file with their labels have changed since the
+            checkpoint was written.
     """
     recipe, ranks = state.recipe, state.ranks
     if saved.get("labels") != state.data.labels_digest:
+        places = [place for place in (recipe.data.train, recipe.data.labels) if place is not None]
+        what = "labels" if recipe.data.train is None else "images and labels"
         raise InputError(
-            f"expected in {recipe.data.labels} the labels with which the run began, got others: "
+            f"expected in {' and '.join(places)} the {what} with which the run began, got others: "
             f"restore the file, or train into a new folder"
         )
     state.weights_digest = saved.get("weights")
@@ -307,6 +316,7 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
     totals.batches = totals.batches * len(saved["random"]) // ranks.size
     if not ranks.main:
         totals.loss_sum.zero_()
+        totals.broken = None if totals.broken is None else 0
     return totals
 
 

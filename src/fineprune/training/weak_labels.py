@@ -1,13 +1,13 @@
 """The labels to train on, if they are not those of the dataset: a file's, or with label noise."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.datasets.image_set import ImageSet
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.datasets.label_noise import class_map, mapped_noise, symmetric_noise
 from fineprune.errors import InputError
@@ -33,22 +33,25 @@ class WeakLabels:
 
 
 def weak_labels(
-    settings: DataSettings, train: ImageSet, index: npt.NDArray[np.int64]
+    settings: DataSettings,
+    own: npt.NDArray[np.integer],
+    classes: Sequence[str],
+    index: npt.NDArray[np.int64],
 ) -> WeakLabels | None:
     """Return the labels to train on; None if they are those of the dataset.
 
     Args:
         settings: The data section of the recipe.
-        train: The whole training set, with the labels of the dataset.
+        own: The labels of the whole training set, which are those of the dataset; shape (N,).
+        classes: The name of each class.
         index: The indices of the images to train on, sorted; int64, shape (n,).
 
     Raises:
         InputError: The file with the labels is wrong or leaves no image to train on, or the label
             noise does not fit the classes.
     """
-    own = train.labels.numpy()
     if settings.labels is not None:
-        given = read_labels(Path(settings.labels), train.classes, len(train))
+        given = read_labels(Path(settings.labels), classes, len(own))
         index = index[given[index] != DROP]
         if not len(index):
             raise InputError(
@@ -61,10 +64,11 @@ def weak_labels(
         return WeakLabels(index, given[index], wrong, digest)
     if settings.label_noise is None:
         return None
-    labels, share, seed = own[index], settings.label_noise, settings.label_noise_seed
+    labels = own[index].astype(np.int64)
+    share, seed = settings.label_noise, settings.label_noise_seed
     if settings.label_noise_map is None:
-        noisy = symmetric_noise(labels, len(train.classes), share, seed)
+        noisy = symmetric_noise(labels, len(classes), share, seed)
     else:
-        mapping = class_map(settings.label_noise_map, train.classes)
+        mapping = class_map(settings.label_noise_map, classes)
         noisy = mapped_noise(labels, mapping, share, seed)
     return WeakLabels(index, noisy, noisy != labels, None)

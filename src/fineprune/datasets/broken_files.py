@@ -1,0 +1,59 @@
+"""BrokenFiles: which files could not be used, and whether there are too many of them."""
+
+import logging
+from collections.abc import Iterable
+
+from fineprune.datasets.image_files import Broken
+from fineprune.errors import RunError
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class TooManyBroken(RunError):
+    """More files are broken than the recipe allows, or all files of a batch are."""
+
+
+class BrokenFiles:
+    """Logs each broken file of a data set once, and ends the run if there are too many.
+
+    Args:
+        samples: The number of samples in the data set.
+        limit: The largest share of them that may be broken. Unless it is 0, one file may always be.
+    """
+
+    def __init__(self, samples: int, limit: float) -> None:
+        self._samples = samples
+        self._allowed = max(1, int(limit * samples)) if limit else 0
+        self._known: set[int] = set()
+
+    def __len__(self) -> int:
+        """Return the number of files known to be broken."""
+        return len(self._known)
+
+    def add(self, broken: Iterable[Broken], left: int) -> None:
+        """Take note of the broken files of a batch.
+
+        Args:
+            broken: The broken files.
+            left: The number of samples of the batch that can be used.
+
+        Raises:
+            TooManyBroken: There are more than allowed, or none is left of the batch.
+        """
+        last = None
+        for file in broken:
+            last = file
+            if file.sample not in self._known:
+                self._known.add(file.sample)
+                _LOGGER.warning("broken image %s: %s", file.path, file.reason)
+        if last is None:
+            return
+        if len(self._known) > self._allowed:
+            raise TooManyBroken(
+                f"{len(self._known)} of {self._samples} images are broken, and data.broken_limit "
+                f"allows {self._allowed}; the last one is {last.path}: {last.reason}"
+            )
+        if not left:
+            raise TooManyBroken(
+                f"all images of a batch are broken; the last one is {last.path}: {last.reason}"
+            )

@@ -1,0 +1,234 @@
+"""ImageIndex: what is known of each image of a data set without opening it.
+
+It is made once per data set and kept in a cache file. Processes map this file into their memory,
+so that all of them share one copy, and private memory does not grow with the number of images.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import struct
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fineprune.datasets.image_sources import Found, Stamp, find_images, stamp_of
+from fineprune.errors import InputError
+
+_LOGGER = logging.getLogger(__name__)
+
+# The first bytes of a cache file, followed by the length of its header. The last digit is the
+# version of the format.
+_MAGIC = b"fineidx1"
+_START = struct.Struct("<8sQ")
+
+# Arrays start at multiples of this, so that their numbers are aligned.
+_ALIGNMENT = 64
+
+
+class ImageIndex:
+    """The images of a data set: where each of them is, and its class.
+
+    Args:
+        header: What a cache file has before its arrays.
+        arrays: The arrays of ``Found``, and its labels.
+        file: The cache file that holds the arrays; None if they are in memory only.
+
+    Attributes:
+        classes: The name of each class, sorted.
+        places: Where the first image of each class was found, for error messages.
+        labels: The class of each image; int32, shape (N,).
+        digest: A digest of the locations, relative to their folder, and of the labels.
+    """
+
+    def __init__(
+        self, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]], file: Path | None
+    ) -> None:
+        self.classes: tuple[str, ...] = tuple(header["classes"])
+        self.places: tuple[str, ...] = tuple(header["places"])
+        self.labels: npt.NDArray[np.int32] = arrays["labels"]
+        self.digest: str = header["digest"]
+        self._base: str = header["base"]
+        self._shards: tuple[str, ...] = tuple(header["shards"])
+        self._header = header
+        self._arrays = arrays
+        self._file = file
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send the name of the cache file to another process instead of the arrays."""
+        if self._file is None:
+            return ImageIndex, (self._header, self._arrays, None)
+        return _open_again, (self._file, self.digest)
+
+    def read(self, image: int) -> bytes:
+        """Return the bytes of the file of an image, or of a member of a shard.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        if not self._shards:
+            with open(self._path(image), "rb", buffering=0) as file:
+                return file.read()
+        start, size = int(self._arrays["start"][image]), int(self._arrays["size"][image])
+        with open(self._shard(image), "rb", buffering=0) as file:
+            file.seek(start)
+            return file.read(size)
+
+    def name(self, image: int) -> str:
+        """Return where an image is, for messages."""
+        if not self._shards:
+            return self._path(image)
+        return f"{self._shard(image)} at byte {int(self._arrays['start'][image])}"
+
+    def numbered(self, classes: tuple[str, ...], source: Path) -> npt.NDArray[np.int32]:
+        """Return the labels as numbers of other classes, those of the training set.
+
+        Args:
+            classes: The classes of the training set.
+            source: Where these images come from, for the error message.
+
+        Raises:
+            InputError: An image has none of these classes.
+        """
+        if self.classes == classes:
+            return self.labels
+        numbers = {name: number for number, name in enumerate(classes)}
+        for name, place in zip(self.classes, self.places, strict=True):
+            if name not in numbers:
+                raise InputError(
+                    f"expected in {source} only classes of the training set, got {name!r} in "
+                    f"{place}"
+                )
+        order = np.array([numbers[name] for name in self.classes], np.int32)
+        return order[self.labels]
+
+    def _path(self, image: int) -> str:
+        ends = self._arrays["ends"]
+        start = int(ends[image - 1]) if image else 0
+        path = self._arrays["paths"][start : int(ends[image])].tobytes()
+        return os.path.join(self._base, os.fsdecode(path))
+
+    def _shard(self, image: int) -> str:
+        return os.path.join(self._base, self._shards[int(self._arrays["shard"][image])])
+
+
+def load_index(source: Path) -> ImageIndex:
+    """Return the index of a data set: from the cache if the source has not changed since.
+
+    Several processes may do this at the same time.
+
+    Args:
+        source: The source, as for ``find_images``.
+
+    Raises:
+        InputError: The source is wrong, as for ``find_images``.
+    """
+    source = Path(os.path.abspath(source))
+    file = cache_folder() / f"{hashlib.sha256(os.fsencode(source)).hexdigest()[:32]}.index"
+    known = _read(file)
+    if known is not None and stamp_of(source, known[0]["stamp"]) == known[0]["stamp"]:
+        return ImageIndex(*known, file)
+    found = find_images(source)
+    if found.ignored:
+        _LOGGER.warning("%s: ignored %d files that are not images", source, found.ignored)
+    arrays: dict[str, npt.NDArray[Any]] = {"labels": found.labels, **found.arrays}
+    header = _header(found, arrays)
+    try:
+        _write(file, header, arrays)
+    except OSError as error:
+        _LOGGER.warning(
+            "cannot write the index of %s to %s: %s: each process makes and keeps its own; set "
+            "XDG_CACHE_HOME to a folder that can be written",
+            *(source, file, error.strerror),
+        )
+        return ImageIndex(header, arrays, None)
+    written = _read(file)
+    # Another process may have replaced the file, if the source has changed just now.
+    same = written is not None and written[0]["digest"] == header["digest"]
+    return ImageIndex(*written, file) if written and same else ImageIndex(header, arrays, None)
+
+
+def cache_folder() -> Path:
+    """Return the folder of the cache files: in ``XDG_CACHE_HOME``, by default ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fineprune"
+
+
+def _header(found: Found, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    stamp: Stamp = found.stamp
+    digest = hashlib.sha256(json.dumps([found.classes, found.shards]).encode())
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(arrays[name].data)
+    return {
+        "classes": found.classes,
+        "places": found.places,
+        "base": found.base,
+        "shards": found.shards,
+        "stamp": stamp,
+        "digest": digest.hexdigest(),
+        "arrays": {name: [array.dtype.str, len(array)] for name, array in arrays.items()},
+    }
+
+
+def _write(file: Path, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write a cache file under a temporary name, and rename it when it is complete."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(header).encode()
+    number, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".tmp")
+    try:
+        with open(number, "wb") as out:
+            out.write(_START.pack(_MAGIC, len(text)) + text)
+            for array in arrays.values():
+                out.seek(_aligned(out.tell()))
+                out.write(array.data)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _read(file: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]] | None:
+    """Return the header and the mapped arrays of a cache file; None if there is no whole one."""
+    try:
+        with file.open("rb") as opened:
+            magic, length = _START.unpack(opened.read(_START.size))
+            if magic != _MAGIC:
+                return None
+            header = json.loads(opened.read(length))
+            content = np.memmap(opened, np.uint8, "r")
+        arrays = {}
+        position = _START.size + length
+        for name, (dtype, number) in header["arrays"].items():
+            position = _aligned(position)
+            size = number * np.dtype(dtype).itemsize
+            if position + size > len(content):
+                return None
+            # A plain array is faster than a memmap, and keeps the memory mapped.
+            arrays[name] = np.asarray(content[position : position + size]).view(dtype)
+            position += size
+    except (OSError, ValueError, struct.error):
+        return None
+    return header, arrays
+
+
+def _open_again(file: Path, digest: str) -> ImageIndex:
+    known = _read(file)
+    if known is None or known[0]["digest"] != digest:
+        raise InputError(f"expected the index {file} as it was at the start, found another one")
+    return ImageIndex(*known, file)
+
+
+def _aligned(position: int) -> int:
+    return -(-position // _ALIGNMENT) * _ALIGNMENT

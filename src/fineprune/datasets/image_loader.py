@@ -1,0 +1,248 @@
+"""ImageLoader: batches of image files, which processes prepare while the previous one trains.
+
+Pixels go to the device as bytes and are normalised there. The copy of the next batch is started
+before the current batch is handed out.
+"""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from fineprune.datasets.augment import Normalise
+from fineprune.datasets.broken_files import BrokenFiles
+from fineprune.datasets.image_files import (
+    Batch,
+    ImageFiles,
+    collate_leaving_out,
+    collate_replacing,
+)
+
+# The mean and the standard deviation of the channels of ImageNet's training images, scaled to 0..1,
+# with which published networks are trained.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+Keys = Iterable[tuple[int, int]]
+Labelled = tuple[Tensor, Tensor]
+
+
+class ToDevice:
+    """Moves batches of bytes to the device and normalises them there.
+
+    Args:
+        size: The height and width of the images.
+        device: The device.
+    """
+
+    def __init__(self, size: int, device: str) -> None:
+        self._device = torch.device(device)
+        self._normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, size, self._device)
+        cuda = self._device.type == "cuda"
+        # Copies in a stream of their own run while the device computes.
+        self._stream = torch.cuda.Stream(self._device) if cuda else None
+
+    def __call__(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Labelled]]:
+        """Yield each batch with its ``(x, y)`` on the device, and start the copy of the next one.
+
+        ``x`` is float32 of shape (B, 3, size, size) in the channels-last memory format, and ``y``
+        is int64 of shape (B,).
+        """
+        waiting = None
+        for batch in batches:
+            started = batch, self._start(batch)
+            if waiting is not None:
+                yield waiting[0], self._finish(*waiting[1])
+            waiting = started
+        if waiting is not None:
+            yield waiting[0], self._finish(*waiting[1])
+
+    def _start(self, batch: Batch) -> tuple[Labelled, Any]:
+        assert batch.images is not None
+        if self._stream is None:
+            return (batch.images.to(self._device), batch.labels.to(self._device)), None
+        with torch.cuda.stream(self._stream):
+            copied = tuple(
+                part.to(self._device, non_blocking=True) for part in (batch.images, batch.labels)
+            )
+            return (copied[0], copied[1]), self._stream.record_event()
+
+    def _finish(self, copied: Labelled, done: Any) -> Labelled:
+        if done is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(done)
+            for part in copied:
+                # Otherwise, its memory could be reused while this stream still reads it.
+                part.record_stream(stream)
+        return self._normalise(copied[0].permute(0, 2, 3, 1)).permute(0, 3, 1, 2), copied[1]
+
+
+class ImageLoader:
+    """Yields ``(index, (x, y))`` for the keys ``(epoch, index)`` of a sampler.
+
+    Args:
+        dataset: The images.
+        sampler: Yields the keys of an epoch.
+        batch_size: The number of samples per batch.
+        device: Where batches are used.
+        workers: The number of loader processes; with 0, this process loads.
+        broken: Takes note of broken files.
+        drop_last: Whether to drop an incomplete last batch.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageFiles,
+        sampler: Sampler[tuple[int, int]],
+        *,
+        batch_size: int,
+        device: str,
+        workers: int,
+        broken: BrokenFiles,
+        drop_last: bool = False,
+    ) -> None:
+        self._replaced = 0
+        self._dataset = dataset
+        self._device = device
+        self._workers = workers
+        self._broken = broken
+        self._to_device = ToDevice(dataset.view.size, device)
+        self._loader = self._load(
+            batch_size=batch_size,
+            sampler=sampler,
+            drop_last=drop_last,
+            # The keys of each epoch come from this process, so the loader processes can stay.
+            persistent_workers=workers > 0,
+        )
+
+    def __len__(self) -> int:
+        """Return the number of batches in the sampler's epoch."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Labelled]]:
+        for batch, moved in self._moved(self._loader):
+            self._replaced += len(batch.broken)
+            yield batch.samples, moved
+
+    def take_replaced(self) -> int:
+        """Return how many samples of an epoch replaced a broken one since the last call."""
+        replaced, self._replaced = self._replaced, 0
+        return replaced
+
+    def batches(
+        self, index: Tensor, epoch: int, batch_size: int
+    ) -> Iterator[tuple[Tensor, Labelled]]:
+        """Yield batches of given samples, cropped as in an epoch.
+
+        Args:
+            index: The indices of the samples in their order; int64, shape (n,).
+            epoch: The epoch, counted from 0.
+            batch_size: The number of samples per batch.
+        """
+        keys = [(epoch, i) for i in index.tolist()]
+        loader = self._load(batch_size=batch_size, sampler=keys)
+        return ((batch.samples, moved) for batch, moved in self._moved(loader))
+
+    def _load(self, **options: Any) -> Any:
+        return DataLoader(
+            self._dataset,
+            num_workers=self._workers,
+            collate_fn=collate_replacing,
+            pin_memory=self._device.startswith("cuda"),
+            # By default, the loader draws a seed for its workers from torch's global generator.
+            generator=torch.Generator(),
+            **options,
+        )
+
+    def _moved(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Labelled]]:
+        return self._to_device(_checked(batches, self._broken))
+
+
+class EvaluationImages:
+    """Batches ``(x, y)`` of images for evaluation, which can be iterated any number of times.
+
+    Args:
+        dataset: The images.
+        samples: The indices of the samples in their order; None for all of them.
+        batch_size: The number of samples per batch.
+        device: Where batches are used.
+        workers: The number of loader processes, which each iteration starts and ends.
+        broken: Takes note of broken files.
+        replace: Whether broken files are replaced, as in training, instead of being left out.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageFiles,
+        samples: Iterable[int] | None,
+        *,
+        batch_size: int,
+        device: str,
+        workers: int,
+        broken: BrokenFiles,
+        replace: bool = False,
+    ) -> None:
+        self._to_device = ToDevice(dataset.view.size, device)
+        self._broken = broken
+        self._loader = DataLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=_Keys(range(len(dataset)) if samples is None else samples),
+            num_workers=workers,
+            collate_fn=collate_replacing if replace else collate_leaving_out,
+            pin_memory=device.startswith("cuda"),
+            generator=torch.Generator(),
+        )
+
+    def __iter__(self) -> Iterator[Labelled]:
+        return (moved for _, moved in self._to_device(_checked(self._loader, self._broken)))
+
+
+class _Keys(Sampler[tuple[int, int]]):
+    """The keys ``(0, index)`` of samples."""
+
+    def __init__(self, samples: Any) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((0, sample) for sample in self._samples)
+
+
+class ImageFetcher:
+    """Loads any batch in this process, for workers of parameter servers.
+
+    Args:
+        dataset: The images.
+        device: Where batches are used.
+        threads: The number of threads that decode; with 0, the caller's own thread does.
+        broken: Takes note of broken files.
+    """
+
+    def __init__(
+        self, dataset: ImageFiles, *, device: str, threads: int, broken: BrokenFiles
+    ) -> None:
+        self._dataset = dataset
+        self._to_device = ToDevice(dataset.view.size, device)
+        self._broken = broken
+        # Reading and decoding release the interpreter's lock.
+        self._pool = ThreadPoolExecutor(threads) if threads else None
+
+    def __call__(self, index: Tensor, epoch: int) -> Labelled:
+        """Return the batch ``(x, y)`` of samples, whose broken files are replaced."""
+        keys = [(epoch, i) for i in index.tolist()]
+        load = self._dataset.__getitem__
+        items = list(map(load, keys) if self._pool is None else self._pool.map(load, keys))
+        ((_, moved),) = self._to_device(_checked([collate_replacing(items)], self._broken))
+        return moved
+
+
+def _checked(batches: Iterable[Batch], broken: BrokenFiles) -> Iterator[Batch]:
+    for batch in batches:
+        broken.add(batch.broken, len(batch.labels))
+        yield batch

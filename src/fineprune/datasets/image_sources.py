@@ -1,0 +1,424 @@
+"""Finds the images of a data set without opening them: in class folders, a list or tar shards."""
+
+import csv
+import glob
+import os
+import stat
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fineprune.datasets.tar_members import TarError, members
+from fineprune.errors import InputError
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+_KNOWN = frozenset(IMAGE_SUFFIXES)
+_LIST_SUFFIXES = (".csv", ".parquet", ".txt")
+
+# Rows of a Parquet file that are converted to Python objects at a time.
+_ROWS = 65_536
+
+# What tells whether a source has changed: pairs of a name and numbers from ``os.stat``.
+Stamp = list[list[Any]]
+
+
+@dataclass
+class Found:
+    """The images of a data set in their order.
+
+    Attributes:
+        classes: The name of each class, sorted; as numbers if all of them are numbers.
+        places: Where the first image of each class was found, for error messages.
+        labels: The class of each image; int32, shape (N,).
+        base: The folder that paths are relative to.
+        shards: The tar files, relative to ``base``; empty if each image is a file.
+        arrays: Where the images are. For files, ``paths``, the bytes of all paths after one
+            another, and ``ends``, the end of each path in them (int64, shape (N,)). For shards,
+            the number of the ``shard`` (int32), and the ``start`` and the ``size`` of the image in
+            it, in bytes (int64); each of shape (N,).
+        ignored: The number of files that are not images.
+        stamp: What changes if the source changes, as ``stamp_of`` returns it.
+    """
+
+    classes: tuple[str, ...]
+    places: tuple[str, ...]
+    labels: npt.NDArray[np.int32]
+    base: str
+    shards: tuple[str, ...]
+    arrays: dict[str, npt.NDArray[Any]]
+    ignored: int
+    stamp: Stamp
+
+
+@dataclass
+class _Labels:
+    """Collects the labels of images, which are names until all of them are known."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    places: list[str] = field(default_factory=list)
+    given: "array[int]" = field(default_factory=lambda: array("i"))
+
+    def number(self, name: str, place: str) -> int:
+        """Return the provisional number of a class."""
+        known = self.numbers.get(name)
+        if known is None:
+            known = self.numbers[name] = len(self.places)
+            self.places.append(place)
+        return known
+
+    def finish(self) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.int32]]:
+        """Return the sorted classes, the place of each, and the labels."""
+        if all(name.isascii() and name.isdigit() for name in self.numbers):
+            classes = sorted(self.numbers, key=lambda name: (int(name), name))
+        else:
+            classes = sorted(self.numbers)
+        order = np.empty(len(classes), np.int32)
+        order[[self.numbers[name] for name in classes]] = np.arange(len(classes), dtype=np.int32)
+        places = tuple(self.places[self.numbers[name]] for name in classes)
+        return tuple(classes), places, order[np.frombuffer(self.given, np.int32)]
+
+
+@dataclass
+class _Paths:
+    """Collects paths in a few bytes more than they have."""
+
+    text: bytearray = field(default_factory=bytearray)
+    ends: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def add(self, path: bytes) -> None:
+        self.text += path
+        self.ends.append(len(self.text))
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        return {
+            "paths": np.frombuffer(self.text, np.uint8),
+            "ends": np.frombuffer(self.ends, np.int64),
+        }
+
+
+def find_images(source: Path) -> Found:
+    """Find the images that ``data.train`` or ``data.test`` names.
+
+    Args:
+        source: A folder with one folder per class; a list of files (``.csv``, ``.parquet`` or
+            ``.txt``); or tar shards: one ``.tar``, a folder that contains nothing else, or a
+            pattern such as ``shards/train-*.tar``.
+
+    Raises:
+        InputError: There is no such source, it has no images, a class has none, or a line of a list
+            or a sample of a shard is wrong.
+    """
+    try:
+        shards = shards_of(source)
+        if shards:
+            return _scan_shards(source, shards)
+        if source.is_dir():
+            return _scan_folder(source)
+    except OSError as error:
+        raise InputError(f"expected images in {source}, cannot read it: {error}") from error
+    return _read_list(source)
+
+
+def stamp_of(source: Path, known: Stamp) -> Stamp | None:
+    """Return the current stamp of a source that was scanned before; None if it is gone.
+
+    Only the folders, the list or the shards that ``known`` names are looked at, and no image. Since
+    a new folder changes the time of the folder that contains it, this finds new folders, too.
+
+    Args:
+        source: The source, as for ``find_images``.
+        known: The stamp of the earlier scan.
+    """
+    try:
+        shards = shards_of(source)
+        if shards:
+            return [_file_stamp(shard) for shard in shards]
+        if source.is_dir():
+            return [_folder_stamp(source, name) for name, *_ in known]
+        return [_file_stamp(source)]
+    except (OSError, InputError):
+        return None
+
+
+def shards_of(source: Path) -> list[Path]:
+    """Return the tar files that a source names, sorted; none if it is a folder or a list.
+
+    Raises:
+        InputError: The source does not exist or is of another kind.
+    """
+    if source.is_dir():
+        with os.scandir(source) as entries:
+            names = [entry.name for entry in entries if not entry.name.startswith(".")]
+        shards = names and all(name.endswith(".tar") for name in names)
+        return [source / name for name in sorted(names)] if shards else []
+    if source.is_file():
+        if source.suffix in _LIST_SUFFIXES:
+            return []
+        matches = [str(source)]
+    else:
+        matches = sorted(glob.glob(str(source)))
+    if not matches:
+        raise InputError(f"expected images in {source}, found no such file or folder")
+    for match in matches:
+        if not match.endswith(".tar"):
+            raise InputError(
+                f"expected a folder with one folder per class, a list ({', '.join(_LIST_SUFFIXES)})"
+                f" or tar shards (.tar, not compressed) with images, got {match}"
+            )
+    return [Path(match) for match in matches]
+
+
+def _scan_folder(root: Path) -> Found:
+    labels, paths = _Labels(), _Paths()
+    stamp = [_folder_stamp(root, "")]
+    ignored = 0
+    with os.scandir(root) as entries:
+        top = sorted((entry for entry in entries if not _hidden(entry)), key=lambda e: e.name)
+    folders = [entry.name for entry in top if entry.is_dir()]
+    ignored += len(top) - len(folders)
+    if not folders:
+        raise InputError(f"expected one folder per class with its images in {root}, found none")
+    for name in folders:
+        number = labels.number(_text(name, root), str(root / name))
+        before = len(paths.ends)
+        ignored += _scan_class(root, name, paths, stamp)
+        images = len(paths.ends) - before
+        if not images:
+            raise InputError(
+                f"expected images ({' '.join(IMAGE_SUFFIXES)}) in the class folder {root / name}, "
+                f"found none: add some, or remove the folder"
+            )
+        labels.given.extend([number] * images)
+    classes, places, numbers = labels.finish()
+    return Found(classes, places, numbers, str(root), (), paths.arrays(), ignored, stamp)
+
+
+def _scan_class(root: Path, folder: str, paths: _Paths, stamp: Stamp) -> int:
+    """Add the images of a folder and of those below it; return the number of other files."""
+    stamp.append(_folder_stamp(root, folder))
+    with os.scandir(root / folder) as entries:
+        found = sorted(
+            (entry.name, entry.is_dir(follow_symlinks=False))
+            for entry in entries
+            if not _hidden(entry)
+        )
+    ignored = 0
+    prefix = os.fsencode(folder) + b"/"
+    for name, is_folder in found:
+        if is_folder:
+            ignored += _scan_class(root, f"{folder}/{name}", paths, stamp)
+        elif name[name.rfind(".") :].lower() in _KNOWN:
+            paths.add(prefix + os.fsencode(name))
+        else:
+            ignored += 1
+    return ignored
+
+
+def _read_list(path: Path) -> Found:
+    stamp = [_file_stamp(path)]
+    rows = {".csv": _csv_rows, ".parquet": _parquet_rows, ".txt": _text_rows}[path.suffix]
+    labels, paths = _Labels(), _Paths()
+    base = path.parent
+    try:
+        for line, name, label in rows(path):
+            if not name or "\0" in name or not label:
+                raise InputError(
+                    f"expected a path and a label in {line} of {path}, got {name!r} and {label!r}"
+                )
+            labels.given.append(labels.number(label, f"{line} of {path}"))
+            paths.add(os.fsencode(name))
+            # The rest is found out while training, because 10 million files take too long here.
+            if len(paths.ends) == 1 and not (base / name).is_file():
+                raise InputError(
+                    f"expected the image of {line} of {path} at {base / name}, found no file: give "
+                    f"paths that are absolute or relative to the folder of the list"
+                )
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"expected a list of images in {path}, cannot read it: {error}") from error
+    if not len(paths.ends):
+        raise InputError(f"expected images in {path}, got an empty list")
+    classes, places, numbers = labels.finish()
+    return Found(classes, places, numbers, str(base), (), paths.arrays(), 0, stamp)
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[str, str, str]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        table = csv.reader(file)
+        header = next(table, [])
+        if not {"path", "label"} <= set(header):
+            raise _wrong_header(path, header)
+        columns = header.index("path"), header.index("label")
+        for row in table:
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise InputError(
+                    f"expected {len(header)} values in line {table.line_num} of {path}, as in its "
+                    f"header, got {len(row)}"
+                )
+            yield f"line {table.line_num}", row[columns[0]], row[columns[1]].strip()
+
+
+def _text_rows(path: Path) -> Iterator[tuple[str, str, str]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            words = line.split()
+            if not words:
+                continue
+            if len(words) > 2:
+                raise InputError(
+                    f"expected a path and one label in line {number} of {path}, got "
+                    f"{len(words) - 1} labels: give each image one label (a path with spaces needs "
+                    f"a .csv)"
+                )
+            yield f"line {number}", words[0], words[1] if len(words) > 1 else ""
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, str, str]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise InputError(
+            f"expected pyarrow to read {path}, found none: pip install 'fineprune[parquet]'"
+        ) from error
+    try:
+        with parquet.ParquetFile(path) as table:
+            names = table.schema_arrow.names
+            if not {"path", "label"} <= set(names):
+                raise _wrong_header(path, names)
+            row = 0
+            for batch in table.iter_batches(_ROWS, columns=["path", "label"]):
+                columns = (batch.column(name).to_pylist() for name in ("path", "label"))
+                for name, label in zip(*columns, strict=True):
+                    row += 1
+                    text = "" if label is None else str(label).strip()
+                    yield f"row {row}", "" if name is None else str(name), text
+    except ArrowException as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"expected a Parquet file, cannot read {path}: {reason}") from error
+
+
+def _wrong_header(path: Path, header: Iterable[str]) -> InputError:
+    return InputError(
+        f"expected the columns path and label in {path}, got {', '.join(header) or 'none'}"
+    )
+
+
+def _scan_shards(source: Path, shards: list[Path]) -> Found:
+    stamp = [_file_stamp(shard) for shard in shards]
+    base = shards[0].parent
+    labels = _Labels()
+    numbers, starts, sizes = array("i"), array("q"), array("q")
+    ignored = 0
+    for number, shard in enumerate(shards):
+        try:
+            for sample in _samples(shard):
+                image, label = sample.image, sample.label
+                ignored += sample.others
+                if image is None:
+                    continue
+                if label is None:
+                    raise _no_label(shard, sample)
+                place = f"{sample.key}.cls of {shard}"
+                labels.given.append(labels.number(_decoded(label, place), place))
+                numbers.append(number)
+                starts.append(image[0])
+                sizes.append(image[1])
+        except (OSError, TarError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InputError(f"expected a tar file, cannot read {shard}: {reason}") from error
+    if not len(numbers):
+        raise InputError(f"expected samples with an image and a .cls file in {source}, found none")
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "shard": np.frombuffer(numbers, np.int32),
+        "start": np.frombuffer(starts, np.int64),
+        "size": np.frombuffer(sizes, np.int64),
+    }
+    classes, places, given = labels.finish()
+    names = tuple(os.path.relpath(shard, base) for shard in shards)
+    return Found(classes, places, given, str(base), names, arrays, ignored, stamp)
+
+
+@dataclass
+class _Sample:
+    """The members of a shard with one key. An image is its start and its size in the shard."""
+
+    key: str
+    image: tuple[int, int] | None = None
+    label: bytes | None = None
+    json: bool = False
+    others: int = 0
+
+
+def _samples(shard: Path) -> Iterator[_Sample]:
+    """Yield the samples of a shard: the members that follow one another with the same key."""
+    sample = _Sample("")
+    with shard.open("rb") as file:
+        for member in members(file):
+            folder, _, name = member.name.rpartition("/")
+            stem, _, extension = name.partition(".")
+            if not stem:
+                continue  # A hidden file, such as those that macOS adds.
+            key = f"{folder}/{stem}" if folder else stem
+            if key != sample.key:
+                if sample.key:
+                    yield sample
+                sample = _Sample(key)
+            extension = extension.lower()
+            if f".{extension}" in _KNOWN and sample.image is None:
+                sample.image = member.start, member.size
+            elif extension == "cls":
+                sample.label = member.content(file)
+            else:
+                sample.json |= extension == "json"
+                sample.others += 1
+    if sample.key:
+        yield sample
+
+
+def _no_label(shard: Path, sample: _Sample) -> InputError:
+    there = f"only {sample.key}.json" if sample.json else "none"
+    return InputError(
+        f"expected the class of the image {sample.key} of {shard} in {sample.key}.cls, got "
+        f"{there}: write shards with a .cls file, which holds the name or the number of the class"
+    )
+
+
+def _decoded(label: bytes, place: str) -> str:
+    try:
+        text = label.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        text = ""
+    if not text:
+        raise InputError(f"expected the name or the number of a class in {place}, got {label!r}")
+    return text
+
+
+def _hidden(entry: "os.DirEntry[str]") -> bool:
+    return entry.name.startswith(".")
+
+
+def _text(name: str, root: Path) -> str:
+    """Return the name of a class folder, which is also written to files in UTF-8."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"expected class folders with names in UTF-8 in {root}, got {name!r}"
+        ) from error
+    return name
+
+
+def _folder_stamp(root: Path, name: str) -> list[Any]:
+    status = os.stat(root / name)
+    return [name, status.st_mtime_ns if stat.S_ISDIR(status.st_mode) else None]
+
+
+def _file_stamp(path: Path) -> list[Any]:
+    status = path.stat()
+    return [path.name, status.st_size, status.st_mtime_ns]

@@ -1,0 +1,443 @@
+"""Training on image files: the same result with any loader, broken files, and what is read."""
+
+import importlib.util
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from made_images import CLASSES, write_folder, write_shards
+from resuming import train_until
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.datasets.broken_files import TooManyBroken
+from fineprune.datasets.image_files import (
+    Broken,
+    ImageFiles,
+    View,
+    collate_leaving_out,
+    collate_replacing,
+)
+from fineprune.datasets.image_index import ImageIndex, load_index
+from fineprune.errors import InputError
+from fineprune.pruning.pruner import Pruner
+from fineprune.runs.files import read_metrics
+from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.data import load_data
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
+
+TRAIN, TEST = 64, 24
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    write_folder(folder / "train", TRAIN)
+    write_folder(folder / "test", TEST)
+    write_shards(folder / "shards", TRAIN)
+    return folder
+
+
+def recipe(folder, *changes):
+    settings = {
+        "data": {
+            "name": "images",
+            "train": str(folder / "train"),
+            "test": str(folder / "test"),
+            "image_size": 32,
+        },
+        "training": {"epochs": 3, "batch_size": 16, "lr": 0.02},
+        "pruning": {"policy": "fine-pruning", "window": 3, "start": 2, "prune": 16},
+        "run": {"threads": 1, "device": "cpu", "watch": 4, "checkpoint_steps": 1},
+    }
+    return make_recipe(settings, changes)
+
+
+def outcome(folder):
+    weights = load_checkpoint(folder / "checkpoint.pt")["model"].values()
+    timed = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
+    lines = read_metrics(folder / "metrics.jsonl")
+    lines = [{key: value for key, value in line.items() if key not in timed} for line in lines]
+    return torch.cat([w.flatten() for w in weights]), lines
+
+
+def assert_same(one, other):
+    assert torch.equal(one[0], other[0])
+    assert one[1] == other[1]
+
+
+@pytest.fixture(scope="module")
+def reference(images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        train(recipe(images), folder / "reference")
+    return outcome(folder / "reference")
+
+
+def test_the_network_learns_the_classes(reference):
+    # The mean brightness tells them apart.
+    assert reference[1][-1]["test_accuracy"] > 0.9
+    assert [line["skipped"] for line in reference[1]] == [0, 16, 0]
+
+
+def test_the_result_does_not_depend_on_the_number_of_loader_processes(images, tmp_path, reference):
+    train(recipe(images, "data.workers=2"), tmp_path / "run")
+    assert_same(outcome(tmp_path / "run"), reference)
+
+
+def test_evaluation_does_not_change_the_training(images, tmp_path, reference):
+    changes = ("training.evaluate_every=3", "training.evaluate_last=1", "run.watch=0")
+    train(recipe(images, *changes), tmp_path / "run")
+    assert torch.equal(outcome(tmp_path / "run")[0], reference[0])
+
+
+def break_files(folder):
+    """Break four training images in different ways, and return them."""
+    names = [folder / "train" / CLASSES[i % 2] / f"{i:04}.jpeg" for i in (0, 1, 4, 5)]
+    names[0].write_bytes(names[0].read_bytes()[:300])
+    names[1].write_bytes(b"")
+    names[2].write_bytes(b"%PDF-1.7 no image")
+    names[3].unlink()
+    return names
+
+
+@pytest.fixture
+def broken(images, tmp_path):
+    """A copy of the images whose index was made before four of them were broken."""
+    shutil.copytree(images, tmp_path / "copy")
+    load_index(tmp_path / "copy" / "train")
+    folder = tmp_path / "copy" / "train" / "dark"
+    status = folder.stat()
+    names = break_files(tmp_path / "copy")
+    # The time of the folder of the file that is gone, as if it had gone during the training.
+    os.utime(folder, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return tmp_path / "copy", names
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_broken_files_are_replaced_and_each_is_reported_once(workers, broken, tmp_path, caplog):
+    folder, names = broken
+    changed = recipe(folder, "data.broken_limit=0.1", f"data.workers={workers}")
+    train(changed, tmp_path / "run")
+    messages = sorted(
+        message
+        for message in (record.getMessage() for record in caplog.records)
+        if message.startswith("broken image")
+    )
+    assert [message.split(":")[0].removeprefix("broken image ") for message in messages] == sorted(
+        map(str, names)
+    )
+    reasons = {message.partition(": ")[2] for message in messages}
+    assert len(reasons) == 4
+    assert {reason for reason in reasons if "runcated" not in reason} == {
+        "the file is empty",
+        "no JPEG, PNG or WebP image",
+        "No such file or directory",
+    }
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [line["samples"] for line in lines] == [64, 48, 64]
+    assert [line["steps"] for line in lines] == [4, 3, 4]
+    assert lines[0]["broken"] == 4
+    assert all(line["broken"] <= 4 for line in lines)
+
+
+@pytest.mark.parametrize(
+    "policy", ["adaptive", "infobatch", "kakurenbo", "progressive-dropout", "random", "rs2", "ucb"]
+)
+def test_every_policy_trains_on_batches_in_which_a_sample_is_repeated(policy, broken, tmp_path):
+    folder, _ = broken
+    changes = [f"pruning.policy={policy}", "data.broken_limit=0.1", "training.batch_size=8"]
+    if policy in ("adaptive", "rs2", "ucb"):
+        changes += ["pruning.save=0.375"]
+    if policy not in ("adaptive", "random"):
+        changes += [f"pruning.prune={0.5 if policy == 'infobatch' else 0}"]
+    if policy == "kakurenbo":
+        changes += ["pruning.prune=0.5", "pruning.confidence=0.51", "training.lr=0.1"]
+    train(recipe(folder, *changes), tmp_path / "run")
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert sum(line["broken"] for line in lines) > 0
+    assert sum(line["skipped"] for line in lines) > 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop", [(0, 2), (1, 1)])
+def test_a_run_stopped_inside_an_epoch_and_resumed_equals_the_undisturbed_one(
+    workers, stop, broken, tmp_path, monkeypatch
+):
+    folder, _ = broken
+    changed = recipe(folder, "data.broken_limit=0.1", f"data.workers={workers}")
+    train(changed, tmp_path / "whole")
+
+    def reached(state):
+        so_far = state["epoch_so_far"]
+        return so_far and (state["pruner"]["epoch"], so_far["batches"]) == stop
+
+    train_until(reached, changed, tmp_path / "run", monkeypatch)
+    train(changed, tmp_path / "run", resume=True)
+    assert_same(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
+
+
+def test_too_many_broken_files_end_the_run(broken, tmp_path):
+    folder, _ = broken
+    for limit, allowed in (("0", 0), ("0.01", 1), ("0.05", 3)):
+        with pytest.raises(TooManyBroken, match=rf"^[1-4] of 64 images are .* allows {allowed};"):
+            train(recipe(folder, f"data.broken_limit={limit}"), tmp_path / f"run-{limit}")
+
+
+def test_a_batch_of_broken_files_ends_the_run(broken, tmp_path):
+    folder, names = broken
+    kept = {*names, folder / "train" / "dark" / "0003.webp"}
+    for path in (folder / "train").rglob("*"):
+        if path.is_file() and path not in kept:
+            path.write_bytes(b"")
+    changes = ("data.broken_limit=1.0", "training.batch_size=2", "pruning.policy=full")
+    with pytest.raises(TooManyBroken, match="all images of a batch are broken; the last one is"):
+        train(recipe(folder, *changes), tmp_path / "run")
+
+
+def test_broken_test_images_are_left_out_of_the_evaluation(images, tmp_path, caplog):
+    shutil.copytree(images, tmp_path / "copy")
+    (tmp_path / "copy" / "test" / "dark" / "0001.jpeg").write_bytes(b"")
+    data = load_data(recipe(tmp_path / "copy", "data.broken_limit=0.1"))
+    for _ in range(2):
+        assert sum(len(y) for _, y in data.evaluation) == TEST - 1
+    assert len([record for record in caplog.records if "broken image" in record.message]) == 1
+
+
+def item(sample, good=True):
+    image = torch.full((3, 2, 2), sample, dtype=torch.uint8)
+    return sample, image if good else Broken(sample, "path", "reason"), sample % 2
+
+
+def test_the_next_good_sample_replaces_a_broken_one():
+    items = [item(7, False), item(8, False), item(9), item(4, False), item(5), item(6, False)]
+    batch = collate_replacing(items)
+    assert batch.samples.tolist() == [9, 9, 9, 5, 5, 9]
+    assert batch.images is not None
+    assert batch.images[:, 0, 0, 0].tolist() == batch.samples.tolist()
+    assert batch.labels.tolist() == [1, 1, 1, 1, 1, 1]
+    assert [file.sample for file in batch.broken] == [7, 8, 4, 6]
+    assert collate_leaving_out(items).samples.tolist() == [9, 5]
+    for collate in (collate_replacing, collate_leaving_out):
+        nothing = collate([item(7, False)])
+        assert (nothing.images, len(nothing.labels)) == (None, 0)
+
+
+def pruner_of(settings, data):
+    return Pruner(data.train, settings.policy(), seed=0, batch_size=16)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("crop", ["random-resized", "crop"])
+def test_workers_of_servers_load_the_batches_of_the_loader(threads, crop, broken):
+    settings = recipe(
+        broken[0], f"data.workers={threads}", f"data.crop={crop}", "data.broken_limit=0.1"
+    )
+    data = load_data(settings)
+    pruner = pruner_of(settings, data)
+    pruner.set_epoch(1)
+    loader, fetch = data.make_loader(pruner), data.make_fetch()
+    assert len(loader) == 3
+    order = pruner.sampler.order().split(16)
+    for planned, (index, (x, y)) in zip(order, loader, strict=True):
+        fetched = fetch(planned, 1)
+        assert torch.equal(fetched[0], x)
+        assert torch.equal(fetched[1], y)
+        assert x.dtype == torch.float32
+        assert x.is_contiguous(memory_format=torch.channels_last)
+        assert x.shape == (16, 3, 32, 32)
+        assert torch.equal(torch.as_tensor(data.labels())[index], y)
+
+
+def test_batches_are_normalised_and_rescored_samples_are_those_of_the_epoch(images):
+    settings = recipe(images)
+    data = load_data(settings)
+    loader = data.make_loader(pruner_of(settings, data))
+    train_set = ImageFiles(
+        load_index(images / "train"),
+        data.labels(),
+        View(32, 37, crop="random-resized", flip=True, seed=0),
+    )
+    wanted = torch.tensor([5, 3, 60])
+    (index, (x, y)), (last, _) = loader.batches(wanted, epoch=1, batch_size=2)
+    assert torch.cat([index, last]).tolist() == wanted.tolist()
+    mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
+    std = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+    for sample, image, label in zip(index.tolist(), x, y.tolist(), strict=True):
+        _, bytes_, expected = train_set[1, sample]
+        assert label == expected
+        assert isinstance(bytes_, torch.Tensor)
+        assert torch.allclose(image, (bytes_ / 255 - mean) / std, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_on_a_gpu_are_those_of_the_cpu(workers, images):
+    def batches(device):
+        settings = recipe(images, f"run.device={device}", f"data.workers={workers}")
+        data = load_data(settings)
+        return data.make_loader(pruner_of(settings, data))
+
+    before = torch.cuda.get_sync_debug_mode()
+    on_gpu = []
+    try:
+        for index, (x, y) in batches("cuda"):
+            # Later batches must not overwrite the memory of this one.
+            on_gpu.append((index, x, y))
+            torch.cuda.set_sync_debug_mode("error")
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    for (index, x, y), (planned, (expected, labels)) in zip(on_gpu, batches("cpu"), strict=True):
+        assert torch.equal(index, planned)
+        assert torch.allclose(x.cpu(), expected, atol=1e-5)
+        assert torch.equal(y.cpu(), labels)
+
+
+def test_skipped_samples_are_not_read(images, tmp_path, monkeypatch):
+    opened = []
+    read = ImageIndex.read
+
+    def counted(self, image):
+        opened.append(self.name(image))
+        return read(self, image)
+
+    monkeypatch.setattr(ImageIndex, "read", counted)
+    # Only the last epoch is evaluated.
+    changes = ("training.evaluate_every=3", "training.evaluate_last=1", "run.watch=0")
+    train(recipe(images, *changes), tmp_path / "run")
+    training = [name for name in opened if "/train/" in name]
+    assert len(training) == 64 + 48 + 64
+    assert len(opened) == len(training) + TEST
+    assert len(set(training[64 : 64 + 48])) == 48
+
+
+def test_a_policy_can_evaluate_skipped_images(images, tmp_path):
+    policy = ["pruning.policy=kakurenbo", "pruning.prune=0.5", "pruning.confidence=0.51"]
+    policy += ["training.epochs=6", "training.lr=0.1"]
+    train(recipe(images, *policy, "data.workers=1"), tmp_path / "one")
+    train(recipe(images, *policy), tmp_path / "other")
+    assert_same(outcome(tmp_path / "one"), outcome(tmp_path / "other"))
+    lines = outcome(tmp_path / "one")[1]
+    assert any(line["forward_samples"] > line["samples"] for line in lines)
+
+
+def test_shards_train_like_files(images, tmp_path):
+    """The order of the images differs, so the results do, too."""
+    changes = (f"data.train={images / 'shards'}", "data.workers=1")
+    train(recipe(images, *changes), tmp_path / "run")
+    assert outcome(tmp_path / "run")[1][-1]["test_accuracy"] > 0.9
+
+
+def test_some_training_images_can_be_held_out(images):
+    settings = recipe(images, "data.test=none", "data.validation=16", "data.train_size=40")
+    data = load_data(settings)
+    assert (data.num_samples, data.evaluated_on) == (40, "validation")
+    assert min(np.bincount(data.labels())) > 8
+    assert sum(len(y) for _, y in data.evaluation) == 16
+    whole = load_data(recipe(images))
+    assert whole.evaluated_on == "test"
+    assert (data.classes, data.channels, data.blank.shape) == (2, 3, (1, 3, 32, 32))
+    with pytest.raises(InputError, match="train_size to be at most 48, the training images of"):
+        load_data(recipe(images, "data.validation=16", "data.train_size=49"))
+
+
+def test_labels_may_come_from_a_file_or_have_noise(images, tmp_path):
+    plain = np.asarray(load_data(recipe(images)).labels())
+    noisy = load_data(recipe(images, "data.label_noise=0.25"))
+    assert noisy.wrong is not None
+    assert noisy.wrong.sum() == 16
+    assert np.array_equal(noisy.labels() != plain, noisy.wrong)
+    labels = [CLASSES[1 - plain[0]], "drop", *plain[2:]]
+    (tmp_path / "labels.txt").write_text("\n".join(map(str, labels)))
+    settings = recipe(images, f"data.labels={tmp_path / 'labels.txt'}", "data.true_labels=dataset")
+    own = load_data(settings)
+    assert own.num_samples == 63
+    assert own.wrong.tolist() == [True] + 62 * [False]
+    _, y = own.make_fetch()(torch.arange(63), 0)
+    assert y.tolist() == [1 - plain[0], *plain[2:]]
+    assert own.labels_digest not in (None, load_data(recipe(images)).labels_digest)
+
+
+def test_a_run_goes_on_with_moved_images_but_not_with_others(
+    images, tmp_path, monkeypatch, reference
+):
+    shutil.copytree(images, tmp_path / "one")
+    changed = recipe(tmp_path / "one")
+    train_until(lambda state: state["epoch_so_far"] is None, changed, tmp_path / "run", monkeypatch)
+    (tmp_path / "one").rename(tmp_path / "two")
+    moved = recipe(tmp_path / "two")
+    image = tmp_path / "two" / "train" / "dark" / "0001.jpeg"
+    image.rename(image.with_name("another.jpeg"))
+    with pytest.raises(InputError, match="the images and labels with which the run began, got oth"):
+        train(moved, tmp_path / "run", resume=True)
+    image.with_name("another.jpeg").rename(image)
+    train(moved, tmp_path / "run", resume=True)
+    assert_same(outcome(tmp_path / "run"), reference)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["data.train=none"], "expected data.train, the training images, with data.name"),
+        (["data.test=none"], "expected data.test or data.validation with data.name"),
+        (["data.crop=centre"], "did you mean"),
+        (["data.broken_limit=2"], r"data.broken_limit in \[0, 1\], got 2"),
+        (["data.resize=31"], "data.resize to be at least 32, the data.image_size that is cut out"),
+        (["data.image_size=0"], "data.image_size to be at least 1"),
+        (["data.crop_padding=4"], "data.crop_padding with digits or .* only"),
+        (["data.name=digits"], "expected data.train with images only"),
+    ],
+)
+def test_wrong_settings_are_said_in_one_line(changes, said, images):
+    with pytest.raises(InputError, match=said):
+        recipe(images, *changes)
+
+
+def test_the_settings_of_a_run_are_complete(images):
+    data = recipe(images, "data.image_size=none").data
+    assert (data.image_size, data.resize, data.crop, data.flip) == (
+        224,
+        256,
+        "random-resized",
+        True,
+    )
+    assert data.broken_limit == 0.01
+    sections = recipe(images).as_dict()
+    assert make_recipe(sections) == recipe(images)
+    assert make_recipe({"data": {"name": "digits", "image_size": 32}}).data.image_size == 32
+    assert "resize" not in make_recipe({}).as_dict()["data"]
+
+
+def test_without_a_decoder_one_line_says_what_to_install(images, monkeypatch):
+    find_spec = importlib.util.find_spec
+
+    def without_pillow(name, *rest):
+        return None if name == "PIL" else find_spec(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_pillow)
+    with pytest.raises(InputError, match=r"pip install 'fineprune\[images\]'"):
+        load_data(recipe(images))
+
+
+def test_the_other_commands_work_or_say_what_they_need(images, tmp_path):
+    train(recipe(images), tmp_path / "run")
+    runner = CliRunner()
+    page = tmp_path / "inspect.html"
+    inspected = runner.invoke(app, ["inspect", str(tmp_path / "run"), "--out", str(page)])
+    assert inspected.exit_code == 0, inspected.output
+    assert page.exists()
+    (tmp_path / "recipe.toml").write_text(recipe(images).to_toml())
+    planned = runner.invoke(app, ["plan", str(tmp_path / "recipe.toml")])
+    assert planned.exit_code == 2
+    assert "expected --samples with image files" in planned.output
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["dataset"] == "images"

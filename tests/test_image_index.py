@@ -1,0 +1,410 @@
+"""The index of image files: what it finds in folders, lists and shards, and its cache."""
+
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_images import CLASSES, add, image_bytes, write_folder, write_shards
+
+from fineprune.datasets.image_index import cache_folder, load_index
+from fineprune.datasets.image_sources import find_images
+from fineprune.datasets.tar_members import TarError, members
+from fineprune.errors import InputError
+
+IMAGES = 12
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """The sources that were scanned."""
+    scanned = []
+
+    def counted(source):
+        scanned.append(source)
+        return find_images(source)
+
+    monkeypatch.setattr("fineprune.datasets.image_index.find_images", counted)
+    return scanned
+
+
+def write_csv(tmp_path):
+    write_folder(tmp_path / "files", IMAGES)
+    lines = ["label,note,path"]
+    for index in range(IMAGES):
+        name = f"{index:04}{image_bytes(index)[1]}"
+        lines.append(f'{CLASSES[index % 2]},"a, b",files/{CLASSES[index % 2]}/{name}')
+    (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path / "list.csv"
+
+
+def write_txt(tmp_path):
+    write_folder(tmp_path / "files", IMAGES)
+    lines = []
+    for index in range(IMAGES):
+        name = f"{index:04}{image_bytes(index)[1]}"
+        lines.append(f"{tmp_path}/files/{CLASSES[index % 2]}/{name} {index % 2}")
+    (tmp_path / "list.txt").write_text("\n".join(lines))
+    return tmp_path / "list.txt"
+
+
+def write_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    write_folder(tmp_path / "files", IMAGES)
+    names = [f"{index:04}{image_bytes(index)[1]}" for index in range(IMAGES)]
+    table = {
+        "path": [f"files/{CLASSES[index % 2]}/{name}" for index, name in enumerate(names)],
+        "label": [index % 2 for index in range(IMAGES)],
+    }
+    parquet.write_table(pyarrow.table(table), tmp_path / "list.parquet")
+    return tmp_path / "list.parquet"
+
+
+SOURCES = {
+    "folder": lambda tmp_path: write_folder(tmp_path / "files", IMAGES),
+    "csv": write_csv,
+    "txt": write_txt,
+    "parquet": write_parquet,
+    "shards": lambda tmp_path: write_shards(tmp_path / "shards", IMAGES, extra=["json"]),
+    "one shard": lambda tmp_path: (
+        write_shards(tmp_path / "shards", IMAGES, shards=1) / "train-000.tar"
+    ),
+    "pattern": lambda tmp_path: write_shards(tmp_path / "shards", IMAGES) / "train-*.tar",
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_each_source_gives_the_bytes_and_classes_of_all_images(source, tmp_path):
+    index = load_index(SOURCES[source](tmp_path))
+    assert index.classes == (("0", "1") if source in ("txt", "parquet") else CLASSES)
+    found = sorted((index.read(i), int(index.labels[i])) for i in range(len(index)))
+    assert found == sorted((image_bytes(i)[0], i % 2) for i in range(IMAGES))
+    again = load_index(SOURCES[source](tmp_path))
+    assert [again.read(i) for i in range(IMAGES)] == [index.read(i) for i in range(IMAGES)]
+
+
+def test_folders_below_a_class_belong_to_it_and_other_files_are_counted(tmp_path, caplog):
+    root = write_folder(tmp_path / "files", 4)
+    deep = root / "dark" / "a" / "b"
+    deep.mkdir(parents=True)
+    (deep / "UPPER.JPG").write_bytes(image_bytes(0)[0])
+    for name in ("notes.txt", "dark/list.csv", "dark/a/b/film.gif", "dark/.hidden.jpg"):
+        (root / name).write_bytes(b"")
+    index = load_index(root)
+    assert len(index) == 5
+    assert [index.name(i) for i in range(5) if "UPPER" in index.name(i)] == [
+        str(deep / "UPPER.JPG")
+    ]
+    assert np.bincount(index.labels).tolist() == [2, 3]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{root}: ignored 3 files that are not images"
+    ]
+
+
+def test_numbers_are_sorted_as_numbers_and_names_as_text(tmp_path):
+    write_folder(tmp_path / "files", 2)
+    name = f"files/bright/0000{image_bytes(0)[1]}"
+    for labels, classes in (("10 9 2", ("2", "9", "10")), ("10 b 2", ("10", "2", "b"))):
+        (tmp_path / "list.txt").write_text("".join(f"{name} {label}\n" for label in labels.split()))
+        index = load_index(tmp_path / "list.txt")
+        assert index.classes == classes
+        assert [classes[i] for i in index.labels] == labels.split()
+
+
+def touched(path, seconds=10):
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + seconds * 10**9))
+
+
+CHANGES = {
+    "nothing": lambda root: None,
+    "an image is added": lambda root: (root / "dark" / "new.jpg").write_bytes(image_bytes(0)[0]),
+    "an image is removed": lambda root: next((root / "bright").iterdir()).unlink(),
+    "a class is added": lambda root: write_folder(root / "other", 2),
+    "a folder is renamed": lambda root: (root / "dark").rename(root / "dim"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_index_is_made_anew_if_a_folder_changes_and_not_otherwise(change, tmp_path, scans):
+    root = write_folder(tmp_path / "files", 6)
+    past = {path for path in (root, *root.rglob("*")) if path.is_dir()}
+    for path in past:
+        os.utime(path, ns=(10**18, 10**18))
+    first = load_index(root)
+    CHANGES[change](root)
+    second = load_index(root)
+    load_index(root)
+    assert len(scans) == (1 if change == "nothing" else 2)
+    assert (first.digest == second.digest) == (change == "nothing")
+
+
+def test_the_index_is_made_anew_if_a_list_or_a_shard_changes(tmp_path, scans):
+    listed, shards = write_txt(tmp_path), write_shards(tmp_path / "shards", 4)
+    for source, file in ((listed, listed), (shards, shards / "train-001.tar")):
+        scans.clear()
+        load_index(source)
+        load_index(source)
+        assert len(scans) == 1
+        touched(file)
+        load_index(source)
+        assert len(scans) == 2
+    (shards / "train-002.tar").write_bytes((shards / "train-001.tar").read_bytes())
+    assert len(load_index(shards)) == 6
+
+
+@pytest.mark.parametrize("damage", ["shortened", "empty", "another file"])
+def test_a_damaged_cache_file_is_made_anew(damage, tmp_path, scans):
+    root = write_folder(tmp_path / "files", 6)
+    load_index(root)
+    (file,) = cache_folder().iterdir()
+    content = {"shortened": file.read_bytes()[:-20], "empty": b"", "another file": b"x" * 4096}
+    file.write_bytes(content[damage])
+    assert [load_index(root).read(i) for i in range(6)]
+    assert len(scans) == 2
+
+
+def test_without_a_folder_for_the_cache_the_index_is_kept_in_memory(tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    index = load_index(write_folder(tmp_path / "files", 6))
+    assert "set XDG_CACHE_HOME" in caplog.text
+    again = pickle.loads(pickle.dumps(index))
+    assert [again.read(i) for i in range(6)] == [index.read(i) for i in range(6)]
+
+
+def test_another_process_opens_the_cache_file_and_notices_another_index(tmp_path):
+    root = write_folder(tmp_path / "files", 6)
+    index = load_index(root)
+    sent = pickle.dumps(index)
+    assert len(sent) < 1000
+    assert pickle.loads(sent).read(3) == index.read(3)
+    (root / "dark" / "new.png").write_bytes(image_bytes(0)[0])
+    load_index(root)
+    with pytest.raises(InputError, match="as it was at the start"):
+        pickle.loads(sent)
+    assert index.read(5)  # The mapped file is still there.
+
+
+def digest_of(root):
+    return load_index(root).digest
+
+
+def test_several_processes_may_make_the_index_at_the_same_time(tmp_path):
+    root = write_folder(tmp_path / "files", 40)
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        digests = pool.map(digest_of, [root] * 8)
+    assert set(digests) == {load_index(root).digest}
+    assert len(list(cache_folder().iterdir())) == 1
+
+
+def changed_shard(tmp_path, *members_, name="train-000.tar"):
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    with tarfile.open(folder / name, "w") as archive:
+        for member in members_:
+            add(archive, member, image_bytes(0)[0] if member.endswith("jpg") else b"\xff")
+    return folder
+
+
+def text(tmp_path, name, content):
+    write_folder(tmp_path / "files", 2)
+    (tmp_path / name).write_text(content.replace("IMAGE", f"files/bright/0000{image_bytes(0)[1]}"))
+    return tmp_path / name
+
+
+def folder_with(tmp_path, *names):
+    for name in names:
+        (tmp_path / "files" / name).mkdir(parents=True)
+    return tmp_path / "files"
+
+
+def shortened(path):
+    path.write_bytes(path.read_bytes()[:1600])
+    return path
+
+
+NONSENSE = {
+    "nothing there": (lambda t: t / "nowhere", "expected images in .*nowhere, found no such file"),
+    "an empty folder": (lambda t: folder_with(t, "."), "one folder per class .* found none"),
+    "images without classes": (
+        lambda t: write_folder(t, 2) / "dark",
+        "expected one folder per class with its images in .*dark, found none",
+    ),
+    "an empty class": (
+        lambda t: write_folder(t / "files", 2) and folder_with(t, "empty"),
+        r"expected images \(.jpg .jpeg .png .webp\) in the class folder .*empty, found none",
+    ),
+    "another file": (lambda t: text(t, "list.json", "[]"), "got .*list.json"),
+    "a compressed shard": (lambda t: text(t, "a.tar.gz", ""), r"not compressed\).* got .*a.tar.gz"),
+    "a pattern for other files": (
+        lambda t: text(t, "a.zip", "").parent / "*.zip",
+        "got .*a.zip",
+    ),
+    "a list without a header": (
+        lambda t: text(t, "list.csv", "IMAGE,dark\n"),
+        "columns path and label in .*list.csv, got files/bright/0000.jpeg, dark",
+    ),
+    "a short line": (
+        lambda t: text(t, "list.csv", "path,label\nIMAGE,dark\nIMAGE\n"),
+        "expected 2 values in line 3 of .*list.csv, as in its header, got 1",
+    ),
+    "no label": (
+        lambda t: text(t, "list.csv", "path,label\nIMAGE,dark\nIMAGE,\n"),
+        "a path and a label in line 3 of .*list.csv, got 'files/.*' and ''",
+    ),
+    "no label in a text": (
+        lambda t: text(t, "list.txt", "IMAGE dark\n\nIMAGE\n"),
+        "a path and a label in line 3 of .*list.txt",
+    ),
+    "several labels": (
+        lambda t: text(t, "list.txt", "IMAGE dark\nIMAGE 3 5 7\n"),
+        "one label in line 2 of .*list.txt, got 3 labels",
+    ),
+    "an empty list": (lambda t: text(t, "list.csv", "path,label\n"), "got an empty list"),
+    "an empty file": (lambda t: text(t, "list.csv", ""), "path and label in .*list.csv, got none"),
+    "wrong paths": (
+        lambda t: text(t, "list.csv", "path,label\nelsewhere/a.jpg,dark\n"),
+        "image of line 2 of .* at .*elsewhere/a.jpg, found no file: give paths",
+    ),
+    "no UTF-8": (
+        lambda t: (text(t, "list.txt", "").write_bytes(b"\xff\xfe"), t / "list.txt")[1],
+        "expected a list of images in .*list.txt, cannot read it",
+    ),
+    "no Parquet": (
+        lambda t: text(t, "list.parquet", "path,label"),
+        "expected a Parquet file, cannot read .*list.parquet",
+    ),
+    "no class in a shard": (
+        lambda t: changed_shard(t, "0.jpg"),
+        "class of the image 0 of .*train-000.tar in 0.cls, got none: write shards with a .cls",
+    ),
+    "only JSON in a shard": (
+        lambda t: changed_shard(t, "a/0.jpg", "a/0.json"),
+        "class of the image a/0 of .* in a/0.cls, got only a/0.json",
+    ),
+    "a class that is no text": (
+        lambda t: changed_shard(t, "0.jpg", "0.cls"),
+        r"name or the number of a class in 0.cls of .*, got b'\\xff'",
+    ),
+    "no images in a shard": (
+        lambda t: changed_shard(t, "0.cls"),
+        "expected samples with an image and a .cls file in .*shards, found none",
+    ),
+    "no shard": (
+        lambda t: text(t, "a.tar", "x" * 2000),
+        "expected a tar file, cannot read .*a.tar: no header of a member at byte 0",
+    ),
+    "a shard that was cut off": (
+        lambda t: shortened(write_shards(t / "shards", 4) / "train-000.tar"),
+        "cannot read .*train-000.tar: it ends within the member at byte",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_a_wrong_source_is_said_in_one_line(case, tmp_path):
+    make, said = NONSENSE[case]
+    source = make(tmp_path)
+    with pytest.raises(InputError, match=said) as raised:
+        load_index(source)
+    assert "\n" not in str(raised.value)
+    assert not cache_folder().exists()
+
+
+def test_the_labels_of_a_test_set_must_be_classes_of_the_training_set(tmp_path):
+    write_folder(tmp_path / "files", 4)
+    train = load_index(tmp_path / "files")
+    name = f"files/dark/0001{image_bytes(1)[1]}"
+    test = tmp_path / "test.txt"
+    test.write_text(f"{name} dark\n")
+    assert load_index(test).numbered(train.classes, test).tolist() == [1]
+    test.write_text(f"{name} dark\n{name} dim\n")
+    with pytest.raises(InputError, match=r"got 'dim' in line 2 of .*test.txt"):
+        load_index(test).numbered(train.classes, test)
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_members_of_archives_of_all_formats_are_those_that_tarfile_finds(form):
+    names = ["a", "b/" + "n" * 90, "folder/ä.jpg"]
+    if form != tarfile.USTAR_FORMAT:
+        names += ["l" * 300, "d" * 160 + "/" + "e" * 160]
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=form) as archive:
+        for size, name in enumerate(names):
+            add(archive, name, b"x" * 700 * size)
+        for kind, name in ((tarfile.DIRTYPE, "folder"), (tarfile.SYMTYPE, "link")):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "t" * (99 if form == tarfile.USTAR_FORMAT else 200)
+            archive.addfile(member)
+        add(archive, "last", b"end")
+    found = list(members(file))
+    with tarfile.open(fileobj=io.BytesIO(file.getvalue())) as archive:
+        expected = [(m.name, m.offset_data, m.size) for m in archive if m.isfile()]
+    assert [tuple(member) for member in found] == expected
+    assert found[-1].content(file) == b"end"
+
+
+def test_a_damaged_header_is_noticed():
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        add(archive, "a", b"x")
+    content = bytearray(file.getvalue())
+    content[512 * 2 + 3] ^= 1
+    with pytest.raises(TarError, match="no header of a member"):
+        list(members(io.BytesIO(content)))
+
+
+# Writes a list and prints how many bytes of private memory each image takes: in the process that
+# makes the index, and in one that reads all of a finished one.
+MEMORY = """
+import json, sys
+from pathlib import Path
+from fineprune.datasets.image_index import load_index
+
+def anonymous():
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("Anonymous:"):
+            return int(line.split()[1]) * 1024
+
+before = anonymous()
+index = load_index(Path(sys.argv[1]))
+names = sum(len(index.name(i)) for i in range(0, len(index), 100))
+print(json.dumps([len(index), (anonymous() - before) / len(index), int(index.labels.sum())]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_million_images_take_little_private_memory(tmp_path):
+    images = 1_000_000
+    write_folder(tmp_path / "files", 2)
+    with (tmp_path / "list.txt").open("w") as file:
+        file.write(f"files/dark/0001{image_bytes(1)[1]} 0\n")
+        for i in range(1, images):
+            file.write(f"n01440764/n01440764_{i:07}.JPEG {i % 1000}\n")
+    for _ in ("made", "from the cache"):
+        done = subprocess.run(
+            [sys.executable, "-c", MEMORY, tmp_path / "list.txt"],
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        number, memory, labels = json.loads(done.stdout)
+        assert (number, labels) == (images, sum(i % 1000 for i in range(images)))
+        assert memory < 10
+    assert sum(path.stat().st_size for path in Path(tmp_path / "cache").rglob("*")) < 60 * images
