@@ -67,6 +67,7 @@ processes = int(sys.argv[2])
 results = []
 ready_in, ready_out = os.pipe()
 go_in, go_out = os.pipe()
+end_in, end_out = os.pipe()  # not the same one: a fast process would take what another waits for
 children = []
 for _ in range(processes):
     said_in, said_out = os.pipe()
@@ -77,14 +78,14 @@ for _ in range(processes):
         told(ready_out, "x")
         os.read(go_in, 1)  # All processes measure while all of them have the index.
         told(said_out, json.dumps([b - a for a, b in zip(before, used())]))
-        os.read(go_in, 1)
+        os.read(end_in, 1)
         os._exit(0)
     children.append(said_in)
 for _ in range(processes):
     os.read(ready_in, 1)
 told(go_out, "x" * processes)
 results = [json.loads(os.read(child, 1000)) for child in children]
-told(go_out, "x" * processes)
+told(end_out, "x" * processes)
 print(json.dumps([max(values) for values in zip(*results)]))
 """
 

@@ -1,6 +1,7 @@
 """Fixtures and settings that several test files share."""
 
 import contextlib
+import multiprocessing.spawn
 import shlex
 import sys
 import tempfile
@@ -68,6 +69,18 @@ def python_file(python, tmp_path_factory):
     file.write_text(f'#!/bin/sh\nexec {shlex.join(python)} "$@"\n')
     file.chmod(0o755)
     return str(file)
+
+
+@pytest.fixture(scope="module")
+def fast_spawn(python_file):
+    """Lets ``multiprocessing`` start its processes in the Python that has imported torch.
+
+    It is not for processes that watch their parent, which is another one than they expect.
+    """
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(python_file)
+    yield
+    multiprocessing.set_executable(before)
 
 
 @pytest.fixture

@@ -6,13 +6,14 @@ it once and forks for each program. As an executable, this file asks the server 
     python preloaded_python.py <address of the server> <program> <arguments of the program>
     python preloaded_python.py --wait <address> [-u] [-W error] <program, -m module or -c code> ...
 
-The program runs in a process of its own, with the arguments, environment, folder and standard
-streams of the process that asked. Without ``--wait``, that process ends at once. With it, it passes
+The program runs in a process of its own, with the arguments, environment, folder and open files of
+the process that asked. Without ``--wait``, that process ends at once. With it, it passes
 signals on, and ends when the program has ended and with the same exit status; if it is killed, the
 program is killed. The server runs on Linux only.
 """
 
 import contextlib
+import fcntl
 import importlib
 import json
 import os
@@ -35,6 +36,7 @@ _MODULES = (
     "fineprune.training.recipe_replica",
 )
 _LONGEST_MESSAGE = 1 << 20
+_MOST_FILES = 250  # The kernel passes 253 at once.
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _COMMAND = "FINEPRUNE_PRELOADED_PYTHON"
 
@@ -110,11 +112,22 @@ def _ask_and_wait(address, program):
 
 @contextlib.contextmanager
 def _asked(address, program, wait):
-    message = json.dumps([program, dict(os.environ), os.getcwd(), wait]).encode()
+    files = sorted(int(file) for file in os.listdir("/proc/self/fd"))
+    files = [file for file in files if _is_open(file)]
+    message = json.dumps([program, dict(os.environ), os.getcwd(), wait, files]).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.connect(address)
-        socket.send_fds(server, [message], [0, 1, 2])
+        socket.send_fds(server, [message], files)
         yield server
+
+
+def _is_open(file):
+    """Return whether a number from a listing is that of an open file, not of the listing itself."""
+    try:
+        os.fstat(file)
+    except OSError:
+        return False
+    return True
 
 
 def _serve(address):
@@ -140,21 +153,19 @@ def _serve(address):
 def _run(asking):
     """Run in this process, which was forked for it, the program that is asked for."""
     with asking:
-        message, streams, _, _ = socket.recv_fds(asking, _LONGEST_MESSAGE, 3)
-        program, environment, folder, wait = json.loads(message)
+        message, received, _, _ = socket.recv_fds(asking, _LONGEST_MESSAGE, _MOST_FILES)
+        program, environment, folder, wait, files = json.loads(message)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setpgid(0, 0)
         if wait and (pid := os.fork()):
             _report(pid, asking)
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    _renumber(received, files)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
     # The first path is that of this file; the place is the program's.
     sys.path[1:1] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
-    if program[0] == "-u":
+    while program[0] in ("-u", "-B"):
         del program[0]
     if program[0] == "-W":
         warnings.simplefilter(program[1])
@@ -168,6 +179,18 @@ def _run(asking):
     else:
         sys.argv, sys.path[0] = program, str(Path(program[0]).parent)
         runpy.run_path(program[0], run_name="__main__")
+
+
+def _renumber(received, files):
+    """Give open files the numbers that they have in the process that asked."""
+    # First to numbers above all others, so that no file is closed before it has its own.
+    above = max(files) + 1
+    moved = [fcntl.fcntl(number, fcntl.F_DUPFD, above) for number in received]
+    for number in received:
+        os.close(number)
+    for number, wanted in zip(moved, files, strict=True):
+        os.dup2(number, wanted)
+        os.close(number)
 
 
 def _report(pid, asking):

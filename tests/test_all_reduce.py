@@ -68,7 +68,7 @@ def ranks_main(rank, folder):
         dist.destroy_process_group()
 
 
-def test_two_ranks_train_like_one_process_with_twice_the_batch_size(tmp_path):
+def test_two_ranks_train_like_one_process_with_twice_the_batch_size(fast_spawn, tmp_path):
     spawn(ranks_main, args=(str(tmp_path),), nprocs=2)
     model = new_model()
     counts = users_loop(model, 16)

@@ -40,7 +40,9 @@ def test_throughput_compares_three_loops(run):
     assert result["summary"]["ours_to_plain"] > 0
 
 
-def test_images_measures_decoding_loading_and_the_index():
+def test_images_measures_decoding_loading_and_the_index(
+    run,
+):
     arguments = ["--images", 12, "--rounds", 1, "--batch", 4, "--files", 20, "--listed", 50]
     done = run("images.py", *arguments, "--json")
     assert done.returncode == 0, done.stderr

@@ -236,7 +236,7 @@ def refused(rank):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
+def two_ranks(fast_spawn, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     spawn(ranks, args=(str(folder),), nprocs=WORLD)
     return [torch.load(folder / f"rank{r}.pt", weights_only=True) for r in range(WORLD)]

@@ -159,7 +159,7 @@ def ranks_main(rank, folder):
         dist.destroy_process_group()
 
 
-def test_two_ranks_that_are_resumed_before_they_rescore_have_the_same_result(tmp_path):
+def test_two_ranks_that_are_resumed_before_they_rescore_have_the_same_result(fast_spawn, tmp_path):
     spawn(ranks_main, args=(str(tmp_path),), nprocs=2)
     whole, resumed = outcome(tmp_path / "whole"), outcome(tmp_path / "resumed")
     assert whole[1][1]["forward_samples"] > whole[1][1]["samples"]
