@@ -159,7 +159,7 @@ def draw(runs: list[Inspected], file: Path) -> None:
             axis.set(xticks=[], yticks=[])
             if not place:
                 axis.set_title(f"{title} often skipped", fontsize=9, loc="left")
-    figure.savefig(file, dpi=100, metadata={"Software": None})
+    figure.savefig(file, dpi=100)
 
 
 def table(headers: list[str], lines: Iterable[list[str]]) -> str:
