@@ -15,10 +15,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory -j 2 pytest lint
 
-# Three processes for two cores, because tests of workers and servers wait. The tests of a file share
-# one Ray.
+# Two processes, because most tests of workers and servers wait. The tests of a file share one Ray.
 pytest: $(INSTALLED)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # ARGS are further arguments of pytest, for example: make coverage ARGS="tests/test_pruner.py -n 0"
 coverage: $(INSTALLED)

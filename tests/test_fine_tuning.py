@@ -227,15 +227,17 @@ def test_a_worker_and_two_servers_train_like_one_process(tmp_path):
     with ThreadPoolExecutor(4) as pool:
         linked = [pool.submit(server.connect, "w") for server in servers]
         worker.connect("w")
+        for done in linked:  # A server sends to the workers that it is linked with.
+            done.result()
         pulled = [pool.submit(server.update, 1, [], ["w"], 0.0) for server in servers]
         for number, rate in enumerate((0.05, 0.05, 0.01)):
             key, indices = BatchKey(0, number), torch.arange(16 * number, 16 * number + 16)
             computed = worker.compute(key, indices.numpy(), None, 1.0, reads=True)
             staged = [pool.submit(server.stage, "w", key) for server in servers]
             worker.push(key)
-            waiting: list[Future[Any]] = [*linked, *pulled, *staged]
-            for done in waiting:
-                done.result()
+            waiting: list[Future[Any]] = [*pulled, *staged]
+            for ended in waiting:
+                ended.result()
             mean = [Contribution(key, "w", 1.0)]
             pulled = [pool.submit(s.update, number + 2, mean, ["w"], rate) for s in servers]
             losses = alone.step(alone.load(key, indices), None)
@@ -244,9 +246,9 @@ def test_a_worker_and_two_servers_train_like_one_process(tmp_path):
             optimizer.step()
             optimizer.zero_grad()
         worker.compute(BatchKey(1, 0), indices.numpy(), None, 1.0, reads=True)
-    ended = torch.cat([server.parameters(5) for server in servers])
-    assert torch.equal(ended, layout.flat(alone.model))
-    assert not torch.equal(ended, start)
+    trained_on_servers = torch.cat([server.parameters(5) for server in servers])
+    assert torch.equal(trained_on_servers, layout.flat(alone.model))
+    assert not torch.equal(trained_on_servers, start)
     worker.disconnect()
     for server in servers:
         server.forget(5, "w")
