@@ -29,6 +29,34 @@ class Stop(Exception):
     """Ends a training."""
 
 
+def train_through(epoch, recipe, folder):
+    """Train a recipe, and stop it right after the epoch (counted from 0)."""
+
+    def stop(metrics):
+        if metrics["epoch"] == epoch:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(recipe, folder, on_epoch=stop)
+
+
+def checkpoint_number(number, *, inside=False):
+    """Return a condition for ``train_until``: this many checkpoints were written.
+
+    Args:
+        number: The number of checkpoints.
+        inside: Whether to count only checkpoints that were not written at the end of an epoch.
+    """
+    written = []
+
+    def is_it(state):
+        if not inside or state["epoch_so_far"] is not None:
+            written.append(state)
+        return len(written) == number
+
+    return is_it
+
+
 def train_until(when, recipe, folder, monkeypatch):
     """Train a recipe up to the first checkpoint whose state fulfils ``when``, which is written."""
 

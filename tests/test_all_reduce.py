@@ -2,14 +2,18 @@
 
 import functools
 import json
+import os
 import signal
+import socket
 import subprocess
 import time
+import weakref
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from resuming import checkpoint_number, train_until
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
@@ -19,8 +23,7 @@ from fineprune.datasets import make_synthetic
 from fineprune.distributed.all_reduce import RankGroup, joined
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
-from fineprune.training import loop
-from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
+from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 
@@ -218,10 +221,6 @@ def test_ranks_that_a_signal_stops_write_one_checkpoint_after_the_same_step(
     assert saved["epoch_so_far"]["samples"] == 2 * 32 * saved["epoch_so_far"]["batches"]
 
 
-class Stop(Exception):
-    pass
-
-
 @pytest.mark.parametrize(
     ("batches", "steps"),
     [
@@ -234,18 +233,8 @@ def test_a_checkpoint_can_be_resumed_with_another_number_of_ranks(
 ):
     """One process writes the checkpoint. Two processes then need half as many steps per epoch."""
     folder = tmp_path / "run"
-    saves = []
-
-    def stop_after(path, state):
-        save_checkpoint(path, state)
-        saves.append(state["epoch_so_far"] is not None)
-        if sum(saves) == batches:
-            raise Stop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", stop_after)
-        with pytest.raises(Stop):
-            train(make_recipe(RECIPE, ["run.checkpoint_steps=1"]), folder)
+    recipe = make_recipe(RECIPE, ["run.checkpoint_steps=1"])
+    train_until(checkpoint_number(batches, inside=True), recipe, folder, monkeypatch)
     before = load_checkpoint(folder / "checkpoint.pt")["pruner"]
     assert before["epoch"] == (1 if batches == 14 else 2)
     done = torchrun(folder, 2, resume=True)
@@ -261,6 +250,27 @@ def test_an_error_on_rank_0_is_reported_by_all_ranks(two_ranks, torchrun):
     done = torchrun(folder, 2)
     assert done.returncode != 0
     assert done.stderr.count("expected a new folder for the run") == 2
+
+
+def leave_before_the_model(rank, port):
+    """Leave the group while a model wrapped by DDP still exists."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(address, RANK=str(rank), WORLD_SIZE="2")
+    model = nn.Linear(1, 1)
+    with joined("cpu") as ranks:
+        group = weakref.ref(dist.group.WORLD)
+        replicated = ranks.replicate(model, model)
+        ranks.from_main(lambda: None)
+    del replicated
+    # If this had deleted the group, it would have waited forever in one of fifty cases.
+    assert group() is not None
+
+
+def test_the_group_outlives_a_model_that_ddp_wrapped(fast_spawn):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn(leave_before_the_model, args=(port,), nprocs=2)
 
 
 def test_a_single_process_forms_a_group_of_one():

@@ -10,6 +10,7 @@ import time
 
 import pytest
 from processes import wait_until_ended
+from resuming import train_through
 
 from fineprune.errors import InputError
 from fineprune.experiments.compare import compare, plan_runs
@@ -181,15 +182,8 @@ def test_arms_and_seeds_are_added_to_a_comparison(copied):
 
 
 def test_an_arm_that_train_resumes_keeps_its_name(tmp_path):
-    class Stop(Exception):
-        pass
-
-    def stop(metrics):
-        raise Stop
-
     run = plan_runs(small("training.epochs=2", "run.threads=1"), tmp_path, 1, ["fewer-epochs"])[0]
-    with pytest.raises(Stop):
-        train(run.recipe, run.folder, on_epoch=stop)
+    train_through(0, run.recipe, run.folder)
     without_arm = read_recipe(run.folder / "recipe.toml").replaced("run", arm=None)
     train(without_arm, run.folder, resume=True)
     assert read_run(run.folder).summary["arm"] == "fewer-epochs"
@@ -212,16 +206,8 @@ def test_the_recipe_of_a_matched_control_repeats_it_alone(whole, tmp_path):
 
 
 def test_a_matched_control_continues_as_the_only_unfinished_arm(whole, unmatched):
-    class Stop(Exception):
-        pass
-
-    def stop(metrics):
-        if metrics["epoch"] == 11:
-            raise Stop
-
     recipe = read_recipe(whole / "matched-0/recipe.toml")
-    with pytest.raises(Stop):
-        train(recipe, unmatched / "matched-0", on_epoch=stop)
+    train_through(11, recipe, unmatched / "matched-0")
     before = {path: path.stat().st_mtime_ns for path in unmatched.glob("fine-pruning-0/*")}
     compare_matched(unmatched)
     assert {path: path.stat().st_mtime_ns for path in unmatched.glob("fine-pruning-0/*")} == before

@@ -5,15 +5,17 @@ import shutil
 import pytest
 import torch
 import torch._dynamo
+from resuming import train_through
 from torch import nn
 
+from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.runs.files import read_metrics
 from fineprune.training import loop
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.epoch_local import train_epoch_locally
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
-from fineprune.training.optimizer import build_optimizer, load_optimizer, set_rate
+from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.recipe import make_recipe
 from fineprune.training.settings import OPTIMIZERS, TrainingSettings
 
@@ -103,16 +105,8 @@ def test_no_step_waits_for_the_gpu(compiling, optimizer, tmp_path, monkeypatch):
 
 @needs_gpu
 def test_a_run_can_be_resumed_on_a_gpu(tmp_path):
-    class Stop(Exception):
-        pass
-
-    def stop(metrics):
-        if metrics["epoch"] == 1:
-            raise Stop
-
     on_gpu = recipe("run.device=cuda")
-    with pytest.raises(Stop):
-        train(on_gpu, tmp_path / "run", on_epoch=stop)
+    train_through(1, on_gpu, tmp_path / "run")
     summary = train(on_gpu, tmp_path / "run", resume=True)
     assert summary["epochs"] == 3
     assert [line["epoch"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 2]

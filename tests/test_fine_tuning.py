@@ -12,6 +12,7 @@ import torch
 from resuming import train_until
 from torch import nn
 
+from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
 from fineprune.distributed.parameter_servers.link import open_store
@@ -23,7 +24,7 @@ from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.freezing import freeze, training_mode
 from fineprune.training.loop import train
-from fineprune.training.optimizer import build_optimizer, set_rate
+from fineprune.training.optimizer import build_optimizer
 from fineprune.training.prefixes import check_prefixes
 from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.recipe_replica import RecipeReplica

@@ -7,7 +7,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fineprune.training.optimizer import build_optimizer, load_optimizer, set_rate
+from fineprune.distributed.optimizer_rate import set_rate
+from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.rmsprop_tf import RMSPropTF
 from fineprune.training.settings import OPTIMIZERS, TrainingSettings
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from resuming import Stop, checkpoint_number, train_until
 from torch.multiprocessing.spawn import spawn
 
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run
 from fineprune.training import loop, rescoring
-from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
+from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 from fineprune.training.train_state import checkpoint_state
@@ -101,10 +102,6 @@ def test_the_policy_learns_the_losses_in_evaluation_mode(tmp_path, monkeypatch):
     assert checked[0] > 0
 
 
-class Stop(Exception):
-    pass
-
-
 @pytest.mark.parametrize("position", ["first", "last", "end"])
 def test_a_run_stopped_in_a_rescored_epoch_and_resumed_has_the_same_result(
     position, whole, tmp_path, monkeypatch
@@ -112,19 +109,8 @@ def test_a_run_stopped_in_a_rescored_epoch_and_resumed_has_the_same_result(
     steps = [line["steps"] for line in read_metrics(whole / "metrics.jsonl")]
     # One checkpoint per step, and one at the end of each epoch.
     number = steps[0] + 1 + {"first": 1, "last": steps[1], "end": steps[1] + 1}[position]
-    saved = []
-
-    def stop_after(path, state):
-        save_checkpoint(path, state)
-        saved.append(path)
-        if len(saved) == number:
-            raise Stop
-
     recipe = make_recipe(RECIPE, ["run.checkpoint_steps=1"])
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", stop_after)
-        with pytest.raises(Stop):
-            train(recipe, tmp_path / "run")
+    train_until(checkpoint_number(number), recipe, tmp_path / "run", monkeypatch)
     train(recipe, tmp_path / "run", resume=True)
     assert_same(outcome(whole), outcome(tmp_path / "run"))
 

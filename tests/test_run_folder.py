@@ -12,13 +12,13 @@ import time
 
 import numpy as np
 import pytest
+from resuming import checkpoint_number, train_through, train_until
 
 from fineprune.errors import InputError
 from fineprune.runs.files import append_metrics, read_metrics
 from fineprune.runs.lock import only_writer
 from fineprune.runs.run import read_run, read_runs
-from fineprune.training import loop
-from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
+from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.epoch_metrics import TrainingDiverged
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
@@ -45,22 +45,9 @@ def content(folder):
     }
 
 
-class Stop(Exception):
-    pass
-
-
-def stop_after(epochs):
-    def stop(metrics):
-        if metrics["epoch"] == epochs - 1:
-            raise Stop
-
-    return stop
-
-
 def stopped(folder, epochs, *changes):
     """Train a run, and stop it after the given number of epochs."""
-    with pytest.raises(Stop):
-        train(small(*changes), folder, on_epoch=stop_after(epochs))
+    train_through(epochs - 1, small(*changes), folder)
     return folder
 
 
@@ -211,20 +198,10 @@ def test_the_counts_of_an_earlier_start_are_removed(tmp_path):
 
 
 def test_a_run_stopped_after_the_last_batch_of_an_epoch_keeps_its_rate(tmp_path, monkeypatch):
-    saves = []
-
-    def stop_inside(path, state):
-        save_checkpoint(path, state)
-        saves.append(state["epoch_so_far"])
-        inside = [epoch for epoch in saves if epoch]
-        if len(inside) == 3 + 4 + 3:  # After the last batch of epoch 3, which has the lower rate.
-            raise Stop
-
     recipe = small("run.checkpoint_steps=1")
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", stop_inside)
-        with pytest.raises(Stop):
-            train(recipe, tmp_path / "run")
+    # After the last batch of the third epoch, which has the lower rate.
+    last = checkpoint_number(3 + 4 + 3, inside=True)
+    train_until(last, recipe, tmp_path / "run", monkeypatch)
     train(recipe, tmp_path / "run", resume=True)
     rates = [line["lr"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
     assert rates == pytest.approx([0.02, 0.02, 0.004, 0.004])

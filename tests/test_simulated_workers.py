@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from resuming import checkpoint_number, train_until
 from torch import nn
 
 from fineprune.distributed.simulated_workers import SimulatedWorkers
-from fineprune.training import loop
-from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
+from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 
@@ -65,26 +65,11 @@ def test_one_worker_is_plain_training_bit_for_bit_and_more_are_not(tmp_path):
     assert not torch.equal(weights(tmp_path / "plain"), weights(tmp_path / "four"))
 
 
-class Stop(Exception):
-    pass
-
-
 @pytest.mark.parametrize("saves", [3, 9, 13])
 def test_a_run_stopped_inside_an_epoch_ends_as_if_it_never_was(saves, tmp_path, monkeypatch):
     made = recipe("distributed.simulate=3", "run.checkpoint_steps=1")
     train(made, tmp_path / "whole")
-    saved = []
-
-    def stop_after(path, state):
-        save_checkpoint(path, state)
-        saved.append(path)
-        if len(saved) == saves:
-            raise Stop
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", stop_after)
-        with pytest.raises(Stop):
-            train(made, tmp_path / "run")
+    train_until(checkpoint_number(saves), made, tmp_path / "run", monkeypatch)
     train(made, tmp_path / "run", resume=True)
     assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "run"))
 

@@ -6,10 +6,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from resuming import checkpoint_number, train_through, train_until
 
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run
-from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
+from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
@@ -92,23 +93,13 @@ def test_the_network_learns(tmp_path):
     assert summary["accuracy_last"] > 0.8
 
 
-class Stop(Exception):
-    pass
-
-
 @pytest.mark.parametrize("policy", ["fine-pruning", "random"])
 def test_a_run_stopped_after_any_epoch_and_resumed_has_the_same_result(policy, tmp_path):
     recipe = small(f"pruning.policy={policy}")
     train(recipe, tmp_path / "whole")
     for last in range(6):
-
-        def stop(metrics, last=last):
-            if metrics["epoch"] == last:
-                raise Stop
-
         folder = tmp_path / f"stopped{last}"
-        with pytest.raises(Stop):
-            train(recipe, folder, on_epoch=stop)
+        train_through(last, recipe, folder)
         train(recipe, folder, resume=True)
         one, other = (load_checkpoint(f / "checkpoint.pt") for f in (tmp_path / "whole", folder))
         for name, value in one["model"].items():
@@ -120,22 +111,10 @@ def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
     batch, whole, tmp_path, monkeypatch
 ):
     """Stop in a pruning epoch (batches 1-3), in one that clears (4-7), or in the next (8-10)."""
-    from fineprune.training import loop
-
-    saved = []
-
-    def stop_after(path, state):
-        save_checkpoint(path, state)
-        saved.append(path)
-        # One more checkpoint is written at the end of each epoch.
-        if len(saved) == batch + (batch > 3) + (batch > 7):
-            raise Stop
-
     recipe = small("run.checkpoint_steps=1")
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", stop_after)
-        with pytest.raises(Stop):
-            train(recipe, tmp_path / "run")
+    # One more checkpoint is written at the end of each epoch.
+    after = checkpoint_number(batch + (batch > 3) + (batch > 7))
+    train_until(after, recipe, tmp_path / "run", monkeypatch)
     train(recipe, tmp_path / "run", resume=True)
     assert_same(outcome(whole), outcome(tmp_path / "run"))
 

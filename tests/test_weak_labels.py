@@ -1,7 +1,6 @@
 """Recipes with label noise or label files: what is trained, what is found, and old recipes."""
 
 import functools
-import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from made_runs import make_compare, with_summary
+from resuming import checkpoint_number, train_through, train_until
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
@@ -168,11 +168,7 @@ def test_a_run_is_not_resumed_with_other_labels(given_labels, tmp_path):
     short = ("training.epochs=2", "training.milestones=[]", "pruning.policy=full")
     recipe = small(f"data.labels={file}", *short)
 
-    def stop(metrics):
-        raise Stop
-
-    with pytest.raises(Stop):
-        train(recipe, tmp_path / "run", on_epoch=stop)
+    train_through(0, recipe, tmp_path / "run")
     text = file.read_text()
     lines = text.splitlines()
     lines[1] = str((int(lines[1]) + 1) % 10)
@@ -185,10 +181,6 @@ def test_a_run_is_not_resumed_with_other_labels(given_labels, tmp_path):
 
 
 # -- what a run reports ----------------------------------------------------------------------------
-
-
-class Stop(Exception):
-    pass
 
 
 NOISE = "data.label_noise=0.3"
@@ -226,32 +218,16 @@ def test_the_suspicion_of_fine_pruning_is_measured_before_a_window_clears_it(who
 @pytest.mark.parametrize("stop_at", [2, 3, 5])
 def test_a_stopped_and_resumed_run_reports_the_same(stop_at, whole, tmp_path):
     """After the last epoch (5), the summary is not written yet."""
-
-    def stop(metrics):
-        if metrics["epoch"] == stop_at:
-            raise Stop
-
     folder = tmp_path / "run"
-    with pytest.raises(Stop):
-        train(small(NOISE), folder, on_epoch=stop)
+    train_through(stop_at, small(NOISE), folder)
     summary = train(small(NOISE), folder, resume=True)
     assert untimed(folder) == untimed(whole)
     assert summary["suspicion"] == read_run(whole).summary["suspicion"]
 
 
 def test_a_run_stopped_inside_an_epoch_reports_the_same(whole, tmp_path, monkeypatch):
-    saves = itertools.count()
-
-    def stop_after(path, state):
-        save_checkpoint(path, state)
-        if next(saves) == 6:
-            raise Stop
-
     recipe = small(NOISE, "run.checkpoint_steps=1")
-    with monkeypatch.context() as patch:
-        patch.setattr("fineprune.training.loop.save_checkpoint", stop_after)
-        with pytest.raises(Stop):
-            train(recipe, tmp_path / "run")
+    train_until(checkpoint_number(7), recipe, tmp_path / "run", monkeypatch)
     assert load_checkpoint(tmp_path / "run/checkpoint.pt")["epoch_so_far"] is not None
     train(recipe, tmp_path / "run", resume=True)
     assert untimed(tmp_path / "run") == untimed(whole)
@@ -446,13 +422,8 @@ def test_runs_of_an_earlier_version_are_in_one_group_with_new_ones(tmp_path):
 def test_a_checkpoint_of_an_earlier_version_is_continued(sixty_images, tmp_path):
     """Its recipe holds a size that had no effect, and no settings of this version."""
     recipe = cifar().replaced("pruning", policy="full")
-
-    def stop(metrics):
-        raise Stop
-
     folder = tmp_path / "run"
-    with pytest.raises(Stop):
-        train(recipe, folder, on_epoch=stop)
+    train_through(0, recipe, folder)
     state = load_checkpoint(folder / "checkpoint.pt")
     del state["labels"], state["recipe"]["data"]["label_noise_seed"]
     state["recipe"]["data"]["train_size"] = 1024

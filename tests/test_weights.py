@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from resuming import train_through
 
 from fineprune.networks.registry import build_network
 from fineprune.networks.weights import load_weights
@@ -200,10 +201,6 @@ def weights(tmp_path, monkeypatch):
     return tmp_path / "weights.pth"
 
 
-class Stop(Exception):
-    pass
-
-
 def test_a_run_begins_with_the_weights_and_its_resume_does_not_read_them(weights, tmp_path):
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     recipe = make_recipe(RECIPE, ["network.weights=weights.pth"])
@@ -216,11 +213,7 @@ def test_a_run_begins_with_the_weights_and_its_resume_does_not_read_them(weights
     assert run[0] == hand[0] != scratch[0]
     assert equal(run[1], hand[1])
 
-    def stop(metrics):
-        raise Stop
-
-    with pytest.raises(Stop):
-        train(recipe, tmp_path / "stopped", on_epoch=stop)
+    train_through(0, recipe, tmp_path / "stopped")
     weights.unlink()
     moved = make_recipe(RECIPE, ["network.weights=moved.pth"])
     summary = train(moved, tmp_path / "stopped", resume=True)

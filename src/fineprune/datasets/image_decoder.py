@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from fineprune.datasets.image_crops import Crop
-from fineprune.errors import InputError
+from fineprune.errors import InputError, first_line
 
 # Returns the part to use of an image with this width and height.
 Choose = Callable[[int, int], Crop]
@@ -123,7 +123,7 @@ def _decode_any(content: bytes, choose: Choose, size: int) -> torch.Tensor:
     except UnidentifiedImageError as error:
         raise BrokenImage("no JPEG, PNG or WebP image") from error
     except Exception as error:  # Each decoder has errors of its own for damaged files.
-        raise BrokenImage(str(error).splitlines()[0] if str(error) else repr(error)) from error
+        raise BrokenImage(first_line(error) or repr(error)) from error
     return _resized(pixels, size, crop.flip)
 
 

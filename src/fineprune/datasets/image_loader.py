@@ -110,9 +110,12 @@ class ImageLoader:
         self._workers = workers
         self._broken = broken
         self._to_device = ToDevice(dataset.view.size, device)
-        self._loader = self._load(
-            batch_size=batch_size,
-            sampler=sampler,
+        self._loader = _data_loader(
+            dataset,
+            sampler,
+            batch_size,
+            device=device,
+            workers=workers,
             drop_last=drop_last,
             # The keys of each epoch come from this process, so the loader processes can stay.
             persistent_workers=workers > 0,
@@ -143,19 +146,10 @@ class ImageLoader:
             batch_size: The number of samples per batch.
         """
         keys = [(epoch, i) for i in index.tolist()]
-        loader = self._load(batch_size=batch_size, sampler=keys)
-        return ((batch.samples, moved) for batch, moved in self._moved(loader))
-
-    def _load(self, **options: Any) -> Any:
-        return DataLoader(
-            self._dataset,
-            num_workers=self._workers,
-            collate_fn=collate_replacing,
-            pin_memory=self._device.startswith("cuda"),
-            # By default, the loader draws a seed for its workers from torch's global generator.
-            generator=torch.Generator(),
-            **options,
+        loader = _data_loader(
+            self._dataset, keys, batch_size, device=self._device, workers=self._workers
         )
+        return ((batch.samples, moved) for batch, moved in self._moved(loader))
 
     def _moved(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Labelled]]:
         return self._to_device(_checked(batches, self._broken))
@@ -187,14 +181,13 @@ class EvaluationImages:
     ) -> None:
         self._to_device = ToDevice(dataset.view.size, device)
         self._broken = broken
-        self._loader = DataLoader(
+        self._loader = _data_loader(
             dataset,
-            batch_size=batch_size,
-            sampler=_Keys(range(len(dataset)) if samples is None else samples),
-            num_workers=workers,
+            _Keys(range(len(dataset)) if samples is None else samples),
+            batch_size,
+            device=device,
+            workers=workers,
             collate_fn=collate_replacing if replace else collate_leaving_out,
-            pin_memory=device.startswith("cuda"),
-            generator=torch.Generator(),
         )
 
     def __iter__(self) -> Iterator[Labelled]:
@@ -240,6 +233,31 @@ class ImageFetcher:
         items = list(map(load, keys) if self._pool is None else self._pool.map(load, keys))
         ((_, moved),) = self._to_device(_checked([collate_replacing(items)], self._broken))
         return moved
+
+
+def _data_loader(
+    dataset: ImageFiles, keys: Any, batch_size: int, *, device: str, workers: int, **options: Any
+) -> Any:
+    """Return a ``DataLoader`` of batches of bytes, in which broken samples are replaced.
+
+    Args:
+        dataset: The images.
+        keys: A sampler or a list that yields the keys ``(epoch, index)``.
+        batch_size: The number of samples per batch.
+        device: Where batches are used.
+        workers: The number of loader processes; with 0, this process loads.
+        options: Further arguments of ``DataLoader``, which take precedence.
+    """
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        sampler=keys,
+        num_workers=workers,
+        pin_memory=device.startswith("cuda"),
+        # By default, the loader draws a seed for its workers from torch's global generator.
+        generator=torch.Generator(),
+        **{"collate_fn": collate_replacing, **options},
+    )
 
 
 def _checked(batches: Iterable[Batch], broken: BrokenFiles) -> Iterator[Batch]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.datasets.tar_members import TarError, members
-from fineprune.errors import InputError
+from fineprune.errors import InputError, first_line
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _KNOWN = frozenset(IMAGE_SUFFIXES)
@@ -299,7 +299,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, str, str]]:
                     text = "" if label is None else str(label).strip()
                     yield f"row {row}", "" if name is None else str(name), text
     except ArrowException as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise InputError(f"expected a Parquet file, cannot read {path}: {reason}") from error
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, first_line
 from fineprune.importing import import_attribute
 from fineprune.networks.imagenet_resnet import (
     imagenet_resnet18,
@@ -88,7 +88,7 @@ def _library(name: str) -> Callable[..., Any]:
         else:
             create = importlib.import_module("torchvision.models").get_model
     except Exception as error:  # a build for another torch fails with other errors than ImportError
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise InputError(
             f"expected {library} to be installed for network.name {name!r}: {reason}"
         ) from error

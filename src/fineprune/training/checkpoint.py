@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, first_line
 from fineprune.runs.files import replacing
 
 CHECKPOINT_VERSION = 3
@@ -40,7 +40,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # For damaged files, torch raises many types of exceptions.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = first_line(error) or type(error).__name__
         raise InputError(f"expected a checkpoint in {path}, cannot read it: {reason}") from error
     version = state.get("version") if isinstance(state, dict) else None
     if version is None:

@@ -348,12 +348,13 @@ def _chosen(
     kept, held_out = None, None
     if settings.validation:
         kept, held_out = _split(len(index), settings.validation)
-    limit = settings.limited(len(index) if kept is None else len(kept))
-    if limit < (len(index) if kept is None else len(kept)):
+    available = len(index) if kept is None else len(kept)
+    limit = settings.limited(available)
+    if limit < available:
         # Not the first ones, because an index may be in the order of the classes.
-        kept = np.arange(len(index)) if kept is None else kept
-        order = stream(_FIXED_SEED, 0, "train_size").permutation(len(kept))
-        kept = kept[np.sort(order[:limit])]
+        order = stream(_FIXED_SEED, 0, "train_size").permutation(available)
+        chosen = np.sort(order[:limit])
+        kept = chosen if kept is None else kept[chosen]
     if settings.labels is None and settings.label_noise is None:
         labels = index.labels if kept is None else index.labels[kept]
         return labels, kept, held_out, None

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from fineprune.training.settings import IMAGE_SIZE
+
 # Earlier versions wrote this into every recipe, also for data that had no such setting.
 _OLD_TRAIN_SIZE = 1024
 
@@ -13,7 +15,7 @@ _ALWAYS_WRITTEN = frozenset({"epochs", "accumulation", "drop_last", "nesterov", 
 _SINCE_CIFAR_HAS_A_SIZE = "label_noise_seed"
 
 # Recipes of all data but image files have this size, which is not the default of the setting.
-_IMAGE_SIZE = {"image_size": 32}
+_IMAGE_SIZE = {"image_size": IMAGE_SIZE}
 
 
 def as_meant(sections: Mapping[str, Mapping[str, Any]], *, set_now: bool) -> dict[str, Any]:

@@ -84,8 +84,7 @@ def epoch_metrics(
     if plan.weights is not None:
         metrics["mean_weight"] = plan.weights[kept].double().mean().item()
     if totals.broken is not None:
-        broken = torch.tensor(totals.broken, device=state.recipe.run.device)
-        metrics["broken"] = int(state.ranks.sum(broken))
+        metrics["broken"] = state.broken_of_all_ranks(totals)
     if totals.distributed:
         metrics["distributed"] = totals.distributed
     return metrics

@@ -22,11 +22,16 @@ def freeze(network: nn.Module, prefixes: Sequence[str]) -> None:
     for name, parameter in named:
         if any(covers(prefix, name) for prefix in prefixes):
             parameter.requires_grad_(False)
-    if prefixes and not any(parameter.requires_grad for _, parameter in named):
+    if prefixes and not trained_parameters(network):
         raise InputError(
             f"expected network.freeze to leave parameters to train, got {list(prefixes)}, which "
             f"cover all {len(named)} of them"
         )
+
+
+def trained_parameters(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that are not frozen, each with its name."""
+    return [(name, p) for name, p in network.named_parameters() if p.requires_grad]
 
 
 def training_mode(network: nn.Module, prefixes: Sequence[str]) -> None:

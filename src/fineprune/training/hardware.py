@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fineprune.distributed.all_reduce import local_size
-from fineprune.errors import InputError
+from fineprune.errors import InputError, first_line
 from fineprune.training.recipe import Recipe
 
 
@@ -83,7 +83,7 @@ def _check_device(name: str) -> None:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         raise InputError(
             f"expected run.device to be auto, cpu or a device of this machine, got {name!r}: "
             f"{reason}"

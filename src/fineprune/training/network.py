@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, first_line
 from fineprune.networks.registry import build_network
 from fineprune.training.data import Data
-from fineprune.training.freezing import freeze
+from fineprune.training.freezing import freeze, trained_parameters
 from fineprune.training.prefixes import check_prefixes
 from fineprune.training.random_state import random_state, set_random_state
 from fineprune.training.recipe import Recipe
@@ -27,7 +27,7 @@ def recipe_network(recipe: Recipe, data: Data) -> nn.Module:
     check_prefixes(
         "training.lr_scale",
         recipe.training.lr_scale or (),
-        [name for name, parameter in model.named_parameters() if parameter.requires_grad],
+        [name for name, _ in trained_parameters(model)],
     )
     return model
 
@@ -45,7 +45,7 @@ def _check_fit(model: nn.Module, recipe: Recipe, data: Data) -> None:
         if user_defined or isinstance(error, torch.OutOfMemoryError):
             # The traceback shows the user the place in the code. A full GPU is not a wrong input.
             raise
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = first_line(error) or type(error).__name__
         raise InputError(
             f"expected a network for samples of shape {shape}, got network.name {name!r}, which "
             f"fails on them: {reason}"

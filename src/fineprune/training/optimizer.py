@@ -80,21 +80,6 @@ def _build(
     )
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameters without waiting for the device.
-
-    Args:
-        optimizer: The optimizer. The factor ``lr_scale`` of a parameter group multiplies its rate.
-        rate: The learning rate.
-    """
-    for group in optimizer.param_groups:
-        scaled = rate * group.get("lr_scale", 1.0)
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(scaled)
-        else:
-            group["lr"] = scaled
-
-
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load the state of an optimizer that may have run on another kind of device.
 

@@ -42,7 +42,7 @@ _APPLIES_TO: dict[str, tuple[str, ...]] = {
 }
 
 # The default of ``image_size``. Recipes of data that have no such setting contain it, too.
-_IMAGE_SIZE, _FILE_SIZE = 32, 224
+IMAGE_SIZE, _FILE_SIZE = 32, 224
 # By default, the shorter side of an image file is scaled to this multiple of ``image_size``.
 _RESIZE = 256 / 224
 _BROKEN_LIMIT = 0.01
@@ -156,7 +156,7 @@ class DataSettings:
         else:
             check_at_least("data.train_size", self.train_size, 1)
         if self.image_size is None:
-            size = _FILE_SIZE if self.name == _IMAGE_FILES else _IMAGE_SIZE
+            size = _FILE_SIZE if self.name == _IMAGE_FILES else IMAGE_SIZE
             object.__setattr__(self, "image_size", size)
         assert self.image_size is not None
         check_at_least("data.image_size", self.image_size, 1)
@@ -168,7 +168,7 @@ class DataSettings:
         for field in dataclasses.fields(self):
             names = _APPLIES_TO.get(field.name, (data,))
             given = getattr(self, field.name)
-            default = _IMAGE_SIZE if field.name == "image_size" else field.default
+            default = IMAGE_SIZE if field.name == "image_size" else field.default
             if data not in names and given != default:
                 raise InputError(
                     f"expected data.{field.name} with {' or '.join(names)} only, got "

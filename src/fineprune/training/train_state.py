@@ -19,6 +19,7 @@ from fineprune.errors import InputError
 from fineprune.networks.weights import load_weights
 from fineprune.pruning.pruner import Pruner
 from fineprune.training.data import Data, load_data
+from fineprune.training.freezing import trained_parameters
 from fineprune.training.moving_average import MovingAverage
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.optimizer import build_optimizer, load_optimizer
@@ -135,6 +136,10 @@ class TrainState:
         """The network to evaluate: the moving average of the weights if there is one."""
         return self.model if self.average is None else self.average.network
 
+    def broken_of_all_ranks(self, totals: EpochTotals) -> int:
+        """Return how many samples of an epoch replaced one whose file is broken. A collective."""
+        return int(self.ranks.sum(torch.tensor(totals.broken, device=self.recipe.run.device)))
+
     @property
     def processes(self) -> int:
         """The number of processes that compute gradients: ranks, or workers of servers."""
@@ -217,9 +222,7 @@ def build_local_parts(state: TrainState) -> LocalParts:
         reseed(recipe.run.seed, ranks.rank, recipe.run.device)
     return LocalParts(
         forward=ranks.replicate(model, forward),
-        optimizer=build_optimizer(
-            [(name, p) for name, p in model.named_parameters() if p.requires_grad], recipe.training
-        ),
+        optimizer=build_optimizer(trained_parameters(model), recipe.training),
         loader=state.data.make_loader(state.pruner),
         simulated=SimulatedWorkers(model, simulate) if simulate else None,
         stop_vote=StopVote(ranks),
@@ -246,8 +249,7 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
             "distributed": totals.distributed,
         }
         if totals.broken is not None:
-            broken = torch.tensor(totals.broken, device=state.recipe.run.device)
-            epoch["broken"] = int(state.ranks.sum(broken))
+            epoch["broken"] = state.broken_of_all_ranks(totals)
         if totals.history is not None:
             epoch["history"] = totals.history.merged(state.ranks)
     saved = {

@@ -96,7 +96,7 @@ class FlatLayout:
 
     def flat(self, model: nn.Module) -> Tensor:
         """Return a flat copy of a model's parameters, shape (elements,), on the same device."""
-        parameters = _trained(model)
+        parameters = [parameter for _, parameter in _trained(model)]
         flat = torch.empty(self.elements, dtype=self.dtype, device=parameters[0].device)
         for view, parameter in zip(self.views(flat), parameters, strict=True):
             view.copy_(parameter.detach())
@@ -104,7 +104,7 @@ class FlatLayout:
 
     def load(self, model: nn.Module, flat: Tensor) -> None:
         """Copy a flat tensor of all elements into a model's parameters."""
-        for view, parameter in zip(self.views(flat), _trained(model), strict=True):
+        for view, (_, parameter) in zip(self.views(flat), _trained(model), strict=True):
             parameter.data.copy_(view)
 
     def bind(self, model: nn.Module) -> tuple[Tensor, Tensor]:
@@ -117,7 +117,7 @@ class FlatLayout:
         values = self.flat(model)
         gradients = torch.zeros_like(values)
         views = zip(_trained(model), self.views(values), self.views(gradients), strict=True)
-        for parameter, value, gradient in views:
+        for (_, parameter), value, gradient in views:
             parameter.data = value
             parameter.grad = gradient
         return values, gradients
@@ -130,7 +130,7 @@ def flat_layout(model: nn.Module, servers: int = 1) -> FlatLayout:
         InputError: The model has no parameters to train, parameters of several types, or parameters
             of a type other than float32 and float64; or there are more servers than elements.
     """
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    named = _trained(model)
     if not named:
         raise InputError("expected a model with parameters to train, got one without")
     types = {p.dtype for _, p in named}
@@ -157,8 +157,8 @@ def not_served(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_buffers()), **frozen}
 
 
-def _trained(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def _stride(parameter: Any) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore, Work
 from torch.distributed import DistNetworkError, ProcessGroup, ProcessGroupGloo
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, first_line
 
 _GREETING_BYTES = 160
 # The number of values that are rounded at a time. At 10 Gbit/s, rounding in pieces increased the
@@ -434,7 +434,7 @@ def _greeting(described: str, contents: str) -> Tensor:
 
 
 def _reason(error: RuntimeError, timeout_seconds: float = 0.0) -> str:
-    text = str(error).splitlines()[0] if str(error) else "it failed for no stated reason"
+    text = first_line(error) or "it failed for no stated reason"
     if "closed by peer" in text or "reset by peer" in text:
         return "the other end died or closed the link"
     if "timed out" in text.lower() or "timeout" in text:

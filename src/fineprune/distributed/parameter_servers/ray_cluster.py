@@ -412,7 +412,7 @@ def _init(options: dict[str, Any]) -> None:
         ray.init(**options)
     except (AuthenticationError, ConnectionError) as error:
         if "token" not in f"{error} {error.__cause__}".lower():
-            raise InputError(f"{expected}{str(error).splitlines()[0]}") from error
+            raise InputError(f"{expected}{first_line(error)}") from error
         raise InputError(
             f"{expected}it asks for a token: set RAY_AUTH_MODE=token, and put the token of the "
             f"first node into ~/.ray/auth_token or RAY_AUTH_TOKEN"

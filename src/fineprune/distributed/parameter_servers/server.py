@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 from fineprune.distributed.parameter_servers.link import Link, LinkBroken, Transfer
@@ -290,7 +291,7 @@ class ParameterServer:
                 torch.mul(reader.gradient, share, out=self._gradient)
             else:
                 self._gradient.add_(reader.gradient, alpha=share)
-        _set_rate(self._optimizer, rate)
+        set_rate(self._optimizer, rate)
         self._optimizer.step()
         self._version += 1
         epoch = contributions[0].key.epoch
@@ -323,12 +324,3 @@ def _send(answering: Sequence[tuple[str, _Reader | None]], version: int) -> list
         except LinkBroken:
             broken.append(name)
     return broken
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        scaled = rate * group.get("lr_scale", 1.0)
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(scaled)
-        else:
-            group["lr"] = scaled

@@ -22,6 +22,7 @@ from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
 from fineprune.distributed.parameter_servers.link import Link, LinkBroken, join_store
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
+from fineprune.errors import first_line
 
 
 class Replica(Protocol):
@@ -302,7 +303,7 @@ def _of_the_group(error: RuntimeError) -> bool:
 
 
 def _broken(error: RuntimeError) -> LinkBroken:
-    return LinkBroken(f"a member of the group died: {str(error).splitlines()[0]}")
+    return LinkBroken(f"a member of the group died: {first_line(error)}")
 
 
 class _Clock:
