@@ -28,6 +28,11 @@ _SYNC_BUFFERS = (
     else "broadcast_buffers"
 )
 
+# The group that was left last. A model wrapped by DDP holds its group too, from C++, and may exist
+# longer than ``joined``. If DDP had the last reference, it would keep the GIL while the threads of
+# the group end, which they cannot do without the GIL. Python releases the GIL for that.
+_kept: list[Any] = []
+
 
 @dataclass(frozen=True)
 class RankGroup:
@@ -193,6 +198,7 @@ def joined(device: str) -> Iterator[RankGroup]:
         yield RankGroup(dist.get_rank(), dist.get_world_size())
         _wait_for_all()
     finally:
+        _kept[:] = [dist.group.WORLD]
         dist.destroy_process_group()
 
 
