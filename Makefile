@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test pytest coverage lint clean
+.PHONY: demo test pytest coverage lint docs release clean
 
 demo: $(INSTALLED)
 	rm -rf runs/demo
@@ -28,13 +28,24 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-clean:
-	rm -rf $(VENV) runs htmlcov .coverage .coverage.*
+# The variable turns off a notice about the successor of the theme.
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir site
 
-# torch comes first and alone: then only the pinned version is fetched, also without a GPU.
+release: $(INSTALLED)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python .ci/check_release.py dist
+
+clean:
+	rm -rf $(VENV) runs site dist htmlcov .coverage .coverage.*
+
+# torch comes first and alone: then only the pinned version is fetched, also without a GPU. Most of
+# the installed files are never imported, so those that are imported are compiled then.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fineprune needs Python >= 3.11; give one: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	touch $(INSTALLED)

@@ -106,17 +106,20 @@ def variants() -> dict[str, Variant]:
         budget = dataclasses.replace(plain, save=0.35)
         made |= {
             at + "full": plain,
+            at + "full, rate scaled": dataclasses.replace(plain, lr=0.154),
             at + "fewer epochs": fewer,
             at + "fewer epochs, rate scaled": dataclasses.replace(fewer, lr=0.154),
             at + "fewer epochs, late": late,
             at + "fewer epochs, late, rate scaled": dataclasses.replace(late, lr=0.154),
             at + "budget": budget,
+            at + "budget, rate scaled": dataclasses.replace(budget, lr=0.154),
             at + "budget, power 0.5": dataclasses.replace(budget, power=0.5),
             at + "budget, patience 5": dataclasses.replace(budget, patience=5),
         }
     clean, weak = made["0% budget"], made["30% budget, patience 5"]
     no_patience = made["30% budget"]
     made |= {
+        "30% budget, patience 5, rate scaled": dataclasses.replace(weak, lr=0.154),
         "0% budget, gradient norm": dataclasses.replace(clean, select="gradient-norm"),
         "0% budget, gradient norm, mean one": dataclasses.replace(clean, select="gradient-norm-1"),
         "0% budget, hardest": dataclasses.replace(clean, select="hardest"),

@@ -27,13 +27,18 @@ import sys
 import warnings
 from pathlib import Path
 
-# Without Ray, which does not work in a fork of a process that has imported it.
+# Without Ray, which does not work in a fork of a process that has imported it. The last ones are
+# those that Ray imports.
 _MODULES = (
     "torch",
     "torch._dynamo",
     "fineprune.distributed.parameter_servers.server",
     "fineprune.distributed.parameter_servers.worker",
     "fineprune.training.recipe_replica",
+    "google.protobuf.internal.builder",
+    "jsonschema",
+    "requests",
+    "yaml",
 )
 _LONGEST_MESSAGE = 1 << 20
 _MOST_FILES = 250  # The kernel passes 253 at once.

@@ -1,0 +1,56 @@
+"""What the site adds to the pages: files that they link to, and the help texts of the commands.
+
+``mkdocs`` calls these functions; ``mkdocs.yml`` names this file.
+"""
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[1]
+# Files outside the folder of the pages, to which pages may link. The site has copies of them.
+LINKED = ("recipes/**/*.toml", "examples/*.py", "benchmarks/*.py")
+COPIES = PurePosixPath("files")
+LINK = re.compile(r"\]\((\.\./[^)#]+)(#[^)]*)?\)")
+COMMANDS = "<!-- the help text of each command -->"
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the files outside the folder of the pages."""
+    for pattern in LINKED:
+        for path in sorted(ROOT.glob(pattern)):
+            copy = str(COPIES / path.relative_to(ROOT).as_posix())
+            files.append(File.generated(config, copy, content=path.read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Let links to files outside lead to their copies, and insert the help texts."""
+    folder = PurePosixPath(page.file.src_uri).parent
+
+    def replaced(link: re.Match[str]) -> str:
+        target = os.path.normpath(ROOT / "docs" / folder / link[1])
+        inside = Path(target).is_relative_to(ROOT / "docs")
+        if inside or not Path(target).is_file():
+            return link[0]  # ``mkdocs`` checks it.
+        copy = COPIES / Path(target).relative_to(ROOT).as_posix()
+        return f"]({os.path.relpath(copy, folder)}{link[2] or ''})"
+
+    return LINK.sub(replaced, markdown).replace(COMMANDS, _help_texts())
+
+
+def _help_texts() -> str:
+    runner = CliRunner()
+    commands = [command.callback for command in app.registered_commands]
+    verbs = sorted(command.__name__ for command in commands if command is not None)
+    parts = []
+    for verb in verbs:
+        shown = runner.invoke(app, [verb, "--help"], prog_name="fineprune", terminal_width=80)
+        parts.append(f"## {verb}\n\n```text\n{shown.output.strip()}\n```\n")
+    return "\n".join(parts)
