@@ -118,8 +118,10 @@ def _train_epochs(
     on_epoch: OnEpoch,
 ) -> None:
     run = state.recipe.run
+    # An epoch in progress whose batches were all trained still lacks its metrics.
+    start = None if totals is None else state.pruner.position.epoch
     totals = totals or state.new_totals()
-    for epoch in state.pruner.epochs():
+    for epoch in state.pruner.epochs(start):
         # The clock was started at the end of the last epoch, so that selecting samples is included.
         totals.bookkeeping_seconds += time.perf_counter() - totals.started
         finished = train_epoch(state, epoch, totals, functools.partial(_save, state, files), stop)
