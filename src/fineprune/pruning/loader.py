@@ -1,5 +1,6 @@
 """The DataLoader over a pruner's samples, and a check of options that would undo the pruning."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -64,7 +65,10 @@ def loader_batch_size(own: int | None, given: int | None) -> int:
 
 
 class PrunedLoaders:
-    """Makes the loaders of a pruner, and keeps the last one, whose workers persist.
+    """Makes the loaders of a pruner, and remembers the last one as long as somebody uses it.
+
+    It holds no reference to a loader. A pruner is part of reference cycles, and to stop workers
+    while a cycle is collected takes torch five seconds for each of them.
 
     Args:
         sampler: The sampler of the pruner.
@@ -80,7 +84,7 @@ class PrunedLoaders:
         self._num_samples = num_samples
         self._batch_size = batch_size
         self._drop_last = drop_last
-        self._last: tuple[Indexed, dict[str, Any], DataLoader[Any]] | None = None
+        self._last: tuple[Indexed, dict[str, Any], weakref.ref[DataLoader[Any]]] | None = None
 
     def get(
         self,
@@ -91,7 +95,9 @@ class PrunedLoaders:
         collate_fn: Callable[[list[Any]], Any] | None,
         **options: Any,
     ) -> DataLoader[Any]:
-        """Return the last loader if it was made with the same arguments, or else a new one.
+        """Return the last loader if it was made with the same arguments and is still in use.
+
+        Otherwise, return a new one.
 
         Args:
             dataset: The data set, with or without indices.
@@ -123,9 +129,10 @@ class PrunedLoaders:
             "collate_fn": collate_fn,
         }
         if self._last is not None:
-            made_of, made_with, loader = self._last
-            if made_of.dataset is indexed.dataset and made_with == arguments:
-                return loader
+            made_of, made_with, reference = self._last
+            last = reference()
+            if last is not None and made_of.dataset is indexed.dataset and made_with == arguments:
+                return last
         loader = DataLoader(indexed, sampler=self._sampler, **arguments)
-        self._last = indexed, arguments, loader
+        self._last = indexed, arguments, weakref.ref(loader)
         return loader

@@ -184,8 +184,10 @@ class Pruner:
     ) -> DataLoader[Any]:
         """Return a ``DataLoader`` over this pruner's samples, whose batches are ``(index, batch)``.
 
-        A call with the same arguments returns the same loader, so that it may stand in the loop
-        over the epochs. Its workers persist from epoch to epoch.
+        It may stand in the loop over the epochs. If you keep it in a variable, its workers persist
+        from epoch to epoch (and see no change of the data set between epochs, unless you give
+        ``persistent_workers=False``); as long as you keep it, a call with the same arguments
+        returns it again.
 
         Args:
             dataset: Another data set with the same N samples. The default is that of the pruner.
