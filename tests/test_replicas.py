@@ -424,6 +424,7 @@ def test_batches_that_a_framework_shards_count_as_those_of_one_process(two_ranks
         for (epoch, mine), (_, theirs) in zip(first["seen"], second["seen"], strict=True)
     ]
     assert joined == expected
+    assert one.counts is not None
     for rank in (first, second):
         assert torch.equal(rank["counts"], one.counts)
         assert rank["total_steps"] == one.total_steps() == len(expected)
