@@ -1,5 +1,7 @@
 """Two ranks over Gloo: they count as one process with the doubled batch, and exchange states."""
 
+import dataclasses
+import functools
 import runpy
 import warnings
 from pathlib import Path
@@ -26,11 +28,11 @@ def losses_of(epoch, indices):
     return ((indices * 37 + epoch * 11) % 17).float()
 
 
-def train(pruner, upto=EPOCHS, stop_after=None):
+def train(pruner, upto=EPOCHS, stop_after=None, batch=BATCH):
     """Train with made-up losses, and return (epoch, indices) of each batch of this rank."""
     seen: list[tuple[int, list[int]]] = []
     for epoch in pruner.epochs():
-        for number, indices in enumerate(pruner.sampler.order().split(BATCH)):
+        for number, indices in enumerate(pruner.sampler.order().split(batch)):
             if (epoch, number) == (upto, stop_after):
                 return seen
             pruner.record(indices, losses_of(epoch, indices))
@@ -40,6 +42,7 @@ def train(pruner, upto=EPOCHS, stop_after=None):
 
 def ranks(rank, folder):
     store = f"file://{folder}/store"
+    early = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD)
     try:
         pruner = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH)
@@ -48,7 +51,7 @@ def ranks(rank, folder):
 
         stopped = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH)
         before = train(stopped, upto=4, stop_after=2)
-        careless = stopped.state_dict()
+        careless = refusal(stopped.state_dict)
         stopped.synchronize()
         resumed = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH)
         resumed.load_state_dict(stopped.state_dict())
@@ -66,11 +69,25 @@ def ranks(rank, folder):
                 "observed": observed(rank),
                 "nonfinite": nonfinite_losses(rank),
                 "refused": refused(rank),
+                "sharded": sharded(rank),
+                "warned": [
+                    warnings_of(early),
+                    warnings_of(unsharded()),
+                    warnings_of(shared(), every=2),
+                ],
             },
             f"{folder}/rank{rank}.pt",
         )
     finally:
         dist.destroy_process_group()
+
+
+def refusal(call):
+    """Return the message with which a call is refused; None if it is not."""
+    try:
+        call()
+    except InputError as error:
+        return str(error)
 
 
 def own_policy(batch=BATCH):
@@ -235,6 +252,58 @@ def refused(rank):
     return messages
 
 
+def sharded(rank):
+    """Train as with a framework that gives every second batch to each rank, with a resume."""
+    made = functools.partial(fp.Pruner, N, POLICY, seed=1, batch_size=BATCH, sharded_by_loader=True)
+    stopped, resumed = made(), made()
+    promised = [stopped.batches(epoch) for epoch in range(EPOCHS)]
+    seen = []
+    for pruner, stop in ((stopped, (4, 2)), (resumed, None)):
+        if stop is None:
+            careless = refusal(stopped.state_bytes)
+            stopped.synchronize()
+            pruner.load_state_bytes(stopped.state_bytes())
+            position = pruner.position
+        for epoch in pruner.epochs():
+            for number, indices in enumerate(pruner.sampler.order().split(BATCH)[rank::WORLD]):
+                if (epoch, number) == stop:
+                    break
+                pruner.record(indices, losses_of(epoch, indices))
+                seen.append((epoch, indices.tolist()))
+            if stop is not None and epoch == stop[0]:
+                break
+    return {
+        "seen": seen,
+        "counts": resumed.counts,
+        "promised": promised,
+        "total_steps": resumed.total_steps(),
+        "careless": careless,
+        "position": dataclasses.asdict(position),
+    }
+
+
+def unsharded():
+    """Return a pruner that leaves sharding to a framework that does not exist."""
+    return fp.Pruner(N, POLICY, seed=1, batch_size=BATCH, sharded_by_loader=True)
+
+
+def shared():
+    """Return a pruner that shares the samples among the ranks, in epochs of many batches."""
+    return fp.Pruner(4 * N, POLICY, seed=1, batch_size=BATCH)
+
+
+def warnings_of(pruner, every=1):
+    """Train two epochs, of which only some batches are recorded, and return the warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for epoch in range(2):
+            pruner.start_epoch(epoch)
+            for indices in pruner.sampler.order().split(BATCH)[::every]:
+                pruner.record(indices, losses_of(epoch, indices))
+            pruner.end_epoch()
+    return [str(warning.message) for warning in caught]
+
+
 @pytest.fixture(scope="module")
 def two_ranks(fast_spawn, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
@@ -278,9 +347,10 @@ def test_two_ranks_count_as_one_process_with_the_doubled_batch(two_ranks):
     assert one.counts is not None
     assert torch.equal(alone.counts, one.counts)
 
-    # A state that was taken without synchronize() is refused.
+    # Without synchronize(), no state is made, and one that says so is refused.
+    assert "synchronize" in first["careless"]
     with pytest.raises(ValueError, match="synchronize"):
-        alone.load_state_dict(first["careless"])
+        alone.load_state_dict({**first["state"], "synchronized": False})
 
 
 def test_a_policy_without_merge_learns_the_losses_of_all_ranks(two_ranks):
@@ -343,6 +413,35 @@ def test_ranks_that_would_train_by_different_plans_are_refused(two_ranks):
         assert "same plan on every rank" in plans
         assert "same seed" in seeds
         assert "expected rank together with num_replicas=4" in replicas
+
+
+def test_batches_that_a_framework_shards_count_as_those_of_one_process(two_ranks):
+    one = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH * WORLD)
+    expected = [(epoch, sorted(indices)) for epoch, indices in train(one, batch=BATCH * WORLD)]
+    first, second = (rank["sharded"] for rank in two_ranks)
+    joined = [
+        (epoch, sorted(mine + theirs))
+        for (epoch, mine), (_, theirs) in zip(first["seen"], second["seen"], strict=True)
+    ]
+    assert joined == expected
+    assert one.counts is not None
+    for rank in (first, second):
+        assert torch.equal(rank["counts"], one.counts)
+        assert rank["total_steps"] == one.total_steps() == len(expected)
+        assert rank["promised"] == [
+            sum(epoch == number for number, _ in expected) for epoch in range(EPOCHS)
+        ]
+        assert rank["position"] == {"epoch": 4, "batches": 2, "samples": 2 * BATCH}
+        assert "synchronize" in rank["careless"]
+
+
+def test_ranks_that_all_train_everything_or_share_twice_are_noticed_once(two_ranks):
+    for rank in two_ranks:
+        early, unsharded, shared_twice = rank["warned"]
+        assert len(early) == len(unsharded) == len(shared_twice) == 1
+        assert "made before the process group of 2 ranks" in early[0]
+        assert "each of 2 ranks trained all of them" in unsharded[0]
+        assert "sharded_by_loader=True" in shared_twice[0]
 
 
 @pytest.mark.parametrize("rank", range(4))

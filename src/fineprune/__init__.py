@@ -13,7 +13,9 @@ from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.policies.ucb import UCB
+from fineprune.pruning.position import Position
 from fineprune.pruning.pruner import Pruner
+from fineprune.pruning.sample_losses import reduce_pixels, reduce_tasks, reduce_tokens
 from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs, predict_savings
 from fineprune.pruning.schedule import Schedule
@@ -34,6 +36,7 @@ __all__ = [
     "LossRecords",
     "PlanOptions",
     "Policy",
+    "Position",
     "ProgressiveDropout",
     "Pruner",
     "PruningSampler",
@@ -42,4 +45,7 @@ __all__ = [
     "Schedule",
     "closed_form_pruned_epochs",
     "predict_savings",
+    "reduce_pixels",
+    "reduce_tasks",
+    "reduce_tokens",
 ]

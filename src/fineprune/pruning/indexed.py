@@ -1,9 +1,18 @@
 """Indexed: a data set whose items come with their indices and are otherwise unchanged."""
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, MutableMapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any, cast
 
 from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from fineprune.errors import InputError
+
+
+class IndexedItem(tuple[int, Any]):
+    """The pair ``(index, item)``, of a type of its own, so that collate functions recognise it."""
+
+    __slots__ = ()
 
 
 class Indexed(Dataset[tuple[int, Any]]):
@@ -37,7 +46,7 @@ class Indexed(Dataset[tuple[int, Any]]):
         index = int(index)
         if index < 0:
             index += len(self)
-        return index, self.dataset[index]
+        return IndexedItem((index, self.dataset[index]))
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[int, Any]]:
         """Fetch a whole batch, with the data set's own ``__getitems__`` if it has one."""
@@ -45,23 +54,50 @@ class Indexed(Dataset[tuple[int, Any]]):
         fetch = getattr(self.dataset, "__getitems__", None)
         if fetch is None:
             return [self[index] for index in wanted]
-        return list(zip(wanted, fetch(wanted), strict=True))
+        return list(map(IndexedItem, zip(wanted, fetch(wanted), strict=True)))
 
 
+@dataclass(frozen=True)
 class IndexedCollate:
     """Adapts the user's collate function to an ``Indexed`` data set.
 
-    The function receives the items without their indices. Each batch is
-    ``(index, collate_fn(items))``, where ``index`` is an int64 tensor of shape (B,).
+    The function receives the items without their indices. Without ``key``, each batch is
+    ``(index, collate_fn(items))``, where ``index`` is an int64 tensor of shape (B,). With ``key``,
+    the function must return a dict, and ``index`` is put into it under this key.
+
+    Items of a data set without indices are passed to the function unchanged, so that the same
+    object serves for the training and for the evaluation.
 
     Args:
         collate_fn: The user's function, which receives a list of items.
+        key: The key of the indices in batches that are dicts, such as "index".
     """
 
-    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self.collate_fn = collate_fn
+    collate_fn: Callable[[list[Any]], Any]
+    key: str | None = None
 
-    def __call__(self, batch: Sequence[tuple[int, Any]]) -> tuple[Any, Any]:
-        """Return the indices and the collated items of a list of ``(index, item)`` pairs."""
+    def __call__(self, batch: Sequence[Any]) -> Any:
+        """Return the indices and the collated items of a list of ``(index, item)`` pairs.
+
+        Raises:
+            InputError: There is a ``key``, but the function did not return a dict, or its result
+                has this key already.
+        """
+        if not batch or not isinstance(batch[0], IndexedItem):
+            return self.collate_fn(list(batch))
         indices = default_collate([index for index, _ in batch])
-        return indices, self.collate_fn([item for _, item in batch])
+        collated = self.collate_fn([item for _, item in batch])
+        if self.key is None:
+            return indices, collated
+        if not isinstance(collated, MutableMapping):
+            raise InputError(
+                f"expected a dict from the collate function, to which {self.key!r} can be added, "
+                f"got {type(collated).__name__}: leave out key to get (index, batch)"
+            )
+        if self.key in collated:
+            raise InputError(
+                f"expected a batch without {self.key!r}, which is the key of the indices, got one "
+                f"with the keys {', '.join(map(str, collated))}: choose another key"
+            )
+        collated[self.key] = indices
+        return collated

@@ -58,6 +58,7 @@ class LossRecorder:
     Attributes:
         progress: The epoch in progress; None if nothing has been recorded since the last epoch
             ended.
+        num_ranks: Number of ranks that record the losses of an epoch together.
         nonfinite_so_far: Number of losses that all ranks recorded in the epoch in progress and that
             were NaN or infinite, as of the last flush.
     """
@@ -71,9 +72,9 @@ class LossRecorder:
         self._replicas = replicas
         self._num_samples = num_samples
         self._seed = seed
-        self._ranks = max(shape.num_replicas, replicas.size)
+        self.num_ranks = max(shape.num_replicas, replicas.size)
         self._policy_merges = type(policy).merge is not Policy.merge
-        self._watch = PlanWatch(policy, num_samples, self._ranks)
+        self._watch = PlanWatch(policy, num_samples, self.num_ranks, replicas)
         self._buffer = LossBuffer()
         self._rescored = LossBuffer()
 
@@ -101,7 +102,7 @@ class LossRecorder:
         number = len(index)
         progress.recorded_here = True
         progress.batches += 1
-        progress.samples += number * self._ranks
+        progress.samples += number * self.num_ranks
         if self._watch.watching:
             self._watch.see(index)
         if not self._policy.needs_losses:
@@ -149,8 +150,10 @@ class LossRecorder:
             rise to.
         """
         nonfinite, self.nonfinite_so_far = self.nonfinite_so_far, 0
-        recorded = 0 if self.progress is None else self.progress.samples
-        messages = self._watch.end_epoch(plan, recorded, sampler, plan_was_read)
+        progress = self.progress or Progress(plan)
+        messages = self._watch.end_epoch(
+            plan, progress.samples, progress.batches, sampler, plan_was_read
+        )
         self.progress = None
         if nonfinite:
             messages.append(

@@ -6,23 +6,35 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.applied_options import AppliedOptions
 from fineprune.pruning.indexed import Indexed
+from fineprune.pruning.loader import PrunedLoaders
 from fineprune.pruning.loss_recorder import LossRecorder, check_batch
 from fineprune.pruning.plan import EpochPlan, check_plan
 from fineprune.pruning.policies.policy import Policy
-from fineprune.pruning.pruner_state import PrunerState, pack_state, unpack_state
+from fineprune.pruning.position import Position
+from fineprune.pruning.pruner_state import (
+    PrunerState,
+    from_bytes,
+    pack_state,
+    to_bytes,
+    unpack_state,
+)
 from fineprune.pruning.random_streams import stream
 from fineprune.pruning.replicas import Replicas, share_of_rank
 from fineprune.pruning.rescaling import Rescaling
+from fineprune.pruning.run_report import RunReport, RunTotals, as_html
 from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.step_counts import (
     BatchShape,
+    batches_of,
     bind,
     check_rounding,
     num_kept,
+    steps_of,
     total_steps,
 )
 
@@ -30,8 +42,8 @@ from fineprune.pruning.step_counts import (
 class Pruner:
     """Decides which samples each epoch trains on, based on the losses of earlier epochs.
 
-    A training loop needs three lines: a loader over ``pruner.dataset`` with
-    ``sampler=pruner.sampler``, the loop ``for epoch in pruner.epochs()``, and the loss
+    A training loop needs the loop ``for epoch in pruner.epochs()``, a loader, which is
+    ``pruner.loader()`` or one over ``pruner.dataset`` with ``sampler=pruner.sampler``, and the loss
     ``pruner.record(index, losses)``. While an epoch runs, its losses are only copied; the counts
     change at its end ([P] section 4, in the order select, train, clear, add).
 
@@ -48,11 +60,15 @@ class Pruner:
         accumulation: Number of batches per optimizer step.
         drop_last: Whether the loader drops an incomplete last batch.
         num_replicas: Number of ranks that share the samples of an epoch. The default is the size of
-            the process group. Frameworks that shard the batches themselves (accelerate) need 1.
+            the process group.
         rank: Number of this rank among them. The default is its number in the process group. If
             ``num_replicas`` is neither 1 nor the size of the group, it must be given.
         process_group: The group whose ranks merge their counts. The default is the initialised
             world.
+        sharded_by_loader: Whether a framework (Accelerate, Hugging Face's Trainer) divides the
+            batches of one sampler over the ranks of the group itself. ``batch_size`` is then still
+            that of one rank, and must be given.
+        log: Where to report each epoch; see the method ``log``. The default is nowhere.
 
     Attributes:
         sampler: The ``PruningSampler`` of this rank.
@@ -79,6 +95,8 @@ class Pruner:
         num_replicas: int | None = None,
         rank: int | None = None,
         process_group: Any = None,
+        sharded_by_loader: bool = False,
+        log: Any = None,
     ) -> None:
         if not isinstance(policy, Policy):
             raise TypeError(
@@ -99,6 +117,10 @@ class Pruner:
         check_whole_number("the number of samples", self._num_samples, 1)
         check_whole_number("seed", seed, 0)
         self._replicas = Replicas(process_group)
+        of_this_rank = batch_size
+        if sharded_by_loader:
+            batch_size = _global_batch_size(batch_size, self._replicas.size, num_replicas, rank)
+            num_replicas, rank = 1, 0
         num_replicas, rank = share_of_rank(
             self._replicas.size, self._replicas.rank, num_replicas, rank
         )
@@ -118,6 +140,7 @@ class Pruner:
             drop_last=drop_last,
             choose_epoch=self.set_epoch,
         )
+        self._loaders = PrunedLoaders(self.sampler, self._num_samples, of_this_rank, drop_last)
         self.nonfinite = 0
         self._recorder = LossRecorder(
             self._policy, self._replicas, self._num_samples, self._shape, seed
@@ -130,6 +153,10 @@ class Pruner:
         self._open = True
         self._plan_was_read = False
         self._rescaling: Rescaling | None = None
+        self._started: int | None = None  # The epoch that ``start_epoch`` or ``epochs`` began.
+        self._report = RunReport(self._policy, self._num_samples, self._shape)
+        if log is not None:
+            self.log(log)
         self._show(0)
 
     @property
@@ -145,6 +172,45 @@ class Pruner:
                 f"Pruner the data set, or index your own arrays with plan.kept"
             )
         return self._dataset
+
+    def loader(
+        self,
+        dataset: Any = None,
+        *,
+        batch_size: int | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **options: Any,
+    ) -> DataLoader[Any]:
+        """Return a ``DataLoader`` over this pruner's samples, whose batches are ``(index, batch)``.
+
+        It may stand in the loop over the epochs. If you keep it in a variable, its workers persist
+        from epoch to epoch (and see no change of the data set between epochs, unless you give
+        ``persistent_workers=False``); as long as you keep it, a call with the same arguments
+        returns it again.
+
+        Args:
+            dataset: Another data set with the same N samples. The default is that of the pruner.
+            batch_size: Number of samples per batch and rank. The default is that of the pruner.
+            num_workers: Number of worker processes.
+            collate_fn: Your collate function, which receives the items without their indices. With
+                ``IndexedCollate(function, key="index")``, the batches are dicts that contain the
+                indices.
+            options: Further keyword arguments of ``DataLoader``, such as ``pin_memory``.
+
+        Raises:
+            InputError: An option would undo the pruning (``shuffle``, ``sampler``,
+                ``batch_sampler``, ``in_order=False``, another ``drop_last`` or another batch size
+                than the pruner's); there is no batch size or no data set; or the data set has
+                another number of samples.
+        """
+        return self._loaders.get(
+            self.dataset if dataset is None else dataset,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            **options,
+        )
 
     # -- the epoch ----------------------------------------------------------------------------
 
@@ -164,37 +230,71 @@ class Pruner:
         """DroppingCounts as of the last epoch that ended, shape (N,); None if there are none."""
         return self._policy.counts
 
+    @property
+    def position(self) -> Position:
+        """Where this rank is: the epoch in progress (or the next one), and what it recorded."""
+        progress = self._recorder.progress
+        if progress is not None:
+            samples = progress.samples // self._recorder.num_ranks
+            return Position(progress.plan.epoch, progress.batches, samples)
+        epoch = self._plan.epoch
+        return Position(epoch if self._open else epoch + 1, 0, 0)
+
     def epochs(self, start: int | None = None) -> Iterator[int]:
-        """Iterate over the epochs: set each one, yield its number, and end it.
+        """Iterate over the epochs: start each one, yield its number, and end it.
 
         After a state was loaded, the iteration continues where that state was taken. If that was in
-        the middle of an epoch, the sampler yields the rest of this epoch. Leaving the loop by
-        ``break`` leaves the epoch open.
+        the middle of an epoch, the sampler yields the rest of this epoch. If it was after the last
+        batch of an epoch, that epoch is ended at once, and the iteration continues with the next
+        one, unless the policy rescores skipped samples. Leaving the loop by ``break`` leaves the
+        epoch open.
 
         Args:
             start: The first epoch, counted from 0. The default is the epoch that is still open, or
                 else the next one. If losses of another epoch have been recorded, that epoch is
-                ended first, and ``start`` begins with its first batch.
+                ended first, and ``start`` begins with its first batch. An epoch that is named here
+                is yielded even if it has no batches left: ``epochs(pruner.position.epoch)`` runs
+                the end of the loop's body for it.
 
         Raises:
             InputError: ``start`` is outside the training.
         """
         if start is not None and not 0 <= start < self._policy.epochs:
             raise InputError(f"expected start in 0..{self._policy.epochs - 1}, got {start}")
-        progress = self._recorder.progress
-        first = start
-        if first is None:
-            current = self._plan_in_progress.epoch
-            first = current if self._open or progress is not None else current + 1
-        elif progress is not None and progress.plan.epoch != first:
+        if start is None and self._is_complete():
             self._commit()
+        first = self.position.epoch if start is None else start
         for epoch in range(first, self._policy.epochs):
-            self.set_epoch(epoch)
-            progress = self._recorder.progress
-            if progress is not None and progress.plan.epoch == epoch:
-                self.sampler.follow(self._plan, progress.samples)
-            yield epoch
+            self.start_epoch(epoch)
+            try:
+                yield epoch
+            except GeneratorExit:  # The loop was left by ``break``.
+                if self._started == epoch:
+                    self._started = None
+                raise
             self.end_epoch()
+
+    def start_epoch(self, epoch: int) -> None:
+        """Begin ``epoch`` (counted from 0), or continue it where the losses recorded so far end.
+
+        This is one pass of ``epochs``, for loops of frameworks: call ``end_epoch`` after the last
+        batch. Until then, ``set_epoch`` to another epoch is an error. If losses of another epoch
+        have been recorded, that epoch is ended first.
+
+        Raises:
+            InputError: The epoch is outside the training.
+        """
+        self._check_epoch(epoch)
+        progress = self._recorder.progress
+        if progress is not None and progress.plan.epoch != epoch:
+            self._commit()
+        self._started = None
+        self.set_epoch(epoch)
+        self.sampler.epoch_was_set = True
+        progress = self._recorder.progress
+        if progress is not None:
+            self.sampler.follow(self._plan, progress.samples)
+        self._started = epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` (counted from 0) current, and plan it from the counts as they are.
@@ -204,9 +304,16 @@ class Pruner:
         is ended first.
 
         Raises:
-            InputError: The epoch is outside the training.
+            InputError: The epoch is outside the training, or ``epochs`` or ``start_epoch`` has
+                another one in progress.
         """
         self._check_epoch(epoch)
+        if self._started not in (None, epoch):
+            raise InputError(
+                f"expected set_epoch({self._started}), since this epoch is in progress, got "
+                f"{epoch}: call end_epoch() first, or let the framework count from epoch "
+                f"{self._started} on"
+            )
         if epoch == self._plan.epoch and self._open:
             return
         progress = self._recorder.progress
@@ -241,6 +348,29 @@ class Pruner:
         else:  # Outside a compiled step, the call above takes longer.
             self._record_batch(index, losses.detach())
         return losses.mean() if self._rescaling is None else self._rescaling.mean(index, losses)
+
+    def weighted(self, index: Any, losses: torch.Tensor) -> torch.Tensor:
+        """Return the losses times the weights of the plan, for a scalar of your own.
+
+        Nothing is recorded and nothing is reduced: call ``record`` too, and ignore its result. If
+        the plan has no weights, the losses are returned as they are.
+
+        Args:
+            index: Indices of the samples, integers, shape (B,).
+            losses: The losses of each sample, floating point, shape (B,) or (B, ...), such as
+                (B, tokens).
+
+        Raises:
+            InputError: A shape or a type is wrong.
+        """
+        if not isinstance(index, torch.Tensor):
+            index = torch.as_tensor(index)
+        if not losses.ndim or index.shape != losses.shape[:1]:
+            raise InputError(
+                f"expected losses of shape (B, ...) for indices of shape (B,), got losses of shape "
+                f"{tuple(losses.shape)} and indices of shape {tuple(index.shape)}"
+            )
+        return losses if self._rescaling is None else self._rescaling.weighted(index, losses)
 
     def to_rescore(self) -> torch.Tensor | None:
         """Return the samples to evaluate between the last batch of the epoch and its end.
@@ -306,12 +436,14 @@ class Pruner:
 
         Warns:
             RuntimeWarning: Losses were NaN or infinite; no losses were recorded, although the
-                policy needs them; or the batches that were trained do not fit the plan.
+                policy needs them; the batches that were trained do not fit the plan; or every rank
+                trained all samples.
 
         Raises:
             InputError: An index is out of range, or the ranks have different plans.
             RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
         """
+        self._started = None
         if not self._open:
             return
         progress = self._recorder.progress
@@ -353,6 +485,10 @@ class Pruner:
 
         The state consists of tensors, numbers, strings, lists and dicts, so that it loads with
         ``weights_only=True``.
+
+        Raises:
+            InputError: There are several ranks, and ``synchronize()`` was not called after the last
+                batch.
         """
         if self._replicas.size == 1:
             self._flush()
@@ -365,6 +501,7 @@ class Pruner:
             nonfinite_so_far=self._recorder.nonfinite_so_far,
             learned=self._policy.state_dict(),
             skips=self._options.skips(),
+            totals=self._report.totals.state_dict(),
         )
         return pack_state(state, self._identity())
 
@@ -379,9 +516,32 @@ class Pruner:
         self._policy.load_state_dict(loaded.learned)
         self._options.load_skips(loaded.skips)
         self._recorder.load(loaded.progress, loaded.nonfinite_so_far)
+        self._report.totals = RunTotals(**(loaded.totals or {}))
         self._ended = None if loaded.open else loaded.epoch
+        self._started = None
         self._show(loaded.epoch)
         self._open = loaded.open
+
+    def state_bytes(self) -> bytes:
+        """Return ``state_dict()`` as bytes, for formats that need a state of constant structure.
+
+        An example is ``torch.distributed.checkpoint``, which loads only the keys and shapes that
+        the new pruner's own state has.
+
+        Raises:
+            InputError: As for ``state_dict``.
+        """
+        return to_bytes(self.state_dict())
+
+    def load_state_bytes(self, data: bytes) -> None:
+        """Continue from the result of ``state_bytes``, as ``load_state_dict`` does.
+
+        Raises:
+            InputError: These are not such bytes, or ``load_state_dict`` refuses the state.
+        """
+        self.load_state_dict(from_bytes(data))
+
+    # -- numbers known in advance --------------------------------------------------------------
 
     def total_steps(self) -> int:
         """Return the number of optimizer steps of the whole training, known before it starts.
@@ -399,6 +559,74 @@ class Pruner:
         """
         return num_kept(self._policy, self._num_samples, epoch, self._shape)
 
+    def batches(self, epoch: int) -> int:
+        """Return the number of batches per rank of ``epoch``, exact, also before the training.
+
+        Raises:
+            InputError: The epoch is outside the training, ``batch_size`` was not given, or the
+                length of the epoch depends on data and it is not the current one.
+        """
+        return batches_of(self._length(epoch), self._shape)
+
+    def steps(self, epoch: int) -> int:
+        """Return the number of optimizer steps of ``epoch``, exact, also before the training.
+
+        Raises:
+            InputError: As for ``batches``.
+        """
+        return steps_of(self._length(epoch), self._shape)
+
+    # -- reports ------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the training has cost so far and what it will save: JSON values only.
+
+        Returns:
+            - ``policy``: its name;
+            - ``epochs``, ``epochs_done``: the epochs of the training, and those that were trained;
+            - ``skipped``: the share of the sample-steps of these epochs that was skipped;
+            - ``predicted_saving``: the share of the steps that the whole training saves (of the
+              sample-steps, without ``batch_size``); None if it depends on data;
+            - ``steps``, ``total_steps``: the optimizer steps so far, and of the whole training
+              (None if they are not known);
+            - ``record_calls``: the number of batches that this rank recorded;
+            - ``bookkeeping_seconds``: the time that this process spent on choosing samples and on
+              ending epochs, without ``record``; with a GPU, it includes waiting for it;
+            - ``suspects``: the samples whose labels should be checked first, at most ten; see
+              ``Policy.suspects``. Empty if the policy suspects none.
+        """
+        progress = self._recorder.progress
+        return self._report.summary(0 if progress is None else progress.batches)
+
+    def log(self, target: Any, by: str = "steps") -> None:
+        """Report each epoch to ``target`` when it ends, on the first rank of the group only.
+
+        The values are ``fineprune/epoch`` (counted from 0), ``fineprune/skipped`` (the share of the
+        samples that the epoch skipped), ``fineprune/saved`` (the share of the sample-steps so far),
+        ``fineprune/overhead_seconds`` (see ``summary``) and, if the policy names suspects,
+        ``fineprune/suspects`` (their number).
+
+        Args:
+            target: Any ``callable(dict, step)``, such as ``wandb.log``, ``mlflow.log_metrics`` or
+                ``trackio.log``, or TensorBoard's ``SummaryWriter``.
+            by: What ``step`` counts: "steps" for the optimizer steps so far, or "epochs" for the
+                epochs so far.
+
+        Raises:
+            InputError: ``target`` or ``by`` is neither of these.
+        """
+        self._report.add_writer(target, by)
+
+    def __repr__(self) -> str:
+        return (
+            f"Pruner({self._num_samples} samples, policy {self._policy.name!r}, "
+            f"{self._report.totals.epochs} of {self._policy.epochs} epochs done, "
+            f"{self._report.skipped:.1%} skipped)"
+        )
+
+    def _repr_html_(self) -> str:
+        return as_html(f"Pruner of {self._num_samples} samples", self.summary())
+
     # -- internals ----------------------------------------------------------------------------
 
     @property
@@ -407,13 +635,35 @@ class Pruner:
         progress = self._recorder.progress
         return self._plan if progress is None else progress.plan
 
+    def _length(self, epoch: int) -> int:
+        """Return how many samples all ranks together train in ``epoch``."""
+        self._check_epoch(epoch)
+        for plan in (self._plan_in_progress, self._plan):
+            if plan.epoch == epoch:
+                return len(plan.kept)
+        kept = self.num_kept(epoch)
+        if kept is None:
+            raise InputError(
+                f"expected an epoch whose length is known in advance, got epoch {epoch} of policy "
+                f"{self._policy.name!r}, which depends on data: ask when it is the current one"
+            )
+        return kept
+
+    def _is_complete(self) -> bool:
+        """Return whether nothing is left to train or to rescore of the epoch in progress."""
+        progress = self._recorder.progress
+        if progress is None or self._policy.rescores:
+            return False
+        return self.sampler.is_complete(progress.plan, progress.samples, self._shape.batch_size)
+
     def _show(self, epoch: int) -> None:
         """Make ``epoch`` current, with the plan in progress if there is one for it."""
         progress = self._recorder.progress
         if progress is not None and progress.plan.epoch == epoch:
             self._plan = progress.plan
         else:
-            self._plan = self._make_plan(epoch)
+            with self._report.bookkeeping():
+                self._plan = self._make_plan(epoch)
         self._open = True
         self._plan_was_read = False
         rescales = self._plan.weights is not None
@@ -453,22 +703,30 @@ class Pruner:
     def _commit(self) -> None:
         if self._rescaling is not None:
             self._rescaling.check_used()
-        self._flush()
+        with self._report.bookkeeping():
+            self._flush()
         self._end(self._plan_in_progress)
 
     def _flush(self) -> None:
         self._recorder.flush(self._plan_in_progress)
 
     def _end(self, plan: EpochPlan) -> None:
-        self._policy.end_epoch(plan.epoch)
-        self._options.end_epoch(plan)
-        self._open = False
-        self._ended = plan.epoch
-        self.nonfinite, messages = self._recorder.end_epoch(
-            plan, self.sampler, plan_was_read=self._plan_was_read
-        )
+        progress = self._recorder.progress
+        if progress is not None or self.sampler.was_read or self._plan_was_read:
+            self._report.add_epoch(len(plan.kept), 0 if progress is None else progress.batches)
+        with self._report.bookkeeping():
+            self._policy.end_epoch(plan.epoch)
+            self._options.end_epoch(plan)
+            self._open = False
+            self._started = None
+            self._ended = plan.epoch
+            self.nonfinite, messages = self._recorder.end_epoch(
+                plan, self.sampler, plan_was_read=self._plan_was_read
+            )
         for message in messages:
             warnings.warn(message, RuntimeWarning, stacklevel=4)
+        if self._replicas.rank == 0:
+            self._report.write(plan.epoch, len(plan.kept))
 
     def _identity(self) -> dict[str, Any]:
         """Return what a saved state must agree with."""
@@ -485,3 +743,22 @@ class Pruner:
                 f"expected an epoch in 0..{self._policy.epochs - 1}, got {epoch}: "
                 f"make the schedule as long as the training"
             )
+
+
+def _global_batch_size(
+    batch_size: int | None, processes: int, num_replicas: int | None, rank: int | None
+) -> int:
+    """Return the number of samples in the batches of all processes, which a framework divides.
+
+    Raises:
+        InputError: There is no batch size, or the shares of the ranks are given too.
+    """
+    if num_replicas is not None or rank is not None:
+        raise InputError(
+            f"expected sharded_by_loader without num_replicas and rank, since the framework "
+            f"divides the batches, got num_replicas={num_replicas} and rank={rank}: leave them out"
+        )
+    if batch_size is None:
+        raise InputError("expected batch_size, that of one rank, with sharded_by_loader, got None")
+    check_whole_number("batch_size", batch_size, 1)
+    return batch_size * processes

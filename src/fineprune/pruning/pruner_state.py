@@ -1,12 +1,13 @@
 """The state dict of ``Pruner``: packed, checked and unpacked by functions without side effects."""
 
+import io
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, first_line
 from fineprune.pruning.loss_recorder import Progress
 from fineprune.pruning.plan import EpochPlan, check_plan
 
@@ -29,6 +30,7 @@ class PrunerState:
         learned: The state dict of the policy.
         skips: The number of epochs in a row in which each sample was skipped, uint8, shape (N,);
             None if no option of the policy needs it.
+        totals: The sums over the epochs that ended, by their names; None if they are not known.
     """
 
     epoch: int
@@ -38,6 +40,7 @@ class PrunerState:
     nonfinite_so_far: int
     learned: dict[str, Any]
     skips: torch.Tensor | None = None
+    totals: dict[str, int] | None = None
 
 
 def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +50,12 @@ def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
         state: The state to pack.
         identity: ``num_samples``, ``seed``, the policy's ``settings`` and its ``options``. A pruner
             loads the state only if it agrees with all of them.
+
+    Raises:
+        InputError: The state was taken in the middle of an epoch without ``synchronize()``.
     """
+    if not state.synchronized:
+        raise InputError(_unsynchronized(state.epoch))
     progress = None
     if state.progress is not None:
         kept = np.zeros(identity["num_samples"], dtype=np.bool_)
@@ -68,6 +76,7 @@ def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
         "progress": progress,
         "learned": state.learned,
         "skips": state.skips,
+        "totals": state.totals,
     }
 
 
@@ -95,11 +104,7 @@ def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerStat
     if missing:
         raise InputError(f"expected a pruner state with {missing[0]}, got one without it")
     if not packed["synchronized"]:
-        raise InputError(
-            f"expected a state with the losses of all ranks, got one that was taken in the middle "
-            f"of epoch {packed['epoch']} without synchronize(): call it on every rank before "
-            f"state_dict()"
-        )
+        raise InputError(_unsynchronized(packed["epoch"]))
     progress = None
     saved = packed["progress"]
     if saved is not None:
@@ -116,4 +121,37 @@ def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerStat
         nonfinite_so_far=packed["nonfinite"],
         learned=packed["learned"],
         skips=packed.get("skips"),
+        totals=packed.get("totals"),
+    )
+
+
+def to_bytes(packed: dict[str, Any]) -> bytes:
+    """Return a packed state as the bytes of a file of ``torch.save``."""
+    file = io.BytesIO()
+    torch.save(packed, file)
+    return file.getvalue()
+
+
+def from_bytes(data: object) -> dict[str, Any]:
+    """Return the packed state of ``to_bytes``, without running any code that it might contain.
+
+    Raises:
+        InputError: These are not the bytes of a state.
+    """
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise InputError(f"expected the bytes of state_bytes(), got {type(data).__name__}")
+    try:
+        packed: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load has no error of its own for damaged files.
+        raise InputError(
+            f"expected the bytes of state_bytes(), got {len(data)} bytes that cannot be read: "
+            f"{first_line(error)}"
+        ) from error
+    return packed
+
+
+def _unsynchronized(epoch: int) -> str:
+    return (
+        f"expected a state with the losses of all ranks, got one that was taken in the middle of "
+        f"epoch {epoch} without synchronize(): call it on every rank before state_dict()"
     )

@@ -46,6 +46,16 @@ class Replicas:
                 "not: give each process its own group"
             )
 
+    def outgrown(self) -> int | None:
+        """Return the size of a world that was initialised too late; None if there is none.
+
+        Without a group of its own, this process then trains as if it were alone.
+        """
+        if self.group is not None or not (dist.is_available() and dist.is_initialized()):
+            return None
+        size = dist.get_world_size()
+        return size if size > self.size else None
+
     def sum(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """Return the sum of an array over all ranks, elementwise, with its shape and dtype."""
         return self._all_reduce(values, dist.ReduceOp.SUM) if self.size > 1 else values

@@ -35,8 +35,7 @@ class Rescaling:
             RuntimeError: More than ``patience`` scalars were returned, but none of them was
                 backpropagated.
         """
-        self._weights = self._weights.to(losses.device)
-        mean = (losses * self._weights[index.to(losses.device, non_blocking=True)]).mean()
+        mean = self._times_weights(index, losses).mean()
         if mean.requires_grad:
             mean.register_hook(self._note_use)
             self._returned += 1
@@ -44,12 +43,34 @@ class Rescaling:
                 self.check_used()
         return mean
 
+    def weighted(self, index: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
+        """Return loss times weight, with the shape of the losses.
+
+        If it is backpropagated, the scalars that ``mean`` returned need not be.
+
+        Args:
+            index: Indices of the samples, integers, shape (B,).
+            losses: The losses of each sample, floating point, shape (B,) or (B, ...).
+        """
+        weighted = self._times_weights(index, losses)
+        if weighted.requires_grad:
+            weighted.register_hook(self._note_use)
+        return weighted
+
+    def _times_weights(self, index: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
+        self._weights = self._weights.to(losses.device)
+        weights = self._weights[index.to(losses.device, non_blocking=True)]
+        if losses.ndim > 1:
+            weights = weights.view(-1, *[1] * (losses.ndim - 1))
+        return losses * weights
+
     def check_used(self) -> None:
         """Raise RuntimeError if scalars were returned and none was backpropagated."""
         if self._returned and not self._used:
             raise RuntimeError(
                 "expected the scalar that record() returns to be backpropagated, since the policy "
-                "weights the losses, but it was not: backpropagate it instead of your own mean"
+                "weights the losses, but it was not: backpropagate it, or a scalar that is made "
+                "of pruner.weighted(index, losses)"
             )
 
     def _note_use(self, gradient: torch.Tensor) -> None:

@@ -31,6 +31,7 @@ class PruningSampler(DistributedSampler[Any]):
 
     Attributes:
         was_read: Whether indices of the current plan were asked for.
+        epoch_was_set: Whether the user set the epoch. A state of another epoch is then ignored.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class PruningSampler(DistributedSampler[Any]):
         self._start = 0
         self._chunk: Iterator[int] = iter(())
         self._chunk_end = 0
-        self._epoch_was_set = False
+        self.epoch_was_set = False
         self.was_read = False
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the ``Pruner``. This may be called any number of times, in any order."""
-        self._epoch_was_set = True
+        self.epoch_was_set = True
         self._choose_epoch(epoch)
 
     def follow(self, plan: EpochPlan, start: int = 0) -> None:
@@ -79,6 +80,19 @@ class PruningSampler(DistributedSampler[Any]):
         # After the number of ranks has changed, the rest may not divide: repeat a few samples.
         rest = -(-len(order) // self.num_replicas) * self.num_replicas
         return _fitted(order, rest)[self.rank :: self.num_replicas]
+
+    def is_complete(self, plan: EpochPlan, trained: int, batch_size: int | None) -> bool:
+        """Return whether an epoch has no batches left.
+
+        Args:
+            plan: The plan of the epoch.
+            trained: Number of samples in the order of all ranks together that were trained.
+            batch_size: Number of samples per batch and rank; None if it is not known.
+        """
+        own = samples_per_rank(len(plan.kept), self.num_replicas, self.drop_last)
+        left = own - trained // self.num_replicas
+        # An incomplete last batch is dropped.
+        return left <= 0 or (self.drop_last and batch_size is not None and left < batch_size)
 
     def shuffled(self) -> torch.Tensor:
         """Return the kept samples in the order of all ranks together: int64, on the CPU."""
@@ -106,7 +120,7 @@ class PruningSampler(DistributedSampler[Any]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue from a state, if it belongs to the current epoch or no epoch was set."""
-        if not self._epoch_was_set:
+        if not self.epoch_was_set:
             self.set_epoch(state["epoch"])
         if state["epoch"] == self.epoch:
             self._start = state["yielded"] * self.num_replicas

@@ -68,11 +68,34 @@ def bind(policy: Policy, num_samples: int, shape: BatchShape) -> None:
         policy.bind_steps(shape.multiple, full)
 
 
+def _batches(samples: int, shape: BatchShape) -> int:
+    """Return the number of batches in which a rank trains its samples of an epoch."""
+    size = shape.batch_size or 1
+    return samples // size if shape.drop_last else -(-samples // size)
+
+
 def _steps(samples: int, shape: BatchShape) -> int:
     """Return the number of optimizer steps in which a rank trains its samples of an epoch."""
-    size = shape.batch_size or 1
-    batches = samples // size if shape.drop_last else -(-samples // size)
-    return math.ceil(batches / shape.accumulation)
+    return math.ceil(_batches(samples, shape) / shape.accumulation)
+
+
+def batches_of(kept: int, shape: BatchShape) -> int:
+    """Return the number of batches per rank of an epoch that keeps ``kept`` samples.
+
+    Raises:
+        InputError: There is no batch size.
+    """
+    _check_batch_size(shape)
+    return _batches(samples_per_rank(kept, shape.num_replicas, shape.drop_last), shape)
+
+
+def steps_of(kept: int, shape: BatchShape) -> int:
+    """Return the number of optimizer steps of an epoch that keeps ``kept`` samples.
+
+    Raises:
+        InputError: There is no batch size.
+    """
+    return math.ceil(batches_of(kept, shape) / shape.accumulation)
 
 
 def num_kept(policy: Policy, num_samples: int, epoch: int, shape: BatchShape) -> int | None:
@@ -93,8 +116,7 @@ def total_steps(policy: Policy, num_samples: int, shape: BatchShape) -> int:
     Raises:
         InputError: There is no batch size, or the numbers of the policy depend on data.
     """
-    if shape.batch_size is None:
-        raise InputError("expected Pruner(..., batch_size=...) to count steps, got None")
+    _check_batch_size(shape)
     if policy.total_steps is not None:
         return policy.total_steps
     total = 0
@@ -105,9 +127,26 @@ def total_steps(policy: Policy, num_samples: int, shape: BatchShape) -> int:
                 f"expected a policy whose epochs' lengths are known in advance, got "
                 f"{policy.name!r}: drive the learning rate by progress instead"
             )
-        own = samples_per_rank(kept, shape.num_replicas, shape.drop_last)
-        total += _steps(own, shape)
+        total += steps_of(kept, shape)
     return total
+
+
+def predicted_saving(policy: Policy, num_samples: int, shape: BatchShape) -> float | None:
+    """Return the share of the steps that a training saves; None if it depends on data.
+
+    Without a batch size, it is the share of the sample-steps.
+    """
+    if shape.batch_size is not None:
+        full = policy.epochs * steps_of(num_samples, shape)
+        try:
+            return 1 - total_steps(policy, num_samples, shape) / full if full else None
+        except InputError:
+            return None
+    kept = [num_kept(policy, num_samples, epoch, shape) for epoch in range(policy.epochs)]
+    known = [number for number in kept if number is not None]
+    if len(known) < len(kept):
+        return None
+    return 1 - sum(known) / (policy.epochs * num_samples)
 
 
 def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
@@ -150,6 +189,11 @@ def _wanted(policy: Policy, num_samples: int, epoch: int) -> int | None:
             f"{num_samples} or None, got {wanted!r}"
         )
     return int(wanted)
+
+
+def _check_batch_size(shape: BatchShape) -> None:
+    if shape.batch_size is None:
+        raise InputError("expected Pruner(..., batch_size=...) to count steps, got None")
 
 
 def _rounded_up(number: int, multiple: int) -> int:

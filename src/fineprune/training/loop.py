@@ -39,6 +39,7 @@ from fineprune.training.rescoring import rescore
 from fineprune.training.start import checkpoint_of, recipe_of, start_of
 from fineprune.training.stop import Stopped, StopRequest, stop_requests
 from fineprune.training.summary import summary
+from fineprune.training.tensorboard import check_tensorboard, event_file
 from fineprune.training.train_state import EpochTotals, TrainState, checkpoint_state, restore
 
 OnEpoch = Callable[[dict[str, Any]], None]
@@ -85,6 +86,8 @@ def train(
     recipe = resolved(recipe, frozen=recipe_of(files) if resume else None, sharing=sharing)
     if recipe.distributed.served:
         check_can_serve(recipe)
+    if recipe.run.tensorboard:
+        check_tensorboard()
     with (
         stop_requests() as stop,
         joined(recipe.run.device) as ranks,
@@ -105,7 +108,8 @@ def train(
                 totals = restore(state, saved)
                 ranks.from_main(lambda: files.go_on(**saved["metrics"]))
             train_epoch = train_epoch_on_servers if served else train_epoch_locally
-            _train_epochs(state, files, totals, train_epoch, stop, on_epoch or _ignore)
+            with _reporting(state, files, on_epoch or _ignore) as report:
+                _train_epochs(state, files, totals, train_epoch, stop, report)
             return ranks.from_main(lambda: _finish(state, files))
 
 
@@ -118,8 +122,10 @@ def _train_epochs(
     on_epoch: OnEpoch,
 ) -> None:
     run = state.recipe.run
+    # An epoch in progress whose batches were all trained still lacks its metrics.
+    start = None if totals is None else state.pruner.position.epoch
     totals = totals or state.new_totals()
-    for epoch in state.pruner.epochs():
+    for epoch in state.pruner.epochs(start):
         # The clock was started at the end of the last epoch, so that selecting samples is included.
         totals.bookkeeping_seconds += time.perf_counter() - totals.started
         finished = train_epoch(state, epoch, totals, functools.partial(_save, state, files), stop)
@@ -176,6 +182,21 @@ def _finish(state: TrainState, files: RunFolder) -> dict[str, Any]:
     result = summary(state, read_metrics(files.metrics))
     files.finish(result)
     return result
+
+
+@contextlib.contextmanager
+def _reporting(state: TrainState, files: RunFolder, on_epoch: OnEpoch) -> Iterator[OnEpoch]:
+    """Yield what to do with the metrics of each epoch on rank 0."""
+    if not (state.recipe.run.tensorboard and state.ranks.main):
+        yield on_epoch
+        return
+    with event_file(files, state.data.num_samples) as write:
+
+        def report(metrics: dict[str, Any]) -> None:
+            write(metrics)
+            on_epoch(metrics)
+
+        yield report
 
 
 def _ignore(metrics: dict[str, Any]) -> None:

@@ -585,6 +585,8 @@ class RunSettings:
         history: Whether to keep the loss and the prediction of each sample in each epoch, for
             ``fineprune inspect``: three bytes per sample and epoch, four with more than 255
             classes.
+        tensorboard: Whether to write the metrics of each epoch as an event file for TensorBoard
+            into the run's folder. This needs the extra ``tensorboard``.
         arm: The name of the run's arm in a comparison; None for the name of the policy.
     """
 
@@ -597,6 +599,7 @@ class RunSettings:
     checkpoint_steps: int = 0
     watch: int = 16
     history: bool = True
+    tensorboard: bool = False
     arm: str | None = None
 
     def __post_init__(self) -> None:

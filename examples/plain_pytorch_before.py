@@ -1,0 +1,43 @@
+"""A plain PyTorch training, which ``plain_pytorch.py`` makes cheaper by changing five lines."""
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, TensorDataset
+
+EPOCHS = 30
+SEED = 0
+
+
+def main() -> float:
+    digits = load_digits()
+    x = torch.tensor(digits.data, dtype=torch.float32) / 16
+    y = torch.tensor(digits.target)
+    train_set, test_set = TensorDataset(x[:1280], y[:1280]), TensorDataset(x[1280:], y[1280:])
+
+    torch.manual_seed(SEED)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = DataLoader(train_set, batch_size=64, shuffle=True)
+
+    for epoch in range(EPOCHS):
+        batches = 0
+        for inputs, targets in loader:
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            batches += 1
+        print(f"epoch {epoch + 1}: {batches} batches, the loss of the last is {loss:.3f}")
+
+    right = 0
+    with torch.no_grad():
+        for inputs, targets in DataLoader(test_set, batch_size=256):
+            right += int((model(inputs).argmax(1) == targets).sum())
+    accuracy = right / len(test_set)
+    print(f"test accuracy {accuracy:.1%}")
+    return accuracy
+
+
+if __name__ == "__main__":
+    main()

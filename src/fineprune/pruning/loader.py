@@ -1,0 +1,138 @@
+"""The DataLoader over a pruner's samples, and a check of options that would undo the pruning."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from fineprune.errors import InputError, check_whole_number
+from fineprune.pruning.indexed import Indexed, IndexedCollate
+from fineprune.pruning.sampler import PruningSampler
+
+# What ``DataLoader`` takes but a pruned training must not change, and why.
+_REFUSED = {
+    "shuffle": "the pruner's sampler shuffles the samples",
+    "sampler": "the pruner's sampler chooses the samples",
+    "batch_sampler": "the pruner's sampler chooses the samples",
+}
+
+
+def check_loader_options(options: dict[str, Any], drop_last: bool) -> None:
+    """Raise InputError if an option of ``DataLoader`` would undo the pruning.
+
+    Args:
+        options: Further keyword arguments of ``DataLoader``.
+        drop_last: Whether the pruner counts on a loader that drops an incomplete last batch.
+    """
+    for name, why in _REFUSED.items():
+        if options.get(name) not in (None, False):
+            raise InputError(
+                f"expected no {name}, since {why}, got {options[name]!r}: leave it out"
+            )
+    if options.get("drop_last", drop_last) != drop_last:
+        raise InputError(
+            f"expected drop_last={drop_last}, as the pruner has it, got {options['drop_last']}: "
+            f"give it to Pruner instead"
+        )
+    if options.get("in_order") is False:
+        raise InputError(
+            "expected in_order=True, since a resumed epoch continues in the sampler's order, got "
+            "False: leave it out"
+        )
+
+
+def loader_batch_size(own: int | None, given: int | None) -> int:
+    """Return the batch size of a loader.
+
+    Args:
+        own: The batch size of the pruner, per rank; None if it does not know it.
+        given: The batch size that the user wants; None for that of the pruner.
+
+    Raises:
+        InputError: Neither is given, or they differ.
+    """
+    size = own if given is None else given
+    if size is None:
+        raise InputError("expected a batch size, got none: make Pruner(..., batch_size=...)")
+    check_whole_number("batch_size", size, 1)
+    if own is not None and size != own:
+        raise InputError(
+            f"expected batch_size={own}, for which the pruner plans whole batches and counts "
+            f"steps, got {size}: give it to Pruner instead"
+        )
+    return size
+
+
+class PrunedLoaders:
+    """Makes the loaders of a pruner, and remembers the last one as long as somebody uses it.
+
+    It holds no reference to a loader. A pruner is part of reference cycles, and to stop workers
+    while a cycle is collected takes torch five seconds for each of them.
+
+    Args:
+        sampler: The sampler of the pruner.
+        num_samples: Number of samples N in its data set.
+        batch_size: The batch size of the pruner, per rank; None if it does not know it.
+        drop_last: Whether the pruner counts on a loader that drops an incomplete last batch.
+    """
+
+    def __init__(
+        self, sampler: PruningSampler, num_samples: int, batch_size: int | None, drop_last: bool
+    ) -> None:
+        self._sampler = sampler
+        self._num_samples = num_samples
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._last: tuple[Indexed, dict[str, Any], weakref.ref[DataLoader[Any]]] | None = None
+
+    def get(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None,
+        num_workers: int,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        **options: Any,
+    ) -> DataLoader[Any]:
+        """Return the last loader if it was made with the same arguments and is still in use.
+
+        Otherwise, return a new one.
+
+        Args:
+            dataset: The data set, with or without indices.
+            batch_size: Number of samples per batch and rank; None for that of the pruner.
+            num_workers: Number of worker processes. They persist from one epoch to the next, unless
+                ``persistent_workers`` says otherwise.
+            collate_fn: The user's collate function, which receives items without indices; None for
+                that of torch.
+            options: Further keyword arguments of ``DataLoader``.
+
+        Raises:
+            InputError: An argument would undo the pruning, or the data set has not N samples.
+        """
+        indexed = dataset if isinstance(dataset, Indexed) else Indexed(dataset)
+        if len(indexed) != self._num_samples:
+            raise InputError(
+                f"expected a data set of the pruner's {self._num_samples} samples, got one of "
+                f"{len(indexed)}"
+            )
+        check_loader_options(options, self._drop_last)
+        if collate_fn is not None and not isinstance(collate_fn, IndexedCollate):
+            collate_fn = IndexedCollate(collate_fn)
+        arguments: dict[str, Any] = {
+            "persistent_workers": num_workers > 0,
+            **{name: value for name, value in options.items() if name not in _REFUSED},
+            "batch_size": loader_batch_size(self._batch_size, batch_size),
+            "drop_last": self._drop_last,
+            "num_workers": num_workers,
+            "collate_fn": collate_fn,
+        }
+        if self._last is not None:
+            made_of, made_with, reference = self._last
+            last = reference()
+            if last is not None and made_of.dataset is indexed.dataset and made_with == arguments:
+                return last
+        loader = DataLoader(indexed, sampler=self._sampler, **arguments)
+        self._last = indexed, arguments, weakref.ref(loader)
+        return loader

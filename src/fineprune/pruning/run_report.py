@@ -1,0 +1,196 @@
+"""RunReport: what a training has cost so far, and where this is reported."""
+
+import contextlib
+import html
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fineprune.errors import InputError, check_one_of
+from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.step_counts import BatchShape, predicted_saving, total_steps
+
+# Number of samples that a summary lists as the most suspicious.
+_SUSPECTS = 10
+
+# Called with named numbers and the number of optimizer steps (or epochs) that they belong to.
+Write = Callable[[dict[str, float], int], object]
+
+
+@dataclass
+class RunTotals:
+    """The sums over the epochs that ended. They are part of the pruner's state.
+
+    Attributes:
+        epochs: Number of epochs that were trained.
+        samples: Number of samples that these epochs kept.
+        batches: Number of ``record`` calls of this rank.
+        steps: Number of optimizer steps.
+    """
+
+    epochs: int = 0
+    samples: int = 0
+    batches: int = 0
+    steps: int = 0
+
+    def add(self, kept: int, batches: int, steps: int) -> None:
+        """Add an epoch that kept ``kept`` samples."""
+        self.epochs += 1
+        self.samples += kept
+        self.batches += batches
+        self.steps += steps
+
+    def skipped(self, num_samples: int) -> float:
+        """Return the share of the sample-steps of these epochs that was skipped."""
+        return 1 - self.samples / (self.epochs * num_samples) if self.epochs else 0.0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the numbers by their names."""
+        return asdict(self)
+
+
+class RunReport:
+    """Adds up what the epochs of a training cost, and reports it.
+
+    Args:
+        policy: The policy of the training.
+        num_samples: Number of samples N in the data set.
+        shape: How samples are grouped into batches and optimizer steps.
+
+    Attributes:
+        totals: The sums over the epochs that ended.
+    """
+
+    def __init__(self, policy: Policy, num_samples: int, shape: BatchShape) -> None:
+        self.totals = RunTotals()
+        self._policy = policy
+        self._num_samples = num_samples
+        self._shape = shape
+        self._seconds = self._seconds_written = 0.0
+        self._writers: list[tuple[Write, bool]] = []
+
+    @property
+    def skipped(self) -> float:
+        """The share of the sample-steps so far that was skipped."""
+        return self.totals.skipped(self._num_samples)
+
+    @contextlib.contextmanager
+    def bookkeeping(self) -> Iterator[None]:
+        """Time the work of choosing samples and ending epochs."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds += time.perf_counter() - began
+
+    def add_epoch(self, kept: int, batches: int) -> None:
+        """Add an epoch that kept so many samples, with the batches that this rank recorded."""
+        self.totals.add(kept, batches, math.ceil(batches / self._shape.accumulation))
+
+    def add_writer(self, target: Any, by: str) -> None:
+        """Report each epoch to ``target``; see ``Pruner.log``.
+
+        Raises:
+            InputError: An argument is wrong.
+        """
+        check_one_of("by", by, ("steps", "epochs"))
+        self._writers.append((as_writer(target), by == "steps"))
+
+    def write(self, epoch: int, kept: int) -> None:
+        """Report an epoch that has just been added."""
+        if not self._writers:
+            return
+        overhead = self._seconds - self._seconds_written
+        self._seconds_written = self._seconds
+        values = {
+            "epoch": epoch,
+            "skipped": 1 - kept / self._num_samples,
+            "saved": self.skipped,
+            "overhead_seconds": overhead,
+            "suspects": self._policy.num_suspects(),
+        }
+        known = {f"fineprune/{name}": value for name, value in values.items() if value is not None}
+        for write, by_steps in self._writers:
+            write(dict(known), self.totals.steps if by_steps else self.totals.epochs)
+
+    def summary(self, batches: int) -> dict[str, Any]:
+        """Return the summary of ``Pruner.summary``.
+
+        Args:
+            batches: Number of batches that this rank has recorded of the epoch in progress.
+        """
+        suspects: list[int] = []
+        if self._policy.suspicion() is not None:
+            suspects = self._policy.suspects()[0][:_SUSPECTS].tolist()
+        try:
+            steps: int | None = total_steps(self._policy, self._num_samples, self._shape)
+        except InputError:
+            steps = None
+        return {
+            "policy": self._policy.name,
+            "epochs": self._policy.epochs,
+            "epochs_done": self.totals.epochs,
+            "skipped": self.skipped,
+            "predicted_saving": predicted_saving(self._policy, self._num_samples, self._shape),
+            "steps": self.totals.steps + math.ceil(batches / self._shape.accumulation),
+            "total_steps": steps,
+            "record_calls": self.totals.batches + batches,
+            "bookkeeping_seconds": self._seconds,
+            "suspects": suspects,
+        }
+
+
+def as_writer(target: Any) -> Write:
+    """Return a function that reports numbers to ``target``.
+
+    Args:
+        target: Any ``callable(dict, step)``, such as ``wandb.log``, ``mlflow.log_metrics`` or
+            ``trackio.log``, or an object with ``add_scalar(name, value, step)``, such as
+            TensorBoard's ``SummaryWriter``.
+
+    Raises:
+        InputError: It is neither.
+    """
+    add_scalar = getattr(target, "add_scalar", None)
+    if add_scalar is not None:
+
+        def write(values: dict[str, float], step: int) -> None:
+            for name, value in values.items():
+                add_scalar(name, value, step)
+
+        return write
+    if not callable(target):
+        raise InputError(
+            f"expected a callable(dict, step), such as wandb.log, or a SummaryWriter, got "
+            f"{type(target).__name__}"
+        )
+    given: Write = target
+    return given
+
+
+def as_html(title: str, summary: dict[str, Any]) -> str:
+    """Return a summary as a table of HTML, for notebooks."""
+    rows = "".join(
+        f"<tr><th style='text-align:left'>{html.escape(name.replace('_', ' '))}</th>"
+        f"<td style='text-align:left'>{html.escape(_shown(name, value))}</td></tr>"
+        for name, value in summary.items()
+    )
+    return f"<table><caption>{html.escape(title)}</caption>{rows}</table>"
+
+
+# The values of a summary that are shares.
+_SHARES = ("skipped", "predicted_saving")
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "not known"
+    if name in _SHARES:
+        return f"{value:.1%}"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

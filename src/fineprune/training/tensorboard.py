@@ -1,0 +1,72 @@
+"""The metrics of a run as an event file in its folder, for TensorBoard."""
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fineprune.errors import InputError
+from fineprune.runs.files import read_metrics
+from fineprune.runs.folder import RunFolder
+
+Write = Callable[[dict[str, Any]], None]
+
+
+def check_tensorboard() -> None:
+    """Raise InputError if the package tensorboard is not installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise InputError(
+            "expected the package tensorboard for run.tensorboard = true, but it is not "
+            "installed: pip install 'fineprune[tensorboard]'"
+        )
+
+
+def scalars(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the numbers among an epoch's metrics, those of nested dicts as ``outer/inner``."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            found |= scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+@contextlib.contextmanager
+def event_file(files: RunFolder, num_samples: int) -> Iterator[Write]:
+    """Write an event file, beginning with the epochs in ``metrics.jsonl``.
+
+    The event file of an earlier attempt is replaced, so that each epoch occurs once. The step of a
+    value is its epoch, counted from 1. ``saved`` is the share of all sample-steps so far that was
+    skipped.
+
+    Args:
+        files: The folder of the run, whose metrics are those of the epochs that ended.
+        num_samples: Number of training samples N.
+
+    Yields:
+        A function that writes the metrics of the next epoch.
+    """
+    from torch.utils.tensorboard import SummaryWriter
+
+    for old in files.path.glob("events.out.tfevents.*"):
+        old.unlink()
+    writer = SummaryWriter(str(files.path))
+    skipped = 0
+
+    def write(metrics: dict[str, Any]) -> None:
+        nonlocal skipped
+        skipped += metrics["skipped"]
+        step = metrics["epoch"] + 1
+        for name, value in scalars(metrics).items():
+            if name != "epoch":
+                writer.add_scalar(name, value, step)
+        writer.add_scalar("saved", skipped / (step * num_samples), step)
+        writer.flush()
+
+    try:
+        for metrics in read_metrics(files.metrics) if files.metrics.exists() else []:
+            write(metrics)
+        yield write
+    finally:
+        writer.close()

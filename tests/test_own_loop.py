@@ -1,0 +1,659 @@
+"""What loops of other frameworks use of a Pruner: epochs by number, positions, loaders, reports."""
+
+import difflib
+import gc
+import itertools
+import json
+import random
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import fineprune as fp
+from fineprune.errors import InputError
+
+ROOT = Path(__file__).parents[1]
+N, BATCH = 96, 8
+# Epochs 2, 3, 6 and 7 prune.
+SCHEDULE = fp.Schedule(epochs=8, window=4, start=3, attenuation=1.0)
+PRUNED = [epoch for epoch in range(8) if SCHEDULE.prunes(epoch)]
+
+
+def made(policy=None, data=None, **options):
+    policy = policy or fp.FinePruning(SCHEDULE, prune=32)
+    data = TensorDataset(torch.arange(N) * 10) if data is None else data
+    return fp.Pruner(data, policy, **{"seed": 3, "batch_size": BATCH, **options})
+
+
+def losses_of(epoch, index):
+    return ((index * 37 + epoch * 11) % 17).float()
+
+
+def train(pruner, epoch, loader, batches=None):
+    """Train some batches of an epoch, and return their indices."""
+    seen = []
+    for index, _ in itertools.islice(loader, batches):
+        pruner.record(index, losses_of(epoch, index))
+        seen.append(index.tolist())
+    return seen
+
+
+def run(pruner):
+    """Train to the end with ``epochs``, and return the batches of each epoch."""
+    return {epoch: train(pruner, epoch, pruner.loader()) for epoch in pruner.epochs()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    pruner = made()
+    return run(pruner), pruner.counts.tolist()
+
+
+# --- starting an epoch -----------------------------------------------------------------------
+
+
+def test_a_loop_over_numbers_trains_as_the_loop_over_epochs(undisturbed):
+    pruner = made()
+    loader = pruner.loader()
+    seen = {}
+    for epoch in range(8):
+        pruner.start_epoch(epoch)
+        for _ in range(2):  # Trainers call it again.
+            pruner.sampler.set_epoch(epoch)
+        seen[epoch] = train(pruner, epoch, loader)
+        pruner.end_epoch()
+    assert (seen, pruner.counts.tolist()) == undisturbed
+
+
+@pytest.mark.parametrize("epoch", [0, 3, 7])
+@pytest.mark.parametrize("after", [0, 1, 5, None])
+@pytest.mark.parametrize("saved", ["state", "bytes"])
+def test_a_started_epoch_continues_where_the_state_was_taken(epoch, after, saved, undisturbed):
+    first = made()
+    seen = {}
+    for number in range(epoch + 1):
+        first.start_epoch(number)
+        last = number == epoch
+        seen[number] = train(first, number, first.loader(), after if last else None)
+        if not last:
+            first.end_epoch()
+    second = made()
+    if saved == "bytes":
+        second.load_state_bytes(first.state_bytes())
+    else:
+        second.load_state_dict(first.state_dict())
+    assert (
+        second.position
+        == first.position
+        == fp.Position(epoch, len(seen[epoch]), 8 * len(seen[epoch]))
+    )
+    for number in range(epoch + 1):  # composer calls it for all earlier epochs.
+        second.sampler.set_epoch(number)
+    for number in range(epoch, 8):
+        second.start_epoch(number)
+        second.sampler.set_epoch(number)
+        seen[number] = seen.get(number, []) + train(second, number, second.loader())
+        second.end_epoch()
+    assert (seen, second.counts.tolist()) == undisturbed
+    assert second.position == fp.Position(8, 0, 0)
+    assert second.summary()["epochs_done"] == 8
+
+
+def test_an_epoch_in_progress_cannot_be_set_to_another_one():
+    pruner = made()
+    pruner.start_epoch(2)
+    for call in (pruner.set_epoch, pruner.sampler.set_epoch):
+        with pytest.raises(InputError, match=r"expected set_epoch\(2\).* got 3"):
+            call(3)
+    pruner.set_epoch(2)
+    pruner.end_epoch()
+    pruner.set_epoch(3)
+    for epoch in pruner.epochs(4):
+        with pytest.raises(InputError, match=rf"expected set_epoch\({epoch}\).* got 0"):
+            pruner.set_epoch(0)
+        if epoch == 5:
+            break
+    pruner.set_epoch(0)  # Leaving the loop leaves the epoch open, but no longer in progress.
+    pruner.start_epoch(1)
+    pruner.start_epoch(2)
+    assert pruner.plan.epoch == 2
+    assert pruner.position == fp.Position(2, 0, 0)
+
+
+def test_starting_another_epoch_ends_the_one_with_losses():
+    implicit, explicit = made(), made()
+    for pruner in (implicit, explicit):
+        pruner.start_epoch(0)
+        train(pruner, 0, pruner.loader())
+    explicit.end_epoch()
+    for pruner in (implicit, explicit):
+        pruner.start_epoch(1)
+    assert implicit.counts.tolist() == explicit.counts.tolist()
+    assert implicit.counts.sum() > 0
+
+
+@pytest.mark.parametrize("epoch", [-1, 8])
+def test_an_epoch_outside_the_training_is_not_started(epoch):
+    for call in (made().start_epoch, made().batches, made().steps):
+        with pytest.raises(InputError, match=r"epoch in 0\.\.7"):
+            call(epoch)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("epoch", [1, 3, 7])
+def test_an_epoch_that_was_complete_when_saved_is_ended_at_once(epoch, drop_last):
+    policy = fp.FinePruning(SCHEDULE, prune=35)
+    data = TensorDataset(torch.arange(N + 3))
+    whole, first, second, body = (made(policy, data, drop_last=drop_last) for _ in range(4))
+    expected = run(whole)
+    for number in first.epochs():
+        train(first, number, first.loader())
+        if number == epoch:
+            break
+    state = first.state_dict()
+    second.load_state_dict(state)
+    rest = run(second)
+    assert rest == {number: batches for number, batches in expected.items() if number > epoch}
+    assert second.counts.tolist() == whole.counts.tolist()
+    # A loop that must still run the end of its body for this epoch names it.
+    body.load_state_dict(state)
+    samples = sum(len(batch) for batch in expected[epoch])
+    assert body.position == fp.Position(epoch, body.batches(epoch), samples)
+    assert [
+        (number, len(train(body, number, body.loader())))
+        for number in body.epochs(body.position.epoch)
+    ] == [(epoch, 0), *((number, len(batches)) for number, batches in rest.items())]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 on torch 2.13
+@pytest.mark.parametrize("batches", [3, 8])
+def test_a_stateful_loader_does_not_take_a_started_epoch_back(batches):
+    def stateful(pruner):
+        return StatefulDataLoader(pruner.dataset, batch_size=BATCH, sampler=pruner.sampler)
+
+    whole, first, second = made(), made(), made()
+    expected = run(whole)
+    loader = stateful(first)
+    seen: dict[int, list[list[int]]] = {}
+    for epoch in first.epochs():
+        wanted = batches if epoch == 3 else None
+        seen[epoch] = []
+        for index, _ in loader:
+            first.record(index, losses_of(epoch, index))
+            seen[epoch].append(index.tolist())
+            if len(seen[epoch]) == wanted:
+                break
+        if wanted:
+            break
+    saved = first.state_dict(), loader.state_dict()
+    second.load_state_dict(saved[0])
+    resumed = stateful(second)
+    resumed.load_state_dict(saved[1])
+    for epoch in second.epochs():
+        for index, _ in resumed:
+            second.record(index, losses_of(epoch, index))
+            seen.setdefault(epoch, []).append(index.tolist())
+    assert seen == expected
+    assert second.counts.tolist() == whole.counts.tolist()
+
+
+# --- numbers known in advance ----------------------------------------------------------------
+
+
+@settings(max_examples=60, derandomize=True)
+@given(
+    batch=st.integers(1, 6),
+    ranks=st.integers(1, 4),
+    accumulation=st.integers(1, 3),
+    kept_steps=st.integers(1, 4),
+    skipped=st.integers(1, 40),
+    drop_last=st.booleans(),
+)
+def test_batches_and_steps_of_every_epoch_are_those_of_a_loader(
+    batch, ranks, accumulation, kept_steps, skipped, drop_last
+):
+    n = kept_steps * batch * ranks * accumulation + skipped
+    pruner = fp.Pruner(
+        TensorDataset(torch.arange(n)),
+        fp.FinePruning(SCHEDULE, skipped),
+        batch_size=batch,
+        accumulation=accumulation,
+        drop_last=drop_last,
+        num_replicas=ranks,
+        rank=ranks - 1,
+    )
+    promised = [(pruner.batches(epoch), pruner.steps(epoch)) for epoch in range(8)]
+    assert sum(steps for _, steps in promised) == pruner.total_steps()
+    loader = pruner.loader()
+    for epoch in range(8):
+        pruner.set_epoch(epoch)
+        batches = len(list(loader))
+        assert promised[epoch] == (batches, -(-batches // accumulation))
+        assert len(loader) == batches
+
+
+def test_numbers_that_depend_on_data_are_known_for_the_current_epoch_only():
+    pruner = made(fp.Kakurenbo(8, 0.3))
+    for epoch in pruner.epochs():
+        assert pruner.batches(epoch) == len(pruner.loader())
+        for later in range(epoch + 1, 8):
+            if pruner.num_kept(later) is None:
+                with pytest.raises(InputError, match=f"got epoch {later} of policy 'kakurenbo'"):
+                    pruner.batches(later)
+        train(pruner, epoch, pruner.loader())
+
+
+def test_without_a_batch_size_there_is_nothing_to_count():
+    pruner = made(batch_size=None)
+    for call in (pruner.batches, pruner.steps):
+        with pytest.raises(InputError, match=r"batch_size=\.\.\."):
+            call(0)
+
+
+# --- the loader ------------------------------------------------------------------------------
+
+
+class Texts(Dataset[str]):
+    """A data set of strings of different lengths."""
+
+    def __init__(self, number=N):
+        self.number = number
+
+    def __len__(self):
+        return self.number
+
+    def __getitem__(self, index):
+        return "x" * (index + 1)
+
+
+def lengths(texts):
+    return {"length": torch.tensor([len(text) for text in texts])}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("key", [None, "index"])
+def test_the_users_collate_function_and_workers_carry_the_index(workers, key):
+    pruner = made(data=Texts())
+    collate = fp.IndexedCollate(lengths, key) if key else lengths
+    trained = 0
+    for epoch in pruner.epochs():
+        loader = pruner.loader(num_workers=workers, collate_fn=collate)
+        for batch in loader:
+            index, items = (batch["index"], batch) if key else batch
+            assert torch.equal(items["length"], index + 1)
+            pruner.record(index, losses_of(epoch, index))
+            trained += len(index)
+        if epoch == 2:
+            break
+    assert trained == sum(pruner.num_kept(epoch) for epoch in range(3))
+
+
+def test_a_loader_in_use_is_given_again_and_its_workers_persist():
+    pruner = made(data=Texts())
+    first = pruner.loader(num_workers=1, collate_fn=fp.IndexedCollate(lengths))
+    assert pruner.loader(num_workers=1, collate_fn=fp.IndexedCollate(lengths)) is first
+    assert pruner.loader(num_workers=1, collate_fn=lengths) is first
+    workers = []
+    for epoch in range(2):
+        pruner.start_epoch(epoch)
+        train(pruner, epoch, pruner.loader(num_workers=1, collate_fn=lengths))
+        iterator: Any = first._iterator
+        workers.append(iterator._workers[0].pid)
+        pruner.end_epoch()
+    assert workers[0] == workers[1]
+    assert pruner.loader(collate_fn=lengths) is not first
+    # The pruner keeps no loader alive: its workers end as soon as nobody uses it.
+    gone = weakref.ref(first)
+    gc.disable()
+    try:
+        del first, iterator
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_loader_takes_the_other_options_and_another_view_of_the_samples():
+    views = TensorDataset(torch.arange(N) * 20)
+    pruner = made(drop_last=True)
+    loader = pruner.loader(views, pin_memory=False, shuffle=False, drop_last=True)
+    assert loader.drop_last
+    index, (x,) = next(iter(loader))
+    assert torch.equal(x, index * 20)
+    length_only = fp.Pruner(N, fp.FullData(2), batch_size=4)
+    assert len(length_only.loader(views)) == 24
+    free = made(batch_size=None)
+    assert len(free.loader(batch_size=12)) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle": True}, "expected no shuffle, .* got True: leave it out"),
+        ({"sampler": range(3)}, "expected no sampler, "),
+        ({"batch_sampler": [[0]]}, "expected no batch_sampler, "),
+        ({"drop_last": True}, "expected drop_last=False, .* got True: give it to Pruner"),
+        ({"in_order": False}, "expected in_order=True"),
+        ({"batch_size": 16}, "expected batch_size=8, .* got 16: give it to Pruner"),
+        ({"batch_size": 0}, "batch_size to be a whole number"),
+        ({"dataset": Texts(5)}, "the pruner's 96 samples, got one of 5"),
+    ],
+)
+def test_options_that_would_undo_the_pruning_are_refused(options, message):
+    with pytest.raises(InputError, match=message) as error:
+        made().loader(**options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_loader_needs_a_batch_size_and_a_data_set():
+    with pytest.raises(InputError, match=r"make Pruner\(\.\.\., batch_size=\.\.\.\)"):
+        made(batch_size=None).loader()
+    with pytest.raises(InputError, match="expected a pruner of a data set"):
+        fp.Pruner(N, fp.FullData(2), batch_size=4).loader()
+
+
+def test_one_collate_function_serves_training_and_evaluation():
+    collate = fp.IndexedCollate(lengths, key="index")
+    pruner = made(data=Texts())
+    assert set(next(iter(pruner.loader(collate_fn=collate)))) == {"index", "length"}
+    evaluation = DataLoader(Texts(), batch_size=4, collate_fn=collate)
+    assert [set(batch) for batch in evaluation] == [{"length"}] * 24
+    # Items that are pairs of an integer and something else have no index all the same.
+    pairs = [(3, "a"), (4, "b")]
+    assert fp.IndexedCollate(list)(pairs) == pairs
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [(lambda items: items, "expected a dict .* got list"), (lambda items: {"i": 0}, "without 'i'")],
+)
+def test_indices_need_a_dict_with_a_free_key(function, message):
+    with pytest.raises(InputError, match=message):
+        fp.IndexedCollate(function, key="i")([fp.Indexed(Texts())[0]])
+
+
+def test_a_plain_script_is_pruned_with_at_most_five_added_or_changed_lines():
+    def code(name):
+        text = (ROOT / "examples" / name).read_text(encoding="utf-8")
+        return [line for line in text.split('"""', 2)[2].splitlines() if line.strip()]
+
+    before, after = code("plain_pytorch_before.py"), code("plain_pytorch.py")
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    changed = [
+        max(old_end - old, new_end - new)
+        for kind, old, old_end, new, new_end in matcher.get_opcodes()
+        if kind != "equal"
+    ]
+    assert sum(changed) == 5
+    assert "import fineprune as fp" in after
+
+
+# --- settings of sharding frameworks ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_replicas": 1}, "without num_replicas and rank, .* got num_replicas=1 and rank=None"),
+        ({"rank": 0}, "without num_replicas and rank"),
+        ({"batch_size": None}, "expected batch_size, that of one rank"),
+        ({"batch_size": 0}, "batch_size to be a whole number"),
+    ],
+)
+def test_a_framework_that_shards_needs_the_batch_size_of_a_rank_only(options, message):
+    with pytest.raises(InputError, match=message):
+        made(sharded_by_loader=True, **options)
+
+
+def test_with_one_process_nothing_is_sharded():
+    assert run(made(sharded_by_loader=True)) == run(made())
+
+
+# --- weights ---------------------------------------------------------------------------------
+
+
+def weighted_pruner():
+    pruner = made(fp.InfoBatch(8, prune=0.5, anneal=0.0))
+    for epoch in pruner.epochs():
+        if epoch == 2:
+            break
+        train(pruner, epoch, pruner.loader())
+    assert pruner.plan.weights is not None
+    return pruner
+
+
+def test_losses_of_tokens_are_weighted_and_nothing_is_recorded():
+    pruner = weighted_pruner()
+    index = pruner.plan.kept[:4]
+    weights = pruner.plan.weights[index]
+    assert len(weights.unique()) > 1
+    losses = torch.rand(4, 3, requires_grad=True)
+    before = pruner.position
+    assert torch.equal(pruner.weighted(index, losses), losses * weights[:, None])
+    assert torch.equal(pruner.weighted(index.tolist(), losses[:, 0]), losses[:, 0] * weights)
+    assert pruner.position == before
+
+
+def test_a_scalar_of_weighted_losses_may_replace_the_returned_one():
+    pruner = weighted_pruner()
+    for index, _ in pruner.loader():
+        losses = torch.rand(len(index), 3, requires_grad=True)
+        pruner.record(index, losses.mean(1))
+        pruner.weighted(index, losses).sum().backward()
+    pruner.end_epoch()
+    wrong = weighted_pruner()
+    index = wrong.plan.kept[:4]
+    losses = torch.rand(4, 3, requires_grad=True)
+    wrong.record(index, losses.mean(1))
+    wrong.weighted(index, losses)  # It is computed, but not backpropagated.
+    losses.sum().backward()
+    with pytest.raises(RuntimeError, match=r"pruner\.weighted\(index, losses\)"):
+        wrong.end_epoch()
+
+
+def test_without_weights_the_losses_are_returned_as_they_are():
+    losses = torch.rand(3, 2)
+    assert made().weighted([0, 1, 2], losses) is losses
+    for wrong in (torch.tensor(1.0), torch.rand(2), torch.rand(2, 3)):
+        with pytest.raises(InputError, match=r"losses of shape \(B, \.\.\.\)"):
+            made().weighted([0, 1, 2], wrong)
+
+
+# --- state as bytes --------------------------------------------------------------------------
+
+
+class Pruning:
+    """A pruner as a ``Stateful`` of ``torch.distributed.checkpoint``."""
+
+    def __init__(self, pruner):
+        self.pruner = pruner
+
+    def state_dict(self):
+        return {"pruner": self.pruner.state_bytes()}
+
+    def load_state_dict(self, state):
+        self.pruner.load_state_bytes(state["pruner"])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
+def test_a_state_inside_an_epoch_goes_through_a_distributed_checkpoint(tmp_path, undisturbed):
+    first, second = made(), made()
+    for epoch in range(3):
+        first.start_epoch(epoch)
+        train(first, epoch, first.loader())
+        first.end_epoch()
+    first.start_epoch(3)
+    seen = train(first, 3, first.loader(), 5)
+    save({"pruning": Pruning(first)}, checkpoint_id=tmp_path)
+    load({"pruning": Pruning(second)}, checkpoint_id=tmp_path)
+    second.start_epoch(3)
+    assert seen + train(second, 3, second.loader()) == undisturbed[0][3]
+    torch.save({"pruner": first.state_bytes()}, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
+    made().load_state_bytes(loaded["pruner"])
+
+
+class Runs:
+    """An object that would run code when it is unpickled."""
+
+    def __reduce__(self):
+        return (print, ("this must not run",))
+
+
+def test_bytes_of_something_else_are_refused(tmp_path, capsys):
+    torch.save({"version": 1, "code": Runs()}, tmp_path / "bad.pt")
+    for data in (b"", b"nonsense", made().state_bytes()[:-50], (tmp_path / "bad.pt").read_bytes()):
+        with pytest.raises(InputError, match=r"expected the bytes of state_bytes\(\)") as error:
+            made().load_state_bytes(data)
+        assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="got dict"):
+        made().load_state_bytes(made().state_dict())
+    assert capsys.readouterr().out == ""
+
+
+# --- reports ---------------------------------------------------------------------------------
+
+
+def test_the_summary_adds_up_over_a_resume():
+    policy = fp.FinePruning(SCHEDULE, prune=24)
+    first = made(policy, accumulation=3)
+    for epoch in first.epochs():
+        train(first, epoch, first.loader(), 2 if epoch == 3 else None)
+        if epoch == 3:
+            break
+    second = made(policy, accumulation=3)
+    second.load_state_dict(first.state_dict())
+    for pruner in (first, second):
+        now = pruner.summary()
+        assert json.loads(json.dumps(now)) == now
+        assert (now["epochs_done"], now["epochs"], now["policy"]) == (3, 8, "fine-pruning")
+        assert now["record_calls"] == sum(pruner.batches(epoch) for epoch in range(3)) + 2
+        assert now["steps"] == sum(pruner.steps(epoch) for epoch in range(3)) + 1
+        skipped = sum(N - pruner.num_kept(epoch) for epoch in range(3))
+        assert now["skipped"] == pytest.approx(skipped / (3 * N))
+    run(second)
+    end = second.summary()
+    assert end["epochs_done"] == 8
+    assert end["steps"] == end["total_steps"] == second.total_steps()
+    full = 8 * -(-N // (3 * BATCH))
+    assert end["predicted_saving"] == pytest.approx(1 - end["steps"] / full)
+    assert 0 < end["bookkeeping_seconds"] < 60
+    assert end["suspects"] == second.policy.suspects()[0][:10].tolist()
+    assert made(fp.RandomPruning(SCHEDULE, 32)).summary()["suspects"] == []
+
+
+def test_what_is_not_known_in_advance_is_not_predicted():
+    data_driven = made(fp.Kakurenbo(8, 0.3)).summary()
+    assert data_driven["predicted_saving"] is None
+    assert data_driven["total_steps"] is None
+    shares = made(batch_size=None).summary()
+    assert shares["total_steps"] is None
+    assert shares["predicted_saving"] == pytest.approx(len(PRUNED) * 32 / (8 * N))
+    assert made(fp.Adaptive(8, save=0.25)).summary()["predicted_saving"] == pytest.approx(0.25)
+
+
+def test_the_summary_names_the_first_suspects_and_notebooks_show_it():
+    pruner = made(fp.Adaptive(8, save=0.25, rates=[1.0] * 4 + [0.1] * 4))
+    for epoch in pruner.epochs():
+        for index, _ in pruner.loader():
+            pruner.record(index, torch.where(index % 12 == 0, 9.0 + index, 0.5))
+        if epoch == 1:
+            break
+    assert pruner.summary()["suspects"] == pruner.policy.suspects()[0][:10].tolist()
+    assert pruner.summary()["suspects"][:8] == list(range(84, -1, -12))
+    assert repr(pruner) == (
+        "Pruner(96 samples, policy 'adaptive', 1 of 8 epochs done, "
+        f"{pruner.summary()['skipped']:.1%} skipped)"
+    )
+    page = pruner._repr_html_()
+    assert page.startswith("<table>")
+    assert "<th style='text-align:left'>predicted saving</th>" in page
+    assert "25.0%" in page
+    assert "84, 72, 60" in page
+
+
+class Scalars:
+    """Collects what it is given, as a ``SummaryWriter`` does."""
+
+    def __init__(self):
+        self.added = []
+
+    def add_scalar(self, name, value, step):
+        self.added.append((name, value, step))
+
+
+def test_each_epoch_is_reported_with_its_step():
+    calls, again = [], Scalars()
+    pruner = made(log=lambda values, step: calls.append((values, step)))
+    pruner.log(again, by="epochs")
+    run(pruner)
+    assert [step for _, step in calls] == list(
+        itertools.accumulate(pruner.steps(epoch) for epoch in range(8))
+    )
+    assert [values["fineprune/epoch"] for values, _ in calls] == list(range(8))
+    shares = [1 - pruner.num_kept(epoch) / N for epoch in range(8)]
+    assert [values["fineprune/skipped"] for values, _ in calls] == pytest.approx(shares)
+    assert calls[-1][0]["fineprune/saved"] == pytest.approx(sum(shares) / 8)
+    overhead = sum(values["fineprune/overhead_seconds"] for values, _ in calls)
+    assert 0 < overhead <= pruner.summary()["bookkeeping_seconds"]
+    saved = [entry for entry in again.added if entry[0] == "fineprune/saved"]
+    assert [step for *_, step in saved] == list(range(1, 9))
+    assert saved[-1][1] == calls[-1][0]["fineprune/saved"]
+
+
+def test_the_number_of_suspects_is_reported_if_the_policy_names_them():
+    calls = []
+    pruner = made(
+        fp.Adaptive(8, save=0.25, patience=1, chance=1.0), log=lambda *of: calls.append(of)
+    )
+    for epoch in pruner.epochs():
+        for index, _ in pruner.loader():
+            pruner.record(index, torch.where(index % 4 == 0, 9.0, 0.5))
+        if epoch == 2:
+            break
+    assert calls[-1][0]["fineprune/suspects"] == pruner.policy.num_suspects() > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("wandb",), r"callable\(dict, step\).* got str"), ((print, "batches"), "by to be one of")],
+)
+def test_a_report_needs_somewhere_to_go(arguments, message):
+    with pytest.raises(InputError, match=message):
+        made().log(*arguments)
+
+
+def test_the_event_file_of_tensorboards_own_writer_holds_each_epoch(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(tmp_path))
+    pruner = made(log=writer)
+    run(pruner)
+    writer.close()
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("fineprune/skipped")
+    assert [event.value for event in events] == pytest.approx(
+        [1 - pruner.num_kept(epoch) / N for epoch in range(8)]
+    )
+
+
+def test_reports_touch_no_plan_and_no_random_state():
+    pruner = made()
+    random.seed(0)
+    before = torch.get_rng_state(), random.getstate()
+    for epoch in pruner.epochs():
+        repr(pruner), pruner.summary(), pruner.position, pruner._repr_html_()
+        if epoch < 7:
+            continue  # Nothing was trained, so there is nothing to warn of.
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert random.getstate() == before[1]
+    assert pruner.summary()["epochs_done"] == 0
