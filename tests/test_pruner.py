@@ -871,3 +871,20 @@ def test_counts_need_two_bytes_only_beyond_255_epochs():
 
     assert dtype(255) == torch.uint8
     assert dtype(256) == torch.int16
+
+
+@pytest.mark.parametrize("policy", [fp.Adaptive(6, save=0.5), fp.FullData(6)])
+def test_the_state_of_a_finished_training_can_be_loaded(policy):
+    losses = torch.rand(6, 64, generator=torch.Generator().manual_seed(0))
+
+    def new():
+        return fp.Pruner(64, policy, batch_size=8)
+
+    pruner = new()
+    for epoch in pruner.epochs():
+        for batch in torch.tensor(list(pruner.sampler)).split(8):
+            pruner.record(batch, losses[epoch, batch])
+    loaded = new()
+    loaded.load_state_dict(pruner.state_dict())
+    assert list(loaded.epochs()) == []
+    assert loaded.state_dict()["epoch"] == 5

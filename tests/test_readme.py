@@ -118,6 +118,20 @@ def test_the_python_of_a_page_trains_a_network(code, one_thread, tmp_path, monke
     assert accuracy > 0.85
 
 
+def test_the_tutorial_runs_from_its_beginning_to_its_end(one_thread, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for code in blocks(ROOT / "docs/tutorials/training-loop.md", "py"):
+        exec(compile(code, "<page>", "exec"), names)
+    steps, full = re.findall(r"(\d+) steps instead of (\d+)", capsys.readouterr().out)[0]
+    assert 0.6 < int(steps) / int(full) < 0.7
+    assert names["saved"]["pruner"]["epoch"] == 19
+    accuracy = (
+        names["model"](names["features"]).argmax(1) == names["train_set"].tensors[1]
+    ).float()
+    assert accuracy.mean() > 0.9
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     shutil.copytree(ROOT / "recipes", tmp_path / "recipes")

@@ -519,8 +519,12 @@ class Pruner:
         self._report.totals = RunTotals(**(loaded.totals or {}))
         self._ended = None if loaded.open else loaded.epoch
         self._started = None
-        self._show(loaded.epoch)
-        self._open = loaded.open
+        if loaded.open:
+            self._show(loaded.epoch)
+        else:
+            # The policy has learned from this epoch since, so that it cannot be planned again.
+            self._follow(EpochPlan(loaded.epoch, torch.arange(self._num_samples)))
+            self._open = False
 
     def state_bytes(self) -> bytes:
         """Return ``state_dict()`` as bytes, for formats that need a state of constant structure.
@@ -660,10 +664,14 @@ class Pruner:
         """Make ``epoch`` current, with the plan in progress if there is one for it."""
         progress = self._recorder.progress
         if progress is not None and progress.plan.epoch == epoch:
-            self._plan = progress.plan
+            self._follow(progress.plan)
         else:
             with self._report.bookkeeping():
-                self._plan = self._make_plan(epoch)
+                plan = self._make_plan(epoch)
+            self._follow(plan)
+
+    def _follow(self, plan: EpochPlan) -> None:
+        self._plan = plan
         self._open = True
         self._plan_was_read = False
         rescales = self._plan.weights is not None
