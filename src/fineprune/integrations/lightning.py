@@ -254,7 +254,7 @@ class DataPruning(pl.Callback):
                 f"expected a checkpoint of a training with {self.state_key}, got one without it: "
                 f"load its weights into the module, and call fit() without ckpt_path"
             )
-        _finish_last_batch(checkpoint["loops"]["fit_loop"])
+        _finish_batch(checkpoint["loops"]["fit_loop"])
         self._state = state
 
     # -- internals ------------------------------------------------------------------------------
@@ -328,6 +328,8 @@ class DataPruning(pl.Callback):
         # ``trainer.current_epoch`` is one less if the checkpoint was saved at the end of an epoch.
         epochs = trainer.fit_loop.epoch_progress.current
         epoch = epochs.processed
+        if epoch >= self.policy.epochs:  # The training has ended, and Lightning will notice it.
+            return
         in_progress, trained = _position(self.pruner)
         if epoch != in_progress and not (epoch == in_progress + 1 and trained):
             raise InputError(
@@ -590,31 +592,31 @@ def _check_validation(trainer: pl.Trainer, pruner: Pruner, loader: DataLoader[An
         )
 
 
-# -- what a checkpoint says about the last batch --------------------------------------------------
+# -- what a checkpoint says about its last batch --------------------------------------------------
 
 
-def _finish_last_batch(fit_loop: dict[str, Any]) -> None:
-    """Correct the progress in a checkpoint that was saved right after an epoch's last batch.
+def _finish_batch(fit_loop: dict[str, Any]) -> None:
+    """Let a run go on after the last batch of its checkpoint, where Lightning leaves something out.
 
-    Lightning would leave out the rest of this epoch, which are the validation and the hooks at its
-    end, and it would compare the number of batches with the length of the next epoch: after a
-    pruned epoch, it trains only the last batches of a full one. With these changes, it validates
-    and ends the epoch.
+    Lightning saves after a batch and before the validation that follows it, and does not validate
+    after a resume. If the batch was the last one of its epoch, Lightning also leaves out the hooks
+    at the end of the epoch, and it compares the number of batches with the length of the next
+    epoch: after a pruned epoch, it trains only the last batches of a full one.
 
     Args:
         fit_loop: The state of the fit loop, which is changed in place.
     """
     batches = fit_loop["epoch_loop.batch_progress"]
-    current, total = batches["current"], batches["total"]
-    if not batches["is_last_batch"] or current["completed"] == current["processed"]:
-        return
-    current["completed"], total["completed"] = current["processed"], total["processed"]
-    # The progress of a validation that was interrupted in its first batch.
-    validation = fit_loop["epoch_loop.val_loop.batch_progress"]
+    if batches["current"]["completed"] == batches["current"]["processed"]:
+        return  # It was not saved between a batch and its validation.
+    if batches["is_last_batch"]:
+        for progress in (batches["current"], batches["total"]):
+            progress["completed"] = progress["processed"]
+    # A validation that was interrupted in its first batch is done again, if one is due.
     none = {"ready": 0, "started": 0, "processed": 0, "completed": 0}
-    validation["current"] = {**none}
-    validation["total"] = {**none, "ready": 1, "started": 1}
-    validation["is_last_batch"] = False
+    interrupted = {**none, "ready": 1, "started": 1}
+    validation = fit_loop["epoch_loop.val_loop.batch_progress"]
+    validation.update(current=none, total=interrupted, is_last_batch=False)
 
 
 # -- the pruner -----------------------------------------------------------------------------------
