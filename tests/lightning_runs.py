@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
-from torch.multiprocessing import start_processes
+from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import fineprune as fp
@@ -35,9 +35,7 @@ BATCHES = [9, 9, 13, 9, 9, 13]
 
 def new_network(dropout=0.0):
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(48, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, LABELS)
-    )
+    return nn.Sequential(nn.Linear(48, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, LABELS))
 
 
 class Net(pl.LightningModule):
@@ -150,6 +148,11 @@ def every_step(folder):
     return ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
 
 
+def every_epoch(folder):
+    """A callback that saves a checkpoint at the end of each epoch."""
+    return ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+
+
 class _Stop(pl.Callback):
     def __init__(self, hook, batch):
         self.batch = batch
@@ -169,6 +172,19 @@ def stopped_checkpoint(folder, hook, batch):
         (file,) = Path(folder).glob("*.ckpt")
         return file
     raise AssertionError("the training was not stopped")
+
+
+def recording(change):
+    """Return a module whose training step calls ``change(module, usual step, batch)``."""
+
+    class Changed(Net):
+        def training_step(self, batch, batch_idx):
+            return change(self, super().training_step, batch)
+
+        def validation_step(self, batch, batch_idx):
+            pass
+
+    return Changed(steps=100)
 
 
 # -- two ranks ------------------------------------------------------------------------------------

@@ -7,9 +7,11 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 import fineprune as fp
@@ -22,6 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:The `srun` command is available"),
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks"),
 ]
 
 
@@ -71,6 +74,7 @@ def test_pruning_equals_the_plain_loop(runs, undisturbed):
     network, pruner, steps = runs.plain_loop(runs.POLICY)
     assert runs.equal_weights(net.network, network)
     assert torch.equal(runs.pruner_of(net).counts, pruner.counts)
+    assert pruner.counts.any()
     assert net.trainer.global_step == net.steps == steps == sum(runs.BATCHES)
     assert net.lengths == runs.BATCHES  # The totals of the progress bar.
     assert net.validations == runs.EPOCHS
@@ -94,8 +98,9 @@ def test_weights_and_numbers_that_depend_on_the_losses_equal_the_plain_loop(runs
 
 
 def test_the_number_of_steps_is_known_even_if_the_first_epoch_is_pruned(runs, pruning):
-    net = runs.fit(pruning(fp.RS2(runs.EPOCHS, 0.5)))
-    assert net.steps == net.trainer.global_step == 7 * runs.EPOCHS
+    schedule = fp.Schedule(runs.EPOCHS, window=runs.EPOCHS, start=0)
+    net = runs.fit(pruning(fp.RandomPruning(schedule, 0.3)))
+    assert net.steps == net.trainer.global_step == 9 * runs.EPOCHS
 
 
 def test_two_ranks_equal_lightning_alone_and_one_process(runs, pruning, undisturbed, tmp_path):
@@ -138,14 +143,23 @@ def test_a_resumed_run_equals_the_undisturbed_one(runs, pruning, undisturbed, st
 
 def test_a_resumed_run_with_accumulation_and_two_validations_per_epoch(runs, pruning, tmp_path):
     options = {"accumulate_grad_batches": 3, "val_check_interval": 0.5}
-    whole = runs.fit(pruning(runs.POLICY), runs.every_step(tmp_path), **options)
+    saving = runs.every_step(tmp_path), runs.every_epoch(tmp_path)
+    whole = runs.fit(pruning(runs.POLICY), *saving, **options)
     assert whole.validations == 2 * runs.EPOCHS
-    # Within an epoch, at its end, and at a validation within an epoch.
-    for step, validations in ((5, 9), (6, 9), (21, 1)):
-        file = tmp_path / f"step={step}.ckpt"
+    # Within an epoch, after its last batch, at its end, and before a validation within an epoch.
+    for name, validations in (("step=5", 9), ("step=6", 8), ("epoch=1", 8), ("step=21", 1)):
+        file = tmp_path / f"{name}.ckpt"
         net = runs.fit(pruning(runs.POLICY), ckpt_path=file, **options)
         assert_continues(runs, net, whole)
         assert net.validations == validations
+
+
+def test_a_finished_run_that_is_resumed_trains_nothing(runs, pruning, undisturbed, tmp_path):
+    whole, _ = undisturbed
+    whole.trainer.save_checkpoint(tmp_path / "last.ckpt")
+    net = runs.fit(pruning(runs.POLICY), ckpt_path=tmp_path / "last.ckpt")
+    assert_continues(runs, net, whole)
+    assert net.lengths == []
 
 
 # Batch 12 is one within the pruned second epoch, and batch 17 its last one.
@@ -192,12 +206,12 @@ def test_the_trainer_is_left_as_it_was(runs, pruning, undisturbed):
 # --- what would undo the pruning ------------------------------------------------------------------
 
 
-class Stream(IterableDataset):
+class Stream(IterableDataset[int]):
     def __iter__(self):
         return iter(())
 
 
-SETTINGS = {
+SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "max_epochs": ({"max_epochs": 7}, "expected max_epochs=6"),
     "max_steps": ({"max_steps": 20}, "expected max_steps=-1"),
     "batches": ({"limit_train_batches": 5}, "expected limit_train_batches=1.0"),
@@ -263,6 +277,7 @@ def test_a_loader_whose_samples_the_pruning_cannot_choose_is_refused(runs, pruni
 
 def test_callbacks_and_strategies_that_undo_the_pruning_are_refused(runs, pruning):
     callbacks = importlib.import_module("lightning.pytorch.callbacks")
+    pruned = pruning(runs.POLICY)
     for other in (
         callbacks.StochasticWeightAveraging(0.01),
         callbacks.GradientAccumulationScheduler({0: 2}),
@@ -270,16 +285,14 @@ def test_callbacks_and_strategies_that_undo_the_pruning_are_refused(runs, prunin
         callbacks.BatchSizeFinder(),
     ):
         with pytest.raises(InputError, match=f"expected no {type(other).__name__} together"):
-            runs.fit(pruning(runs.POLICY), other)
-    strategies = importlib.import_module("lightning.pytorch.strategies")
-
-    class Other(strategies.Strategy):
-        """Any strategy that is not known."""
-
-    trainer = runs.trainer(pruning(runs.POLICY))
-    trainer._accelerator_connector.strategy.__class__ = type("Other", (strategies.Strategy,), {})
-    with pytest.raises(InputError, match="expected one device or strategy='ddp'"):
-        pruning(runs.POLICY).setup(trainer, runs.Net(), "fit")
+            pruned.setup(runs.trainer(pruned, other), runs.Net(), "fit")
+    with pytest.raises(InputError, match="expected one DataPruning"):
+        runs.fit(pruned, pruning(runs.POLICY))
+    strategy = importlib.import_module("lightning.pytorch.strategies").ModelParallelStrategy()
+    trainer = runs.trainer(pruned)
+    trainer._accelerator_connector.strategy = strategy  # It needs GPUs.
+    with pytest.raises(InputError, match=r"strategy='ddp', .* got ModelParallelStrategy"):
+        pruned.setup(trainer, runs.Net(), "fit")
 
 
 def test_policies_that_a_callback_cannot_serve_are_refused(runs, pruning):
@@ -294,30 +307,17 @@ def test_policies_that_a_callback_cannot_serve_are_refused(runs, pruning):
 # --- the training step ----------------------------------------------------------------------------
 
 
-def step_of(runs, change):
-    """A module whose training step is changed."""
-
-    class Changed(runs.Net):
-        def training_step(self, batch, batch_idx):
-            return change(self, super().training_step, batch, batch_idx)
-
-        def validation_step(self, batch, batch_idx):
-            pass
-
-    return Changed(steps=100)
+def never(net, step, batch):
+    return F.cross_entropy(net.network(batch[0]), batch[1])
 
 
-def never(net, step, batch, batch_idx):
-    return net.network(batch[0]).mean()
+def twice(net, step, batch):
+    return step(batch, 0) + step(batch, 0)
 
 
-def twice(net, step, batch, batch_idx):
-    return step(batch, batch_idx) + step(batch, batch_idx)
-
-
-def another_scalar(net, step, batch, batch_idx):
-    step(batch, batch_idx)
-    return never(net, step, batch, batch_idx)
+def another_scalar(net, step, batch):
+    step(batch, 0)
+    return never(net, step, batch)
 
 
 @pytest.mark.parametrize(
@@ -331,11 +331,11 @@ def another_scalar(net, step, batch, batch_idx):
 def test_a_step_that_does_not_record_as_it_should_is_refused(runs, pruning, change, message):
     weighted = fp.InfoBatch(runs.EPOCHS, prune=0.5)
     with pytest.raises(InputError, match=message):
-        runs.fit(pruning(weighted), net=step_of(runs, change))
+        runs.fit(pruning(weighted), net=runs.recording(change))
 
 
 def test_without_weights_another_scalar_may_be_backpropagated(runs, pruning):
-    net = runs.fit(pruning(runs.POLICY), net=step_of(runs, another_scalar))
+    net = runs.fit(pruning(runs.POLICY), net=runs.recording(another_scalar))
     assert net.trainer.global_step == sum(runs.BATCHES)
     assert runs.pruner_of(net).counts.any()
 

@@ -19,9 +19,8 @@ the loops in a checkpoint; the tests fail if a release changes them.
 """
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
@@ -80,9 +79,10 @@ def record(module: pl.LightningModule, losses: torch.Tensor) -> torch.Tensor:
     except RuntimeError:  # The module is used without a Trainer.
         return losses.mean()
     if isinstance(trainer, pl.Trainer) and trainer.training:
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for callback in trainer.callbacks:
             if isinstance(callback, DataPruning):
-                return callback.record(losses)
+                mean: torch.Tensor = callback.record(losses)
+                return mean
     return losses.mean()
 
 
@@ -122,7 +122,12 @@ class DataPruning(pl.Callback):
         self.policy = policy
         self._seed = seed
         self._labels = labels
-        self._reset()
+        self._pruner: Pruner | None = None
+        self._loader: _PrunedLoader | None = None
+        self._batch: _Batch | None = None  # The one that the optimizer has not used yet.
+        self._state: dict[str, Any] | None = None  # A state to load.
+        self._has_started = False
+        self._max_steps: int | None = None  # The user's, while it is another number.
 
     @property
     def pruner(self) -> Pruner:
@@ -138,7 +143,8 @@ class DataPruning(pl.Callback):
             )
         return self._pruner
 
-    @torch.compiler.disable  # A compiled training step must not trace the bookkeeping.
+    # A compiled training step must not trace the bookkeeping.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def record(self, losses: torch.Tensor) -> torch.Tensor:
         """Do what the function ``record`` does in the training."""
         assert self._loader is not None
@@ -162,9 +168,10 @@ class DataPruning(pl.Callback):
         if stage != TrainerFn.FITTING:
             return
         _check_trainer(trainer, self.policy)
-        self._reset()
+        self._pruner = self._loader = self._batch = self._state = self._max_steps = None
+        self._has_started = False
         source = _PrunedSource(trainer.fit_loop._data_source, self, trainer)
-        trainer.fit_loop._data_source = source  # type: ignore[assignment]
+        trainer.fit_loop._data_source = source
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Forget the loader that was shown to ``configure_optimizers``."""
@@ -258,14 +265,6 @@ class DataPruning(pl.Callback):
         self._state = state
 
     # -- internals ------------------------------------------------------------------------------
-
-    def _reset(self) -> None:
-        self._pruner: Pruner | None = None
-        self._loader: _PrunedLoader | None = None
-        self._batch: _Batch | None = None
-        self._state: dict[str, Any] | None = None
-        self._has_started = False
-        self._max_steps: int | None = None
 
     def _train_loader(self, trainer: pl.Trainer, source: Any) -> "_PrunedLoader":
         """Return the loader of the next epoch, whenever Lightning asks for it.
@@ -411,20 +410,16 @@ class _PrunedLoader(DataLoader[Any]):
             )
         }
         collate_fn = IndexedCollate(loader.collate_fn)
-        super().__init__(
-            pruner.dataset, sampler=pruner.sampler, collate_fn=collate_fn, **options
-        )
+        super().__init__(pruner.dataset, sampler=pruner.sampler, collate_fn=collate_fn, **options)
         self.index: torch.Tensor | None = None
         self.shows_all = False
         self._all = _batches(pruner, loader, len(pruner.dataset))
 
     def __iter__(self) -> Any:
-        # Not a generator expression: the iterator of the loader is made at the first batch.
-        for self.index, batch in self._indexed():
+        # This is a generator, so the iterator of the loader is made at the first batch.
+        for index, batch in super().__iter__():
+            self.index = index
             yield batch
-
-    def _indexed(self) -> Iterator[tuple[torch.Tensor, Any]]:
-        return cast(Iterator[tuple[torch.Tensor, Any]], super().__iter__())
 
     def __len__(self) -> int:
         return self._all if self.shows_all else super().__len__()
@@ -471,7 +466,7 @@ def _check_trainer(trainer: pl.Trainer, policy: Policy) -> None:
             f"expected a Trainer of lightning.pytorch, got one of {type(trainer).__module__}: "
             f"import lightning.pytorch instead of pytorch_lightning"
         )
-    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[pl.Callback] = trainer.callbacks
     for callback in callbacks:
         for refused, remedy in _REFUSED.items():
             if isinstance(callback, refused):
