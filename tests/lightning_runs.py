@@ -73,6 +73,13 @@ class Net(pl.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
+class Fetching(pl.LightningModule):
+    """Its training step fetches the batches itself."""
+
+    def training_step(self, dataloader_iter):
+        raise NotImplementedError
+
+
 def optimization(network, steps):
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)

@@ -275,7 +275,7 @@ def test_a_loader_whose_samples_the_pruning_cannot_choose_is_refused(runs, pruni
         runs.fit(pruning(runs.POLICY), data=make(runs.DATA))
 
 
-def test_callbacks_and_strategies_that_undo_the_pruning_are_refused(runs, pruning):
+def test_callbacks_modules_and_strategies_that_undo_the_pruning_are_refused(runs, pruning):
     callbacks = importlib.import_module("lightning.pytorch.callbacks")
     pruned = pruning(runs.POLICY)
     for other in (
@@ -288,6 +288,8 @@ def test_callbacks_and_strategies_that_undo_the_pruning_are_refused(runs, prunin
             pruned.setup(runs.trainer(pruned, other), runs.Net(), "fit")
     with pytest.raises(InputError, match="expected one DataPruning"):
         runs.fit(pruned, pruning(runs.POLICY))
+    with pytest.raises(InputError, match="got one that takes dataloader_iter"):
+        pruned.setup(runs.trainer(pruned), runs.Fetching(), "fit")
     strategy = importlib.import_module("lightning.pytorch.strategies").ModelParallelStrategy()
     trainer = runs.trainer(pruned)
     trainer._accelerator_connector.strategy = strategy  # It needs GPUs.

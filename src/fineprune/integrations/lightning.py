@@ -18,6 +18,7 @@ that are used are ``fit_loop._data_source`` and ``fit_loop._combined_loader``, a
 the loops in a checkpoint; the tests fail if a release changes them.
 """
 
+import inspect
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,11 @@ def record(module: pl.LightningModule, losses: torch.Tensor) -> torch.Tensor:
     Raises:
         InputError: A shape or a type is wrong, or the losses of this batch were recorded already.
     """
+    mean: torch.Tensor = _record_untraced(module, losses)
+    return mean
+
+
+def _record(module: pl.LightningModule, losses: torch.Tensor) -> torch.Tensor:
     try:
         trainer = module.trainer
     except RuntimeError:  # The module is used without a Trainer.
@@ -81,9 +87,12 @@ def record(module: pl.LightningModule, losses: torch.Tensor) -> torch.Tensor:
     if isinstance(trainer, pl.Trainer) and trainer.training:
         for callback in trainer.callbacks:
             if isinstance(callback, DataPruning):
-                mean: torch.Tensor = callback.record(losses)
-                return mean
+                return callback.record(losses)
     return losses.mean()
+
+
+# A compiled training step must not trace the bookkeeping.
+_record_untraced = torch.compiler.disable(_record)
 
 
 class DataPruning(pl.Callback):
@@ -143,8 +152,6 @@ class DataPruning(pl.Callback):
             )
         return self._pruner
 
-    # A compiled training step must not trace the bookkeeping.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def record(self, losses: torch.Tensor) -> torch.Tensor:
         """Do what the function ``record`` does in the training."""
         assert self._loader is not None
@@ -168,6 +175,11 @@ class DataPruning(pl.Callback):
         if stage != TrainerFn.FITTING:
             return
         _check_trainer(trainer, self.policy)
+        if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
+            raise InputError(
+                "expected training_step(self, batch, ...), got one that takes dataloader_iter: "
+                "take the batch, since the indices belong to the last batch that was fetched"
+            )
         self._pruner = self._loader = self._batch = self._state = self._max_steps = None
         self._has_started = False
         source = _PrunedSource(trainer.fit_loop._data_source, self, trainer)
@@ -236,6 +248,8 @@ class DataPruning(pl.Callback):
     ) -> None:
         """Save the state of the pruner with the losses of all ranks."""
         if self._pruner is None:
+            if self._state is not None:  # It was loaded, but no epoch has begun.
+                checkpoint["callbacks"][self.state_key] = self._state
             return
         # A batch counts for Lightning once the optimizer has used it. If an exception comes before
         # that, the resumed run trains the batch again.
