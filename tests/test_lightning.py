@@ -17,6 +17,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 import fineprune as fp
 from fineprune.errors import InputError
 
+ROOT = Path(__file__).parents[1]
+
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("lightning") is None, reason="lightning is not installed"
@@ -349,10 +351,29 @@ def test_record_is_the_mean_outside_of_the_training(runs):
     assert runs.record(net, losses) == 2
 
 
+def test_without_lightning_one_line_says_what_to_install(runs, monkeypatch):
+    for name in ("lightning", "lightning.pytorch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "fineprune.integrations.lightning")
+    with pytest.raises(InputError, match=r"pip install 'fineprune\[lightning\]'"):
+        importlib.import_module("fineprune.integrations.lightning")
+
+
+def marked_lines(file):
+    """The lines of the pruning, which are numbered: those of the imports and of the step."""
+    return re.findall(r"^ *(.*)  # [123]$", file.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_page_shows_the_lines_of_the_example():
+    page = marked_lines(ROOT / "docs/adopt/lightning.md")
+    assert page == marked_lines(ROOT / "examples/lightning_trainer.py")
+    assert len(page) == 3
+
+
 def test_the_example_trains_with_pruning(runs, monkeypatch, capsys):
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # ``seed_everything`` sets them.
         monkeypatch.setenv(name, "0")
-    example = runpy.run_path(str(Path(__file__).parents[1] / "examples/lightning_trainer.py"))
+    example = runpy.run_path(str(ROOT / "examples/lightning_trainer.py"))
     assert example["main"](progress_bar=False) > 0.85
     taken, full = re.findall(r"(\d+) steps instead of (\d+)", capsys.readouterr().out)[0]
     assert int(taken) == round(0.7 * int(full))

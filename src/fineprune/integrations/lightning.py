@@ -575,7 +575,7 @@ def _order_seed(loader: DataLoader[Any]) -> int:
     """Return the seed of the order that Lightning alone would have with several ranks."""
     if isinstance(loader.sampler, DistributedSampler):
         return loader.sampler.seed
-    return int(os.environ.get("PL_GLOBAL_SEED", 0))  # ``seed_everything`` sets it.
+    return int(os.environ.get("PL_GLOBAL_SEED", "0"))  # ``seed_everything`` sets it.
 
 
 def _check_validation(trainer: pl.Trainer, pruner: Pruner, loader: DataLoader[Any]) -> None:
