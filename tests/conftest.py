@@ -28,6 +28,7 @@ _LONGEST = (
     "test_ray_cluster",
     "test_epoch_served",
     "test_slurm",
+    "test_lightning",
     "test_benchmarks",
 )
 

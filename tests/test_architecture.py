@@ -25,6 +25,7 @@ ALLOWED = {
     "runs": {"pruning"},
     # It imports ``fineprune`` itself for the number of the version.
     "training": {"pruning", "networks", "datasets", "distributed", "runs", "importing", "__init__"},
+    "integrations": {"pruning"},
     "launch": set(),
     "experiments": {"runs", "training", "launch"},
     "inspection": {"runs", "training", "datasets"},
@@ -53,7 +54,10 @@ CORE = [
     PACKAGE / "errors.py",
     *sorted((PACKAGE / "pruning").rglob("*.py")),
 ]
-RAY = "distributed/parameter_servers/ray_cluster.py"
+ONLY_IMPORT = {
+    "ray": "distributed/parameter_servers/ray_cluster.py",
+    "lightning": "integrations/lightning.py",
+}
 
 
 def files_of(name):
@@ -95,13 +99,14 @@ def test_the_core_imports_torch_numpy_and_the_standard_library_only():
         assert {module.partition(".")[0] for module in imported_modules(file)} <= allowed, file
 
 
-def test_only_one_module_imports_ray():
+@pytest.mark.parametrize("package", ONLY_IMPORT)
+def test_only_one_module_imports_a_large_package(package):
     importing = [
         str(file.relative_to(PACKAGE))
         for file in sorted(PACKAGE.rglob("*.py"))
-        if any(module.partition(".")[0] == "ray" for module in imported_modules(file))
+        if any(module.partition(".")[0] == package for module in imported_modules(file))
     ]
-    assert importing == [RAY]
+    assert importing == [ONLY_IMPORT[package]]
 
 
 def test_subpackages_do_not_import_each_other_in_a_cycle():

@@ -1,0 +1,77 @@
+"""Pruning in the ``Trainer`` of Lightning. The added and changed lines are marked 1 to 4.
+
+It takes seconds. Run it with ``--checkpoint FILE`` to continue from a checkpoint of Lightning.
+"""
+
+import argparse
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, TensorDataset
+
+import fineprune as fp  # 1
+from fineprune.integrations.lightning import DataPruning, record  # 2
+
+EPOCHS = 12
+
+
+class Digits(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = torch.nn.Sequential(
+            torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+        )
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        return record(self, F.cross_entropy(self.network(x), y, reduction="none"))  # 3
+
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        x, y = batch
+        accuracy = (self.network(x).argmax(1) == y).float().mean()
+        self.log("accuracy", accuracy, prog_bar=True)
+
+    def configure_optimizers(self) -> dict[str, object]:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        # The number of steps with pruning.
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+
+def main(checkpoint: str | None = None, progress_bar: bool = True) -> float:
+    digits = load_digits()
+    x = torch.tensor(digits.data, dtype=torch.float32) / 16
+    y = torch.tensor(digits.target)
+    train_loader = DataLoader(TensorDataset(x[:1280], y[:1280]), batch_size=32, shuffle=True)
+    test_loader = DataLoader(TensorDataset(x[1280:], y[1280:]), batch_size=517)
+
+    pl.seed_everything(0, verbose=False)
+    pruning = DataPruning(fp.Adaptive(EPOCHS, save=0.3))  # 4
+    trainer = pl.Trainer(
+        max_epochs=EPOCHS,
+        callbacks=[pruning],  # 4
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=progress_bar,
+    )
+    trainer.fit(Digits(), train_loader, test_loader, ckpt_path=checkpoint)
+
+    full = EPOCHS * 1280 // 32
+    print(f"{trainer.global_step} steps instead of {full}")
+    accuracy = float(trainer.callback_metrics["accuracy"])
+    print(f"test accuracy {accuracy:.1%}")
+    return accuracy
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--checkpoint")
+    main(parser.parse_args().checkpoint)
