@@ -1,0 +1,1 @@
+"""The pruning inside the trainers of other packages. Nothing else of fineprune imports these."""
