@@ -112,6 +112,7 @@ class PruningMixin(_Base):
         self._has_recorded = False
         self._batches_left = 0
         self.add_callback(_EndEpoch(self))
+        self._epochs_and_steps()  # Raises its errors now.
 
     # -- the losses -----------------------------------------------------------------------------
 
@@ -322,6 +323,12 @@ class PruningMixin(_Base):
         """Return the number of epochs that are begun, and of optimizer steps."""
         policy, wanted = self.pruner.policy, self.args.max_steps
         if wanted <= 0:
+            if policy.total_steps is None and None in map(self.pruner.num_kept, range(policy.epochs)):
+                raise InputError(
+                    f"expected max_steps, at which the learning rate ends, since the number of "
+                    f"steps of policy {policy.name!r} depends on data, got none: set max_steps in "
+                    f"TrainingArguments"
+                )
             return policy.epochs, self.pruner.total_steps()
         before = 0
         for epoch in range(policy.epochs):

@@ -1,0 +1,388 @@
+"""The Trainer of transformers with pruning: it trains what a plain loop trains."""
+
+import inspect
+import math
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, DistributedSampler
+
+import fineprune as fp
+from fineprune.errors import InputError
+
+transformers = pytest.importorskip("transformers")
+
+from transformers import Trainer, TrainingArguments  # noqa: E402
+
+from fineprune.integrations import transformers as integration  # noqa: E402
+from fineprune.integrations.sample_losses import class_losses, token_losses  # noqa: E402
+from fineprune.integrations.transformers import PruningMixin, PruningTrainer  # noqa: E402
+
+N, BATCH, EPOCHS, WORDS, LENGTH = 80, 8, 5, 24, 6
+SCHEDULE = fp.Schedule(EPOCHS, window=3, start=1, block=2, count=1)
+POLICY = fp.FinePruning(SCHEDULE, prune=32)
+# Epochs 1 and 4 keep 48 samples: 6 batches instead of 10.
+BATCHES = [10, 6, 10, 6, 10]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# -- data and models ------------------------------------------------------------------------------
+
+
+def images():
+    random = torch.Generator().manual_seed(0)
+    pixels = torch.randn(N, 1, 8, 8, generator=random)
+    labels = (pixels.mean((1, 2, 3)) + 0.05 * torch.randn(N, generator=random) > 0).long()
+    # The Trainer removes columns that the model does not take.
+    return [
+        {"pixel_values": image, "labels": label, "source": 0}
+        for image, label in zip(pixels, labels, strict=True)
+    ]
+
+
+def texts(seed=0):
+    """Texts of 2 to ``LENGTH`` words, padded, whose words follow each other in order."""
+    random = torch.Generator().manual_seed(seed)
+    items = []
+    for _ in range(N):
+        number = int(torch.randint(2, LENGTH + 1, (), generator=random))
+        first = int(torch.randint(1, WORDS - LENGTH, (), generator=random))
+        words = torch.arange(first, first + number)
+        if torch.rand((), generator=random) < 0.2:
+            words = torch.randint(1, WORDS, (number,), generator=random)
+        padding = torch.zeros(LENGTH - number, dtype=torch.long)
+        items.append(
+            {
+                "input_ids": torch.cat((words, padding)),
+                "attention_mask": torch.cat((torch.ones_like(words), padding)),
+                "labels": torch.cat((words, padding - 100)),
+            }
+        )
+    return items
+
+
+def labelled_texts():
+    return [{**item, "labels": item["input_ids"][0] % 3} for item in texts()]
+
+
+def vit():
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        image_size=8,
+        patch_size=4,
+        num_channels=1,
+        num_labels=2,
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+def llama(dropout=0.0):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        vocab_size=WORDS,
+        max_position_embeddings=LENGTH,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        attention_dropout=dropout,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def bert():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        vocab_size=WORDS,
+        max_position_embeddings=LENGTH,
+        num_labels=3,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+CASES = {
+    "image": (vit, images),
+    "text": (bert, labelled_texts),
+    "language": (llama, texts),
+    # A resumed training needs the random state.
+    "dropout": (lambda: llama(0.2), texts),
+}
+
+
+def arguments(folder, **changes):
+    """Return arguments, with SGD of a fixed rate if there is no other scheduler."""
+    return TrainingArguments(
+        **{
+            "output_dir": str(folder),
+            "num_train_epochs": EPOCHS,
+            "per_device_train_batch_size": BATCH,
+            "optim": "sgd",
+            "learning_rate": 0.1,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 0,
+            "logging_strategy": "epoch",
+            "save_strategy": "no",
+            "report_to": [],
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "dataloader_pin_memory": False,
+            **changes,
+        }
+    )
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+class Watched(PruningTrainer):
+    """Notes the plan of each epoch."""
+
+    plans: dict[int, list[int]]
+
+    def _run_epoch(self, **given):
+        self.plans = getattr(self, "plans", {})
+        self.pruner.set_epoch(given["epoch"])
+        self.plans[given["epoch"]] = self.pruner.plan.kept.tolist()
+        super()._run_epoch(**given)
+
+
+def trained(case, folder, policy=POLICY, resume=None, made=Watched, more=None, **changes):
+    model, data = CASES[case]
+    trainer = made(
+        model(),
+        arguments(folder, **changes),
+        train_dataset=data(),
+        pruning=policy,
+        **(more or {}),
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+# -- without pruning ------------------------------------------------------------------------------
+
+
+class SameOrder(Trainer):
+    """The Trainer alone, in the order of ``DistributedSampler``."""
+
+    def _get_train_sampler(self, train_dataset=None):
+        return DistributedSampler(train_dataset, 1, 0, seed=self.args.seed)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("case", ["image", "language"])
+def test_without_pruning_the_weights_are_those_of_the_trainer_alone(case, accumulation, tmp_path):
+    changes = {
+        "gradient_accumulation_steps": accumulation,
+        "num_train_epochs": 2,
+        "optim": "adamw_torch",
+        "lr_scheduler_type": "linear",
+        "max_grad_norm": 1.0,
+    }
+    pruning = trained(case, tmp_path, fp.FullData(2), **changes)
+    model, data = CASES[case]
+    alone = SameOrder(model(), arguments(tmp_path, **changes), train_dataset=data())
+    alone.train()
+    assert torch.equal(weights(pruning.model), weights(alone.model))
+    own, others = (trainer.state.log_history for trainer in (pruning, alone))
+    assert [log.get("loss") for log in own] == [log.get("loss") for log in others]
+    assert pruning.state.global_step == alone.state.global_step == 2 * math.ceil(10 / accumulation)
+
+
+# -- with pruning ---------------------------------------------------------------------------------
+
+
+def loss_of_samples(case, outputs, labels):
+    """Return losses of shape (B,) as a plain loop computes them, and their factors in the mean."""
+    if case != "language":
+        return F.cross_entropy(outputs.logits, labels, reduction="none"), torch.ones(len(labels))
+    targets = F.pad(labels[:, 1:], (0, 1), value=-100)
+    losses = F.cross_entropy(outputs.logits.flatten(0, 1), targets.flatten(), reduction="none")
+    tokens = targets.ne(-100).sum(1)
+    return losses.view(targets.shape).sum(1) / tokens, tokens
+
+
+def plain_loop(case, accumulation, policy=POLICY):
+    """Train the same in a plain loop; return the model, the pruner, the plans and the steps."""
+    made, data = CASES[case]
+    model = made().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner = fp.Pruner(data(), policy, seed=42, batch_size=BATCH, accumulation=accumulation)
+    collate = fp.IndexedCollate(transformers.default_data_collator)
+    loader = DataLoader(pruner.dataset, BATCH, sampler=pruner.sampler, collate_fn=collate)
+    plans, steps = {}, 0
+    for epoch in pruner.epochs():
+        plans[epoch] = pruner.plan.kept.tolist()
+        batches = list(loader)
+        for begin in range(0, len(batches), accumulation):
+            step = batches[begin : begin + accumulation]
+            parts = []
+            for index, batch in step:
+                labels = batch.pop("labels")
+                parts.append((index, *loss_of_samples(case, model(**batch), labels)))
+            total = sum(share.sum() for *_, share in parts)
+            for index, losses, shares in parts:
+                pruner.record(index, losses.detach())
+                rescaled = losses * pruner.plan.weights[index] if pruner.plan.weights is not None else losses
+                ((rescaled * shares).sum() / total).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+    return model, pruner, plans, steps
+
+
+@pytest.mark.parametrize(
+    ("case", "accumulation"), [("image", 1), ("image", 2), ("text", 1), ("language", 2)]
+)
+def test_with_pruning_it_trains_as_a_plain_loop_does(case, accumulation, tmp_path):
+    model, pruner, plans, steps = plain_loop(case, accumulation)
+    trainer = trained(case, tmp_path, gradient_accumulation_steps=accumulation)
+    assert trainer.plans == plans
+    assert [len(plan) for plan in plans.values()] == [8 * batches for batches in BATCHES]
+    assert torch.equal(trainer.pruner.counts, pruner.counts)
+    assert pruner.counts.sum() > 0
+    assert trainer.state.global_step == steps == pruner.total_steps()
+    torch.testing.assert_close(weights(trainer.model), weights(model), rtol=1e-4, atol=1e-6)
+
+
+def test_the_weights_of_a_policy_change_the_loss(tmp_path):
+    policy = fp.InfoBatch(EPOCHS, save=0.2, anneal=0.2)
+    model, pruner, plans, steps = plain_loop("language", 2, policy)
+    trainer = trained("language", tmp_path, policy, gradient_accumulation_steps=2)
+    assert trainer.plans == plans
+    assert trainer.state.global_step == steps == pruner.total_steps()
+    torch.testing.assert_close(weights(trainer.model), weights(model), rtol=1e-4, atol=1e-6)
+    unweighted = fp.InfoBatch(EPOCHS, save=0.2, anneal=0.2, rescale=False)
+    other = trained("language", tmp_path, unweighted, gradient_accumulation_steps=2)
+    assert (weights(trainer.model) - weights(other.model)).abs().max() > 1e-3
+
+
+def test_a_policy_whose_epochs_depend_on_data_trains_its_budget_of_steps(tmp_path):
+    policy = fp.Adaptive(EPOCHS, save=0.3, patience=1)
+    trainer = trained("image", tmp_path, policy)
+    assert trainer.state.global_step == trainer.pruner.total_steps() < sum([10] * EPOCHS)
+    assert len({len(plan) for plan in trainer.plans.values()}) > 1
+    with pytest.raises(InputError, match="max_steps"):
+        trained("image", tmp_path, fp.InfoBatch(EPOCHS))
+    limited = trained("image", tmp_path, fp.InfoBatch(EPOCHS), max_steps=12)
+    assert limited.state.global_step == 12
+
+
+def test_loader_workers_and_a_second_training_change_nothing(tmp_path):
+    trainer = trained("image", tmp_path, num_train_epochs=EPOCHS)
+    counts, plans = trainer.pruner.counts.clone(), trainer.plans
+    workers = trained(
+        "image", tmp_path, dataloader_num_workers=2, dataloader_persistent_workers=True
+    )
+    assert workers.plans == plans
+    assert torch.equal(workers.pruner.counts, counts)
+    assert torch.equal(weights(workers.model), weights(trainer.model))
+    trainer.model.load_state_dict(vit().state_dict())
+    trainer.train()
+    assert torch.equal(trainer.pruner.counts, counts)
+    assert torch.equal(weights(workers.model), weights(trainer.model))
+
+
+def test_the_learning_rate_the_log_and_the_bar_know_the_number_of_steps(tmp_path, capfd):
+    trainer = trained(
+        "image", tmp_path, lr_scheduler_type="linear", logging_steps=1, logging_strategy="steps",
+        disable_tqdm=False, eval_strategy="epoch", more={"eval_dataset": images()},
+    )  # fmt: skip
+    total = sum(BATCHES)
+    assert trainer.state.max_steps == trainer.state.global_step == total
+    assert trainer.lr_scheduler.get_last_lr()[0] == 0
+    history = trainer.state.log_history
+    assert [log["epoch"] for log in history if "eval_loss" in log] == [1, 2, 3, 4, 5]
+    logs = [log for log in history if "loss" in log]
+    assert [log["learning_rate"] for log in logs][-1] == pytest.approx(0.1 / total)
+    assert [log["skipped_share"] for log in logs] == [
+        share for share, number in zip([0, 0.4, 0, 0.4, 0], BATCHES, strict=True)
+        for _ in range(number)
+    ]  # fmt: skip
+    assert f"{total}/{total}" in capfd.readouterr().err
+
+
+def test_max_steps_is_respected(tmp_path):
+    trainer = trained("image", tmp_path, max_steps=13, lr_scheduler_type="linear")
+    assert trainer.state.global_step == 13
+    assert trainer.state.num_train_epochs == 2
+    assert trainer.lr_scheduler.get_last_lr()[0] == 0
+    assert sorted(trainer.plans) == [0, 1]
+    # The second epoch is still open.
+    assert trainer.pruner.state_dict()["progress"]["batches"] == 3
+
+
+# -- resuming -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """An undisturbed training with a checkpoint after each step."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return trained("dropout", folder, **RESUMED), folder
+
+
+RESUMED = {
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "gradient_accumulation_steps": 2,
+    "optim": "adamw_torch",
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "linear",
+    "max_grad_norm": 1.0,
+}
+
+
+# Two batches per step: the epochs have 5, 3, 5, 3 and 5 steps.
+@pytest.mark.parametrize("step", [2, 5, 7, 8, 9, 16])
+def test_a_resumed_training_equals_the_undisturbed_one(step, checkpoints, tmp_path):
+    whole, folder = checkpoints
+    changes = {**RESUMED, "save_strategy": "no"}
+    resumed = trained("dropout", tmp_path, resume=str(folder / f"checkpoint-{step}"), **changes)
+    assert resumed.plans == {e: p for e, p in whole.plans.items() if e in resumed.plans}
+    first = next(epoch for epoch, last in enumerate([5, 8, 13, 16, 21]) if step < last)
+    assert sorted(resumed.plans) == list(range(first, EPOCHS))
+    assert resumed.state.global_step == whole.state.global_step == 21
+    assert torch.equal(resumed.pruner.counts, whole.pruner.counts)
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(checkpoints, tmp_path):
+    _, folder = checkpoints
+    inside = str(folder / "checkpoint-2")
+    with pytest.raises(InputError, match="after whole steps of 24 samples"):
+        trained("dropout", tmp_path, resume=inside, **{**RESUMED, "gradient_accumulation_steps": 3})
+    with pytest.raises(InputError, match="expected a pruner state with seed"):
+        trained("dropout", tmp_path, resume=inside, **{**RESUMED, "data_seed": 7})
+    (folder / "checkpoint-4" / "pruner.pt").unlink()
+    with pytest.raises(InputError, match=r"expected pruner\.pt in the checkpoint"):
+        trained("dropout", tmp_path, resume=str(folder / "checkpoint-4"), **RESUMED)
