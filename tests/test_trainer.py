@@ -1,5 +1,6 @@
 """The Trainer of transformers with pruning: it trains what a plain loop trains."""
 
+import gc
 import inspect
 import math
 import multiprocessing
@@ -33,11 +34,13 @@ POLICY = fp.FinePruning(SCHEDULE, prune=32)
 BATCHES = [10, 6, 10, 6, 10]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    gc.freeze()  # Each training collects garbage, and would go through all that pytest holds.
     yield
+    gc.unfreeze()
     torch.set_num_threads(before)
 
 
@@ -252,7 +255,11 @@ def plain_loop(case, accumulation, policy=POLICY):
             total = sum(share.sum() for *_, share in parts)
             for index, losses, shares in parts:
                 pruner.record(index, losses.detach())
-                rescaled = losses * pruner.plan.weights[index] if pruner.plan.weights is not None else losses
+                rescaled = (
+                    losses * pruner.plan.weights[index]
+                    if pruner.plan.weights is not None
+                    else losses
+                )
                 ((rescaled * shares).sum() / total).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -386,3 +393,344 @@ def test_a_checkpoint_that_does_not_fit_is_refused(checkpoints, tmp_path):
     (folder / "checkpoint-4" / "pruner.pt").unlink()
     with pytest.raises(InputError, match=r"expected pruner\.pt in the checkpoint"):
         trained("dropout", tmp_path, resume=str(folder / "checkpoint-4"), **RESUMED)
+
+
+# -- losses of one's own --------------------------------------------------------------------------
+
+
+class OwnLoss(Watched):
+    loss_is_scaled_for_ga = False
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = self.record(F.cross_entropy(outputs.logits, labels, reduction="none"))
+        return (loss, outputs) if return_outputs else loss
+
+
+class Undecided(OwnLoss):
+    loss_is_scaled_for_ga = None
+
+
+class Silent(Watched):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_compute_loss_of_ones_own_records_with_one_changed_line(accumulation, tmp_path):
+    usual = trained("image", tmp_path, gradient_accumulation_steps=accumulation)
+    own = trained("image", tmp_path, made=OwnLoss, gradient_accumulation_steps=accumulation)
+    assert own.plans == usual.plans
+    torch.testing.assert_close(weights(own.model), weights(usual.model), rtol=1e-4, atol=1e-6)
+    assert own.evaluate(images())["eval_loss"] > 0
+
+
+def test_a_compute_loss_that_does_not_record_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"return self\.record\(losses\)"):
+        trained("image", tmp_path, made=Silent)
+    with pytest.raises(InputError, match="expected loss_is_scaled_for_ga to be set"):
+        trained("image", tmp_path, made=Undecided, gradient_accumulation_steps=2)
+
+
+def test_a_loss_function_of_ones_own_comes_with_the_losses_of_the_samples(tmp_path):
+    def loss_of_batch(outputs, labels, num_items_in_batch=None):
+        return F.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+    def losses_of_samples(outputs, inputs):
+        return F.cross_entropy(outputs.logits, inputs["labels"], reduction="none")
+
+    given = {"compute_loss_func": loss_of_batch, "sample_losses": losses_of_samples}
+    own = trained("image", tmp_path, more=given, gradient_accumulation_steps=2)
+    usual = trained("image", tmp_path, gradient_accumulation_steps=2)
+    assert own.plans == usual.plans
+    torch.testing.assert_close(weights(own.model), weights(usual.model), rtol=1e-4, atol=1e-6)
+    with pytest.raises(InputError, match="expected sample_losses beside compute_loss_func"):
+        trained("image", tmp_path, more={"compute_loss_func": loss_of_batch})
+
+
+def test_label_smoothing_changes_the_objective_but_not_the_counts(tmp_path):
+    plain = trained("image", tmp_path, learning_rate=0.0)
+    smooth = trained("image", tmp_path, learning_rate=0.0, label_smoothing_factor=0.2)
+    assert torch.equal(plain.pruner.counts, smooth.pruner.counts)
+    assert plain.state.log_history[0]["loss"] != smooth.state.log_history[0]["loss"]
+
+
+def test_gradients_that_the_trainer_does_not_divide_give_a_warning(tmp_path):
+    """BERT's classifier takes ``num_items_in_batch`` and ignores it."""
+    said = "gradients are 2 times too large with accumulation"
+    with pytest.warns(RuntimeWarning, match=said):
+        trained("text", tmp_path, gradient_accumulation_steps=2, max_steps=1)
+
+
+def test_a_loss_of_another_kind_gives_a_warning(tmp_path):
+    class DoubledForImageClassification(transformers.ViTForImageClassification):
+        def forward(self, *args, **kwargs):
+            outputs = super().forward(*args, **kwargs)
+            outputs.loss = outputs.loss * 2
+            return outputs
+
+    model = DoubledForImageClassification(vit().config)
+    changed = PruningTrainer(
+        model, arguments(tmp_path, max_steps=1), train_dataset=images(), pruning=POLICY
+    )
+    with pytest.warns(RuntimeWarning, match="by which they are pruned"):
+        changed.train()
+
+
+@pytest.mark.parametrize(
+    ("kind", "logits", "labels", "expected"),
+    [
+        ("regression", [[1.0, 1.0], [3.0, 0.0]], [[0.0, 0.0], [1.0, 0.0]], [1, 2]),
+        (None, [[1.0], [3.0]], [0.0, 1.0], [1, 4]),
+        (None, [[0.0, 0.0]], [[1.0, 0.0]], [math.log(2)]),
+        (None, [[0.0, 0.0, 0.0]], [2], [math.log(3)]),
+    ],
+)
+def test_the_losses_of_a_classifiers_samples(kind, logits, labels, expected):
+    config = transformers.BertConfig(num_labels=len(logits[0]), problem_type=kind)
+    losses = class_losses(torch.tensor(logits), torch.tensor(labels), config)
+    torch.testing.assert_close(losses, torch.tensor(expected, dtype=torch.float32))
+
+
+def test_the_losses_of_texts_are_means_over_their_tokens():
+    logits = torch.zeros(3, 4, 8)
+    logits[0, 0, 5] = 3.0
+    labels = torch.tensor([[1, 5, -100, -100], [1, 2, 3, 4], [-100, -100, -100, -100]])
+    first = F.cross_entropy(logits[0, :1], torch.tensor([5])).item()
+    losses = token_losses(logits, labels, shifts_labels=True)
+    torch.testing.assert_close(losses, torch.tensor([first, math.log(8), 0.0]))
+    unshifted = token_losses(logits, labels, shifts_labels=False)
+    assert unshifted[0] != losses[0]
+
+
+# -- the order ------------------------------------------------------------------------------------
+
+
+def test_grouping_by_length_keeps_the_plan_and_needs_less_padding(tmp_path):
+    lengths = [int(item["attention_mask"].sum()) for item in texts()]
+    data = [
+        {name: value[:length] for name, value in item.items()}
+        for item, length in zip(texts(), lengths, strict=True)
+    ]
+    sizes: dict[str, list[tuple[int, int]]] = {}
+
+    class Padded(Watched):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            sizes[self.args.train_sampling_strategy].append(tuple(inputs["input_ids"].shape))
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    def collate(items):
+        longest = max(len(item["input_ids"]) for item in items)
+        return {
+            name: torch.stack(
+                [F.pad(item[name], (0, longest - len(item[name])), value=fill) for item in items]
+            )
+            for name, fill in (("input_ids", 0), ("attention_mask", 0), ("labels", -100))
+        }
+
+    counts = {}
+    for strategy in ("random", "group_by_length"):
+        sizes[strategy] = []
+        trainer = Padded(
+            llama(),
+            arguments(tmp_path, train_sampling_strategy=strategy, num_train_epochs=2),
+            train_dataset=data,
+            data_collator=collate,
+            pruning=fp.FullData(2),
+        )
+        trainer.train()
+        counts[strategy] = [sum(rows for rows, _ in sizes[strategy]), len(sizes[strategy])]
+    assert counts["random"] == counts["group_by_length"] == [2 * N, 20]
+    padded = {name: sum(rows * longest for rows, longest in of) for name, of in sizes.items()}
+    assert padded["group_by_length"] < 0.9 * padded["random"]
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def pruner(**changes):
+    return fp.Pruner(images(), POLICY, **{"batch_size": BATCH, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"num_train_epochs": 3}, "expected num_train_epochs=5, the epochs of the policy, got 3"),
+        ({"max_steps": 100}, "expected max_steps of at most 42"),
+        ({"auto_find_batch_size": True}, "expected auto_find_batch_size=False"),
+        ({"ignore_data_skip": True}, "expected ignore_data_skip=False"),
+        ({"enable_jit_checkpoint": True}, "expected enable_jit_checkpoint=False"),
+        ({"train_sampling_strategy": "sequential"}, "expected train_sampling_strategy"),
+        ({"train_sampling_strategy": "batch_rebalance"}, "expected train_sampling_strategy"),
+    ],
+)
+def test_arguments_that_would_undo_the_pruning_are_refused(changes, expected, tmp_path):
+    with pytest.raises(InputError, match=expected):
+        trained("image", tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (lambda: pruner(batch_size=16), "expected a Pruner with batch_size=8 .* got 16"),
+        (lambda: pruner(accumulation=2), "expected a Pruner with accumulation=1 .* got 2"),
+        (lambda: pruner(num_replicas=2, rank=0), "expected a Pruner with num_replicas=1"),
+        (lambda: fp.Pruner(96, POLICY, batch_size=8), "expected a pruner of the 80 samples"),
+    ],
+)
+def test_a_pruner_that_does_not_fit_is_refused(given, expected, tmp_path):
+    with pytest.raises(InputError, match=expected):
+        trained("image", tmp_path, given())
+
+
+def test_a_pruner_brings_its_data_set(tmp_path):
+    given = fp.Pruner(images(), POLICY, batch_size=BATCH, seed=42)
+    trainer = Watched(vit(), arguments(tmp_path), pruning=given)
+    trainer.train()
+    assert trainer.pruner is given
+    assert trainer.plans == trained("image", tmp_path).plans
+
+
+def test_a_loader_without_indices_is_refused(tmp_path):
+    class OwnLoader(Watched):
+        def get_train_dataloader(self):
+            return DataLoader(images(), BATCH, collate_fn=transformers.default_data_collator)
+
+    with pytest.raises(InputError, match="do not override get_train_dataloader"):
+        trained("image", tmp_path, made=OwnLoader)
+    tuples = {"data_collator": lambda items: [item["labels"] for item in items]}
+    with pytest.raises(InputError, match="expected batches that are dicts"):
+        trained("image", tmp_path, more=tuples)
+
+
+def test_a_model_of_another_kind_is_refused(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(InputError, match="got Linear, the losses of whose samples are not known"):
+        PruningTrainer(model, arguments(tmp_path), train_dataset=images(), pruning=POLICY)
+
+
+# -- the release of transformers ------------------------------------------------------------------
+
+
+PARAMETERS = {
+    "_get_dataloader": "dataset description batch_size sampler_fn is_training dataloader_key",
+    "_get_collator_with_removed_columns": "data_collator description",
+    "_get_train_sampler": "train_dataset",
+    "_init_training_state": "max_steps num_update_steps_per_epoch num_train_epochs "
+    "resume_from_checkpoint trial",
+    "_run_epoch": "model epoch train_dataloader steps_in_epoch num_update_steps_per_epoch trial "
+    "ignore_keys_for_eval start_time resume_from_checkpoint epochs_trained "
+    "steps_trained_in_current_epoch",
+    "_save_optimizer_and_scheduler": "output_dir",
+}
+
+
+def test_the_private_methods_are_those_of_the_tested_release(monkeypatch, tmp_path):
+    assert set(PARAMETERS) == set(integration.OVERRIDDEN)
+    for name, parameters in PARAMETERS.items():
+        found = list(inspect.signature(getattr(Trainer, name)).parameters)
+        assert found == ["self", *parameters.split()], name
+    overridden = {
+        name for name in vars(PruningMixin) if name.startswith("_") and hasattr(Trainer, name)
+    }
+    assert {name for name in overridden if not name.startswith("__")} == set(PARAMETERS)
+    monkeypatch.delattr(Trainer, "_run_epoch")
+    with pytest.raises(InputError, match=r"expected a Trainer with _run_epoch, as in transformers"):
+        trained("image", tmp_path)
+
+
+# -- two processes --------------------------------------------------------------------------------
+
+
+def train_ranks(folder):
+    """Train with two processes, which are forks of this one, so that it imports once."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=train_rank, args=(rank, folder, port)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(max(rank.exitcode for rank in ranks))
+
+
+def train_rank(rank, folder, port):
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    saves = {"save_strategy": "steps", "save_steps": 7}
+    told = {"language": summary(trained("language", f"{folder}/whole", **RANKED, **saves))}
+    inside = f"{folder}/whole/checkpoint-7"
+    told["resumed"] = summary(trained("language", f"{folder}/again", resume=inside, **RANKED))
+    try:
+        trained("image", folder, accelerator_config={"even_batches": False}, **RANKED)
+    except InputError as error:
+        told["refused"] = str(error)
+    # With images, each batch is split among the processes.
+    split = {"accelerator_config": {"split_batches": True}, "per_device_train_batch_size": 8}
+    told["image"] = summary(trained("image", folder, **{**RANKED, **split}))
+    torch.save(told, f"{folder}/rank{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def summary(trainer):
+    return {
+        "plans": trainer.plans,
+        "counts": trainer.pruner.counts,
+        "steps": trainer.state.global_step,
+        "weights": weights(trainer.model),
+    }
+
+
+# Two batches per step, so that the epochs have 5, 3, 5, 3 and 5 steps; step 7 is inside epoch 1.
+RANKED = {
+    "per_device_train_batch_size": BATCH // 2,
+    "gradient_accumulation_steps": 2,
+    "ddp_backend": "gloo",
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(python, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    code = f"import test_trainer; test_trainer.train_ranks({str(folder)!r})"
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    subprocess.run([*python, "-c", code], env=environment, check=True, timeout=240)
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("case", ["image", "language"])
+def test_two_processes_train_as_one_with_the_doubled_batch(case, ranks, tmp_path):
+    whole = trained(case, tmp_path, gradient_accumulation_steps=2)
+    for told in ranks:
+        assert told[case]["plans"] == whole.plans
+        assert torch.equal(told[case]["counts"], whole.pruner.counts)
+        assert told[case]["steps"] == whole.state.global_step == 21
+        torch.testing.assert_close(
+            told[case]["weights"], weights(whole.model), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_two_processes_resume_inside_an_epoch(ranks):
+    for told in ranks:
+        resumed, whole = told["resumed"], told["language"]
+        assert sorted(resumed["plans"]) == [1, 2, 3, 4]
+        assert torch.equal(resumed["counts"], whole["counts"])
+        assert torch.equal(resumed["weights"], whole["weights"])
+        assert resumed["steps"] == whole["steps"]
+
+
+def test_two_processes_must_have_equally_many_batches(ranks):
+    for told in ranks:
+        assert "expected even_batches=True" in told["refused"]

@@ -203,7 +203,7 @@ class PruningMixin(_Base):
     def _shares(self, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
         """Return the factors of the samples' losses in the loss of the batch, shape (B,)."""
         assert self._index is not None
-        labels = inputs.get(self.label_names[0]) if self.label_names else None
+        labels = inputs.get(self._label_name)
         if isinstance(labels, torch.Tensor):
             tokens = labeled_tokens(labels[..., 1:] if self._loss_shifts_labels else labels)
         else:
@@ -252,9 +252,7 @@ class PruningMixin(_Base):
             )
         self._index, self._has_recorded = inputs.pop(_INDEX), False
         try:
-            loss = super().training_step(
-                model, inputs, num_items_in_batch=num_items_in_batch
-            )
+            loss = super().training_step(model, inputs, num_items_in_batch=num_items_in_batch)
         finally:
             self._index = None
         if not self._has_recorded:
@@ -323,7 +321,9 @@ class PruningMixin(_Base):
         """Return the number of epochs that are begun, and of optimizer steps."""
         policy, wanted = self.pruner.policy, self.args.max_steps
         if wanted <= 0:
-            if policy.total_steps is None and None in map(self.pruner.num_kept, range(policy.epochs)):
+            if policy.total_steps is None and None in map(
+                self.pruner.num_kept, range(policy.epochs)
+            ):
                 raise InputError(
                     f"expected max_steps, at which the learning rate ends, since the number of "
                     f"steps of policy {policy.name!r} depends on data, got none: set max_steps in "
@@ -446,7 +446,12 @@ class PruningMixin(_Base):
         model = self.accelerator.unwrap_model(self.model)
         if hasattr(model, "get_base_model"):  # of peft
             model = model.get_base_model()
-        return for_model(model, self.label_names[0], shifts_labels=self._loss_shifts_labels)
+        return for_model(model, self._label_name, shifts_labels=self._loss_shifts_labels)
+
+    @property
+    def _label_name(self) -> str:
+        names = self.label_names  # Empty for a forward with *args.
+        return names[0] if names else "labels"
 
     def _samples_per_batch(self) -> int:
         """Return the number of samples per batch of all processes together."""
