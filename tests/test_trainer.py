@@ -319,7 +319,10 @@ def test_loader_workers_and_a_second_training_change_nothing(tmp_path):
     assert torch.equal(weights(workers.model), weights(trainer.model))
 
 
-def test_the_learning_rate_the_log_and_the_bar_know_the_number_of_steps(tmp_path, capfd):
+def test_the_learning_rate_the_log_and_the_bar_know_the_number_of_steps(
+    tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # Its thread would be waited for.
     trainer = trained(
         "image", tmp_path, lr_scheduler_type="linear", logging_steps=1, logging_strategy="steps",
         disable_tqdm=False, eval_strategy="epoch", more={"eval_dataset": images()},
@@ -466,8 +469,8 @@ def test_gradients_that_the_trainer_does_not_divide_give_a_warning(tmp_path):
 
 def test_a_loss_of_another_kind_gives_a_warning(tmp_path):
     class DoubledForImageClassification(transformers.ViTForImageClassification):
-        def forward(self, *args, **kwargs):
-            outputs = super().forward(*args, **kwargs)
+        def forward(self, pixel_values, labels=None):
+            outputs = super().forward(pixel_values, labels=labels)
             outputs.loss = outputs.loss * 2
             return outputs
 
