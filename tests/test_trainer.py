@@ -5,6 +5,8 @@ import inspect
 import math
 import multiprocessing
 import os
+import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from fineprune.integrations import transformers as integration  # noqa: E402
 from fineprune.integrations.sample_losses import class_losses, token_losses  # noqa: E402
 from fineprune.integrations.transformers import PruningMixin, PruningTrainer  # noqa: E402
 
+EXAMPLES = Path(__file__).parents[1] / "examples"
 N, BATCH, EPOCHS, WORDS, LENGTH = 80, 8, 5, 24, 6
 SCHEDULE = fp.Schedule(EPOCHS, window=3, start=1, block=2, count=1)
 POLICY = fp.FinePruning(SCHEDULE, prune=32)
@@ -737,3 +740,21 @@ def test_two_processes_resume_inside_an_epoch(ranks):
 def test_two_processes_must_have_equally_many_batches(ranks):
     for told in ranks:
         assert "expected even_batches=True" in told["refused"]
+
+
+# -- the examples ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "size"), [("trainer_image", 256), ("trainer_text", 128)])
+def test_an_example_learns_in_fewer_steps(name, size, tmp_path):
+    main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    trainer = main(size, str(tmp_path))
+    steps = size // 32 * trainer.pruner.policy.epochs
+    assert trainer.state.global_step == trainer.pruner.total_steps() < 0.8 * steps
+    losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    assert losses[-1] < 0.9 * losses[0]
+    marked = [
+        line for line in (EXAMPLES / f"{name}.py").read_text().splitlines()
+        if re.search(r"# \d$", line)
+    ]  # fmt: skip
+    assert len(marked) == 2
