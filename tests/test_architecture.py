@@ -25,6 +25,7 @@ ALLOWED = {
     "runs": {"pruning"},
     # It imports ``fineprune`` itself for the number of the version.
     "training": {"pruning", "networks", "datasets", "distributed", "runs", "importing", "__init__"},
+    "integrations": {"pruning"},
     "launch": set(),
     "experiments": {"runs", "training", "launch"},
     "inspection": {"runs", "training", "datasets"},

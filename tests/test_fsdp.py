@@ -163,8 +163,9 @@ def eager():
     return train_compiled("nothing")
 
 
-# torch itself looks at the gradient of the losses where a graph ends.
+# torch itself gives warnings where a graph ends.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 @pytest.mark.parametrize("how", ["losses", "mean and losses", "whole step"])
 def test_a_compiled_step_counts_as_an_eager_one(how, eager):
     compiled = train_compiled(how)

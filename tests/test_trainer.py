@@ -310,9 +310,7 @@ def test_a_policy_whose_epochs_depend_on_data_trains_its_budget_of_steps(tmp_pat
 def test_loader_workers_and_a_second_training_change_nothing(tmp_path):
     trainer = trained("image", tmp_path, num_train_epochs=EPOCHS)
     counts, plans = trainer.pruner.counts.clone(), trainer.plans
-    workers = trained(
-        "image", tmp_path, dataloader_num_workers=2, dataloader_persistent_workers=True
-    )
+    workers = trained("image", tmp_path, dataloader_num_workers=2)
     assert workers.plans == plans
     assert torch.equal(workers.pruner.counts, counts)
     assert torch.equal(weights(workers.model), weights(trainer.model))
@@ -707,13 +705,18 @@ RANKED = {
 
 
 @pytest.fixture(scope="module")
-def ranks(python, tmp_path_factory):
+def ranks_folder(python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     code = f"import test_trainer; test_trainer.train_ranks({str(folder)!r})"
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     subprocess.run([*python, "-c", code], env=environment, check=True, timeout=240)
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(ranks_folder):
+    return [torch.load(ranks_folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 @pytest.mark.parametrize("case", ["image", "language"])
@@ -735,6 +738,13 @@ def test_two_processes_resume_inside_an_epoch(ranks):
         assert torch.equal(resumed["counts"], whole["counts"])
         assert torch.equal(resumed["weights"], whole["weights"])
         assert resumed["steps"] == whole["steps"]
+
+
+def test_one_process_resumes_what_two_began(ranks, ranks_folder, tmp_path):
+    inside = str(ranks_folder / "whole" / "checkpoint-7")
+    resumed = trained("language", tmp_path, resume=inside, gradient_accumulation_steps=2)
+    assert sorted(resumed.plans) == [1, 2, 3, 4]
+    assert torch.equal(resumed.pruner.counts, ranks[0]["language"]["counts"])
 
 
 def test_two_processes_must_have_equally_many_batches(ranks):
