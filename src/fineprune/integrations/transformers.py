@@ -293,14 +293,10 @@ class PruningMixin(_Base):
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         if self.args.train_sampling_strategy != "group_by_length":
             return self.pruner.sampler
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        return GroupedByLength(
-            self.pruner.sampler, self._lengths(dataset), self._samples_per_step()
-        )
+        return GroupedByLength(self.pruner.sampler, self._lengths(), self._samples_per_step())
 
-    def _lengths(self, dataset: Any) -> list[int]:
-        items = dataset.dataset if isinstance(dataset, Indexed) else dataset
-        name = self.args.length_column_name
+    def _lengths(self) -> list[int]:
+        items, name = self.train_dataset, self.args.length_column_name
         if name in (getattr(items, "column_names", None) or ()):
             return list(items[name])
         processing = self.processing_class
