@@ -104,8 +104,9 @@ class PruningMixin(_Base):
         self.pruner = self._make_pruner(pruning)
         self._sample_losses = sample_losses
         self._compared = sample_losses is not None
-        if sample_losses is None and type(self).compute_loss is PruningMixin.compute_loss:
-            self._sample_losses = self._known_sample_losses()
+        own = type(self).compute_loss is not PruningMixin.compute_loss
+        if sample_losses is None and self.pruner.policy.needs_losses and not own:
+            self._sample_losses = self._known_sample_losses()  # Raises its error now.
         # Each call of train() begins anew.
         self._untrained = copy.deepcopy(self.pruner.state_dict())
         self._index: torch.Tensor | None = None
