@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
@@ -82,7 +83,7 @@ def main(
     loader = DataLoader(pruner.dataset, batch_size=BATCH, sampler=pruner.sampler)  # 1
     training = Training(model, optimizer, pruner)
     if resume_from is not None:
-        dcp.load({"training": training}, checkpoint_id=resume_from)
+        load({"training": training}, checkpoint_id=resume_from)
 
     steps = 0
     for epoch in pruner.epochs():  # 2
@@ -94,7 +95,7 @@ def main(
             steps += 1
             if save_to is not None and steps == save_at:
                 pruner.synchronize()  # Inside an epoch, before the state is taken.
-                dcp.save({"training": training}, checkpoint_id=save_to)
+                save({"training": training}, checkpoint_id=save_to)
                 return model, pruner, steps
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: trained on {len(pruner.plan.kept)} of 640 samples")

@@ -2,6 +2,7 @@
 
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -130,6 +131,7 @@ def train_compiled(how):
         recorded(index, inputs, targets).backward()
         optimizer.step()
 
+    compiled: Any
     if how == "one graph":
         compiled = torch.compile(recorded, backend="aot_eager", fullgraph=True)
         index, (inputs, targets) = next(iter(loader))

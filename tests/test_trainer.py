@@ -23,7 +23,11 @@ from fineprune.errors import InputError
 
 transformers = pytest.importorskip("transformers")
 
-from transformers import Trainer, TrainingArguments  # noqa: E402
+from transformers import (  # noqa: E402
+    Trainer,
+    TrainingArguments,
+    ViTForImageClassification,
+)
 
 from fineprune.integrations import transformers as integration  # noqa: E402
 from fineprune.integrations.sample_losses import class_losses, token_losses  # noqa: E402
@@ -403,7 +407,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(checkpoints, tmp_path):
 
 
 class OwnLoss(Watched):
-    loss_is_scaled_for_ga = False
+    loss_is_scaled_for_ga: bool | None = False
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels = inputs.pop("labels")
@@ -469,7 +473,7 @@ def test_gradients_that_the_trainer_does_not_divide_give_a_warning(tmp_path):
 
 
 def test_a_loss_of_another_kind_gives_a_warning(tmp_path):
-    class DoubledForImageClassification(transformers.ViTForImageClassification):
+    class DoubledForImageClassification(ViTForImageClassification):
         def forward(self, pixel_values, labels=None):
             outputs = super().forward(pixel_values, labels=labels)
             outputs.loss = outputs.loss * 2
@@ -661,7 +665,7 @@ def train_ranks(folder):
         rank.start()
     for rank in ranks:
         rank.join()
-    sys.exit(max(rank.exitcode for rank in ranks))
+    sys.exit(int(any(rank.exitcode for rank in ranks)))
 
 
 def train_rank(rank, folder, port):

@@ -55,7 +55,10 @@ _INDEX = "index"
 # The model's loss and the mean of the samples' losses differ by more than rounding.
 _TOLERANCE = 0.01
 
-_Base = Trainer if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    _Base = Trainer
+else:
+    _Base = object
 
 
 class PruningMixin(_Base):
@@ -83,6 +86,8 @@ class PruningMixin(_Base):
     Raises:
         InputError: An argument of the training would undo the pruning, or the pruner does not fit.
     """
+
+    train_dataset: Any
 
     def __init__(
         self,
@@ -212,7 +217,8 @@ class PruningMixin(_Base):
         if num_items_in_batch is None:
             return tokens / tokens.sum().clamp(min=1)
         processes = self.accelerator.num_processes if self._averages_over_processes else 1
-        return tokens * processes / num_items_in_batch
+        shares: torch.Tensor = tokens * processes / num_items_in_batch
+        return shares
 
     @property
     def _averages_over_processes(self) -> bool:
@@ -453,10 +459,12 @@ class PruningMixin(_Base):
     def _samples_per_batch(self) -> int:
         """Return the number of samples per batch of all processes together."""
         split = self.args.accelerator_config.split_batches
-        return self.args.train_batch_size * (1 if split else self.args.world_size)
+        samples: int = self.args.train_batch_size * (1 if split else self.args.world_size)
+        return samples
 
     def _samples_per_step(self) -> int:
-        return self._samples_per_batch() * self.args.gradient_accumulation_steps
+        batches: int = self.args.gradient_accumulation_steps
+        return self._samples_per_batch() * batches
 
     def _check_length(self, loader: Any) -> None:
         """Check that the loader follows the sampler."""
