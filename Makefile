@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: demo test pytest coverage lint docs release clean
+.PHONY: demo test pytest integrations coverage lint docs release clean
 
 demo: $(INSTALLED)
 	rm -rf runs/demo
@@ -18,6 +18,11 @@ test: $(INSTALLED)
 # Two processes, because most tests of workers and servers wait. The tests of a file share one Ray.
 pytest: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# The tests of the frameworks, which `make test` skips unless they are installed.
+integrations: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[lightning,accelerate,transformers]'
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/test_lightning.py tests/test_trainer.py tests/test_accelerate.py tests/test_fsdp.py tests/test_adopt_pages.py
 
 # ARGS are further arguments of pytest, for example: make coverage ARGS="tests/test_pruner.py -n 0"
 coverage: $(INSTALLED)

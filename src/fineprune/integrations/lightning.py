@@ -638,4 +638,3 @@ def _batches(pruner: Pruner, loader: DataLoader[Any], kept: int) -> int:
     assert size is not None
     own = samples_per_rank(kept, pruner.sampler.num_replicas, loader.drop_last)
     return own // size if loader.drop_last else -(-own // size)
-

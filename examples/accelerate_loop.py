@@ -1,0 +1,84 @@
+"""Fine-pruning in a loop with Accelerate, with checkpoints. Takes seconds.
+
+    python examples/accelerate_loop.py
+    accelerate launch --cpu --num_processes 2 examples/accelerate_loop.py
+
+Accelerate divides the batches among the processes, so the pruner has one replica and the batch size
+of all processes together. A checkpoint holds the pruner, and may be written after any step.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, TensorDataset
+
+import fineprune as fp
+
+EPOCHS, BATCH, ACCUMULATION = 8, 16, 2
+
+
+def main(
+    save_to: Path | None = None, save_at: int = 0, resume_from: Path | None = None
+) -> tuple[torch.nn.Module, fp.Pruner, int]:
+    """Train, and return the model, the pruner and the number of optimizer steps.
+
+    Args:
+        save_to: The folder to which a checkpoint is written; None for no checkpoint.
+        save_at: The optimizer step after which it is written. The training ends there.
+        resume_from: The folder of a checkpoint from which the training continues.
+    """
+    accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION)
+    digits = load_digits()
+    x = torch.tensor(digits.data, dtype=torch.float32) / 16
+    train_set = TensorDataset(x[:640], torch.tensor(digits.target)[:640])
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    schedule = fp.Schedule(epochs=EPOCHS, window=4, start=1, block=2, count=1)
+    pruner = fp.Pruner(
+        train_set,
+        fp.FinePruning(schedule, prune=0.3),
+        batch_size=BATCH * accelerator.num_processes,
+        accumulation=ACCUMULATION,
+        num_replicas=1,
+    )
+    loader = DataLoader(pruner.dataset, batch_size=BATCH, sampler=pruner.sampler)
+    # Not prepared: a prepared scheduler would step once per process.
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.2, total_steps=pruner.total_steps()
+    )
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    accelerator.register_for_checkpointing(pruner, scheduler)
+    accelerator.register_save_state_pre_hook(lambda *_: pruner.synchronize())
+    if resume_from is not None:
+        accelerator.load_state(str(resume_from))
+
+    steps = 0
+    for epoch in pruner.epochs():
+        loader.set_epoch(epoch)  # After a resume, the loader would begin with epoch 0.
+        for index, (inputs, targets) in loader:
+            with accelerator.accumulate(model):
+                losses = F.cross_entropy(model(inputs), targets, reduction="none")
+                accelerator.backward(pruner.record(index, losses))
+                optimizer.step()
+                optimizer.zero_grad()
+            if not accelerator.sync_gradients:
+                continue
+            scheduler.step()
+            steps += 1
+            if save_to is not None and steps == save_at:
+                accelerator.save_state(str(save_to))
+                return accelerator.unwrap_model(model), pruner, steps
+        accelerator.print(f"epoch {epoch + 1}: trained on {len(pruner.plan.kept)} of 640 samples")
+    return accelerator.unwrap_model(model), pruner, steps
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    main(resume_from=folder)

@@ -1,0 +1,112 @@
+"""Fine-pruning with FSDP2 (``fully_shard``) and a distributed checkpoint. Takes seconds.
+
+    torchrun --nproc-per-node 2 examples/fsdp2.py
+    torchrun --nproc-per-node 2 examples/fsdp2.py CHECKPOINT_FOLDER
+
+The three lines of the pruning are those of a loop with DDP. With a second argument, the training
+continues from a checkpoint, which may have been written inside an epoch.
+"""
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, TensorDataset
+
+import fineprune as fp
+
+EPOCHS, BATCH = 8, 16
+
+
+class Training:
+    """All that a checkpoint holds; a ``Stateful`` of ``torch.distributed.checkpoint``."""
+
+    def __init__(self, model: Any, optimizer: Any, pruner: fp.Pruner) -> None:
+        self.model, self.optimizer, self.pruner = model, optimizer, pruner
+
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        # As bytes, because the structure of a pruner's state depends on where it is taken, and a
+        # distributed checkpoint is loaded into a state of the same structure.
+        pruner = io.BytesIO()
+        torch.save(self.pruner.state_dict(), pruner)
+        return {"model": model, "optimizer": optimizer, "pruner": pruner.getvalue()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_state_dict(
+            self.model,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        self.pruner.load_state_dict(torch.load(io.BytesIO(state["pruner"]), weights_only=True))
+
+
+def main(
+    save_to: Path | None = None, save_at: int = 0, resume_from: Path | None = None
+) -> tuple[torch.nn.Module, fp.Pruner, int]:
+    """Train in an initialised process group; return the model, the pruner and the steps.
+
+    Args:
+        save_to: The folder to which a checkpoint is written; None for no checkpoint.
+        save_at: The optimizer step after which it is written. The training ends there.
+        resume_from: The folder of a checkpoint from which the training continues.
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    mesh = init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("dp",))
+    digits = load_digits()
+    x = torch.tensor(digits.data, dtype=torch.float32) / 16
+    train_set = TensorDataset(x[:640], torch.tensor(digits.target)[:640])
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    fully_shard(model.to(device), mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    schedule = fp.Schedule(epochs=EPOCHS, window=4, start=1, block=2, count=1)
+    pruner = fp.Pruner(
+        train_set,
+        fp.FinePruning(schedule, prune=0.3),
+        batch_size=BATCH,
+        process_group=mesh["dp"].get_group(),
+    )
+    loader = DataLoader(pruner.dataset, batch_size=BATCH, sampler=pruner.sampler)  # 1
+    training = Training(model, optimizer, pruner)
+    if resume_from is not None:
+        load({"training": training}, checkpoint_id=resume_from)
+
+    steps = 0
+    for epoch in pruner.epochs():  # 2
+        for index, (inputs, targets) in loader:
+            losses = F.cross_entropy(model(inputs.to(device)), targets.to(device), reduction="none")
+            pruner.record(index, losses).backward()  # 3
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+            if save_to is not None and steps == save_at:
+                pruner.synchronize()  # Inside an epoch, before the state is taken.
+                save({"training": training}, checkpoint_id=save_to)
+                return model, pruner, steps
+        if dist.get_rank() == 0:
+            print(f"epoch {epoch + 1}: trained on {len(pruner.plan.kept)} of 640 samples")
+    return model, pruner, steps
+
+
+if __name__ == "__main__":
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(dist.get_node_local_rank())
+    try:
+        main(resume_from=Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,132 @@
+"""The loss of each sample, from the outputs of a ``transformers`` model and its labels.
+
+A model of ``transformers`` returns the loss of the batch only. The pruning needs the loss of every
+sample, so it is computed once more from the logits, without gradients.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers.loss.loss_utils import (
+    LOSS_MAPPING,
+    ForCausalLMLoss,
+    ForMaskedLMLoss,
+    ForSequenceClassificationLoss,
+    ForTokenClassification,
+)
+
+from fineprune.errors import InputError
+
+# The label of a token that has no loss, in all losses of ``transformers``.
+IGNORED = -100
+
+# Receives the outputs of the model and its inputs with the labels; returns losses of shape (B,).
+SampleLosses = Callable[[Any, Mapping[str, Any]], torch.Tensor]
+
+_TOKENS = (ForCausalLMLoss, ForMaskedLMLoss, ForTokenClassification)
+
+
+def for_model(model: Any, label_name: str, *, shifts_labels: bool) -> SampleLosses:
+    """Return the function that computes the losses of the samples of a model.
+
+    Known are models for sequence, image, audio and video classification, and for token losses
+    (causal and masked language models, sequence-to-sequence models, token classification). The
+    loss of a sample with several tokens is the mean over the tokens that have a label.
+
+    Args:
+        model: The model, not wrapped.
+        label_name: The name of its labels.
+        shifts_labels: Whether each position predicts the label of the next one.
+
+    Raises:
+        InputError: The losses of such a model are not known here.
+    """
+    loss = LOSS_MAPPING.get(getattr(model, "loss_type", None))
+    if loss is ForSequenceClassificationLoss:
+        return lambda outputs, inputs: class_losses(
+            _logits(outputs), _labels(inputs, label_name), model.config
+        )
+    if loss in _TOKENS:
+        return lambda outputs, inputs: token_losses(
+            _logits(outputs), _labels(inputs, label_name), shifts_labels=shifts_labels
+        )
+    raise InputError(
+        f"expected a model for classification or language modelling, got {type(model).__name__}, "
+        f"the losses of whose samples are not known: give the trainer "
+        f"sample_losses=function(outputs, inputs) that returns one loss per sample"
+    )
+
+
+def class_losses(logits: torch.Tensor, labels: torch.Tensor, config: Any) -> torch.Tensor:
+    """Return the losses of a batch of a classifier or a regression, float32, shape (B,).
+
+    Args:
+        logits: The model's logits, shape (B, number of labels).
+        labels: Class numbers, shape (B,), or targets of the shape of the logits.
+        config: The model's configuration, whose ``problem_type`` says what the labels are.
+    """
+    logits, labels = logits.float(), labels.to(logits.device)
+    kind = config.problem_type
+    if kind is None:  # The model sets it when it computes a loss, in the same way.
+        if config.num_labels == 1:
+            kind = "regression"
+        elif labels.dtype in (torch.int64, torch.int32):
+            kind = "single_label_classification"
+    if kind == "single_label_classification":
+        return F.cross_entropy(
+            logits.view(-1, config.num_labels), labels.view(-1), reduction="none"
+        )
+    targets = labels.float().view(logits.shape)
+    function = F.mse_loss if kind == "regression" else F.binary_cross_entropy_with_logits
+    return function(logits, targets, reduction="none").flatten(1).mean(1)
+
+
+def token_losses(
+    logits: torch.Tensor, labels: torch.Tensor, *, shifts_labels: bool
+) -> torch.Tensor:
+    """Return the mean loss over each sample's labelled tokens, float32, shape (B,).
+
+    A sample without a labelled token has the loss 0. The samples are processed one after the other,
+    so that at most one sample's logits are copied at a time.
+
+    Args:
+        logits: The model's logits, shape (B, T, vocabulary).
+        labels: Token numbers, shape (B, T); ``IGNORED`` for tokens without a loss.
+        shifts_labels: Whether each position predicts the label of the next one.
+    """
+    labels = labels.to(logits.device)
+    if shifts_labels:
+        labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+    sums = [
+        F.cross_entropy(row.float(), of_row, ignore_index=IGNORED, reduction="sum")
+        for row, of_row in zip(logits, labels, strict=True)
+    ]
+    return torch.stack(sums) / labeled_tokens(labels).clamp(min=1)
+
+
+def labeled_tokens(labels: torch.Tensor) -> torch.Tensor:
+    """Return how many tokens of each sample have a label, int64, shape (B,)."""
+    return labels.ne(IGNORED).reshape(len(labels), -1).sum(1)
+
+
+def _logits(outputs: Any) -> torch.Tensor:
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
+    if not isinstance(logits, torch.Tensor):
+        raise InputError(
+            f"expected a model that returns its logits by name, got {type(outputs).__name__} "
+            f"without logits: set return_dict=True and use_liger_kernel=False, or give the trainer "
+            f"sample_losses"
+        )
+    return logits
+
+
+def _labels(inputs: Mapping[str, Any], name: str) -> torch.Tensor:
+    labels = inputs.get(name)
+    if not isinstance(labels, torch.Tensor):
+        raise InputError(
+            f"expected batches with a tensor {name!r}, got {', '.join(sorted(inputs))}: name the "
+            f"labels so, or give TrainingArguments label_names"
+        )
+    return labels

@@ -1,0 +1,131 @@
+"""A loop with Accelerate: it equals a plain loop, and its checkpoints resume at any step."""
+
+import os
+import runpy
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch.multiprocessing.spawn import spawn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fineprune as fp
+
+pytest.importorskip("accelerate")
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "accelerate_loop.py"
+# Epochs 1 and 5 keep 448 of 640 samples.
+STEPS = [20, 14, 20, 20, 20, 14, 20, 20]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def example():
+    return runpy.run_path(str(EXAMPLE))["main"]
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.fixture(scope="module")
+def whole(example):
+    return example()
+
+
+def plain_loop():
+    """Train the same without Accelerate."""
+    digits = load_digits()
+    x = torch.tensor(digits.data, dtype=torch.float32) / 16
+    train_set = TensorDataset(x[:640], torch.tensor(digits.target)[:640])
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = fp.Schedule(epochs=8, window=4, start=1, block=2, count=1)
+    policy = fp.FinePruning(schedule, prune=0.3)
+    pruner = fp.Pruner(train_set, policy, batch_size=16, accumulation=2)
+    loader = DataLoader(pruner.dataset, batch_size=16, sampler=pruner.sampler)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, pruner.total_steps())
+    steps = []
+    for _ in pruner.epochs():
+        steps.append(len(loader) // 2)
+        for number, (index, (inputs, targets)) in enumerate(loader):
+            losses = F.cross_entropy(model(inputs), targets, reduction="none")
+            (pruner.record(index, losses) / 2).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+    return model, pruner, steps
+
+
+def test_it_trains_as_a_plain_loop_does(whole):
+    model, pruner, steps = plain_loop()
+    assert steps == STEPS
+    assert whole[2] == sum(STEPS) == pruner.total_steps()
+    assert torch.equal(whole[1].counts, pruner.counts)
+    assert pruner.counts.sum() > 0
+    assert torch.equal(weights(whole[0]), weights(model))
+
+
+# Inside a full epoch, inside a pruned one, and after the last steps of both.
+@pytest.mark.parametrize("step", [1, 25, 34, 54, 147])
+def test_a_resumed_loop_equals_the_undisturbed_one(step, example, whole, tmp_path):
+    example(save_to=tmp_path, save_at=step)
+    model, pruner, steps = example(resume_from=tmp_path)
+    assert steps == sum(STEPS) - step
+    assert torch.equal(pruner.counts, whole[1].counts)
+    assert torch.equal(weights(model), weights(whole[0]))
+
+
+def train_rank(rank, folder, port):
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "ACCELERATE_USE_CPU": "true",
+    }
+    main = runpy.run_path(str(EXAMPLE))["main"]
+    told = []
+    main(save_to=Path(folder, "checkpoint"), save_at=14)
+    for resume_from in (None, Path(folder, "checkpoint")):
+        model, pruner, steps = main(resume_from=resume_from)
+        told.append({"weights": weights(model), "counts": pruner.counts, "steps": steps})
+    torch.save(told, f"{folder}/rank{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_train_every_kept_sample_and_resume(fast_spawn, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn(train_rank, (str(tmp_path), port), nprocs=2)
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+    for whole, resumed in ranks:
+        # Steps of 64 samples; 448 are 7 of them.
+        assert whole["steps"] == 6 * 10 + 2 * 7
+        assert resumed["steps"] == whole["steps"] - 14
+        assert torch.equal(whole["counts"], ranks[0][0]["counts"])
+        assert torch.equal(whole["counts"], resumed["counts"])
+        assert torch.equal(whole["weights"], resumed["weights"])
+    one = one_process_with_the_doubled_batch()
+    assert torch.equal(ranks[0][0]["counts"], one.counts)
+
+
+def one_process_with_the_doubled_batch():
+    names = runpy.run_path(str(EXAMPLE))
+    names["main"].__globals__["BATCH"] = 32
+    return names["main"]()[1]

@@ -1,0 +1,22 @@
+"""The pages about frameworks: the code that they show is that of the examples, which tests run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = {
+    "trainer": "trainer_image",
+    "accelerate": "accelerate_loop",
+    "fsdp2": "fsdp2",
+}
+
+
+@pytest.mark.parametrize(("page", "example"), EXAMPLES.items())
+def test_the_code_of_a_page_is_that_of_its_example(page, example):
+    text = (ROOT / f"docs/adopt/{page}.md").read_text(encoding="utf-8")
+    code = (ROOT / f"examples/{example}.py").read_text(encoding="utf-8")
+    lines = {line.strip() for line in code.splitlines()}
+    (block,) = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert not [line for line in block.splitlines() if line.strip() not in lines]

@@ -1,0 +1,182 @@
+"""FSDP2 and ``torch.compile``: a loop with them equals the loop without them."""
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch.multiprocessing.spawn import spawn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import fineprune as fp
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "fsdp2.py"
+# Two processes with batches of 16: epochs 1 and 5 keep 448 of 640 samples.
+STEPS = [20, 14, 20, 20, 20, 14, 20, 20]
+
+
+def digits():
+    data = load_digits()
+    x = torch.tensor(data.data, dtype=torch.float32) / 16
+    return TensorDataset(x[:640], torch.tensor(data.target)[:640])
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+
+
+def made_pruner(epochs=8, batch_size=16):
+    schedule = fp.Schedule(epochs, window=4, start=1, block=2, count=1)
+    return fp.Pruner(digits(), fp.FinePruning(schedule, prune=0.3), batch_size=batch_size)
+
+
+# -- FSDP2 ----------------------------------------------------------------------------------------
+
+
+def train_rank(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    main, inside = runpy.run_path(str(EXAMPLE))["main"], Path(folder, "checkpoint")
+    told = {"whole": told_of(*main())}
+    main(save_to=inside, save_at=27)
+    told["resumed"] = told_of(*main(resume_from=inside))
+    told["ddp"] = told_of(*train_with_ddp())
+    torch.save(told, f"{folder}/rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+def train_with_ddp():
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    pruner = made_pruner()
+    loader = DataLoader(pruner.dataset, batch_size=16, sampler=pruner.sampler)
+    steps = 0
+    for _ in pruner.epochs():
+        for index, (inputs, targets) in loader:
+            losses = F.cross_entropy(model(inputs), targets, reduction="none")
+            pruner.record(index, losses).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+    return model, pruner, steps
+
+
+def told_of(model, pruner, steps):
+    parameters = (
+        parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter.detach()
+        for parameter in model.parameters()
+    )
+    weights = torch.cat([parameter.flatten() for parameter in parameters])
+    return {"weights": weights, "counts": pruner.counts, "steps": steps}
+
+
+@pytest.fixture(scope="module")
+def ranks(fast_spawn, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    spawn(train_rank, (str(folder),), nprocs=2)
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def assert_equal(one, other):
+    assert torch.equal(one["counts"], other["counts"])
+    assert torch.equal(one["weights"], other["weights"])
+
+
+def test_fsdp2_trains_as_ddp_does(ranks):
+    for told in ranks:
+        assert told["whole"]["steps"] == told["ddp"]["steps"] == sum(STEPS)
+        assert_equal(told["whole"], told["ddp"])
+    assert_equal(ranks[0]["whole"], ranks[1]["whole"])
+    assert ranks[0]["whole"]["counts"].sum() > 0
+
+
+def test_fsdp2_resumes_from_a_distributed_checkpoint_inside_an_epoch(ranks):
+    for told in ranks:
+        assert told["resumed"]["steps"] == sum(STEPS) - 27  # Step 27 is inside epoch 1.
+        assert_equal(told["resumed"], told["whole"])
+
+
+# -- torch.compile --------------------------------------------------------------------------------
+
+
+def train_compiled(how):
+    """Train two pruned and two full epochs with a step that is compiled in some way.
+
+    The compiler's front end, which decides what is compiled, is the part that matters here. The
+    code that it generates by default needs a C++ compiler, so the graphs are run as they are.
+    """
+    torch.compiler.reset()
+    model, pruner = network(), made_pruner(4, 32)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = DataLoader(pruner.dataset, batch_size=32, sampler=pruner.sampler)
+
+    def losses_of(inputs, targets):
+        return F.cross_entropy(model(inputs), targets, reduction="none")
+
+    def mean_and_losses(inputs, targets):
+        losses = losses_of(inputs, targets)
+        return losses.mean(), losses
+
+    def recorded(index, inputs, targets):
+        return pruner.record(index, losses_of(inputs, targets))
+
+    def whole_step(index, inputs, targets):
+        optimizer.zero_grad()
+        recorded(index, inputs, targets).backward()
+        optimizer.step()
+
+    compiled: Any
+    if how == "one graph":
+        compiled = torch.compile(recorded, backend="aot_eager", fullgraph=True)
+        index, (inputs, targets) = next(iter(loader))
+        return compiled(index, inputs, targets)
+    compiled = {
+        "losses": lambda: torch.compile(losses_of, backend="aot_eager", fullgraph=True),
+        "mean and losses": lambda: torch.compile(
+            mean_and_losses, backend="aot_eager", fullgraph=True
+        ),
+        "whole step": lambda: torch.compile(whole_step, backend="aot_eager"),
+        "nothing": lambda: losses_of,
+    }[how]()
+    for _ in pruner.epochs():
+        for index, (inputs, targets) in loader:
+            if how == "whole step":
+                compiled(index, inputs, targets)
+                continue
+            optimizer.zero_grad()
+            if how == "mean and losses":
+                loss, losses = compiled(inputs, targets)
+                pruner.record(index, losses)
+            else:
+                loss = pruner.record(index, compiled(inputs, targets))
+            loss.backward()
+            optimizer.step()
+    return told_of(model, pruner, 0)
+
+
+@pytest.fixture(scope="module")
+def eager():
+    return train_compiled("nothing")
+
+
+# torch itself gives warnings where a graph ends.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+@pytest.mark.parametrize("how", ["losses", "mean and losses", "whole step"])
+def test_a_compiled_step_counts_as_an_eager_one(how, eager):
+    compiled = train_compiled(how)
+    assert eager["counts"].sum() > 0
+    assert torch.equal(compiled["counts"], eager["counts"])
+    torch.testing.assert_close(compiled["weights"], eager["weights"])
+
+
+def test_one_graph_with_the_bookkeeping_is_refused():
+    """The bookkeeping runs between graphs, and a step that allows none must leave it outside."""
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.compiler\.disable"):
+        train_compiled("one graph")

@@ -1,0 +1,776 @@
+"""The Trainer of transformers with pruning: it trains what a plain loop trains."""
+
+import gc
+import inspect
+import math
+import multiprocessing
+import os
+import re
+import runpy
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, DistributedSampler
+
+import fineprune as fp
+from fineprune.errors import InputError
+
+transformers = pytest.importorskip("transformers")
+
+from transformers import (  # noqa: E402
+    Trainer,
+    TrainingArguments,
+    ViTForImageClassification,
+)
+
+from fineprune.integrations import transformers as integration  # noqa: E402
+from fineprune.integrations.sample_losses import class_losses, token_losses  # noqa: E402
+from fineprune.integrations.transformers import PruningMixin, PruningTrainer  # noqa: E402
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+N, BATCH, EPOCHS, WORDS, LENGTH = 80, 8, 5, 24, 6
+SCHEDULE = fp.Schedule(EPOCHS, window=3, start=1, block=2, count=1)
+POLICY = fp.FinePruning(SCHEDULE, prune=32)
+# Epochs 1 and 4 keep 48 samples: 6 batches instead of 10.
+BATCHES = [10, 6, 10, 6, 10]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.freeze()  # Each training collects garbage, and would go through all that pytest holds.
+    yield
+    gc.unfreeze()
+    torch.set_num_threads(before)
+
+
+# -- data and models ------------------------------------------------------------------------------
+
+
+def images():
+    random = torch.Generator().manual_seed(0)
+    pixels = torch.randn(N, 1, 8, 8, generator=random)
+    labels = (pixels.mean((1, 2, 3)) + 0.05 * torch.randn(N, generator=random) > 0).long()
+    # The Trainer removes columns that the model does not take.
+    return [
+        {"pixel_values": image, "labels": label, "source": 0}
+        for image, label in zip(pixels, labels, strict=True)
+    ]
+
+
+def texts(seed=0):
+    """Texts of 2 to ``LENGTH`` words, padded, whose words follow each other in order."""
+    random = torch.Generator().manual_seed(seed)
+    items = []
+    for _ in range(N):
+        number = int(torch.randint(2, LENGTH + 1, (), generator=random))
+        first = int(torch.randint(1, WORDS - LENGTH, (), generator=random))
+        words = torch.arange(first, first + number)
+        if torch.rand((), generator=random) < 0.2:
+            words = torch.randint(1, WORDS, (number,), generator=random)
+        padding = torch.zeros(LENGTH - number, dtype=torch.long)
+        items.append(
+            {
+                "input_ids": torch.cat((words, padding)),
+                "attention_mask": torch.cat((torch.ones_like(words), padding)),
+                "labels": torch.cat((words, padding - 100)),
+            }
+        )
+    return items
+
+
+def labelled_texts():
+    return [{**item, "labels": item["input_ids"][0] % 3} for item in texts()]
+
+
+def vit():
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        image_size=8,
+        patch_size=4,
+        num_channels=1,
+        num_labels=2,
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+def llama(dropout=0.0):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        vocab_size=WORDS,
+        max_position_embeddings=LENGTH,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        attention_dropout=dropout,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def bert():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        vocab_size=WORDS,
+        max_position_embeddings=LENGTH,
+        num_labels=3,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return transformers.BertForSequenceClassification(config)
+
+
+CASES = {
+    "image": (vit, images),
+    "text": (bert, labelled_texts),
+    "language": (llama, texts),
+    # A resumed training needs the random state.
+    "dropout": (lambda: llama(0.2), texts),
+}
+
+
+def arguments(folder, **changes):
+    """Return arguments, with SGD of a fixed rate if there is no other scheduler."""
+    return TrainingArguments(
+        **{
+            "output_dir": str(folder),
+            "num_train_epochs": EPOCHS,
+            "per_device_train_batch_size": BATCH,
+            "optim": "sgd",
+            "learning_rate": 0.1,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 0,
+            "logging_strategy": "epoch",
+            "save_strategy": "no",
+            "report_to": [],
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "dataloader_pin_memory": False,
+            **changes,
+        }
+    )
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+class Watched(PruningTrainer):
+    """Notes the plan of each epoch."""
+
+    plans: dict[int, list[int]]
+
+    def _run_epoch(self, **given):
+        self.plans = getattr(self, "plans", {})
+        self.pruner.set_epoch(given["epoch"])
+        self.plans[given["epoch"]] = self.pruner.plan.kept.tolist()
+        super()._run_epoch(**given)
+
+
+def trained(case, folder, policy=POLICY, resume=None, made=Watched, more=None, **changes):
+    model, data = CASES[case]
+    trainer = made(
+        model(),
+        arguments(folder, **changes),
+        train_dataset=data(),
+        pruning=policy,
+        **(more or {}),
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+# -- without pruning ------------------------------------------------------------------------------
+
+
+class SameOrder(Trainer):
+    """The Trainer alone, in the order of ``DistributedSampler``."""
+
+    def _get_train_sampler(self, train_dataset=None):
+        return DistributedSampler(train_dataset, 1, 0, seed=self.args.seed)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("case", ["image", "language"])
+def test_without_pruning_the_weights_are_those_of_the_trainer_alone(case, accumulation, tmp_path):
+    changes = {
+        "gradient_accumulation_steps": accumulation,
+        "num_train_epochs": 2,
+        "optim": "adamw_torch",
+        "lr_scheduler_type": "linear",
+        "max_grad_norm": 1.0,
+    }
+    pruning = trained(case, tmp_path, fp.FullData(2), **changes)
+    model, data = CASES[case]
+    alone = SameOrder(model(), arguments(tmp_path, **changes), train_dataset=data())
+    alone.train()
+    assert torch.equal(weights(pruning.model), weights(alone.model))
+    own, others = (trainer.state.log_history for trainer in (pruning, alone))
+    assert [log.get("loss") for log in own] == [log.get("loss") for log in others]
+    assert pruning.state.global_step == alone.state.global_step == 2 * math.ceil(10 / accumulation)
+
+
+# -- with pruning ---------------------------------------------------------------------------------
+
+
+def loss_of_samples(case, outputs, labels):
+    """Return losses of shape (B,) as a plain loop computes them, and their factors in the mean."""
+    if case != "language":
+        return F.cross_entropy(outputs.logits, labels, reduction="none"), torch.ones(len(labels))
+    targets = F.pad(labels[:, 1:], (0, 1), value=-100)
+    losses = F.cross_entropy(outputs.logits.flatten(0, 1), targets.flatten(), reduction="none")
+    tokens = targets.ne(-100).sum(1)
+    return losses.view(targets.shape).sum(1) / tokens, tokens
+
+
+def plain_loop(case, accumulation, policy=POLICY):
+    """Train the same in a plain loop; return the model, the pruner, the plans and the steps."""
+    made, data = CASES[case]
+    model = made().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner = fp.Pruner(data(), policy, seed=42, batch_size=BATCH, accumulation=accumulation)
+    collate = fp.IndexedCollate(transformers.default_data_collator)
+    loader = DataLoader(pruner.dataset, BATCH, sampler=pruner.sampler, collate_fn=collate)
+    plans, steps = {}, 0
+    for epoch in pruner.epochs():
+        plans[epoch] = pruner.plan.kept.tolist()
+        batches = list(loader)
+        for begin in range(0, len(batches), accumulation):
+            step = batches[begin : begin + accumulation]
+            parts = []
+            for index, batch in step:
+                labels = batch.pop("labels")
+                parts.append((index, *loss_of_samples(case, model(**batch), labels)))
+            total = sum(share.sum() for *_, share in parts)
+            for index, losses, shares in parts:
+                pruner.record(index, losses.detach())
+                rescaled = (
+                    losses * pruner.plan.weights[index]
+                    if pruner.plan.weights is not None
+                    else losses
+                )
+                ((rescaled * shares).sum() / total).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+    return model, pruner, plans, steps
+
+
+@pytest.mark.parametrize(
+    ("case", "accumulation"), [("image", 1), ("image", 2), ("text", 1), ("language", 2)]
+)
+def test_with_pruning_it_trains_as_a_plain_loop_does(case, accumulation, tmp_path):
+    model, pruner, plans, steps = plain_loop(case, accumulation)
+    trainer = trained(case, tmp_path, gradient_accumulation_steps=accumulation)
+    assert trainer.plans == plans
+    assert [len(plan) for plan in plans.values()] == [8 * batches for batches in BATCHES]
+    assert torch.equal(trainer.pruner.counts, pruner.counts)
+    assert pruner.counts.sum() > 0
+    assert trainer.state.global_step == steps == pruner.total_steps()
+    torch.testing.assert_close(weights(trainer.model), weights(model), rtol=1e-4, atol=1e-6)
+
+
+def test_the_weights_of_a_policy_change_the_loss(tmp_path):
+    policy = fp.InfoBatch(EPOCHS, save=0.2, anneal=0.2)
+    model, pruner, plans, steps = plain_loop("language", 2, policy)
+    trainer = trained("language", tmp_path, policy, gradient_accumulation_steps=2)
+    assert trainer.plans == plans
+    assert trainer.state.global_step == steps == pruner.total_steps()
+    torch.testing.assert_close(weights(trainer.model), weights(model), rtol=1e-4, atol=1e-6)
+    unweighted = fp.InfoBatch(EPOCHS, save=0.2, anneal=0.2, rescale=False)
+    other = trained("language", tmp_path, unweighted, gradient_accumulation_steps=2)
+    assert (weights(trainer.model) - weights(other.model)).abs().max() > 1e-3
+
+
+def test_a_policy_whose_epochs_depend_on_data_trains_its_budget_of_steps(tmp_path):
+    policy = fp.Adaptive(EPOCHS, save=0.3, patience=1)
+    trainer = trained("image", tmp_path, policy)
+    assert trainer.state.global_step == trainer.pruner.total_steps() < sum([10] * EPOCHS)
+    assert len({len(plan) for plan in trainer.plans.values()}) > 1
+    with pytest.raises(InputError, match="max_steps"):
+        trained("image", tmp_path, fp.InfoBatch(EPOCHS))
+    limited = trained("image", tmp_path, fp.InfoBatch(EPOCHS), max_steps=12)
+    assert limited.state.global_step == 12
+
+
+def test_loader_workers_and_a_second_training_change_nothing(tmp_path):
+    trainer = trained("image", tmp_path, num_train_epochs=EPOCHS)
+    counts, plans = trainer.pruner.counts.clone(), trainer.plans
+    workers = trained("image", tmp_path, dataloader_num_workers=2)
+    assert workers.plans == plans
+    assert torch.equal(workers.pruner.counts, counts)
+    assert torch.equal(weights(workers.model), weights(trainer.model))
+    trainer.model.load_state_dict(vit().state_dict())
+    trainer.train()
+    assert torch.equal(trainer.pruner.counts, counts)
+    assert torch.equal(weights(workers.model), weights(trainer.model))
+
+
+def test_the_learning_rate_the_log_and_the_bar_know_the_number_of_steps(
+    tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # Its thread would be waited for.
+    trainer = trained(
+        "image", tmp_path, lr_scheduler_type="linear", logging_steps=1, logging_strategy="steps",
+        disable_tqdm=False, eval_strategy="epoch", more={"eval_dataset": images()},
+    )  # fmt: skip
+    total = sum(BATCHES)
+    assert trainer.state.max_steps == trainer.state.global_step == total
+    assert trainer.lr_scheduler.get_last_lr()[0] == 0
+    history = trainer.state.log_history
+    assert [log["epoch"] for log in history if "eval_loss" in log] == [1, 2, 3, 4, 5]
+    logs = [log for log in history if "loss" in log]
+    assert [log["learning_rate"] for log in logs][-1] == pytest.approx(0.1 / total)
+    assert [log["skipped_share"] for log in logs] == [
+        share for share, number in zip([0, 0.4, 0, 0.4, 0], BATCHES, strict=True)
+        for _ in range(number)
+    ]  # fmt: skip
+    assert f"{total}/{total}" in capfd.readouterr().err
+
+
+def test_max_steps_is_respected(tmp_path):
+    trainer = trained("image", tmp_path, max_steps=13, lr_scheduler_type="linear")
+    assert trainer.state.global_step == 13
+    assert trainer.state.num_train_epochs == 2
+    assert trainer.lr_scheduler.get_last_lr()[0] == 0
+    assert sorted(trainer.plans) == [0, 1]
+    # The second epoch is still open.
+    assert trainer.pruner.state_dict()["progress"]["batches"] == 3
+
+
+# -- resuming -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """An undisturbed training with a checkpoint after each step."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return trained("dropout", folder, **RESUMED), folder
+
+
+RESUMED = {
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "gradient_accumulation_steps": 2,
+    "optim": "adamw_torch",
+    "learning_rate": 1e-2,
+    "lr_scheduler_type": "linear",
+    "max_grad_norm": 1.0,
+}
+
+
+# Two batches per step: the epochs have 5, 3, 5, 3 and 5 steps.
+@pytest.mark.parametrize("step", [2, 5, 7, 8, 9, 16])
+def test_a_resumed_training_equals_the_undisturbed_one(step, checkpoints, tmp_path):
+    whole, folder = checkpoints
+    changes = {**RESUMED, "save_strategy": "no"}
+    resumed = trained("dropout", tmp_path, resume=str(folder / f"checkpoint-{step}"), **changes)
+    assert resumed.plans == {e: p for e, p in whole.plans.items() if e in resumed.plans}
+    first = next(epoch for epoch, last in enumerate([5, 8, 13, 16, 21]) if step < last)
+    assert sorted(resumed.plans) == list(range(first, EPOCHS))
+    assert resumed.state.global_step == whole.state.global_step == 21
+    assert torch.equal(resumed.pruner.counts, whole.pruner.counts)
+    assert torch.equal(weights(resumed.model), weights(whole.model))
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused(checkpoints, tmp_path):
+    _, folder = checkpoints
+    inside = str(folder / "checkpoint-2")
+    with pytest.raises(InputError, match="after whole steps of 24 samples"):
+        trained("dropout", tmp_path, resume=inside, **{**RESUMED, "gradient_accumulation_steps": 3})
+    with pytest.raises(InputError, match="expected a pruner state with seed"):
+        trained("dropout", tmp_path, resume=inside, **{**RESUMED, "data_seed": 7})
+    (folder / "checkpoint-4" / "pruner.pt").unlink()
+    with pytest.raises(InputError, match=r"expected pruner\.pt in the checkpoint"):
+        trained("dropout", tmp_path, resume=str(folder / "checkpoint-4"), **RESUMED)
+
+
+# -- losses of one's own --------------------------------------------------------------------------
+
+
+class OwnLoss(Watched):
+    loss_is_scaled_for_ga: bool | None = False
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = self.record(F.cross_entropy(outputs.logits, labels, reduction="none"))
+        return (loss, outputs) if return_outputs else loss
+
+
+class Undecided(OwnLoss):
+    loss_is_scaled_for_ga = None
+
+
+class Silent(Watched):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_compute_loss_of_ones_own_records_with_one_changed_line(accumulation, tmp_path):
+    usual = trained("image", tmp_path, gradient_accumulation_steps=accumulation)
+    own = trained("image", tmp_path, made=OwnLoss, gradient_accumulation_steps=accumulation)
+    assert own.plans == usual.plans
+    torch.testing.assert_close(weights(own.model), weights(usual.model), rtol=1e-4, atol=1e-6)
+    assert own.evaluate(images())["eval_loss"] > 0
+
+
+def test_a_compute_loss_that_does_not_record_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"return self\.record\(losses\)"):
+        trained("image", tmp_path, made=Silent)
+    with pytest.raises(InputError, match="expected loss_is_scaled_for_ga to be set"):
+        trained("image", tmp_path, made=Undecided, gradient_accumulation_steps=2)
+
+
+def test_a_loss_function_of_ones_own_comes_with_the_losses_of_the_samples(tmp_path):
+    def loss_of_batch(outputs, labels, num_items_in_batch=None):
+        return F.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+    def losses_of_samples(outputs, inputs):
+        return F.cross_entropy(outputs.logits, inputs["labels"], reduction="none")
+
+    given = {"compute_loss_func": loss_of_batch, "sample_losses": losses_of_samples}
+    own = trained("image", tmp_path, more=given, gradient_accumulation_steps=2)
+    usual = trained("image", tmp_path, gradient_accumulation_steps=2)
+    assert own.plans == usual.plans
+    torch.testing.assert_close(weights(own.model), weights(usual.model), rtol=1e-4, atol=1e-6)
+    with pytest.raises(InputError, match="expected sample_losses beside compute_loss_func"):
+        trained("image", tmp_path, more={"compute_loss_func": loss_of_batch})
+
+
+def test_label_smoothing_changes_the_objective_but_not_the_counts(tmp_path):
+    plain = trained("image", tmp_path, learning_rate=0.0)
+    smooth = trained("image", tmp_path, learning_rate=0.0, label_smoothing_factor=0.2)
+    assert torch.equal(plain.pruner.counts, smooth.pruner.counts)
+    assert plain.state.log_history[0]["loss"] != smooth.state.log_history[0]["loss"]
+
+
+def test_gradients_that_the_trainer_does_not_divide_give_a_warning(tmp_path):
+    """BERT's classifier takes ``num_items_in_batch`` and ignores it."""
+    said = "gradients are 2 times too large with accumulation"
+    with pytest.warns(RuntimeWarning, match=said):
+        trained("text", tmp_path, gradient_accumulation_steps=2, max_steps=1)
+
+
+def test_a_loss_of_another_kind_gives_a_warning(tmp_path):
+    class DoubledForImageClassification(ViTForImageClassification):
+        def forward(self, pixel_values, labels=None):
+            outputs = super().forward(pixel_values, labels=labels)
+            outputs.loss = outputs.loss * 2
+            return outputs
+
+    model = DoubledForImageClassification(vit().config)
+    changed = PruningTrainer(
+        model, arguments(tmp_path, max_steps=1), train_dataset=images(), pruning=POLICY
+    )
+    with pytest.warns(RuntimeWarning, match="by which they are pruned"):
+        changed.train()
+
+
+@pytest.mark.parametrize(
+    ("kind", "logits", "labels", "expected"),
+    [
+        ("regression", [[1.0, 1.0], [3.0, 0.0]], [[0.0, 0.0], [1.0, 0.0]], [1, 2]),
+        (None, [[1.0], [3.0]], [0.0, 1.0], [1, 4]),
+        (None, [[0.0, 0.0]], [[1.0, 0.0]], [math.log(2)]),
+        (None, [[0.0, 0.0, 0.0]], [2], [math.log(3)]),
+    ],
+)
+def test_the_losses_of_a_classifiers_samples(kind, logits, labels, expected):
+    config = transformers.BertConfig(num_labels=len(logits[0]), problem_type=kind)
+    losses = class_losses(torch.tensor(logits), torch.tensor(labels), config)
+    torch.testing.assert_close(losses, torch.tensor(expected, dtype=torch.float32))
+
+
+def test_the_losses_of_texts_are_means_over_their_tokens():
+    logits = torch.zeros(3, 4, 8)
+    logits[0, 0, 5] = 3.0
+    labels = torch.tensor([[1, 5, -100, -100], [1, 2, 3, 4], [-100, -100, -100, -100]])
+    first = F.cross_entropy(logits[0, :1], torch.tensor([5])).item()
+    losses = token_losses(logits, labels, shifts_labels=True)
+    torch.testing.assert_close(losses, torch.tensor([first, math.log(8), 0.0]))
+    unshifted = token_losses(logits, labels, shifts_labels=False)
+    assert unshifted[0] != losses[0]
+
+
+# -- the order ------------------------------------------------------------------------------------
+
+
+def test_grouping_by_length_keeps_the_plan_and_needs_less_padding(tmp_path):
+    lengths = [int(item["attention_mask"].sum()) for item in texts()]
+    data = [
+        {name: value[:length] for name, value in item.items()}
+        for item, length in zip(texts(), lengths, strict=True)
+    ]
+    sizes: dict[str, list[tuple[int, int]]] = {}
+
+    class Padded(Watched):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            sizes[self.args.train_sampling_strategy].append(tuple(inputs["input_ids"].shape))
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    def collate(items):
+        longest = max(len(item["input_ids"]) for item in items)
+        return {
+            name: torch.stack(
+                [F.pad(item[name], (0, longest - len(item[name])), value=fill) for item in items]
+            )
+            for name, fill in (("input_ids", 0), ("attention_mask", 0), ("labels", -100))
+        }
+
+    counts = {}
+    for strategy in ("random", "group_by_length"):
+        sizes[strategy] = []
+        trainer = Padded(
+            llama(),
+            arguments(tmp_path, train_sampling_strategy=strategy, num_train_epochs=2),
+            train_dataset=data,
+            data_collator=collate,
+            pruning=fp.FullData(2),
+        )
+        trainer.train()
+        counts[strategy] = [sum(rows for rows, _ in sizes[strategy]), len(sizes[strategy])]
+    assert counts["random"] == counts["group_by_length"] == [2 * N, 20]
+    padded = {name: sum(rows * longest for rows, longest in of) for name, of in sizes.items()}
+    assert padded["group_by_length"] < 0.9 * padded["random"]
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def pruner(**changes):
+    return fp.Pruner(images(), POLICY, **{"batch_size": BATCH, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"num_train_epochs": 3}, "expected num_train_epochs=5, the epochs of the policy, got 3"),
+        ({"max_steps": 100}, "expected max_steps of at most 42"),
+        ({"auto_find_batch_size": True}, "expected auto_find_batch_size=False"),
+        ({"ignore_data_skip": True}, "expected ignore_data_skip=False"),
+        ({"enable_jit_checkpoint": True}, "expected enable_jit_checkpoint=False"),
+        ({"train_sampling_strategy": "sequential"}, "expected train_sampling_strategy"),
+        ({"train_sampling_strategy": "batch_rebalance"}, "expected train_sampling_strategy"),
+    ],
+)
+def test_arguments_that_would_undo_the_pruning_are_refused(changes, expected, tmp_path):
+    with pytest.raises(InputError, match=expected):
+        trained("image", tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (lambda: pruner(batch_size=16), "expected a Pruner with batch_size=8 .* got 16"),
+        (lambda: pruner(accumulation=2), "expected a Pruner with accumulation=1 .* got 2"),
+        (lambda: pruner(num_replicas=2, rank=0), "expected a Pruner with num_replicas=1"),
+        (lambda: fp.Pruner(96, POLICY, batch_size=8), "expected a pruner of the 80 samples"),
+    ],
+)
+def test_a_pruner_that_does_not_fit_is_refused(given, expected, tmp_path):
+    with pytest.raises(InputError, match=expected):
+        trained("image", tmp_path, given())
+
+
+def test_a_pruner_brings_its_data_set(tmp_path):
+    given = fp.Pruner(images(), POLICY, batch_size=BATCH, seed=42)
+    trainer = Watched(vit(), arguments(tmp_path), pruning=given)
+    trainer.train()
+    assert trainer.pruner is given
+    assert trainer.plans == trained("image", tmp_path).plans
+
+
+def test_a_loader_without_indices_is_refused(tmp_path):
+    class OwnLoader(Watched):
+        def get_train_dataloader(self):
+            return DataLoader(images(), BATCH, collate_fn=transformers.default_data_collator)
+
+    with pytest.raises(InputError, match="do not override get_train_dataloader"):
+        trained("image", tmp_path, made=OwnLoader)
+    tuples = {"data_collator": lambda items: [item["labels"] for item in items]}
+    with pytest.raises(InputError, match="expected batches that are dicts"):
+        trained("image", tmp_path, more=tuples)
+
+
+def test_a_model_of_another_kind_is_refused(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(InputError, match="got Linear, the losses of whose samples are not known"):
+        PruningTrainer(model, arguments(tmp_path), train_dataset=images(), pruning=POLICY)
+    random = fp.RandomPruning(SCHEDULE, prune=32)  # It needs no losses.
+    PruningTrainer(model, arguments(tmp_path), train_dataset=images(), pruning=random)
+
+
+# -- the release of transformers ------------------------------------------------------------------
+
+
+PARAMETERS = {
+    "_get_dataloader": "dataset description batch_size sampler_fn is_training dataloader_key",
+    "_get_collator_with_removed_columns": "data_collator description",
+    "_get_train_sampler": "train_dataset",
+    "_init_training_state": "max_steps num_update_steps_per_epoch num_train_epochs "
+    "resume_from_checkpoint trial",
+    "_run_epoch": "model epoch train_dataloader steps_in_epoch num_update_steps_per_epoch trial "
+    "ignore_keys_for_eval start_time resume_from_checkpoint epochs_trained "
+    "steps_trained_in_current_epoch",
+    "_save_optimizer_and_scheduler": "output_dir",
+}
+
+
+def test_the_private_methods_are_those_of_the_tested_release(monkeypatch, tmp_path):
+    assert set(PARAMETERS) == set(integration.OVERRIDDEN)
+    for name, parameters in PARAMETERS.items():
+        found = list(inspect.signature(getattr(Trainer, name)).parameters)
+        assert found == ["self", *parameters.split()], name
+    overridden = {
+        name for name in vars(PruningMixin) if name.startswith("_") and hasattr(Trainer, name)
+    }
+    assert {name for name in overridden if not name.startswith("__")} == set(PARAMETERS)
+    monkeypatch.delattr(Trainer, "_run_epoch")
+    with pytest.raises(InputError, match=r"expected a Trainer with _run_epoch, as in transformers"):
+        trained("image", tmp_path)
+
+
+# -- two processes --------------------------------------------------------------------------------
+
+
+def train_ranks(folder):
+    """Train with two processes, which are forks of this one, so that it imports once."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=train_rank, args=(rank, folder, port)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(int(any(rank.exitcode for rank in ranks)))
+
+
+def train_rank(rank, folder, port):
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    saves = {"save_strategy": "steps", "save_steps": 7}
+    told = {"language": summary(trained("language", f"{folder}/whole", **RANKED, **saves))}
+    inside = f"{folder}/whole/checkpoint-7"
+    told["resumed"] = summary(trained("language", f"{folder}/again", resume=inside, **RANKED))
+    try:
+        trained("image", folder, accelerator_config={"even_batches": False}, **RANKED)
+    except InputError as error:
+        told["refused"] = str(error)
+    # With images, each batch is split among the processes.
+    split = {"accelerator_config": {"split_batches": True}, "per_device_train_batch_size": 8}
+    told["image"] = summary(trained("image", folder, **{**RANKED, **split}))
+    torch.save(told, f"{folder}/rank{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def summary(trainer):
+    return {
+        "plans": trainer.plans,
+        "counts": trainer.pruner.counts,
+        "steps": trainer.state.global_step,
+        "weights": weights(trainer.model),
+    }
+
+
+# Two batches per step, so that the epochs have 5, 3, 5, 3 and 5 steps; step 7 is inside epoch 1.
+RANKED = {
+    "per_device_train_batch_size": BATCH // 2,
+    "gradient_accumulation_steps": 2,
+    "ddp_backend": "gloo",
+}
+
+
+@pytest.fixture(scope="module")
+def ranks_folder(python, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    code = f"import test_trainer; test_trainer.train_ranks({str(folder)!r})"
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    subprocess.run([*python, "-c", code], env=environment, check=True, timeout=240)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(ranks_folder):
+    return [torch.load(ranks_folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.parametrize("case", ["image", "language"])
+def test_two_processes_train_as_one_with_the_doubled_batch(case, ranks, tmp_path):
+    whole = trained(case, tmp_path, gradient_accumulation_steps=2)
+    for told in ranks:
+        assert told[case]["plans"] == whole.plans
+        assert torch.equal(told[case]["counts"], whole.pruner.counts)
+        assert told[case]["steps"] == whole.state.global_step == 21
+        torch.testing.assert_close(
+            told[case]["weights"], weights(whole.model), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_two_processes_resume_inside_an_epoch(ranks):
+    for told in ranks:
+        resumed, whole = told["resumed"], told["language"]
+        assert sorted(resumed["plans"]) == [1, 2, 3, 4]
+        assert torch.equal(resumed["counts"], whole["counts"])
+        assert torch.equal(resumed["weights"], whole["weights"])
+        assert resumed["steps"] == whole["steps"]
+
+
+def test_one_process_resumes_what_two_began(ranks, ranks_folder, tmp_path):
+    inside = str(ranks_folder / "whole" / "checkpoint-7")
+    resumed = trained("language", tmp_path, resume=inside, gradient_accumulation_steps=2)
+    assert sorted(resumed.plans) == [1, 2, 3, 4]
+    assert torch.equal(resumed.pruner.counts, ranks[0]["language"]["counts"])
+
+
+def test_two_processes_must_have_equally_many_batches(ranks):
+    for told in ranks:
+        assert "expected even_batches=True" in told["refused"]
+
+
+# -- the examples ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "size"), [("trainer_image", 512), ("trainer_text", 128)])
+def test_an_example_learns_in_fewer_steps(name, size, tmp_path):
+    main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    trainer = main(size, str(tmp_path))
+    steps = size // 32 * trainer.pruner.policy.epochs
+    assert trainer.state.global_step == trainer.pruner.total_steps() < 0.8 * steps
+    losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+    assert losses[-1] < 0.9 * losses[0]
+    marked = [
+        line for line in (EXAMPLES / f"{name}.py").read_text().splitlines()
+        if re.search(r"# \d$", line)
+    ]  # fmt: skip
+    assert len(marked) == 2
