@@ -119,17 +119,6 @@ def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
     assert_same(outcome(whole), outcome(tmp_path / "run"))
 
 
-def test_a_run_stopped_after_the_last_batch_of_an_epoch_still_reports_this_epoch(whole, tmp_path):
-    """The pruner has nothing left to train in this epoch, but its metrics are still to be made."""
-    recipe = small("run.checkpoint_steps=1")
-    last = checkpoint_number(4, inside=True)  # An epoch of 256 samples has four batches.
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        train_until(last, recipe, tmp_path, monkeypatch)
-    train(recipe, tmp_path, resume=True)
-    assert_same(outcome(tmp_path), outcome(whole))
-
-
 def test_accumulation_averages_the_gradients_of_its_batches(tmp_path):
     """One batch of 256 samples and four accumulated batches of 64 give the same steps."""
     options = ["pruning.policy=full", "data.crop_padding=0", "training.epochs=3"]
