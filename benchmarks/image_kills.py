@@ -39,10 +39,10 @@ from fineprune.training.checkpoint import load_checkpoint
 # What happens, and the exit statuses of the training that are right afterwards.
 STATUSES = {
     "kill": {-signal.SIGKILL},
-    "term": {128 + signal.SIGTERM},
     "term all": {128 + signal.SIGTERM},
     "kill loader": {1},
     "twice": {-signal.SIGKILL},
+    "term": {128 + signal.SIGTERM},
 }
 # Signals for the training that come before it can catch them, or before it has loader processes.
 EARLY = {"term": {-signal.SIGTERM}, "term all": {-signal.SIGTERM}}

@@ -101,7 +101,8 @@ def train(name: str, recipe: Path, out: Path) -> dict[str, Any]:
     with out.with_suffix(".log").open("w+") as log:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **dict([mark.split("=")])},
+            # By default, Ray's processes let all others go first.
+            env={**os.environ, "RAY_worker_niceness": "0", **dict([mark.split("=")])},
             stdout=subprocess.DEVNULL,
             stderr=log,
         )
