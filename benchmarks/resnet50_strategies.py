@@ -10,7 +10,7 @@ answers whether a network with 25 million parameters can be trained everywhere; 
 processes on few cores, the times say nothing about the strategies. Linux only.
 
 The memory is the largest sum of what the processes use, in which a page that k processes share
-counts 1/k (PSS), measured ten times per second. Shared pages of Ray's object store are included.
+counts 1/k (PSS), measured twice per second. Shared pages of Ray's object store are included.
 """
 
 import argparse
@@ -62,6 +62,8 @@ threads = 1
 compile = "off"
 """
 
+# By default, Ray's processes let all others go first, and a start may take half a minute.
+RAY = {"RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "300"}
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -101,15 +103,14 @@ def train(name: str, recipe: Path, out: Path) -> dict[str, Any]:
     with out.with_suffix(".log").open("w+") as log:
         process = subprocess.Popen(
             command,
-            # By default, Ray's processes let all others go first.
-            env={**os.environ, "RAY_worker_niceness": "0", **dict([mark.split("=")])},
+            env={**os.environ, **RAY, **dict([mark.split("=")])},
             stdout=subprocess.DEVNULL,
             stderr=log,
         )
         try:
             while process.poll() is None:
                 most = max(most, memory(mark))
-                time.sleep(0.1)
+                time.sleep(0.5)
         finally:
             process.kill()
             process.wait()

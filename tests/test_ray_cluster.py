@@ -25,11 +25,13 @@ from fineprune.distributed.parameter_servers.ray_cluster import (
 
 def test_a_process_that_ray_killed_for_its_memory_has_died(monkeypatch):
     def get(*arguments, **options):
-        raise OutOfMemoryError("2 worker(s) were killed due to the node running low on memory.\n ...")
+        raise OutOfMemoryError(
+            "2 worker(s) were killed due to the node running low on memory.\n ..."
+        )
 
     monkeypatch.setattr("ray.get", get)
     places = object.__new__(Cluster)  # The result of a call needs none of its parts.
-    with pytest.raises(Died, match="^Ray killed it because the memory of its node was almost full"):
+    with pytest.raises(Died, match="Ray killed it because the memory of its node was almost"):
         places.result(Call(None))
 
 

@@ -2,8 +2,8 @@
 
 A signal that asks a run to stop often reaches all of its processes: Slurm, ``timeout`` and Ctrl-C
 send it to each of them. A loader process that ended then would end the training, too, before it has
-written a checkpoint. If the training is killed, the loader processes should not outlive it; those of
-torch would notice this after up to five seconds.
+written a checkpoint. If the training is killed, its loader processes should not outlive it; torch
+alone would end them after up to five seconds.
 """
 
 import multiprocessing
