@@ -62,8 +62,8 @@ threads = 1
 compile = "off"
 """
 
-# By default, Ray's processes let all others go first, and a start may take half a minute.
-RAY = {"RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "300"}
+# By default, Ray's processes let all others go first.
+RAY = {"RAY_worker_niceness": "0"}
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 

@@ -211,6 +211,10 @@ def test_the_index_of_a_run_that_has_begun_is_used_although_the_source_has_chang
     assert load_index(root, digest).digest == digest
     assert "the run goes on with the images that it had then" in caplog.text
     assert len(scans) == 1
+    root.rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="found no such file or folder"):
+        load_index(root, digest)
+    (tmp_path / "elsewhere").rename(root)
     assert len(load_index(root)) == 5
     with pytest.raises(InputError, match="the images and labels with which the run began, got oth"):
         load_index(root, digest)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.datasets.image_sources import Found, Stamp, find_images, stamp_of
+from fineprune.datasets.image_sources import Found, Stamp, find_images, shards_of, stamp_of
 from fineprune.errors import InputError
 
 _LOGGER = logging.getLogger(__name__)
@@ -143,6 +143,7 @@ def load_index(source: Path, digest: str | None = None) -> ImageIndex:
         if stamp_of(source, known[0]["stamp"]) == known[0]["stamp"]:
             return ImageIndex(*known, file)
         if digest is not None:
+            shards_of(source)  # It raises an error if the whole source is gone.
             _LOGGER.warning(
                 "%s has changed since the run began: the run goes on with the images that it had "
                 "then, and those that are gone count as broken",
