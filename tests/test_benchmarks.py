@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_images import write_folder
 
 from fineprune.datasets.image_files import ImageFiles, View
 from fineprune.datasets.image_index import load_index
@@ -52,18 +53,62 @@ def test_images_measures_decoding_loading_and_the_index(
     assert result["index"]["list, s per million images"] > 0
 
 
-def test_cifar_can_be_written_as_files(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_cifar_can_be_written_as_files_and_as_shards(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     images, _ = make_synthetic(30, size=8)
-    runpy.run_path("benchmarks/cifar_as_files.py")["write"](images, tmp_path / "train")
-    index = load_index(tmp_path / "train")
-    assert index.classes == images.classes
-    samples = ImageFiles(index, index.labels, View(8, 8))
-    order = images.labels.argsort(stable=True)
-    for sample, number in enumerate(order):
-        _, pixels, label = samples[0, sample]
-        assert label == images.labels[number]
-        assert torch.equal(torch.as_tensor(pixels), images.images[number])
+    program = runpy.run_path("benchmarks/cifar_as_files.py")
+    program["write_folders"](images, kind, tmp_path / "folders")
+    program["write_shards"](images, kind, tmp_path / "shards", 4)
+    assert len(list((tmp_path / "shards").iterdir())) == 4
+    whole = torch.arange(len(images))
+    # Folders are in the order of the classes.
+    orders = {"folders": images.labels.argsort(stable=True), "shards": whole}
+    for form, order in orders.items():
+        index = load_index(tmp_path / form)
+        assert index.classes == images.classes
+        samples = ImageFiles(index, index.labels, View(8, 8))
+        assert len(samples) == len(images)
+        for sample, number in enumerate(order):
+            _, pixels, label = samples[0, sample]
+            assert label == images.labels[number]
+            if kind == "PNG":
+                assert torch.equal(torch.as_tensor(pixels), images.images[number])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_trainings_on_image_files_end_as_if_undisturbed(run, tmp_path):
+    write_folder(tmp_path / "train", 64)
+    write_folder(tmp_path / "test", 8)
+    options = ["--kills", 2, "--epochs", 2, "--workers", 1, "--checkpoint-steps", 1]
+    small = ["--set", "training.batch_size=2", "pruning.policy=full", "pruning.save=none"]
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = run("image_kills.py", tmp_path, *options, *small, environment=cache)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "equal bit for bit: 1 kill, 1 term all" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_image_memory_measures_the_training_and_its_loaders(run, tmp_path):
+    write_folder(tmp_path / "train", 16)
+    write_folder(tmp_path / "test", 4)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    options = ["--epochs", 2, "--workers", 1, "--json"]
+    done = run("image_memory.py", tmp_path, *options, environment=cache)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["loaders"] for row in rows] == [1, 1]
+    assert all(row["PSS"] > 0 and row["their PSS"] > 0 for row in rows)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_resnet50_strategies_trains_from_the_command_line(run):
+    small = ["--images", 4, "--size", 32, "--network", "lenet", "--only", "one process", "--json"]
+    done = run("resnet50_strategies.py", *small)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert row["steps"] == 2
+    assert row["memory, GB"] > 0
 
 
 def test_backup_workers_compares_delayed_workers_with_and_without_a_backup(

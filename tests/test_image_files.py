@@ -2,14 +2,17 @@
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import shutil
+import signal
+import subprocess
 
 import numpy as np
 import pytest
 import torch
 from made_images import CLASSES, write_folder, write_shards
-from resuming import train_until
+from resuming import train_through, train_until
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
@@ -29,6 +32,7 @@ from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data import load_data
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.recipe_replica import RecipeReplica
 
 TRAIN, TEST = 64, 24
 
@@ -192,6 +196,22 @@ def test_too_many_broken_files_end_the_run(broken, tmp_path):
     for limit, allowed in (("0", 0), ("0.01", 1), ("0.05", 3)):
         with pytest.raises(TooManyBroken, match=rf"^[1-4] of 64 images are .* allows {allowed};"):
             train(recipe(folder, f"data.broken_limit={limit}"), tmp_path / f"run-{limit}")
+
+
+def test_a_run_that_too_many_broken_files_ended_goes_on_with_a_higher_limit(broken, tmp_path):
+    folder, names = broken
+    content = (folder / "train" / "dark" / "0007.webp").read_bytes()
+    for name in names:
+        name.write_bytes(content)
+    train_through(0, recipe(folder, "data.broken_limit=0"), tmp_path / "run")
+    for name in names:
+        name.write_bytes(b"")
+    with pytest.raises(TooManyBroken):
+        train(recipe(folder, "data.broken_limit=0"), tmp_path / "run", resume=True)
+    train(recipe(folder, "data.broken_limit=0.1"), tmp_path / "run", resume=True)
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [line["samples"] for line in lines] == [64, 48, 64]
+    assert lines[2]["broken"] == 4
 
 
 def test_a_batch_of_broken_files_ends_the_run(broken, tmp_path):
@@ -385,6 +405,63 @@ def test_a_run_goes_on_with_moved_images_but_not_with_others(
     assert_same(outcome(tmp_path / "run"), reference)
 
 
+def test_a_resumed_run_goes_on_with_the_images_it_began_with(
+    images, tmp_path, monkeypatch, reference, caplog
+):
+    shutil.copytree(images, tmp_path / "copy")
+    changed = recipe(tmp_path / "copy", "data.broken_limit=0.1")
+    train_until(lambda state: state["epoch_so_far"] is None, changed, tmp_path / "run", monkeypatch)
+    dark = tmp_path / "copy" / "train" / "dark"
+    (dark / "0000.jpeg").write_bytes((dark / "0001.jpeg").read_bytes())
+    train(changed, tmp_path / "run", resume=True)
+    assert_same(outcome(tmp_path / "run"), reference)
+    assert len([record for record in caplog.records if "has changed since" in record.message]) == 1
+    # The indices of all other samples stay the same if an image has gone.
+    shutil.rmtree(tmp_path / "run")
+    (dark / "0000.jpeg").unlink()
+    train_until(lambda state: state["epoch_so_far"] is None, changed, tmp_path / "run", monkeypatch)
+    (dark / "0001.jpeg").unlink()
+    train(changed, tmp_path / "run", resume=True)
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [line["samples"] for line in lines] == [64, 48, 64]
+    assert lines[0]["broken"] == 0
+    assert lines[2]["broken"] == 1
+
+
+def test_a_worker_that_starts_later_has_the_images_of_the_run(images, tmp_path):
+    shutil.copytree(images, tmp_path / "copy")
+    settings, indices = recipe(tmp_path / "copy"), torch.arange(TRAIN)
+    digest = load_data(settings).images_digest
+    before = RecipeReplica(settings, 0, digest).load((0, 0), indices)
+    bright = tmp_path / "copy" / "train" / "bright"
+    (bright / "000.jpeg").write_bytes((bright / "0000.jpeg").read_bytes())
+    after = RecipeReplica(settings, 1, digest).load((0, 0), indices)
+    assert all(map(torch.equal, before, after))
+    load_index(tmp_path / "copy" / "train")  # Another run has made a new index.
+    with pytest.raises(InputError, match="the images and labels with which the run began, got oth"):
+        RecipeReplica(settings, 2, digest)
+
+
+@pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="cannot tell who sends a signal")
+def test_loader_processes_leave_signals_to_the_training(images):
+    settings = recipe(images, "data.workers=2", "training.batch_size=4")
+    data = load_data(settings)
+    loader = data.make_loader(Pruner(TRAIN, settings.policy(), seed=0, batch_size=4))
+    batches = iter(loader)
+    next(batches)
+    processes = multiprocessing.active_children()
+    assert len(processes) == 2
+    for name in ("TERM", "INT", "USR1"):
+        for process in processes:
+            # Not from this process, whose SIGTERM ends them.
+            subprocess.run(["kill", f"-{name}", str(process.pid)], check=True)
+    assert len(list(batches)) == TRAIN // 4 - 1
+    assert all(process.is_alive() for process in processes)
+    processes[0].terminate()
+    processes[0].join(10)
+    assert processes[0].exitcode == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -394,6 +471,9 @@ def test_a_run_goes_on_with_moved_images_but_not_with_others(
         (["data.broken_limit=2"], r"data.broken_limit in \[0, 1\], got 2"),
         (["data.resize=31"], "data.resize to be at least 32, the data.image_size that is cut out"),
         (["data.image_size=0"], "data.image_size to be at least 1"),
+        (["data.image_size=100000"], "data.image_size of at most 8192, got 100000"),
+        (["data.train="], "expected data.train, the training images, with data.name"),
+        (["data.test="], "expected data.test or data.validation with data.name"),
         (["data.crop_padding=4"], "data.crop_padding with digits or .* only"),
         (["data.name=digits"], "expected data.train with images only"),
     ],

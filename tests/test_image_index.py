@@ -200,6 +200,29 @@ def test_another_process_opens_the_cache_file_and_notices_another_index(tmp_path
     assert index.read(5)  # The mapped file is still there.
 
 
+def test_the_index_of_a_run_that_has_begun_is_used_although_the_source_has_changed(
+    tmp_path, scans, caplog
+):
+    root = write_folder(tmp_path / "files", 6)
+    digest = load_index(root).digest
+    gone = root / "dark" / "0001.jpeg"
+    content = gone.read_bytes()
+    gone.unlink()
+    assert load_index(root, digest).digest == digest
+    assert "the run goes on with the images that it had then" in caplog.text
+    assert len(scans) == 1
+    root.rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="found no such file or folder"):
+        load_index(root, digest)
+    (tmp_path / "elsewhere").rename(root)
+    assert len(load_index(root)) == 5
+    with pytest.raises(InputError, match="the images and labels with which the run began, got oth"):
+        load_index(root, digest)
+    assert len(load_index(root)) == 5
+    gone.write_bytes(content)
+    assert load_index(root, digest).digest == digest
+
+
 def digest_of(root):
     return load_index(root).digest
 

@@ -11,11 +11,29 @@ import pytest
 
 pytest.importorskip("ray")
 
+from ray.exceptions import OutOfMemoryError
+
 from fineprune.distributed.parameter_servers.ray_cluster import (
+    Call,
+    Cluster,
+    Died,
     Node,
     Places,
     nodes_for_servers,
 )
+
+
+def test_a_process_that_ray_killed_for_its_memory_has_died(monkeypatch):
+    def get(*arguments, **options):
+        raise OutOfMemoryError(
+            "2 worker(s) were killed due to the node running low on memory.\n ..."
+        )
+
+    monkeypatch.setattr("ray.get", get)
+    places = object.__new__(Cluster)  # The result of a call needs none of its parts.
+    with pytest.raises(Died, match="Ray killed it because the memory of its node was almost"):
+        places.result(Call(None))
+
 
 # It prints the addresses on which it and its children listen, in the kernel's hexadecimal form.
 LISTENERS = """

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.datasets.image_sources import Found, Stamp, find_images, stamp_of
+from fineprune.datasets.image_sources import Found, Stamp, find_images, shards_of, stamp_of
 from fineprune.errors import InputError
 
 _LOGGER = logging.getLogger(__name__)
@@ -121,27 +121,45 @@ class ImageIndex:
         return os.path.join(self._base, self._shards[int(self._arrays["shard"][image])])
 
 
-def load_index(source: Path) -> ImageIndex:
+def load_index(source: Path, digest: str | None = None) -> ImageIndex:
     """Return the index of a data set: from the cache if the source has not changed since.
 
     Several processes may do this at the same time.
 
     Args:
         source: The source, as for ``find_images``.
+        digest: The digest of the index with which the run began. If the cache has this index, it is
+            used although the source has changed, so that all indices of samples stay right. None
+            for a new run.
 
     Raises:
-        InputError: The source is wrong, as for ``find_images``.
+        InputError: The source is wrong, as for ``find_images``, or has other images than when the
+            run began.
     """
     source = Path(os.path.abspath(source))
     file = cache_folder() / f"{hashlib.sha256(os.fsencode(source)).hexdigest()[:32]}.index"
     known = _read(file)
-    if known is not None and stamp_of(source, known[0]["stamp"]) == known[0]["stamp"]:
-        return ImageIndex(*known, file)
+    if known is not None and digest in (None, known[0]["digest"]):
+        if stamp_of(source, known[0]["stamp"]) == known[0]["stamp"]:
+            return ImageIndex(*known, file)
+        if digest is not None:
+            shards_of(source)  # It raises an error if the whole source is gone.
+            _LOGGER.warning(
+                "%s has changed since the run began: the run goes on with the images that it had "
+                "then, and those that are gone count as broken",
+                source,
+            )
+            return ImageIndex(*known, file)
     found = find_images(source)
     if found.ignored:
         _LOGGER.warning("%s: ignored %d files that are not images", source, found.ignored)
     arrays: dict[str, npt.NDArray[Any]] = {"labels": found.labels, **found.arrays}
     header = _header(found, arrays)
+    if digest not in (None, header["digest"]):
+        raise InputError(
+            f"expected in {source} the images and labels with which the run began, got others: "
+            f"restore them, or train into a new folder"
+        )
     try:
         _write(file, header, arrays)
     except OSError as error:

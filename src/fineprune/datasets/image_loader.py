@@ -20,6 +20,7 @@ from fineprune.datasets.image_files import (
     collate_leaving_out,
     collate_replacing,
 )
+from fineprune.datasets.loader_process import follow_training
 
 # The mean and the standard deviation of the channels of ImageNet's training images, scaled to 0..1,
 # with which published networks are trained.
@@ -256,6 +257,7 @@ def _data_loader(
         pin_memory=device.startswith("cuda"),
         # By default, the loader draws a seed for its workers from torch's global generator.
         generator=torch.Generator(),
+        worker_init_fn=follow_training,
         **{"collate_fn": collate_replacing, **options},
     )
 

@@ -77,6 +77,8 @@ class Data:
         wrong: Which training labels are wrong; bool, shape (N,). None if this is not known.
         labels_digest: The digest of training labels that come from a file of the user, and of
             the names of image files with their labels; None for other data.
+        images_digest: The digest of the index of the training images if they are files; None for
+            other data.
     """
 
     train: Any
@@ -92,6 +94,7 @@ class Data:
     blank: torch.Tensor
     wrong: npt.NDArray[np.bool_] | None = None
     labels_digest: str | None = None
+    images_digest: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,17 +119,22 @@ class LoadedImages:
     given: npt.NDArray[np.int64]
 
 
-def load_data(recipe: Recipe) -> Data:
+def load_data(recipe: Recipe, images_digest: str | None = None) -> Data:
     """Load the data that a recipe names.
+
+    Args:
+        recipe: The recipe.
+        images_digest: The ``images_digest`` with which the run began; None for a new run.
 
     Raises:
         InputError: The data or the file with their labels are missing or damaged, have too few
-            samples for the validation part and the training part, or do not fit the label noise.
+            samples for the validation part and the training part, do not fit the label noise, or
+            have other image files than when the run began.
     """
     if ":" in recipe.data.name:
         return _own_data(recipe)
     if recipe.data.name == "images":
-        return _image_files(recipe)
+        return _image_files(recipe, images_digest)
     return device_data(recipe, load_images(recipe))
 
 
@@ -262,7 +270,7 @@ def _own_data(recipe: Recipe) -> Data:
     )
 
 
-def _image_files(recipe: Recipe) -> Data:
+def _image_files(recipe: Recipe, digest: str | None) -> Data:
     """Load the indexes of image files, which are read while they are needed."""
     settings, run = recipe.data, recipe.run
     check_decoder()
@@ -273,7 +281,7 @@ def _image_files(recipe: Recipe) -> Data:
     assert settings.resize is not None
     assert settings.broken_limit is not None
     limit = settings.broken_limit
-    index = load_index(Path(settings.train))
+    index = load_index(Path(settings.train), digest)
     classes = number_of_classes(index, settings.train, recipe.network.classes)
     labels, kept, held_out, weak = _chosen(settings, index)
     centre = View(settings.image_size, settings.resize)
@@ -327,6 +335,7 @@ def _image_files(recipe: Recipe) -> Data:
         blank=torch.zeros(1, 3, settings.image_size, settings.image_size),
         wrong=None if weak is None else weak.wrong,
         labels_digest=_digest(index.digest, weak),
+        images_digest=index.digest,
     )
 
 

@@ -40,7 +40,7 @@ def local_training(
     before = torch.get_num_threads()
     torch.set_num_threads(recipe.run.threads)
     try:
-        state = build_state(recipe, ranks, new=saved is None)
+        state = build_state(recipe, ranks, saved)
         state.local = build_local_parts(state)
         yield state
     finally:

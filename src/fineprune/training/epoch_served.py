@@ -57,7 +57,7 @@ def served_training(
     from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
 
     strategy = recipe.distributed
-    state = build_state(recipe, ranks, new=saved is None)
+    state = build_state(recipe, ranks, saved)
     places = Places(
         groups=strategy.groups,
         members=strategy.group,
@@ -71,7 +71,11 @@ def served_training(
             place,
             strategy,
             state.model,
-            functools.partial(RecipeReplica, _with_absolute_paths(recipe)),
+            functools.partial(
+                RecipeReplica,
+                _with_absolute_paths(recipe),
+                images_digest=state.data.images_digest,
+            ),
             functools.partial(build_optimizer, settings=recipe.training),
             folder.resolve() / "servers",
             snapshot_every=_SNAPSHOT_EVERY,

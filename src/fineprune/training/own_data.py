@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate
 
+from fineprune.datasets.loader_process import follow_training
 from fineprune.errors import InputError
 from fineprune.importing import import_attribute
 from fineprune.pruning.sampler import PruningSampler
@@ -197,6 +198,7 @@ class SampleLoader(DataLoader[Any]):
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             generator=torch.Generator(),
+            worker_init_fn=follow_training,
         )
 
 
@@ -221,6 +223,7 @@ def training_loader(
         pin_memory=pin_memory,
         # By default, the loader draws a seed for its workers from torch's global generator.
         generator=torch.Generator(),
+        worker_init_fn=follow_training,
     )
 
 

@@ -40,7 +40,7 @@ from fineprune.training.settings import (
 )
 
 # The settings of the data section that have no effect on what is learned.
-PLACES = ("dir", "download", "train", "test", "workers")
+PLACES = ("dir", "download", "train", "test", "workers", "broken_limit")
 
 # What TOML calls the types of settings that have several values.
 _KINDS: dict[Any, str] = {tuple: "list", dict: "table"}

@@ -17,15 +17,16 @@ class RecipeReplica:
         recipe: The recipe, without "auto" settings.
         rank: The rank of the worker. All workers start with the same weights, but draw different
             random numbers while they train.
+        images_digest: As for ``load_data``: which images a sample's index refers to.
 
     Attributes:
         model: The network.
     """
 
-    def __init__(self, recipe: Recipe, rank: int) -> None:
+    def __init__(self, recipe: Recipe, rank: int, images_digest: str | None = None) -> None:
         # The worker has a process of its own, so seeding the global generator affects nothing else.
         torch.manual_seed(recipe.run.seed)
-        data = load_data(recipe)
+        data = load_data(recipe, images_digest)
         self._recipe = recipe
         self._fetch = data.make_fetch()
         self.model = recipe_network(recipe, data)

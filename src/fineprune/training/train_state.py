@@ -153,7 +153,7 @@ class TrainState:
         return EpochTotals(torch.zeros((), device=run.device), history=history)
 
 
-def build_state(recipe: Recipe, ranks: RankGroup, *, new: bool) -> TrainState:
+def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) -> TrainState:
     """Load the data, and build the network and the pruner.
 
     The initial weights are drawn from torch's current random state. This is the only place that
@@ -163,15 +163,15 @@ def build_state(recipe: Recipe, ranks: RankGroup, *, new: bool) -> TrainState:
     Args:
         recipe: The recipe, without "auto" settings.
         ranks: The processes that train together.
-        new: Whether the run starts now, so that pretrained weights are read if the recipe names
-            some. Otherwise, all weights come from the run's checkpoint.
+        saved: The checkpoint that the run continues from, from which all weights come. None for a
+            new run, which reads pretrained weights if the recipe names some.
 
     Raises:
         InputError: The data or the pretrained weights cannot be loaded.
     """
-    data = load_data(recipe)
+    data = load_data(recipe, None if saved is None else saved.get("images"))
     model = recipe_network(recipe, data)
-    digest = _load_pretrained(model, recipe, data, tell=ranks.main) if new else None
+    digest = _load_pretrained(model, recipe, data, tell=ranks.main) if saved is None else None
     policy = recipe.policy()
     pruner = Pruner(
         data.train,
@@ -259,6 +259,7 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
         "random": state.ranks.gather(random_state(state.recipe.run.device)),
         "epoch_so_far": epoch,
         "labels": state.data.labels_digest,
+        "images": state.data.images_digest,
         "weights": state.weights_digest,
     }
     if state.average is not None:

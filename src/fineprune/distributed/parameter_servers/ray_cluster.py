@@ -28,6 +28,7 @@ from ray.exceptions import (
     ActorUnavailableError,
     AuthenticationError,
     GetTimeoutError,
+    OutOfMemoryError,
     RayActorError,
     RayTaskError,
 )
@@ -260,7 +261,7 @@ class Cluster:
         """
         try:
             return cast(R, ray.get(call.reference, timeout=seconds))
-        except RayActorError as error:
+        except (RayActorError, OutOfMemoryError) as error:
             raise Died(_cause(error)) from None
         except GetTimeoutError:
             raise Silent(f"killed because it did not answer for {seconds:g} s") from None
@@ -577,9 +578,11 @@ def _cpus(places: Places) -> int:
     return (places.groups * places.members + servers) * places.threads
 
 
-def _cause(error: RayActorError) -> str:
+def _cause(error: RayActorError | OutOfMemoryError) -> str:
     """Return in a few words the cause that Ray's error describes in a paragraph."""
     told = str(error)
+    if isinstance(error, OutOfMemoryError):
+        return "Ray killed it because the memory of its node was almost full"
     if "killed by `ray.kill`" in told:
         return "it was killed"
     if "node has died" in told or "node died" in told:

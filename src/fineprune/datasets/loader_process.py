@@ -1,0 +1,52 @@
+"""What a loader process does when the training is told to stop, and when it ends.
+
+A signal that asks a run to stop often reaches all of its processes: Slurm, ``timeout`` and Ctrl-C
+send it to each of them. A loader process that ended then would end the training, too, before it has
+written a checkpoint. If the training is killed, its loader processes should not outlive it; torch
+alone would end them after up to five seconds.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+_POLL_SECONDS = 0.2
+
+_STOPS = {
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
+}
+
+
+def follow_training(worker: int) -> None:
+    """Let this loader process end with the training, and not before. For ``worker_init_fn``.
+
+    SIGTERM, SIGINT and SIGUSR1 have no effect, except a SIGTERM from the training itself. On
+    systems without ``sigtimedwait``, which tells where a signal comes from, SIGTERM ends this
+    process.
+
+    Args:
+        worker: The number of the loader process; not used.
+    """
+    if hasattr(signal, "sigtimedwait"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    else:
+        for number in _STOPS - {signal.SIGTERM}:
+            signal.signal(number, signal.SIG_IGN)
+    threading.Thread(
+        target=_watch, args=(os.getppid(),), name="follow-training", daemon=True
+    ).start()
+
+
+def _watch(parent: int) -> None:
+    training = multiprocessing.parent_process()
+    senders = {parent, training.pid if training else parent}  # They differ with a fork server.
+    while os.getppid() == parent:
+        if not hasattr(signal, "sigtimedwait"):
+            time.sleep(_POLL_SECONDS)
+            continue
+        received = signal.sigtimedwait(_STOPS, _POLL_SECONDS)
+        if received and received.si_signo == signal.SIGTERM and received.si_pid in senders:
+            break
+    os._exit(0)
