@@ -15,7 +15,8 @@ import dataclasses
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fineprune.errors import InputError, RunError
 from fineprune.experiments.arm_table import Difference, mean_difference
 from fineprune.experiments.compare import plan_runs
 from fineprune.experiments.configurations import configuration, configured
@@ -32,10 +34,11 @@ from fineprune.inspection.overlap import expected_jaccard, largest
 from fineprune.inspection.suspects import smoothed_losses
 from fineprune.runs.history import read_history
 from fineprune.runs.lock import only_writer
-from fineprune.runs.run import read_run
+from fineprune.runs.run import Run, read_run
 from fineprune.training.data import load_data
 from fineprune.training.hardware import resolved
 from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.training.stop import Stopped
 from fineprune.training.suspicion import Suspicion, detection
 
 # A strategy is a configuration of ``fineprune scale`` and a number of workers to simulate. Their
@@ -50,6 +53,17 @@ ARMS = ("full", "fine-pruning", "adaptive", "matched", "fewer-epochs-late")
 BASELINE, FRESH = ARMS[0], next(iter(STRATEGIES))
 RESULTS = "runs.jsonl"
 
+# The values of a record of which the tables show means, and differences to fresh gradients.
+MEANS = (
+    *("staleness", "accuracy", "loss_roc_area", "roc_area"),
+    *("precision", "recall", "wrong_of_skipped"),
+)
+SINCE_FRESH = {
+    "to_fresh": "accuracy",
+    "losses_to_fresh": "loss_roc_area",
+    "suspicion_to_fresh": "roc_area",
+}
+
 # The share of the samples that are compared as the most skipped ones.
 SHARE = 0.1
 
@@ -57,18 +71,22 @@ Record = dict[str, Any]
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def planned(recipe: Recipe, folder: Path, seeds: int, strategy: str) -> list[PlannedRun]:
+def planned(
+    recipe: Recipe, folder: Path, seeds: int, strategy: str, arms: Sequence[str]
+) -> list[PlannedRun]:
     """Return the runs of a strategy, ordered by seed."""
     text, simulate = STRATEGIES[strategy]
     made = configured(recipe, configuration(text), same_update=True)
     if simulate:
         made = made.replaced("distributed", simulate=simulate)
-    return plan_runs(resolved(made), folder / strategy, seeds, ARMS)
+    return plan_runs(resolved(made), folder / strategy, seeds, arms)
 
 
-def train(recipe: Recipe, folder: Path, seeds: int, strategies: Sequence[str]) -> None:
+def train(
+    recipe: Recipe, folder: Path, seeds: int, strategies: Sequence[str], arms: Sequence[str]
+) -> None:
     """Train the runs that are not finished: those of the first seed first."""
-    plans = {name: planned(recipe, folder, seeds, name) for name in strategies}
+    plans = {name: planned(recipe, folder, seeds, name, arms) for name in strategies}
     queue = [
         (name, run)
         for number in range(seeds)
@@ -101,30 +119,49 @@ def record(folder: Path, wrong: npt.NDArray[np.bool_]) -> Record:
     skipped = (~history.trained).sum(axis=0)
     # The same measure for all arms, also for those that suspect no samples.
     losses = Suspicion(torch.from_numpy(smoothed_losses(history)), None)
-    staleness = [np.array(line.get("distributed", {}).get("staleness", ())) for line in run.metrics]
-    counts = np.sum([np.pad(part, (0, 99 - len(part))) for part in staleness], axis=0)
-    updates = max(int(counts.sum()), 1)
     own = summary["suspicion"]
-    found = {name: own[name] for name in ("roc_area", "suspects", "precision", "recall")}
+    found = {name: _rounded(own[name]) for name in ("roc_area", "precision", "recall")}
     return {
         "strategy": folder.parent.name,
         "arm": summary["arm"],
         "seed": summary["seed"],
         "accuracy": summary["accuracy_last"],
         "train_samples": summary["train_samples"],
-        "skipped_share": summary["skipped_share"],
+        "samples_trained": summary["samples_trained"],
         "steps": summary["steps"],
         "seconds": round(summary["seconds_train"], 1),
-        "staleness": round(float(counts @ np.arange(99)) / updates, 4),
-        "suspicion": found,
-        "roc_areas": [_rounded(line.get("suspicion", {}).get("roc_area")) for line in run.metrics],
+        "staleness": _rounded(mean_staleness(run)),
         "loss_roc_area": _rounded(detection(losses, wrong)["roc_area"]),
+        **found,
+        "suspects": own["suspects"],
+        "roc_areas": [_rounded(line.get("suspicion", {}).get("roc_area")) for line in run.metrics],
         "wrong_of_skipped": _rounded(skipped @ wrong / skipped.sum()) if skipped.any() else None,
         # One digit per sample, to the base 36.
         "times_skipped": "".join(_DIGITS[times] for times in skipped) if skipped.any() else None,
+        "deaths": sum(
+            line["distributed"][f"{kind}_deaths"]
+            for line in run.metrics
+            for kind in ("worker", "server")
+            if "distributed" in line
+        ),
         "versions": summary["versions"],
         "hardware": summary["hardware"],
     }
+
+
+def mean_staleness(run: Run) -> float:
+    """Return the mean age of a run's gradients, in updates."""
+    simulate = run.recipe["distributed"]["simulate"]
+    ages = []
+    for line in run.metrics:
+        if simulate:  # All workers read the same weights at the start of an epoch.
+            ages.append(np.minimum(np.arange(line["steps"]), simulate - 1))
+        elif "distributed" in line:
+            counts = line["distributed"]["staleness"]
+            ages.append(np.repeat(np.arange(len(counts)), counts))
+        else:
+            ages.append(np.zeros(line["steps"]))
+    return float(np.concatenate(ages).mean())
 
 
 def _rounded(value: float | None) -> float | None:
@@ -162,56 +199,54 @@ class Study:
         places = {seed: (strategy, arm, seed) for seed in self.seeds}
         return {s: self._by_place[p] for s, p in places.items() if p in self._by_place}
 
-    def mean(self, strategy: str, arm: str, value: Callable[[Record], Any]) -> float | None:
+    def mean(self, strategy: str, arm: str, name: str) -> float | None:
         """Return the mean of a value over the seeds; None if a run has no such value."""
-        values = [value(run) for run in self.of(strategy, arm).values()]
+        values = [run[name] for run in self.of(strategy, arm).values()]
         return statistics.fmean(values) if values and None not in values else None
 
-    def difference(self, *terms: tuple[int, str, str]) -> Difference | None:
-        """Return a sum of accuracies, paired by seed, with the interval of its mean.
+    def difference(self, name: str, *terms: tuple[int, str, str]) -> Difference | None:
+        """Return a sum of values, paired by seed, with the interval of its mean.
 
         Args:
-            terms: The sign, the strategy and the arm of each accuracy.
+            name: The name of the value.
+            terms: The sign, the strategy and the arm of each value.
 
         Returns:
             The mean over the seeds that all terms have; None if there is none.
         """
         runs = [(sign, self.of(strategy, arm)) for sign, strategy, arm in terms]
         shared = set.intersection(*(set(by_seed) for _, by_seed in runs))
-        if not shared:
+        parts = [[(sign, part[seed][name]) for sign, part in runs] for seed in sorted(shared)]
+        if not parts or any(value is None for part in parts for _, value in part):
             return None
-        sums = [sum(sign * part[s]["accuracy"] for sign, part in runs) for s in sorted(shared)]
-        return mean_difference(sums)
+        return mean_difference([sum(sign * value for sign, value in part) for part in parts])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the main table: one row per strategy and arm."""
+        """Return the values of each arm under each strategy, and their differences.
+
+        ``to_full`` is the difference to the arm ``full`` of the same strategy, ``to_fresh`` that to
+        the same arm with fresh gradients, and ``change`` the difference of ``to_full`` to that with
+        fresh gradients. All are paired by seed.
+        """
         result = []
         for strategy, arm in itertools.product(STRATEGIES, ARMS):
-            if not self.of(strategy, arm):
+            runs = self.of(strategy, arm)
+            if not runs:
                 continue
             here, fresh = (1, strategy, arm), (-1, FRESH, arm)
             full, fresh_full = (-1, strategy, BASELINE), (1, FRESH, BASELINE)
-            is_full, is_fresh = arm == BASELINE, strategy == FRESH
-            result.append(
-                {
-                    "strategy": strategy,
-                    "arm": arm,
-                    "seeds": len(self.of(strategy, arm)),
-                    "staleness": self.mean(strategy, arm, staleness_of),
-                    "skipped": self.mean(strategy, arm, lambda r: r["skipped_share"]),
-                    "accuracy": self.mean(strategy, arm, lambda r: r["accuracy"]),
-                    "to_full": None if is_full else self.difference(here, full),
-                    "to_fresh": None if is_fresh else self.difference(here, fresh),
-                    "change": None
-                    if is_full or is_fresh
-                    else self.difference(here, full, fresh, fresh_full),
-                    "loss_roc_area": self.mean(strategy, arm, lambda r: r["loss_roc_area"]),
-                    "roc_area": self.mean(strategy, arm, lambda r: r["suspicion"]["roc_area"]),
-                    "precision": self.mean(strategy, arm, lambda r: r["suspicion"]["precision"]),
-                    "recall": self.mean(strategy, arm, lambda r: r["suspicion"]["recall"]),
-                    "wrong_of_skipped": self.mean(strategy, arm, lambda r: r["wrong_of_skipped"]),
-                }
-            )
+            row: dict[str, Any] = {"strategy": strategy, "arm": arm, "seeds": len(runs)}
+            row |= {name: self.mean(strategy, arm, name) for name in MEANS}
+            row |= dict.fromkeys(("to_full", "to_fresh", "change"))
+            trained, of_full = (self.mean(strategy, a, "samples_trained") for a in (arm, BASELINE))
+            row["saved"] = 1 - trained / of_full if trained and of_full else None
+            if arm != BASELINE:
+                row["to_full"] = self.difference("accuracy", here, full)
+            for name, value in SINCE_FRESH.items():
+                row[name] = self.difference(value, here, fresh) if strategy != FRESH else None
+            if arm != BASELINE and strategy != FRESH:
+                row["change"] = self.difference("accuracy", here, full, fresh, fresh_full)
+            result.append(row)
         return result
 
     def overlaps(self) -> list[dict[str, Any]]:
@@ -254,24 +289,18 @@ def _kind(one: str, other: str, *, same_seed: bool) -> str | None:
     return None
 
 
-def staleness_of(run: Record) -> float:
-    """Return the mean age of a run's gradients, in updates."""
-    simulated: int = STRATEGIES[run["strategy"]][1]
-    # All workers read the same weights at the start of an epoch; see ``SimulatedWorkers``.
-    return float(simulated - 1) if simulated else float(run["staleness"])
-
-
 def times_skipped(run: Record) -> npt.NDArray[np.int64]:
     """Return how often each sample was skipped; int64, shape (N,)."""
     return np.array([_DIGITS.index(digit) for digit in run["times_skipped"]], dtype=np.int64)
 
 
-def points(difference: Difference | None) -> str:
-    """Write a difference of accuracies in percentage points, with half its 95 % interval."""
+def points(difference: Difference | None, factor: int = 100, digits: int = 2) -> str:
+    """Write a difference with half its 95 % interval, in percentage points by default."""
     if difference is None:
         return "-"
     half = difference.half_width
-    return f"{100 * difference.mean:+.2f}" + ("" if half is None else f" ±{100 * half:.2f}")
+    text = f"{factor * difference.mean:+.{digits}f}"
+    return text if half is None else f"{text} ±{factor * half:.{digits}f}"
 
 
 def share(value: float | None, digits: int = 1) -> str:
@@ -289,23 +318,38 @@ def table(headers: Sequence[str], left: int, rows: Sequence[Sequence[str]]) -> s
 
 
 def markdown(study: Study) -> str:
-    """Return the tables of a study."""
-    main = table(
+    """Return the tables of a study: accuracies, wrong labels found, and overlaps."""
+    rows = study.rows()
+    accuracies = table(
         [
-            *("strategy", "arm", "seeds", "staleness", "skipped, %", "last epoch, %"),
-            *("to full, points", f"to {FRESH}, points", "change, points"),
-            *("ROC area, losses", "ROC area", "precision, %", "recall, %", "wrong of skipped, %"),
+            *("strategy", "arm", "seeds", "staleness", "saved, %", "last epoch, %"),
+            *("to full, points", f"to {FRESH}, points", "change of to full, points"),
         ],
         2,
         [
             [
                 *(row["strategy"], row["arm"], str(row["seeds"]), number(row["staleness"], 2)),
-                *(share(row["skipped"]), share(row["accuracy"], 2)),
+                *(share(row["saved"]), share(row["accuracy"], 2)),
                 *(points(row[name]) for name in ("to_full", "to_fresh", "change")),
-                *(number(row[name], 3) for name in ("loss_roc_area", "roc_area")),
+            ]
+            for row in rows
+        ],
+    )
+    found = table(
+        [
+            *("strategy", "arm", "ROC area of the losses", f"to {FRESH}"),
+            *("ROC area of the suspicion", f"to {FRESH}"),
+            *("precision, %", "recall, %", "wrong of the skipped, %"),
+        ],
+        2,
+        [
+            [
+                *(row["strategy"], row["arm"]),
+                *(number(row["loss_roc_area"], 3), points(row["losses_to_fresh"], 1, 3)),
+                *(number(row["roc_area"], 3), points(row["suspicion_to_fresh"], 1, 3)),
                 *(share(row[name]) for name in ("precision", "recall", "wrong_of_skipped")),
             ]
-            for row in study.rows()
+            for row in rows
         ],
     )
     overlaps = table(
@@ -320,7 +364,7 @@ def markdown(study: Study) -> str:
             for row in study.overlaps()
         ],
     )
-    return f"{main}\n\n{overlaps}"
+    return f"{accuracies}\n\n{found}\n\n{overlaps}"
 
 
 def read_records(file: Path) -> list[Record]:
@@ -339,9 +383,12 @@ def main() -> None:
     trains = verbs.add_parser("train", help="train what is not finished")
     trains.add_argument("out", type=Path, help="the folder of the runs and of their results")
     trains.add_argument("--recipe", type=Path, default=Path("recipes/joint.toml"))
-    trains.add_argument("--set", nargs="+", default=[], help="changes of the recipe", dest="changes")
+    trains.add_argument(
+        "--set", nargs="+", default=[], help="changes of the recipe", dest="changes"
+    )
     trains.add_argument("--seeds", type=int, default=3, help="0 to collect the results only")
     trains.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=STRATEGIES)
+    trains.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     shows = verbs.add_parser("tables", help="print the tables")
     shows.add_argument("results", type=Path, help=f"the file {RESULTS}")
     shows.add_argument("--json", action="store_true", help="print JSON")
@@ -349,7 +396,7 @@ def main() -> None:
     if options.verb == "train":
         recipe = read_recipe(options.recipe, options.changes)
         if options.seeds:
-            train(recipe, options.out, options.seeds, options.strategies)
+            train(recipe, options.out, options.seeds, options.strategies, options.arms)
         write_records(records(recipe, options.out), options.out / RESULTS)
         return
     study = Study(read_records(options.results))
@@ -361,4 +408,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (InputError, RunError, Stopped) as error:
+        sys.exit(f"joint_study.py: {error}")
