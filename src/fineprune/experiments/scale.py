@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fineprune.distributed.all_reduce import check_not_launched
 from fineprune.errors import InputError
 from fineprune.experiments.configurations import Configuration, configured
 from fineprune.experiments.launched_run import launch
@@ -40,11 +41,12 @@ def scale(
             so far, and the number of all epochs.
 
     Raises:
-        InputError: A setting is wrong, the folder holds runs of another recipe, or another process
-            writes to the folder.
+        InputError: A setting is wrong, the folder holds runs of another recipe, another process
+            writes to the folder, or ``torchrun`` started several processes.
         RunError: A run failed.
         Stopped: A signal asked this process to stop, and the run has written a checkpoint.
     """
+    check_not_launched("fineprune scale", "the runs")
     if recipe.training.epochs < 2:
         raise InputError(
             f"expected training.epochs of at least 2, the first of which is a warm-up, got "
