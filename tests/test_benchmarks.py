@@ -178,3 +178,32 @@ def test_wrong_input_of_the_queue_is_one_line(run, tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith("paper_queue.py: expected CIFAR-10 ")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_joint_study_continues_and_makes_its_tables(tmp_path, fast_runs, monkeypatch, capsys):
+    """With the digits and one strategy. The finished runs of the first call are kept."""
+    study = runpy.run_path("benchmarks/joint_study.py")
+    out = tmp_path / "out"
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["joint_study.py", *map(str, arguments)])
+        study["main"]()
+        return capsys.readouterr().out.splitlines()
+
+    train = ["train", out, "--recipe", "recipes/weak-labels.toml", "--seeds", 1]
+    train += ["--strategies", "simulated", "--arms", "full", "adaptive"]
+    changes = ["data.train_size=128", "training.epochs=2", "training.milestones=[1]"]
+    assert len(call(*train, "--set", *changes)) == 2
+    assert call(*train, "matched", "--set", *changes) == ["simulated, matched, seed 0"]
+
+    full, adaptive, matched = study["read_records"](out / "runs.jsonl")
+    assert full["steps"] == 4
+    assert full["staleness"] == 0.5  # two updates per epoch, with gradients of age 0 and 1
+    assert full["times_skipped"] is None
+    assert full["loss_roc_area"] > 0
+    for run in (adaptive, matched):
+        assert run["steps"] == 3
+        assert sorted(run["times_skipped"]) == ["0"] * 64 + ["1"] * 64
+    rows = [line for line in call("tables", out / "runs.jsonl") if line.startswith("| simulated")]
+    assert len(rows) == 6
+    assert rows[0].startswith(f"| simulated | full | 1 | 0.50 | 0.0 | {100 * full['accuracy']:.2f}")

@@ -14,6 +14,8 @@ from resuming import train_through
 
 from fineprune.errors import InputError
 from fineprune.experiments.compare import compare, plan_runs
+from fineprune.experiments.configurations import configuration
+from fineprune.experiments.scale import scale
 from fineprune.runs.files import read_metrics, whole_lines
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training.loop import train
@@ -231,3 +233,14 @@ def test_a_matched_control_of_another_recipe_is_refused_before_its_method_is_tra
     with pytest.raises(InputError, match=r"training.lr is 0.02 and 0.5"):
         compare_matched(tmp_path / "c", "training.lr=0.5")
     assert not (tmp_path / "c/fine-pruning-0").exists()
+
+
+def test_experiments_refuse_to_be_started_by_torchrun(tmp_path, monkeypatch):
+    """Their runs would take the launcher's ranks for their own."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="fineprune compare without torchrun, got 2 processes"):
+        compare(small(), out, title="", arms=ARMS)
+    with pytest.raises(InputError, match="fineprune scale without torchrun, got 2 processes"):
+        scale(small(), out, [configuration("one")], title="")
+    assert not out.exists()

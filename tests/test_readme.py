@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import runpy
 import shlex
 import shutil
 import tomllib
@@ -214,6 +215,15 @@ def test_the_tables_of_the_adaptive_policy_are_those_of_their_runs(folder):
         shares = f"{100 * row.skipped:.1f} | {100 * row.accuracy_last:.2f}"
         assert row.seeds == 3
         assert f"\n| {row.arm} | {shares} | {points} |\n" in page
+
+
+def test_the_tables_of_the_joint_study_are_those_of_its_runs():
+    study = runpy.run_path(str(ROOT / "benchmarks/joint_study.py"))
+    records = study["read_records"](ROOT / "docs/results/joint/runs.jsonl")
+    tables = study["markdown"](study["Study"](records)).split("\n\n")
+    page = (ROOT / "docs/results/joint.md").read_text(encoding="utf-8")
+    assert len(tables) == 3
+    assert all(f"\n{table}\n" in page for table in tables)
 
 
 def anchors(page):

@@ -160,6 +160,28 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def world_size() -> int:
+    """Return the number of processes that the launcher started on all machines."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check_not_launched(what: str, starts: str) -> None:
+    """Check that no launcher such as ``torchrun`` started this process together with others.
+
+    Args:
+        what: What is started, such as ``fineprune compare``.
+        starts: What it starts itself.
+
+    Raises:
+        InputError: A launcher started several processes.
+    """
+    if world_size() > 1:
+        raise InputError(
+            f"expected {what} without torchrun, got {world_size()} processes: start one process, "
+            f"which starts {starts} itself"
+        )
+
+
 def local_size() -> int:
     """Return the number of processes that the launcher started on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -181,7 +203,7 @@ def joined(device: str) -> Iterator[RankGroup]:
     if dist.is_initialized():
         yield RankGroup(dist.get_rank(), dist.get_world_size())
         return
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if world_size() == 1:
         yield RankGroup()
         return
     on_gpu = device.startswith("cuda")

@@ -247,13 +247,21 @@ def paired_difference(group: Group, arm: str, other: str, key: str) -> Differenc
     pairs = _pairs(group, arm, other)
     if not pairs:
         return None
-    differences = [run.summary[key] - base.summary[key] for run, base in pairs]
+    return mean_difference([run.summary[key] - base.summary[key] for run, base in pairs])
+
+
+def mean_difference(differences: Sequence[float]) -> Difference:
+    """Return the mean of paired differences with its 95 % Student confidence interval.
+
+    Args:
+        differences: The difference of each pair, at least one.
+    """
     mean = statistics.fmean(differences)
-    if len(pairs) == 1:
+    if len(differences) == 1:
         return Difference(mean, None, 1)
-    error = statistics.stdev(differences) / math.sqrt(len(pairs))
-    quantile = float(stdtrit(len(pairs) - 1, 0.975))
-    return Difference(mean, quantile * error, len(pairs))
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    quantile = float(stdtrit(len(differences) - 1, 0.975))
+    return Difference(mean, quantile * error, len(differences))
 
 
 def saved_in_epochs(summary: dict[str, Any]) -> float | None:

@@ -10,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+from fineprune.distributed.all_reduce import check_not_launched
 from fineprune.errors import InputError, RunError
 from fineprune.experiments.controls import MATCHED, arm_recipe, check_arms, default_arms
 from fineprune.experiments.planned_run import PlannedRun, epochs_done
@@ -97,11 +98,12 @@ def compare(
             so far, and the number of all epochs.
 
     Raises:
-        InputError: A setting is wrong, the folder holds a single run or runs of another recipe, or
-            another process writes to the folder.
+        InputError: A setting is wrong, the folder holds a single run or runs of another recipe,
+            another process writes to the folder, or ``torchrun`` started several processes.
         RunError: The process of a run was killed.
         Stopped: A signal asked this process to stop, and the runs have written checkpoints.
     """
+    check_not_launched("fineprune compare", "the runs")
     if jobs < 1:
         raise InputError(f"expected at least one job, got {jobs}")
     arms = arms or default_arms(recipe)

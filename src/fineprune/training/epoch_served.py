@@ -8,7 +8,6 @@ strategy, each kept sample is trained by one worker per epoch, and all workers f
 import contextlib
 import functools
 import importlib.util
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fineprune.distributed.all_reduce import RankGroup
+from fineprune.distributed.all_reduce import RankGroup, check_not_launched
 from fineprune.distributed.parameter_servers.epoch_state import EpochResult
 from fineprune.errors import InputError
 from fineprune.training.learning_rate import rate_at
@@ -201,9 +200,4 @@ def check_can_serve(recipe: Recipe) -> None:
             f"expected Ray to be installed for distributed.strategy {strategy!r}, found none: "
             f"pip install 'fineprune[cluster]'"
         )
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks > 1:
-        raise InputError(
-            f"expected distributed.strategy {strategy!r} without torchrun, got {ranks} processes: "
-            f"start one process, which starts the workers itself"
-        )
+    check_not_launched(f"distributed.strategy {strategy!r}", "the workers")

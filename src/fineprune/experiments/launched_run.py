@@ -1,0 +1,78 @@
+"""Trains a planned run in processes of its own, which depend on its configuration."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fineprune.errors import RunError
+from fineprune.experiments.configurations import ALL_REDUCE, Configuration
+from fineprune.experiments.planned_run import PlannedRun
+from fineprune.launch.follow_parent import PARENT_VARIABLE
+from fineprune.runs.files import DURATION, write_atomically, write_json
+from fineprune.training.stop import Stopped, stop_requests
+
+_POLL_SECONDS = 0.5
+
+
+def launch(run: PlannedRun, configuration: Configuration, on_poll: Callable[[], None]) -> None:
+    """Train a run to its end, in separate processes. An unfinished run is continued.
+
+    Args:
+        run: The run. Its recipe is the one to train.
+        configuration: The processes that train it; ``run.recipe`` has its settings already.
+        on_poll: Called twice per second.
+
+    Raises:
+        RunError: The run failed. What it said is the file beside its folder that the error names.
+        Stopped: A signal asked this process to stop, and the run has written a checkpoint.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        recipe = Path(temporary) / "recipe.toml"
+        write_atomically(recipe, run.recipe.to_toml())
+        train = ["-m", "fineprune", "train", str(recipe), "--out", str(run.folder), "--resume"]
+        log = run.folder.with_suffix(".log")
+        is_new = not run.folder.exists()
+        started = time.perf_counter()
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, *_launcher(configuration), *train],
+                env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+            )
+            try:
+                with stop_requests() as stop:
+                    while process.poll() is None:
+                        time.sleep(_POLL_SECONDS)
+                        on_poll()
+                        if stop.number is not None:
+                            raise Stopped(stop.number, f"in {configuration.text!r}")
+            finally:
+                process.terminate()  # The run writes a checkpoint before its process ends.
+                process.wait()
+    if process.returncode:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        messages = [line for line in lines if line.startswith("fineprune:")] or [f"see {log}"]
+        raise RunError(f"{configuration.text!r} failed: {messages[-1]}")
+    if is_new:  # The time of a run that was interrupted and continued is not known.
+        write_json(run.folder / DURATION, {"seconds": time.perf_counter() - started})
+    log.unlink()
+
+
+def _launcher(configuration: Configuration) -> list[str]:
+    if configuration.strategy != ALL_REDUCE:
+        return []
+    # Each run has its own rendezvous store, on a free port of the loopback interface.
+    return [
+        "-m",
+        "fineprune.launch.torchrun",
+        f"--nproc-per-node={configuration.workers}",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+    ]
