@@ -93,6 +93,13 @@ def fast_runs(python_file, preloaded_ray_workers, monkeypatch):
         monkeypatch.setenv(name, value)
 
 
+@pytest.fixture
+def short_folder():
+    """A folder whose name is short enough for the names of sockets in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield folder
+
+
 @pytest.fixture(scope="session")
 def preloaded_ray_workers(request):
     """Environment variables of a Ray whose workers need not import torch, if that is possible."""

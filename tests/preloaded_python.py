@@ -84,6 +84,18 @@ def for_ray_workers(command):
     }
 
 
+@contextlib.contextmanager
+def preloaded_ray_workers(folder):
+    """Let the workers of this process's Ray run in a server that ends with this process.
+
+    Args:
+        folder: A folder with a short name, for the socket of the server.
+    """
+    with preloaded_python(Path(folder)) as command:
+        os.environ.update(for_ray_workers(command))
+        yield
+
+
 def ray_runtime_environment(environment):
     """Ray calls this when it starts, with the settings of its workers' processes."""
     return {**(environment or {}), "py_executable": os.environ[_COMMAND]}

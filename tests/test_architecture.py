@@ -27,7 +27,7 @@ ALLOWED = {
     "training": {"pruning", "networks", "datasets", "distributed", "runs", "importing", "__init__"},
     "integrations": {"pruning"},
     "launch": set(),
-    "experiments": {"runs", "training", "launch"},
+    "experiments": {"distributed", "runs", "training", "launch"},
     "inspection": {"runs", "training", "datasets"},
     "report": {"runs", "experiments", "inspection"},
     "cli": {

@@ -43,10 +43,20 @@ MANY_UPDATES = ("training.batch_size=8",)
 SILENCE_SECONDS = 6
 
 # The command line, with the events of the cluster as lines on standard error.
-LOGGED = (
-    "import logging; logging.basicConfig(level=logging.INFO, format='%(message)s'); "
-    "from fineprune.cli.main import main; main()"
-)
+LOGGED = """
+import logging
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+from fineprune.cli.main import main
+"""
+ALONE = f"{LOGGED}main()"
+# The first argument is the folder of the tests, and the second one that of the server's socket.
+SERVED = f"""
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from preloaded_python import preloaded_ray_workers
+with preloaded_ray_workers(sys.argv.pop(1)):
+    {LOGGED.replace(chr(10), chr(10) + "    ")}main()
+"""
 STARTED = re.compile(r"^((?:worker|server) \d+) (?:re)?started \(process (\d+) on", re.M)
 TIMES = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
 
@@ -81,10 +91,11 @@ ORDINARY = {"train": 4, "sync": 1}
 class Scenario:
     """A command that is run, disturbed and run again until it has finished."""
 
-    def __init__(self, name, folder):
+    def __init__(self, name, folder, sockets):
         self.name = name
         self.verb, changes, self.repeatable = SCENARIOS[name]
         self.folder = folder
+        self.sockets = sockets  # a folder whose name is short enough for the names of sockets in it
         self.recipe = make_recipe(RECIPE, changes)
         self.served = self.recipe.distributed.served
         folder.mkdir()
@@ -94,10 +105,15 @@ class Scenario:
 
     def start(self):
         more = ["--resume"] if self.verb == "train" else ["--arms", "full,random", "--jobs", "2"]
-        command = [sys.executable, "-c", LOGGED, self.verb, str(self.folder / "recipe.toml")]
+        command = [self.verb, str(self.folder / "recipe.toml"), "--out", str(self.out), *more]
+        if self.served:
+            folder = tempfile.mkdtemp(dir=self.sockets)
+            python = [sys.executable, "-c", SERVED, str(Path(__file__).parent), folder]
+        else:
+            python = [sys.executable, "-c", ALONE]
         with self.log.open("w") as log:
             return subprocess.Popen(
-                [*command, "--out", str(self.out), *more],
+                [*python, *command],
                 start_new_session=True,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -259,10 +275,10 @@ def finish(scenario, expected):
 
 @on_linux
 @pytest.mark.parametrize("name", ORDINARY)
-def test_killed_runs_end_like_undisturbed_ones(name, tmp_path):
+def test_killed_runs_end_like_undisturbed_ones(name, tmp_path, short_folder):
     if SCENARIOS[name][1][0].startswith("distributed"):
         pytest.importorskip("ray")
-    disturb(Scenario(name, tmp_path / "scenario"), ORDINARY[name], 0, seed=0)
+    disturb(Scenario(name, tmp_path / "scenario", short_folder), ORDINARY[name], 0, seed=0)
 
 
 def main():
@@ -281,7 +297,7 @@ def main():
     for name, share in SHARES.items():
         if options.only in (None, name):
             with tempfile.TemporaryDirectory() as folder:
-                scenario = Scenario(name, Path(folder) / "scenario")
+                scenario = Scenario(name, Path(folder) / "scenario", folder)
                 kills, stops = (round(n * share / 10) for n in (options.kills, options.stops))
                 disturb(scenario, kills, stops, options.seed, say)
     for what, number in sorted(said.items()):

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from preloaded_python import preloaded_ray_workers
 from processes import in_session, wait_until_ended
 from torch import nn
 
@@ -89,7 +90,7 @@ def rate(applied):
 
 def batches_of(epoch):
     generator = torch.Generator().manual_seed(epoch)
-    return list(torch.randperm(SAMPLES, generator=generator).split(BATCH))
+    return list(torch.randperm(SAMPLES, generator=generator).split(BATCH))[:BATCHES]
 
 
 class Orders:
@@ -397,9 +398,9 @@ def once_in_the_last_update(strategy, give):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_no_process_outlives_a_killed_driver(tmp_path):
+def test_no_process_outlives_a_killed_driver(tmp_path, short_folder):
     with subprocess.Popen(
-        [sys.executable, __file__, tmp_path],
+        [sys.executable, __file__, tmp_path, short_folder],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -444,8 +445,9 @@ def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(shared):
     )
 
 
-def test_kills_while_a_large_gradient_is_transferred(tmp_path):
+def test_kills_while_a_large_gradient_is_transferred(tmp_path, monkeypatch):
     """With 8 MB for each server, a transfer is in progress."""
+    monkeypatch.setattr(sys.modules[__name__], "BATCHES", 15)  # They are large.
     strategy, rows = STRATEGIES["async"], 200_000
     with training(strategy, tmp_path, rows, SNAPSHOT_EVERY["async"]) as parts:
         check_kills_at_chosen_moments(strategy, parts, [], rows)
@@ -561,4 +563,5 @@ def train_for_ever(folder):
 
 
 if __name__ == "__main__":
-    train_for_ever(Path(sys.argv[1]))
+    with preloaded_ray_workers(sys.argv[2]):
+        train_for_ever(Path(sys.argv[1]))

@@ -629,7 +629,7 @@ def _finish_batch(fit_loop: dict[str, Any]) -> None:
     validation.update(current=none, total=interrupted, is_last_batch=False)
 
 
-# -- the length of an epoch -----------------------------------------------------------------------------------
+# -- the length of an epoch ------------------------------------------------------------------------
 
 
 def _batches(pruner: Pruner, loader: DataLoader[Any], kept: int) -> int:

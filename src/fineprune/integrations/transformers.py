@@ -56,7 +56,7 @@ _INDEX = "index"
 _TOLERANCE = 0.01
 
 if TYPE_CHECKING:
-    _Base = Trainer
+    from transformers import Trainer as _Base
 else:
     _Base = object
 
