@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+# Most of the installed files are never imported, so those that are imported are compiled then.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 
 .PHONY: demo test pytest integrations coverage lint docs release clean
 
@@ -21,7 +23,7 @@ pytest: $(INSTALLED)
 
 # The tests of the frameworks, which `make test` skips unless they are installed.
 integrations: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[lightning,accelerate,transformers]'
+	$(INSTALL) --editable '.[lightning,accelerate,transformers]'
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/test_lightning.py tests/test_trainer.py tests/test_accelerate.py tests/test_fsdp.py tests/test_adopt_pages.py
 
 # ARGS are further arguments of pytest, for example: make coverage ARGS="tests/test_pruner.py -n 0"
@@ -35,9 +37,11 @@ lint: $(INSTALLED)
 
 # The variable turns off a notice about the successor of the theme.
 docs: $(INSTALLED)
+	$(INSTALL) --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir site
 
 release: $(INSTALLED)
+	$(INSTALL) --editable '.[release]'
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
@@ -46,11 +50,10 @@ release: $(INSTALLED)
 clean:
 	rm -rf $(VENV) runs site dist htmlcov .coverage .coverage.*
 
-# torch comes first and alone: then only the pinned version is fetched, also without a GPU. Most of
-# the installed files are never imported, so those that are imported are compiled then.
+# torch comes first and alone: then only the pinned version is fetched, also without a GPU.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fineprune needs Python >= 3.11; give one: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) torch
+	$(INSTALL) --editable '.[test]'
 	touch $(INSTALLED)
