@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
-# Most of the installed files are never imported, so those that are imported are compiled then.
+# All processors compile the installed files, of which pip would use one. Templates for other versions
+# of Python, which some packages contain, cannot be compiled.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 .PHONY: demo test pytest integrations coverage lint docs release clean
 
@@ -24,6 +26,7 @@ pytest: $(INSTALLED)
 # The tests of the frameworks, which `make test` skips unless they are installed.
 integrations: $(INSTALLED)
 	$(INSTALL) --editable '.[lightning,accelerate,transformers]'
+	$(COMPILE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/test_lightning.py tests/test_trainer.py tests/test_accelerate.py tests/test_fsdp.py tests/test_adopt_pages.py
 
 # ARGS are further arguments of pytest, for example: make coverage ARGS="tests/test_pruner.py -n 0"
@@ -56,4 +59,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
 	$(INSTALL) --editable '.[test]'
+	$(COMPILE)
 	touch $(INSTALLED)

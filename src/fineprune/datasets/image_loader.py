@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import Sampler
 
 from fineprune.datasets.augment import Normalise
 from fineprune.datasets.broken_files import BrokenFiles
@@ -20,7 +20,7 @@ from fineprune.datasets.image_files import (
     collate_leaving_out,
     collate_replacing,
 )
-from fineprune.datasets.loader_process import follow_training
+from fineprune.datasets.loader_process import TrainingLoader
 
 # The mean and the standard deviation of the channels of ImageNet's training images, scaled to 0..1,
 # with which published networks are trained.
@@ -249,7 +249,7 @@ def _data_loader(
         workers: The number of loader processes; with 0, this process loads.
         options: Further arguments of ``DataLoader``, which take precedence.
     """
-    return DataLoader(
+    return TrainingLoader(
         dataset,
         batch_size=batch_size,
         sampler=keys,
@@ -257,7 +257,6 @@ def _data_loader(
         pin_memory=device.startswith("cuda"),
         # By default, the loader draws a seed for its workers from torch's global generator.
         generator=torch.Generator(),
-        worker_init_fn=follow_training,
         **{"collate_fn": collate_replacing, **options},
     )
 

@@ -11,12 +11,38 @@ import os
 import signal
 import threading
 import time
+from typing import Any
+
+from torch.utils.data import DataLoader
 
 _POLL_SECONDS = 0.2
 
 _STOPS = {
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
 }
+
+
+class TrainingLoader(DataLoader[Any]):
+    """A ``DataLoader`` whose processes end with the training, and not before.
+
+    Args:
+        dataset: The data set.
+        options: Further arguments of ``DataLoader``, except for ``worker_init_fn``.
+    """
+
+    def __init__(self, dataset: Any, **options: Any) -> None:
+        super().__init__(dataset, worker_init_fn=follow_training, **options)
+
+    def __iter__(self) -> Any:
+        if not hasattr(signal, "pthread_sigmask"):
+            return super().__iter__()
+        # The new processes inherit the blocked signals. Otherwise, a signal would end a process
+        # that has not called ``follow_training`` yet.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def follow_training(worker: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate
 
-from fineprune.datasets.loader_process import follow_training
+from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.errors import InputError
 from fineprune.importing import import_attribute
 from fineprune.pruning.sampler import PruningSampler
@@ -180,7 +180,7 @@ def labels_of(train: Any, name: str) -> Any:
     )
 
 
-class SampleLoader(DataLoader[Any]):
+class SampleLoader(TrainingLoader):
     """A ``DataLoader`` over ``SeededSamples`` that also yields any other samples of them."""
 
     def batches(self, index: torch.Tensor, epoch: int, batch_size: int) -> Any:
@@ -191,14 +191,13 @@ class SampleLoader(DataLoader[Any]):
             epoch: The epoch, counted from 0, that seeds the random transforms.
             batch_size: The number of samples per batch.
         """
-        return DataLoader(
+        return TrainingLoader(
             self.dataset,
             batch_size=batch_size,
             sampler=[(epoch, i) for i in index.tolist()],
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
             generator=torch.Generator(),
-            worker_init_fn=follow_training,
         )
 
 
@@ -223,7 +222,6 @@ def training_loader(
         pin_memory=pin_memory,
         # By default, the loader draws a seed for its workers from torch's global generator.
         generator=torch.Generator(),
-        worker_init_fn=follow_training,
     )
 
 
