@@ -91,4 +91,7 @@ def test_updates_are_those_of_the_simulation(tmp_path, strategy):
         noise = random.Random(seed)
         noisy = simulated(strategy, lambda *step, n=noise: delay(*step) + n.uniform(0, NOISE))
         assert noisy == expected
-    assert trained(strategy, tmp_path) == expected
+    # On a busy machine, a step may take longer than its delay and the noise. Such a training says
+    # nothing, so it is repeated.
+    attempts = (trained(strategy, tmp_path / str(attempt)) for attempt in range(3))
+    assert expected in attempts
