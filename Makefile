@@ -23,12 +23,11 @@ test: $(INSTALLED)
 pytest: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# The tests of the frameworks, which `make test` skips unless they are installed. One thread, because
-# some frameworks change the number, and the results are compared bit for bit.
+# The tests of the frameworks, which `make test` skips unless they are installed.
 integrations: $(INSTALLED)
 	$(INSTALL) --editable '.[lightning,accelerate,transformers]'
 	$(COMPILE)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/test_lightning.py tests/test_trainer.py tests/test_accelerate.py tests/test_fsdp.py tests/test_adopt_pages.py
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/test_lightning.py tests/test_trainer.py tests/test_accelerate.py tests/test_fsdp.py tests/test_adopt_pages.py
 
 # ARGS are further arguments of pytest, for example: make coverage ARGS="tests/test_pruner.py -n 0"
 coverage: $(INSTALLED)

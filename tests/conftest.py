@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 from preloaded_python import for_ray_workers, preloaded_python, waiting
 
@@ -91,6 +92,17 @@ def fast_runs(python_file, preloaded_ray_workers, monkeypatch):
     monkeypatch.setenv("PYTHON_EXEC", python_file)  # for torchrun
     for name, value in preloaded_ray_workers.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def one_thread_everywhere():
+    """One thread for torch, also in processes that tests start: results are then equal bits."""
+    before = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+        yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

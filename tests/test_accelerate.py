@@ -21,6 +21,9 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "accelerate_loop.py"
 STEPS = [20, 14, 20, 20, 20, 14, 20, 20]
 
 
+pytestmark = pytest.mark.usefixtures("one_thread_everywhere")
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     before = torch.get_num_threads()

@@ -41,6 +41,9 @@ POLICY = fp.FinePruning(SCHEDULE, prune=32)
 BATCHES = [10, 6, 10, 6, 10]
 
 
+pytestmark = pytest.mark.usefixtures("one_thread_everywhere")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     before = torch.get_num_threads()
