@@ -34,7 +34,7 @@ class TrainingLoader(DataLoader[Any]):
         super().__init__(dataset, worker_init_fn=follow_training, **options)
 
     def __iter__(self) -> Any:
-        if not hasattr(signal, "pthread_sigmask"):
+        if not hasattr(signal, "sigtimedwait"):  # ``follow_training`` needs SIGTERM unblocked.
             return super().__iter__()
         # The new processes inherit the blocked signals. Otherwise, a signal would end a process
         # that has not called ``follow_training`` yet.
