@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
 from preloaded_python import for_ray_workers, preloaded_python, waiting
 
@@ -97,6 +96,8 @@ def fast_runs(python_file, preloaded_ray_workers, monkeypatch):
 @pytest.fixture(scope="module")
 def one_thread_everywhere():
     """One thread for torch, also in processes that tests start: results are then equal bits."""
+    import torch  # not above, because the process that distributes the tests does not need it
+
     before = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")

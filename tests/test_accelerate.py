@@ -24,14 +24,6 @@ STEPS = [20, 14, 20, 20, 20, 14, 20, 20]
 pytestmark = pytest.mark.usefixtures("one_thread_everywhere")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def example():
     return runpy.run_path(str(EXAMPLE))["main"]

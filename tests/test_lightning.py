@@ -31,14 +31,11 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def runs():
+def runs(one_thread_everywhere):
     """The trainings, in one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PL_GLOBAL_SEED", raising=False)
         yield importlib.import_module("lightning_runs")
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -83,17 +83,8 @@ def test_python_and_commands_are_found():
     assert shown == set(VERBS)
 
 
-@pytest.fixture
-def one_thread():
-    """One thread for torch, since two are slower for a small network on busy cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("code", PYTHON)
-def test_the_python_of_a_page_trains_a_network(code, one_thread, tmp_path, monkeypatch):
+def test_the_python_of_a_page_trains_a_network(code, one_thread_everywhere, tmp_path, monkeypatch):
     """The loop is run as shown. The data, the network and the optimizer are the reader's."""
     monkeypatch.chdir(tmp_path)
     digits = load_digits()
@@ -119,7 +110,9 @@ def test_the_python_of_a_page_trains_a_network(code, one_thread, tmp_path, monke
     assert accuracy > 0.85
 
 
-def test_the_tutorial_runs_from_its_beginning_to_its_end(one_thread, tmp_path, monkeypatch, capsys):
+def test_the_tutorial_runs_from_its_beginning_to_its_end(
+    one_thread_everywhere, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for code in blocks(ROOT / "docs/tutorials/training-loop.md", "py"):

@@ -45,13 +45,10 @@ pytestmark = pytest.mark.usefixtures("one_thread_everywhere")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def frozen_garbage():
     gc.freeze()  # Each training collects garbage, and would go through all that pytest holds.
     yield
     gc.unfreeze()
-    torch.set_num_threads(before)
 
 
 # -- data and models ------------------------------------------------------------------------------

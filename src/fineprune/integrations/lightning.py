@@ -28,10 +28,11 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from fineprune.errors import InputError
 from fineprune.pruning.indexed import Indexed, IndexedCollate
+from fineprune.pruning.loader import check_in_order
 from fineprune.pruning.loss_recorder import check_batch
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.pruner import Pruner
-from fineprune.pruning.sampler import samples_per_rank
+from fineprune.pruning.step_counts import BatchShape, batches_of
 
 try:
     import lightning.pytorch as pl
@@ -311,7 +312,7 @@ class DataPruning(pl.Callback):
                 f"expected a process group of {trainer.world_size} ranks, as the Trainer has, got "
                 f"one of {self._pruner.sampler.num_replicas}: let the Trainer start the ranks"
             )
-        _check_validation(trainer, self._pruner, loader)
+        _check_validation(trainer, self._pruner)
         if self._state is not None:
             self._pruner.load_state_dict(self._state)
         return _PrunedLoader(loader, self._pruner)
@@ -428,7 +429,9 @@ class _PrunedLoader(DataLoader[Any]):
         super().__init__(pruner.dataset, sampler=pruner.sampler, collate_fn=collate_fn, **options)
         self.index: torch.Tensor | None = None
         self.shows_all = False
-        self._all = _batches(pruner, loader, len(pruner.dataset))
+        replicas = pruner.sampler.num_replicas
+        shape = BatchShape(loader.batch_size, num_replicas=replicas, drop_last=loader.drop_last)
+        self._all = batches_of(len(pruner.dataset), shape)
 
     def __iter__(self) -> Any:
         # This is a generator, so the iterator of the loader is made at the first batch.
@@ -564,11 +567,7 @@ def _checked_loader(given: Any) -> DataLoader[Any]:
             f"expected a training loader with shuffle=True, since the pruning chooses the samples "
             f"and their order, got one with a {type(sampler).__name__}: leave out the sampler"
         )
-    if not getattr(given, "in_order", True):
-        raise InputError(
-            "expected in_order=True, since a resumed epoch continues in the sampler's order, got "
-            "False: leave it out"
-        )
+    check_in_order(getattr(given, "in_order", True))
     return given
 
 
@@ -579,7 +578,7 @@ def _order_seed(loader: DataLoader[Any]) -> int:
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))  # ``seed_everything`` sets it.
 
 
-def _check_validation(trainer: pl.Trainer, pruner: Pruner, loader: DataLoader[Any]) -> None:
+def _check_validation(trainer: pl.Trainer, pruner: Pruner) -> None:
     """Raise InputError if Lightning would find ``val_check_interval`` too large for an epoch."""
     interval = getattr(trainer, "val_check_interval", 1.0)  # It is missing if it is a time.
     if not isinstance(interval, int) or trainer.check_val_every_n_epoch is None:
@@ -587,14 +586,13 @@ def _check_validation(trainer: pl.Trainer, pruner: Pruner, loader: DataLoader[An
     if not trainer.enable_validation:
         return
     remedy = "give a fraction of the epoch, or set check_val_every_n_epoch=None"
-    kept = [pruner.num_kept(epoch) for epoch in range(pruner.policy.epochs)]
-    known = [number for number in kept if number is not None]
-    if len(known) < len(kept):
+    epochs = range(pruner.policy.epochs)
+    if None in map(pruner.num_kept, epochs):
         raise InputError(
             f"expected val_check_interval as a fraction, since the lengths of the epochs depend on "
             f"the losses, got {interval}: {remedy}"
         )
-    shortest = _batches(pruner, loader, min(known))
+    shortest = min(map(pruner.batches, epochs))
     if interval > shortest:
         raise InputError(
             f"expected val_check_interval to be at most {shortest}, the batches of the shortest "
@@ -627,14 +625,3 @@ def _finish_batch(fit_loop: dict[str, Any]) -> None:
     interrupted = {**none, "ready": 1, "started": 1}
     validation = fit_loop["epoch_loop.val_loop.batch_progress"]
     validation.update(current=none, total=interrupted, is_last_batch=False)
-
-
-# -- the length of an epoch ------------------------------------------------------------------------
-
-
-def _batches(pruner: Pruner, loader: DataLoader[Any], kept: int) -> int:
-    """Return the batches on each rank of an epoch that keeps so many samples."""
-    size = loader.batch_size
-    assert size is not None
-    own = samples_per_rank(kept, pruner.sampler.num_replicas, loader.drop_last)
-    return own // size if loader.drop_last else -(-own // size)

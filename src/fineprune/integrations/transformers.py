@@ -201,10 +201,8 @@ class PruningMixin(_Base):
         assert self._index is not None
         # The loss as a whole is backpropagated, so the mean that ``record`` returns is not needed.
         self.pruner.record(self._index, losses.detach())
-        weights = self.pruner.plan.weights
-        assert weights is not None
-        own = weights[self._index.cpu()].to(losses.device)
-        return (self._shares(inputs, num_items_in_batch) * (own - 1) * losses).sum()
+        added = self.pruner.weighted(self._index, losses) - losses
+        return (self._shares(inputs, num_items_in_batch) * added).sum()
 
     def _shares(self, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
         """Return the factors of the samples' losses in the loss of the batch, shape (B,)."""
@@ -335,10 +333,9 @@ class PruningMixin(_Base):
             return policy.epochs, self.pruner.total_steps()
         before = 0
         for epoch in range(policy.epochs):
-            steps = _steps(self.pruner, epoch)
-            if steps is None:  # It depends on data.
+            if self.pruner.num_kept(epoch) is None:  # It depends on data.
                 return policy.epochs, wanted
-            before += steps
+            before += self.pruner.steps(epoch)
             if before >= wanted:
                 return epoch + 1, wanted
         raise InputError(
@@ -556,17 +553,6 @@ def _check_arguments(trainer: Any) -> None:
             f"expected data parallelism only, got tensor, context and sequence parallelism of "
             f"{', '.join(map(str, sizes))} processes, which would record each sample several times"
         )
-
-
-def _steps(pruner: Pruner, epoch: int) -> int | None:
-    """Return the number of optimizer steps of an epoch; None if it depends on data."""
-    kept = pruner.num_kept(epoch)
-    if kept is None:
-        return None
-    shape = pruner._shape
-    assert shape.batch_size is not None
-    batches = kept // shape.batch_size if shape.drop_last else math.ceil(kept / shape.batch_size)
-    return math.ceil(batches / shape.accumulation)
 
 
 def _position(state: dict[str, Any]) -> tuple[int, int | None]:

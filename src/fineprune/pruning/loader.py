@@ -35,7 +35,12 @@ def check_loader_options(options: dict[str, Any], drop_last: bool) -> None:
             f"expected drop_last={drop_last}, as the pruner has it, got {options['drop_last']}: "
             f"give it to Pruner instead"
         )
-    if options.get("in_order") is False:
+    check_in_order(options.get("in_order", True))
+
+
+def check_in_order(in_order: bool) -> None:
+    """Raise InputError if a loader may yield its batches in another order than the sampler's."""
+    if not in_order:
         raise InputError(
             "expected in_order=True, since a resumed epoch continues in the sampler's order, got "
             "False: leave it out"
