@@ -1,7 +1,9 @@
 """Pruning in Lightning's Trainer: equal to Lightning alone and to a plain loop, also resumed."""
 
+import csv
 import importlib
 import importlib.util
+import itertools
 import pickle
 import re
 import runpy
@@ -77,6 +79,20 @@ def test_pruning_equals_the_plain_loop(runs, undisturbed):
     assert net.trainer.global_step == net.steps == steps == sum(runs.BATCHES)
     assert net.lengths == runs.BATCHES  # The totals of the progress bar.
     assert net.validations == runs.EPOCHS
+
+
+def test_the_loggers_of_the_trainer_receive_every_epoch(runs, pruning, tmp_path):
+    logger = importlib.import_module("lightning.pytorch.loggers").CSVLogger(tmp_path)
+    net = runs.fit(pruning(runs.POLICY), logger=logger, log_every_n_steps=1)
+    lines = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
+    epochs = [line for line in lines if line["fineprune/epoch"]]
+    pruner = runs.pruner_of(net)
+    kept = [pruner.num_kept(epoch) for epoch in range(runs.EPOCHS)]
+    assert [float(line["fineprune/skipped"]) for line in epochs] == [
+        1 - number / len(runs.DATA) for number in kept
+    ]
+    ends = list(itertools.accumulate(runs.BATCHES))
+    assert [int(line["step"]) for line in epochs] == ends
 
 
 def test_accumulation_equals_the_plain_loop(runs, pruning):

@@ -20,6 +20,7 @@ the loops in a checkpoint; the tests fail if a release changes them.
 
 import inspect
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +102,7 @@ class DataPruning(pl.Callback):
 
     It takes the training loader from the module, from the data module or from ``fit``, with any
     batch size, collate function and number of workers. The ``Trainer`` must train as many epochs as
-    the policy has.
+    the policy has. At the end of each epoch, its loggers receive the values of ``Pruner.log``.
 
     Args:
         policy: Chooses the samples of each epoch.
@@ -306,6 +307,7 @@ class DataPruning(pl.Callback):
             batch_size=loader.batch_size,
             accumulation=trainer.accumulate_grad_batches,
             drop_last=loader.drop_last,
+            log=_to_loggers(trainer),
         )
         if self._pruner.sampler.num_replicas != trainer.world_size:
             raise InputError(
@@ -530,6 +532,16 @@ def _check_epochs(trainer: pl.Trainer, policy: Policy) -> None:
             f"expected max_epochs={policy.epochs}, as the policy has it, got "
             f"{trainer.max_epochs}: make both equal"
         )
+
+
+def _to_loggers(trainer: pl.Trainer) -> Callable[[dict[str, float], int], None]:
+    """Return a function that gives the values of an epoch to the loggers of the ``Trainer``."""
+
+    def write(values: dict[str, float], step: int) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step)
+
+    return write
 
 
 def _checked_loader(given: Any) -> DataLoader[Any]:

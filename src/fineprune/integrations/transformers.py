@@ -118,6 +118,7 @@ class PruningMixin(_Base):
         self._has_recorded = False
         self._batches_left = 0
         self.add_callback(_EndEpoch(self))
+        self.pruner.log(self._log_epoch)
         self._epochs_and_steps()  # Raises its errors now.
 
     # -- the losses -----------------------------------------------------------------------------
@@ -274,6 +275,12 @@ class PruningMixin(_Base):
             number = len(self.train_dataset)
             logs["skipped_share"] = (number - len(self.pruner.plan.kept)) / number
         super().log(logs, *args, **kwargs)
+
+    def _log_epoch(self, values: dict[str, float], step: int) -> None:
+        # To log anything unsets what tells the Trainer to log the loss.
+        wanted = self.control.should_log
+        self.log(values)
+        self.control.should_log = wanted
 
     # -- the data -------------------------------------------------------------------------------
 
