@@ -83,7 +83,7 @@ SCENARIOS = {
     "mixed": ("train", served("mixed", "distributed.group=2"), False),
 }
 # The number of kills in each scenario, out of ten: when this file is a script, and in an ordinary
-# run of the tests, in which test_compare.py, test_kills.py and test_epoch_served.py make the others.
+# run of the tests, in which test_compare.py, test_kills.py and test_epoch_served.py kill others.
 SHARES = {"train": 3, "compare": 2, "sync": 2, "async": 1, "async many updates": 1, "mixed": 1}
 ORDINARY = {"train": 2}
 
