@@ -20,7 +20,22 @@ from fineprune.distributed.parameter_servers.ray_cluster import (
     Node,
     Places,
     nodes_for_servers,
+    ray_session,
 )
+from fineprune.errors import RunError
+
+
+def test_a_ray_that_does_not_start_is_one_line(monkeypatch):
+    """What Ray raises on a machine that is too busy, without the wait of half a minute."""
+
+    def start(**options):
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", start)
+    said = "did not start on this machine: The current node timed out"
+    with pytest.raises(RunError, match=said), ray_session(1):
+        pass
 
 
 def test_a_process_that_ray_killed_for_its_memory_has_died(monkeypatch):

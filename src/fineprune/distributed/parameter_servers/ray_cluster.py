@@ -48,7 +48,7 @@ from fineprune.distributed.parameter_servers.events import (
     reporter,
 )
 from fineprune.distributed.parameter_servers.link import LinkBroken
-from fineprune.errors import InputError, first_line
+from fineprune.errors import InputError, RunError, first_line
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -337,6 +337,7 @@ def cluster(places: Places, *, on_event: Report | None = None) -> Iterator[Clust
 
     Raises:
         InputError: The resources are not available in time.
+        RunError: Ray did not start on this machine.
     """
     report = reporter(on_event)
     with ray_session(_cpus(places)):
@@ -364,6 +365,7 @@ def ray_session(cpus: int) -> Iterator[None]:
 
     Raises:
         InputError: The cluster that ``RAY_ADDRESS`` names cannot be joined.
+        RunError: Ray did not start on this machine.
     """
     if ray.is_initialized():
         yield
@@ -398,8 +400,22 @@ def ray_session(cpus: int) -> Iterator[None]:
 
 
 def _init(options: dict[str, Any]) -> None:
-    """Call ``ray.init``. If the cluster cannot be joined, raise InputError with the reason."""
+    """Call ``ray.init``.
+
+    Raises:
+        InputError: The cluster cannot be joined.
+        RunError: Ray did not start on this machine.
+    """
     address = options["address"]
+    if address == "local":
+        try:
+            ray.init(**options)
+        except Exception as error:  # Ray raises this class itself, when half a minute has passed.
+            raise RunError(
+                f"Ray did not start on this machine: {first_line(error)} If the machine is busy, "
+                f"start the run again when there is less to do"
+            ) from error
+        return
     expected = f"expected a Ray cluster at {address!r}, which RAY_ADDRESS names, but "
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "://" not in host:
