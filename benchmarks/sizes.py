@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from fineprune.training.hardware import describe
 SIZES = ((1_000_000, 1), (10_000_000, 1), (100_000_000, 1), (1_000_000_000, 8))
 COUNTS = 60  # Counts are from 0 to 59.
 KEPT = 0.75
+ROUNDS = 15
 
 
 # --- Time and memory ----------------------------------------------------------------------------
@@ -95,10 +97,15 @@ def peak_bytes(reset: bool = False) -> int:
     return int(peak) * 1024
 
 
-def clock(work: Callable[[], Any]) -> tuple[float, Any]:
-    started = time.perf_counter()
-    result = work()
-    return time.perf_counter() - started, result
+def clock(work: Callable[[], Any], rounds: int) -> tuple[float, float]:
+    """Return the median seconds of some work, and the median seconds of CPU time."""
+    walls, cpus = [], []
+    for _ in range(rounds):
+        wall, cpu = time.perf_counter(), time.process_time()
+        work()
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    return statistics.median(walls), statistics.median(cpus)
 
 
 def measure(samples: int, ranks: int) -> dict[str, Any]:
@@ -113,13 +120,15 @@ def measure(samples: int, ranks: int) -> dict[str, Any]:
     before = peak_bytes()
     held = SampleCounts(own, COUNTS)
     fill(held, np.random.default_rng(0))
+    rounds = max(1, min(ROUNDS, 20_000_000 // own))  # Small sizes take too little time for one.
+    select = partial(pruned_share, 0, samples, num_kept, held.counts, replicas, seed=0)
     peak_bytes(reset=True)
-    selecting, share = clock(
-        lambda: pruned_share(0, samples, num_kept, held.counts, replicas, seed=0)
-    )
-    selected = peak_bytes(reset=True)
+    selecting, selecting_cpu = clock(select, rounds)
+    selected = peak_bytes()
+    share = select()
     sampler.follow(share)
-    reading, _ = clock(lambda: collections.deque(sampler, maxlen=0))
+    peak_bytes(reset=True)
+    reading, reading_cpu = clock(lambda: collections.deque(sampler, maxlen=0), rounds)
     read = peak_bytes()
     assert share.kept is not None
     assert share.length * ranks == num_kept
@@ -128,7 +137,9 @@ def measure(samples: int, ranks: int) -> dict[str, Any]:
         "ranks": ranks,
         "own samples": own,
         "selection, s": selecting,
-        "reading an epoch, s": reading,
+        "selection, CPU s": selecting_cpu,
+        "epoch, s": reading,
+        "epoch, CPU s": reading_cpu,
         "counts and marks, bytes": held.counts.nbytes + held.marks.nbytes,
         "kept indices, bytes": share.kept.nbytes + share.received.nbytes,
         "peak growth, selection, bytes": selected - before,
@@ -172,13 +183,12 @@ def size_rows(measured: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
             "samples": int(median["samples"]),
             "of ranks": int(median["ranks"]),
             "own samples": int(own),
-            "selection, s": median["selection, s"],
-            "epoch, s": median["reading an epoch, s"],
+            **{name: value for name, value in median.items() if name.endswith(" s")},
         }
-        for name in ("selection, s", "epoch, s"):
+        for name in ("selection", "epoch"):
             first = rows[0] if rows else row
-            per_sample = first[name] / first["own samples"]
-            row[f"{name.split(',')[0]}, to linear"] = row[name] / own / per_sample
+            per_sample = first[f"{name}, CPU s"] / first["own samples"]
+            row[f"{name}, CPU time to linear"] = row[f"{name}, CPU s"] / own / per_sample
         kept = median["kept indices, bytes"]
         row["kept indices, MB"] = kept / 1e6
         row["counts and marks, bytes per sample"] = median["counts and marks, bytes"] / own

@@ -1,6 +1,9 @@
 """ShardedPruner: three ranks over Gloo, each of which counts its own samples only."""
 
+import re
 import warnings
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from torch.utils.data import TensorDataset
 import fineprune as fp
 from fineprune.pruning.dropping_count import keep_least_counted
 from fineprune.pruning.replicas import Replicas
-from fineprune.pruning.sharded import selection
+from fineprune.pruning.sharded import recorder, selection
 from fineprune.pruning.sharded.selection import share_ties
 from fineprune.pruning.sharded.share import owned_samples
 
@@ -22,9 +25,9 @@ POLICY = fp.FinePruning(fp.Schedule(EPOCHS, window=4, start=2), prune=75)
 PRUNED = [epoch for epoch in range(EPOCHS) if POLICY.schedule.prunes(epoch)]
 OPTIONS = {"seed": 3, "batch_size": BATCH}
 
-# Other numbers of samples, of which each rank keeps another share.
-TIED_N, TIED_EPOCHS = 12, 400
-TIED = fp.RandomPruning(fp.Schedule(TIED_EPOCHS, window=1, start=0), prune=6)
+# All of these samples tie in every epoch.
+TIED_N, TIED_KEPT, TIED_EPOCHS = 120, 60, 60
+TIED = fp.RandomPruning(fp.Schedule(TIED_EPOCHS, window=1, start=0), prune=TIED_N - TIED_KEPT)
 
 
 def losses_of(epoch, indices):
@@ -105,7 +108,7 @@ def wrong_input(rank, state):
 
 def tied():
     """Return what this rank trains in many epochs in which all samples tie."""
-    pruner = fp.ShardedPruner(TIED_N, TIED, seed=5, batch_size=1)
+    pruner = fp.ShardedPruner(TIED_N, TIED, seed=5, batch_size=4)
     chosen = []
     for epoch in range(TIED_EPOCHS):
         pruner.set_epoch(epoch)
@@ -113,11 +116,16 @@ def tied():
     return chosen
 
 
-def warned(rank):
-    """Return the warnings of loops that ignore the sampler, record little, or record nothing."""
+def warned(rank, early):
+    """Return the warnings of loops that do not train their share, and of nonfinite losses.
 
-    def caught(loop):
-        pruner = make()
+    Args:
+        rank: The number of this rank.
+        early: A pruner that was made before the process group.
+    """
+
+    def caught(loop, pruner=None):
+        pruner = pruner or make()
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             pruner.set_epoch(PRUNED[0])
@@ -143,17 +151,24 @@ def warned(rank):
             losses[0] = torch.nan if rank == 1 else torch.inf
             pruner.record(index, losses)
 
-    return [caught(loop) for loop in (ignores, little, nothing, infinite)]
+    def everything(pruner):
+        for index, _ in pruner.loader():
+            pruner.record(index, losses_of(0, index))
+
+    found = [caught(loop) for loop in (ignores, little, nothing, infinite)]
+    return [*found, caught(everything, early)]
 
 
 def ranks(rank, folder):
     store = f"file://{folder}/store"
+    early = make()
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD)
     try:
         seen: list[tuple[int, list[int]]] = []
         pruner = make()
         counts = counts_after(pruner, seen)
         inside = resumed((2, 1))
+        recorder._FLUSH_AT = 2 * BATCH  # The buffer is flushed inside epochs too.
         after_the_last = resumed((2, 6))
         full: list[tuple[int, list[int]]] = []
         train(make(fp.FullData(1), n=N - 1, drop_last=True), full)
@@ -168,7 +183,7 @@ def ranks(rank, folder):
                 "after_the_last": after_the_last,
                 "refused": wrong_input(rank, inside["state"]),
                 "tied": tied(),
-                "warned": warned(rank),
+                "warned": warned(rank, early),
                 "full": full,
             },
             f"{folder}/rank{rank}.pt",
@@ -272,28 +287,30 @@ def test_settings_that_differ_and_states_of_other_runs_are_refused(three_ranks):
 
 
 def test_ties_are_broken_uniformly_over_all_ranks(three_ranks):
-    """Each pair of 12 samples must be kept together equally often, and so must each number."""
-    assert [len(rank["tied"]) for rank in three_ranks] == 3 * [TIED_EPOCHS]
-    together = np.zeros((TIED_N, TIED_N))
+    times_kept = np.zeros(TIED_N)
+    of_each_owner = []
     for parts in zip(*(rank["tied"] for rank in three_ranks), strict=True):
-        assert [len(part) for part in parts] == [2, 2, 2]
+        assert [len(part) for part in parts] == 3 * [TIED_KEPT // 3]
         kept = np.concatenate(parts)
-        assert len(set(kept)) == 6
-        together[np.ix_(kept, kept)] += 1
-    # Hypergeometric: a sample is in half of the choices, a pair in 6 * 5 / (12 * 11).
-    for observed, share in (
-        (together.diagonal(), 1 / 2),
-        (together[np.triu_indices(TIED_N, 1)], 30 / 132),
-    ):
-        deviation = (TIED_EPOCHS * share * (1 - share)) ** 0.5
-        assert np.abs(observed - TIED_EPOCHS * share).max() < 4.5 * deviation
-        assert observed.std() < 1.5 * deviation
+        assert len(set(kept)) == TIED_KEPT
+        times_kept[kept] += 1
+        of_each_owner.append(np.bincount(kept * WORLD // TIED_N, minlength=WORLD))
+    assert len(of_each_owner) == TIED_EPOCHS
+    # Each sample is kept with the same probability, and in each epoch anew.
+    share = TIED_KEPT / TIED_N
+    squares = (times_kept - TIED_EPOCHS * share) ** 2 / (TIED_EPOCHS * share * (1 - share))
+    assert abs(squares.sum() - TIED_N) < 5 * (2 * TIED_N) ** 0.5
+    # How many samples of each rank are kept is hypergeometric: neither fixed nor independent.
+    variance = TIED_KEPT * (1 / 3) * (2 / 3) * (TIED_N - TIED_KEPT) / (TIED_N - 1)
+    ratio = np.mean((np.array(of_each_owner) - TIED_KEPT / 3) ** 2) / variance
+    assert 0.5 < ratio < 1.6
 
 
 def test_loops_that_do_not_train_their_share_are_noticed(three_ranks):
     for rank in three_ranks:
-        (ignored, _), (little, _), (silent, _), (infinite, nonfinite) = rank["warned"]
-        assert len(ignored) == len(little) == len(silent) == len(infinite) == 1
+        assert [len(messages) for messages, _ in rank["warned"]] == 5 * [1]
+        (ignored, _), (little, _), (silent, _), (infinite, nonfinite), (early, _) = rank["warned"]
+        assert "made before the process group of 3 ranks" in early[0]
         assert "sampler=pruner.sampler" in ignored[0]
         assert "record every batch" in little[0]
         assert "recorded no losses" in silent[0]
@@ -437,3 +454,24 @@ def test_a_window_can_be_opened_and_is_part_of_the_state():
     assert [again.num_kept(e) for e in range(EPOCHS)] == [pruner.num_kept(e) for e in range(EPOCHS)]
     assert again.position == pruner.position
     assert "which has none" in refusal(make(fp.FullData(2)).open_window)
+
+
+def test_the_code_of_the_page_trains_and_resumes(tmp_path, monkeypatch):
+    """The code is run as shown, by one rank, with data and a network of two classes."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    x = torch.randn(2000, 4)
+    model = torch.nn.Linear(4, 2)
+    names: dict[str, Any] = {
+        "train_set": TensorDataset(x, (x.sum(1) > 0).long()),
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "rank": 0,
+    }
+    page = Path(__file__).parents[1] / "docs/sizes.md"
+    code = re.findall(r"^```py\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+    for block in code:
+        exec(compile(block, "<page>", "exec"), names)
+    assert len(code) == 2
+    assert (model(x).argmax(1) == (x.sum(1) > 0)).float().mean() > 0.9
+    assert names["pruner"].position.epoch == 10

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from fineprune.errors import InputError, check_whole_number
-from fineprune.pruning.indexed import Indexed
+from fineprune.pruning.indexed import Indexed, indexed_and_length
 from fineprune.pruning.loader import PrunedLoaders
 from fineprune.pruning.loss_recorder import check_batch
 from fineprune.pruning.plan_options import NAMES, PlanOptions
@@ -30,6 +30,7 @@ from fineprune.pruning.sharded.share import Share, owned_samples
 from fineprune.pruning.step_counts import (
     BatchShape,
     batches_of,
+    check_epoch,
     check_rounding,
     num_kept,
     steps_of,
@@ -92,13 +93,7 @@ class ShardedPruner:
         process_group: Any = None,
     ) -> None:
         _check_policy(policy)
-        if isinstance(dataset_or_length, int):
-            self._dataset: Indexed | None = None
-            self._num_samples = dataset_or_length
-        else:
-            given = dataset_or_length
-            self._dataset = given if isinstance(given, Indexed) else Indexed(given)
-            self._num_samples = len(self._dataset)
+        self._dataset, self._num_samples = indexed_and_length(dataset_or_length)
         self._replicas = Replicas(process_group)
         check_whole_number("the number of samples", self._num_samples, self._replicas.size)
         check_whole_number("seed", seed, 0)
@@ -461,11 +456,7 @@ class ShardedPruner:
         return {**self._agreed, "rank": self._replicas.rank}
 
     def _check_epoch(self, epoch: int) -> None:
-        if not 0 <= epoch < self._numbers.epochs:
-            raise InputError(
-                f"expected an epoch in 0..{self._numbers.epochs - 1}, got {epoch}: "
-                f"make the schedule as long as the training"
-            )
+        check_epoch(epoch, self._numbers.epochs)
 
 
 def _check_policy(policy: object) -> None:

@@ -170,6 +170,12 @@ class ShardedRecorder:
                 f"the first batch of epoch {share.epoch} has {self._unplanned} samples that this "
                 f"rank should not train: give the loader sampler=pruner.sampler"
             )
+        world = self._replicas.outgrown()
+        if world is not None and self.batches:
+            found["early"] = (
+                f"this ShardedPruner was made before the process group of {world} ranks, so every "
+                f"rank owns all samples: make it after init_process_group()"
+            )
         in_whole_batches = share.length - share.length % self._batch_size
         if 0 < self.samples <= _FEW * in_whole_batches:
             found["few"] = (
