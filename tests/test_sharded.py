@@ -102,6 +102,7 @@ def wrong_input(rank, state):
         "settings": refusal(lambda: make(other_policy).load_state_dict(state)),
         "ranks": refusal(lambda: make().load_state_dict({**state, "num_replicas": 4})),
         "rank": refusal(lambda: make().load_state_dict({**state, "rank": (rank + 1) % WORLD})),
+        "torn": refusal(lambda: make().load_state_dict({**state, "batches": 2 + (rank == 0)})),
         "batches": refusal(lambda: make(batch_size=4).load_state_dict(state)),
     }
 
@@ -282,6 +283,7 @@ def test_settings_that_differ_and_states_of_other_runs_are_refused(three_ranks):
         assert "settings" in refused["settings"]
         assert "num_replicas=3, got 4" in refused["ranks"]
         assert f"rank={number}, got {(number + 1) % WORLD}" in refused["rank"]
+        assert "after the same batch on every rank" in refused["torn"]
         assert "same batch_size" in refused["batches"]
         assert all("\n" not in message for message in refused.values())
 

@@ -113,7 +113,11 @@ class ShardedPruner:
             "settings": policy.settings(),
             "num_replicas": self._replicas.size,
         }
-        _check_agreement(self._replicas, [self._agreed, batch_size, accumulation, drop_last])
+        self._check_agreement(
+            [self._agreed, batch_size, accumulation, drop_last],
+            "the same number of samples (of all ranks together), policy, seed, batch_size, "
+            "accumulation and drop_last",
+        )
         self._name = policy.name
         self._counts: SampleCounts | None = None
         tolerance = 0.0
@@ -345,7 +349,8 @@ class ShardedPruner:
         Raises:
             InputError: The state has another version, comes from a run with another N, seed, policy
                 or number of ranks, from another rank, or from the middle of an epoch that kept
-                another number of samples, because the batches were larger or smaller.
+                another number of samples, because the batches were larger or smaller; or the ranks
+                saved their states after different batches.
         """
         check_state(state, self._identity(), _KEYS)
         numbers = copy.deepcopy(self._numbers)
@@ -357,6 +362,10 @@ class ShardedPruner:
                 f"keeps {state['kept']}: resume inside an epoch with the same batch_size "
                 f"and accumulation"
             )
+        self._check_agreement(
+            [state[key] for key in ("epoch", "open", "batches", "samples", "nonfinite")],
+            "states that were saved after the same batch",
+        )
         self._numbers = numbers
         if self._counts is not None:
             self._counts.load_state_dict(state["learned"])
@@ -451,6 +460,13 @@ class ShardedPruner:
         for message in messages:
             warnings.warn(message, RuntimeWarning, stacklevel=3)
 
+    def _check_agreement(self, values: list[Any], expected: str) -> None:
+        """Raise InputError unless all ranks have equal values. All of them must call it."""
+        own = zlib.crc32(repr(values).encode())
+        largest, smallest = self._replicas.maximum(np.array([own, -own]))
+        if largest != -smallest:
+            raise InputError(f"expected {expected} on every rank, got different ones")
+
     def _identity(self) -> dict[str, Any]:
         """Return what a saved state must agree with."""
         return {**self._agreed, "rank": self._replicas.rank}
@@ -477,14 +493,3 @@ def _check_policy(policy: object) -> None:
                 f"expected a policy without options, since they need the plan of all samples, got "
                 f"{name}={getattr(options, name)}: leave it out, or use Pruner"
             )
-
-
-def _check_agreement(replicas: Replicas, settings: object) -> None:
-    """Raise InputError unless all ranks were given the same settings."""
-    own = zlib.crc32(repr(settings).encode())
-    largest, smallest = replicas.maximum(np.array([own, -own]))
-    if largest != -smallest:
-        raise InputError(
-            "expected the same number of samples (of all ranks together), policy, seed, "
-            "batch_size, accumulation and drop_last on every rank, got different ones"
-        )
