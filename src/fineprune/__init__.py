@@ -19,6 +19,7 @@ from fineprune.pruning.sample_losses import reduce_pixels, reduce_tasks, reduce_
 from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs, predict_savings
 from fineprune.pruning.schedule import Schedule
+from fineprune.pruning.sharded.pruner import ShardedPruner
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ __all__ = [
     "RandomPruning",
     "Savings",
     "Schedule",
+    "ShardedPruner",
     "closed_form_pruned_epochs",
     "predict_savings",
     "reduce_pixels",

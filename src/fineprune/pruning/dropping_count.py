@@ -5,6 +5,8 @@ threshold of a selection in linear time. The selection works on one block of sam
 that a hundred million samples need little more memory than their counts.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -95,6 +97,22 @@ def add_marks(counts: Counts, marks: npt.NDArray[np.bool_], clear: bool) -> None
     np.add(counts, marks, out=counts, where=counts < largest, casting="unsafe")
 
 
+class Threshold(NamedTuple):
+    """Which counts are kept: all smaller ones, and some of those that are equal to it.
+
+    Attributes:
+        value: The threshold. Samples with smaller counts are kept.
+        below: Number of samples with smaller counts.
+        tied: Number of samples with exactly this count.
+        wanted: Number of them that are kept.
+    """
+
+    value: int
+    below: int
+    tied: int
+    wanted: int
+
+
 def keep_least_counted(
     counts: Counts, num_kept: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
@@ -110,19 +128,63 @@ def keep_least_counted(
     Returns:
         Indices of the kept samples, sorted; int64, shape (num_kept,).
     """
-    # Number of samples whose count is smaller than 0, 1, 2, and so on.
-    below = np.concatenate([[0], np.cumsum(_histogram(counts))])
-    threshold = int(np.searchsorted(below, num_kept, side="right")) - 1
-    if threshold == len(below) - 1:  # All samples are kept.
-        return np.arange(len(counts))
-    tied = int(below[threshold + 1] - below[threshold])
-    wanted = num_kept - int(below[threshold])
-    kept = np.empty(num_kept, dtype=np.int64)
+    return keep_by_threshold(counts, threshold_of(count_histogram(counts), num_kept), rng)
+
+
+def count_histogram(counts: Counts) -> npt.NDArray[np.int64]:
+    """Return how many samples have the count 0, 1, 2, and so on, up to the largest one.
+
+    Args:
+        counts: The counts; integers of at least 0, shape (N,).
+
+    Returns:
+        int64, shape (largest count + 1,).
+    """
+    histogram = np.zeros(int(counts.max(initial=0)) + 1, dtype=np.int64)
+    for begin in range(0, len(counts), _BLOCK):
+        block = np.bincount(counts[begin : begin + _BLOCK], minlength=len(histogram))
+        histogram += block
+    return histogram
+
+
+def threshold_of(histogram: npt.NDArray[np.int64], num_kept: int) -> Threshold:
+    """Find the threshold with which so many samples are kept.
+
+    Args:
+        histogram: The result of ``count_histogram``, or the sum of those of several ranks.
+        num_kept: Number of samples to keep, at most the sum of the histogram.
+    """
+    below = np.concatenate([[0], np.cumsum(histogram)])
+    value = int(np.searchsorted(below, num_kept, side="right")) - 1
+    # If all samples are kept, the threshold exceeds all counts.
+    tied = int(histogram[value]) if value < len(histogram) else 0
+    return Threshold(value, int(below[value]), tied, num_kept - int(below[value]))
+
+
+def keep_by_threshold(
+    counts: Counts,
+    threshold: Threshold,
+    rng: np.random.Generator,
+    dtype: npt.DTypeLike = np.int64,
+) -> npt.NDArray[Any]:
+    """Return the samples below a threshold and a random choice of those that tie with it.
+
+    Args:
+        counts: The counts; integers of at least 0, shape (N,).
+        threshold: The threshold, whose numbers are those of these samples.
+        rng: The random stream that breaks ties.
+        dtype: The dtype of the result.
+
+    Returns:
+        Indices of the kept samples, sorted; shape (below + wanted,).
+    """
+    _, below, tied, wanted = threshold
+    kept = np.empty(below + wanted, dtype=dtype)
     filled = 0
     for begin in range(0, len(counts), _BLOCK):
         block = counts[begin : begin + _BLOCK]
-        keep = block < threshold
-        ties = block == threshold
+        keep = block < threshold.value
+        ties = block == threshold.value
         number = int(np.count_nonzero(ties))
         # A hypergeometric draw decides how many of the wanted ties lie in this block. Choosing them
         # block by block gives every subset the same probability without an array of all ties.
@@ -150,11 +212,3 @@ def _choose(
     if surplus:  # Some keys are equal, which happens in one of thousands of blocks.
         chosen[np.flatnonzero(keys == last)[-surplus:]] = False
     return chosen
-
-
-def _histogram(counts: Counts) -> npt.NDArray[np.int64]:
-    histogram = np.zeros(int(counts.max(initial=0)) + 1, dtype=np.int64)
-    for begin in range(0, len(counts), _BLOCK):
-        block = np.bincount(counts[begin : begin + _BLOCK], minlength=len(histogram))
-        histogram += block
-    return histogram

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, check_whole_number
 
 
 class IndexedItem(tuple[int, Any]):
@@ -55,6 +55,23 @@ class Indexed(Dataset[tuple[int, Any]]):
         if fetch is None:
             return [self[index] for index in wanted]
         return list(map(IndexedItem, zip(wanted, fetch(wanted), strict=True)))
+
+
+def indexed_and_length(dataset_or_length: Any) -> tuple[Indexed | None, int]:
+    """Return a data set wrapped in ``Indexed`` and its length, or None and the length itself.
+
+    Raises:
+        InputError: The length is not a whole number of at least 1.
+        TypeError: The data set is iterable-style or has no length.
+    """
+    if isinstance(dataset_or_length, int):
+        indexed, length = None, dataset_or_length
+    else:
+        given = dataset_or_length
+        indexed = given if isinstance(given, Indexed) else Indexed(given)
+        length = len(indexed)
+    check_whole_number("the number of samples", length, 1)
+    return indexed, length
 
 
 @dataclass(frozen=True)

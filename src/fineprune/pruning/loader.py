@@ -4,11 +4,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.indexed import Indexed, IndexedCollate
-from fineprune.pruning.sampler import PruningSampler
 
 # What ``DataLoader`` takes but a pruned training must not change, and why.
 _REFUSED = {
@@ -83,7 +82,7 @@ class PrunedLoaders:
     """
 
     def __init__(
-        self, sampler: PruningSampler, num_samples: int, batch_size: int | None, drop_last: bool
+        self, sampler: Sampler[int], num_samples: int, batch_size: int | None, drop_last: bool
     ) -> None:
         self._sampler = sampler
         self._num_samples = num_samples

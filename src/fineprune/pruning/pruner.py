@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.applied_options import AppliedOptions
-from fineprune.pruning.indexed import Indexed
+from fineprune.pruning.indexed import Indexed, indexed_and_length
 from fineprune.pruning.loader import PrunedLoaders
 from fineprune.pruning.loss_recorder import LossRecorder, check_batch
 from fineprune.pruning.plan import EpochPlan, check_plan
@@ -32,6 +32,7 @@ from fineprune.pruning.step_counts import (
     BatchShape,
     batches_of,
     bind,
+    check_epoch,
     check_rounding,
     num_kept,
     steps_of,
@@ -107,14 +108,7 @@ class Pruner:
                 f"expected a policy with a name, got {type(policy).__name__}: set its class "
                 f"attribute name to a string"
             )
-        if isinstance(dataset_or_length, int):
-            self._dataset: Indexed | None = None
-            self._num_samples = dataset_or_length
-        else:
-            given = dataset_or_length
-            self._dataset = given if isinstance(given, Indexed) else Indexed(given)
-            self._num_samples = len(self._dataset)
-        check_whole_number("the number of samples", self._num_samples, 1)
+        self._dataset, self._num_samples = indexed_and_length(dataset_or_length)
         check_whole_number("seed", seed, 0)
         self._replicas = Replicas(process_group)
         of_this_rank = batch_size
@@ -746,11 +740,7 @@ class Pruner:
         }
 
     def _check_epoch(self, epoch: int) -> None:
-        if not 0 <= epoch < self._policy.epochs:
-            raise InputError(
-                f"expected an epoch in 0..{self._policy.epochs - 1}, got {epoch}: "
-                f"make the schedule as long as the training"
-            )
+        check_epoch(epoch, self._policy.epochs)
 
 
 def _global_batch_size(

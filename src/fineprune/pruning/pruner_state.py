@@ -1,6 +1,7 @@
 """The state dict of ``Pruner``: packed, checked and unpacked by functions without side effects."""
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,7 @@ def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
         InputError: The state was taken in the middle of an epoch without ``synchronize()``.
     """
     if not state.synchronized:
-        raise InputError(_unsynchronized(state.epoch))
+        raise InputError(unsynchronized(state.epoch))
     progress = None
     if state.progress is not None:
         kept = np.zeros(identity["num_samples"], dtype=np.bool_)
@@ -92,19 +93,9 @@ def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerStat
         InputError: The state is incomplete, has another version, comes from a run with another N,
             seed or policy, or was taken in the middle of an epoch without ``synchronize()``.
     """
-    if not isinstance(packed, dict):
-        raise InputError(f"expected a pruner state as a dict, got {type(packed).__name__}")
-    for key, value in {"version": STATE_VERSION, **identity}.items():
-        if packed.get(key) != value:
-            raise InputError(
-                f"expected a pruner state with {key}={value}, got {packed.get(key)}: "
-                f"resume with the settings that the state was made with"
-            )
-    missing = [key for key in _KEYS if key not in packed]
-    if missing:
-        raise InputError(f"expected a pruner state with {missing[0]}, got one without it")
+    check_state(packed, {"version": STATE_VERSION, **identity}, _KEYS)
     if not packed["synchronized"]:
-        raise InputError(_unsynchronized(packed["epoch"]))
+        raise InputError(unsynchronized(packed["epoch"]))
     progress = None
     saved = packed["progress"]
     if saved is not None:
@@ -123,6 +114,21 @@ def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerStat
         skips=packed.get("skips"),
         totals=packed.get("totals"),
     )
+
+
+def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -> None:
+    """Raise InputError unless a state is a dict that has these values and these further keys."""
+    if not isinstance(packed, dict):
+        raise InputError(f"expected a pruner state as a dict, got {type(packed).__name__}")
+    for key, value in identity.items():
+        if packed.get(key) != value:
+            raise InputError(
+                f"expected a pruner state with {key}={value}, got {packed.get(key)}: "
+                f"resume with the settings that the state was made with"
+            )
+    missing = [key for key in keys if key not in packed]
+    if missing:
+        raise InputError(f"expected a pruner state with {missing[0]}, got one without it")
 
 
 def to_bytes(packed: dict[str, Any]) -> bytes:
@@ -150,7 +156,8 @@ def from_bytes(data: object) -> dict[str, Any]:
     return packed
 
 
-def _unsynchronized(epoch: int) -> str:
+def unsynchronized(epoch: int) -> str:
+    """Return the message about a state that lacks what other ranks recorded."""
     return (
         f"expected a state with the losses of all ranks, got one that was taken in the middle of "
         f"epoch {epoch} without synchronize(): call it on every rank before state_dict()"

@@ -149,6 +149,15 @@ def predicted_saving(policy: Policy, num_samples: int, shape: BatchShape) -> flo
     return 1 - sum(known) / (policy.epochs * num_samples)
 
 
+def check_epoch(epoch: int, epochs: int) -> None:
+    """Raise InputError unless ``epoch`` (counted from 0) is one of the training's ``epochs``."""
+    if not 0 <= epoch < epochs:
+        raise InputError(
+            f"expected an epoch in 0..{epochs - 1}, got {epoch}: "
+            f"make the schedule as long as the training"
+        )
+
+
 def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
     """Warn the caller's caller if rounding to whole batches loses a tenth of the saving or more.
 

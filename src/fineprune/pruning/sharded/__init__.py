@@ -1,0 +1,1 @@
+"""The form for a billion samples: each rank owns a part of the samples and their counts."""

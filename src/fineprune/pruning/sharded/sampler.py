@@ -1,0 +1,74 @@
+"""ShardedSampler: yields the samples of a rank's share, in chunks and without an array of all."""
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator
+
+from torch.utils.data import Sampler
+
+from fineprune.pruning.sharded.share import Share
+
+# Number of indices that are computed and converted to Python integers at a time.
+_CHUNK = 4096
+
+
+class ShardedSampler(Sampler[int]):
+    """Yields the samples that this rank trains, in a seeded order that is another in each epoch.
+
+    ``ShardedPruner`` creates it.
+
+    Args:
+        choose_epoch: Function that ``set_epoch`` calls with its argument.
+
+    Attributes:
+        was_read: Whether indices of the current epoch were asked for.
+    """
+
+    def __init__(self, choose_epoch: Callable[[int], None]) -> None:
+        self._choose_epoch = choose_epoch
+        self._share: Share  # ``ShardedPruner`` calls ``follow`` before anything else is called.
+        self._start = 0
+        self._chunk: Iterator[int] = iter(())
+        self._chunk_end = 0
+        self.was_read = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the ``ShardedPruner``. Every rank must call it."""
+        self._choose_epoch(epoch)
+
+    def follow(self, share: Share, start: int = 0) -> None:
+        """Yield the samples of ``share`` from now on. Only ``ShardedPruner`` calls this method.
+
+        Args:
+            share: What this rank trains in the current epoch.
+            start: Number of these samples that were trained already.
+        """
+        self._share = share
+        self._start = start
+        self._chunk, self._chunk_end = iter(()), start
+        self.was_read = False
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.chain.from_iterable(self._chunks())
+
+    def __len__(self) -> int:
+        """Return the number of indices of this rank in the whole epoch, even after a resume."""
+        return self._share.length
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch and how many indices this rank has yielded (``StatefulDataLoader``)."""
+        yielded = self._chunk_end - operator.length_hint(self._chunk)
+        return {"epoch": self._share.epoch, "yielded": yielded}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from a state, if it belongs to the current epoch."""
+        if state["epoch"] == self._share.epoch:
+            self._start = state["yielded"]
+
+    def _chunks(self) -> Iterator[Iterator[int]]:
+        self.was_read = True
+        share, length = self._share, self._share.length
+        for begin in range(self._start, length, _CHUNK):
+            self._chunk_end = min(begin + _CHUNK, length)
+            self._chunk = iter(share.indices(begin, self._chunk_end).tolist())
+            yield self._chunk
