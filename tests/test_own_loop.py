@@ -321,6 +321,17 @@ def test_a_loader_in_use_is_given_again_and_its_workers_persist():
         gc.enable()
 
 
+def test_a_function_that_is_given_only_the_loader_records_its_losses(undisturbed):
+    """The epochs begin as the loaders of frameworks begin them."""
+    loader = made().loader()
+    seen = {}
+    for epoch in range(8):
+        loader.sampler.set_epoch(epoch)
+        seen[epoch] = train(loader.pruner, epoch, loader)
+    loader.pruner.end_epoch()
+    assert (seen, loader.pruner.counts.tolist()) == undisturbed
+
+
 def test_a_loader_takes_the_other_options_and_another_view_of_the_samples():
     views = TensorDataset(torch.arange(N) * 20)
     pruner = made(drop_last=True)

@@ -181,7 +181,8 @@ class Pruner:
         It may stand in the loop over the epochs. If you keep it in a variable, its workers persist
         from epoch to epoch (and see no change of the data set between epochs, unless you give
         ``persistent_workers=False``); as long as you keep it, a call with the same arguments
-        returns it again.
+        returns it again. Its attribute ``pruner`` is this pruner, so that a function that is given
+        the loader can record losses.
 
         Args:
             dataset: Another data set with the same N samples. The default is that of the pruner.
@@ -198,13 +199,15 @@ class Pruner:
                 than the pruner's); there is no batch size or no data set; or the data set has
                 another number of samples.
         """
-        return self._loaders.get(
+        loader = self._loaders.get(
             self.dataset if dataset is None else dataset,
             batch_size=batch_size,
             num_workers=num_workers,
             collate_fn=collate_fn,
             **options,
         )
+        loader.pruner = self
+        return loader
 
     # -- the epoch ----------------------------------------------------------------------------
 
