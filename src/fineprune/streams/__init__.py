@@ -1,0 +1,7 @@
+"""Pruning of streams: data sets of shards that can only be read from beginning to end."""
+
+from fineprune.streams.key_index import KeyIndex
+from fineprune.streams.pruned_stream import PrunedStream
+from fineprune.streams.stream_loader import StreamLoader
+
+__all__ = ["KeyIndex", "PrunedStream", "StreamLoader"]
