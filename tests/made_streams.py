@@ -1,0 +1,13 @@
+"""A stream of small shards. It imports little, because spawned loader processes import it."""
+
+SIZES = {"a": 9, "b": 13, "c": 7, "d": 0, "e": 21, "f": 4, "g": 8, "h": 11, "i": 6, "j": 17}
+
+
+def keys(shard):
+    """The same keys in every shard, as WebDataset's ``__key__`` may have them."""
+    return [f"{place:03}" for place in range(SIZES[shard])]
+
+
+def read(shard):
+    for key in keys(shard):
+        yield key, f"{shard}{key}"
