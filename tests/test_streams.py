@@ -20,9 +20,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import fineprune as fp
 from fineprune.errors import InputError
+from fineprune.pruning.indexed import IndexedItem
 from fineprune.streams import KeyIndex, PrunedStream
 from fineprune.streams.packing import packed, unpacked
-from fineprune.streams.shares import coverage, deal, share, taken
+from fineprune.streams.shares import Coverage, coverage, deal, share, taken
 from fineprune.streams.shuffle_buffer import shuffled
 
 BATCH = 8
@@ -68,7 +69,8 @@ def stop(iterator):
 
 
 def test_a_samples_number_is_the_first_of_its_shard_plus_its_place():
-    index = KeyIndex.scan(["x", "y"], {"x": ["p", "q", 7], "y": ["q", "7"]}.__getitem__)
+    stored: dict[str, list[str | int]] = {"x": ["p", "q", 7], "y": ["q", "7"]}
+    index = KeyIndex.scan(list(stored), stored.__getitem__)
     assert len(index) == 5
     assert index.firsts.tolist() == [0, 3, 5]
     assert index.expected(1) == [index.found(1, "q"), index.found(1, "7")]
@@ -225,7 +227,8 @@ def test_each_epoch_trains_exactly_its_plan(workers, buffer, undisturbed):
 @pytest.mark.parametrize(("workers", "buffer"), KINDS)
 def test_a_killed_training_continues_as_if_undisturbed(workers, buffer, undisturbed):
     expected, counts = undisturbed(workers, buffer)
-    killed, saved = made(), {}
+    killed = made()
+    saved: dict[int, Any] = {}
     first = loader_of(killed, workers, buffer)
     for epoch in killed.epochs():
         for index, _ in first:
@@ -263,7 +266,7 @@ def test_a_loop_that_was_left_continues_with_the_same_loader(workers, undisturbe
     expected, counts = undisturbed(workers, 10)
     pruner = made()
     loader = loader_of(pruner, workers, 10)
-    seen = []
+    seen: list[tuple[int, list[int]]] = []
     while len(seen) < len(expected):
         seen += train(pruner, loader, 20)
     assert (seen, pruner.counts.tolist()) == (expected, counts)
@@ -283,8 +286,12 @@ def test_workers_that_do_not_persist_and_spawned_ones_train_the_same(undisturbed
 def test_skipping_precedes_decoding_also_after_a_resume():
     pruner = made()
     decoded = []
-    stream = PrunedStream(pruner, INDEX, read, decode=lambda raw: decoded.append(raw) or len(raw))
-    loader = stream.loader()
+
+    def decode(raw):
+        decoded.append(raw)
+        return len(raw)
+
+    loader = PrunedStream(pruner, INDEX, read, decode=decode).loader()
     for epoch in pruner.epochs():
         decoded.clear()
         trained = 0
@@ -300,7 +307,7 @@ def test_skipping_precedes_decoding_also_after_a_resume():
     resumed = made()
     resumed.load_state_dict(pruner.state_dict())
     decoded.clear()
-    stream = PrunedStream(resumed, INDEX, read, decode=decoded.append, shuffle_buffer=30)
+    stream = PrunedStream(resumed, INDEX, read, decode=decode, shuffle_buffer=30)
     list(stream.loader(collate_fn=list))
     assert len(decoded) == resumed.num_kept(6) - 3 * BATCH
 
@@ -381,7 +388,7 @@ def test_the_users_random_numbers_are_not_touched():
 
 
 def test_samples_cross_processes_unchanged():
-    sample = fp.pruning.indexed.IndexedItem(
+    sample = IndexedItem(
         (3, {"x": torch.arange(6.0)[::2], "half": torch.ones(2, dtype=torch.bfloat16), "t": "a"})
     )
     back = unpacked(packed(sample))
@@ -408,7 +415,7 @@ def test_every_rank_gets_the_promised_batches_and_says_what_is_missed(workers, d
         pruner = made(policy=fp.RandomPruning(SCHEDULE, prune=36), **options)
         stream = PrunedStream(pruner, INDEX, read, shuffle_buffer=6)
         loader = stream.loader(num_workers=workers, collate_fn=list)
-        batches = []
+        batches: list[list[int]] = []
         for epoch in pruner.epochs():
             batches.append([])
             number = 0
@@ -458,9 +465,7 @@ def test_repeats_begin_at_the_beginning():
         told = share(kept, order, rank=1, ranks=2, worker=worker, workers=2, each=12, trained=0)
         assert (told.shards, told.kept, told.begin) == (shards, number, 0)
         assert told.end == number + (4 if worker == 0 else 3)
-    assert coverage(kept, order, 2, 17) == coverage(kept, order, 2, 17)
-    told = coverage(kept, order, 2, 17)
-    assert (told.missed, told.repeated) == (13, 12)
+    assert coverage(kept, order, 2, 17) == Coverage(missed=13, repeated=12)
     with pytest.raises(InputError, match="at least 4 shards, one for each rank, got them in 3"):
         share(kept, order, rank=3, ranks=4, worker=0, workers=1, each=9, trained=0)
 
