@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_streams import SIZES, Rows, keys, read, text_of
+from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -456,6 +458,34 @@ def test_a_rank_continues_within_an_epoch_also_where_it_repeats():
     for done in (5, 13, len(expected) - 1):
         seen, state = run(done)
         assert seen + run(state=state)[0] == expected
+
+
+def train_rank(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    try:
+        whole = made(batch_size=4)
+        expected = train(whole, loader_of(whole, buffer=5))
+        first, second = made(batch_size=4), made(batch_size=4)
+        before = train(first, loader_of(first, buffer=5), 50)
+        first.synchronize()
+        second.load_state_dict(first.state_dict())
+        seen = before + train(second, loader_of(second, buffer=5))
+        results = expected, seen, whole.counts.tolist(), second.counts.tolist()
+        torch.save(results, f"{folder}/{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_ranks_count_the_same_and_continue(tmp_path, fast_spawn):
+    spawn(train_rank, (str(tmp_path),), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for expected, seen, counts, resumed_counts in ranks:
+        assert seen == expected
+        assert len(seen) == made(batch_size=4, num_replicas=2, rank=0).total_steps()
+        assert counts == resumed_counts == ranks[0][2]
+    both = [set(of_epoch(expected, 0)) for expected, *_ in ranks]
+    assert not both[0] & both[1]
 
 
 def test_repeats_begin_at_the_beginning():
