@@ -618,6 +618,8 @@ def test_another_order_within_the_epoch_is_refused():
         other.load_state_dict(between)
         with pytest.raises(InputError, match=message):
             other.load_state_dict(within)
+    with pytest.raises(InputError, match=r"expected a state of a StreamLoader, got one with .* x"):
+        loader.load_state_dict({"x": 1})
     shards = list(reversed(SIZES))
     stream = PrunedStream(pruner, KeyIndex.scan(shards, keys), read, shuffle_buffer=4)
     with pytest.raises(InputError, match="expected the index with which the training began"):

@@ -178,7 +178,7 @@ class KeyIndex:
 
     def digest(self) -> int:
         """Return a number that is the same for equal indices, and almost certainly else differs."""
-        digest = zlib.crc32("\0".join(self.shards).encode())
+        digest = zlib.crc32("\0".join(self.shards).encode("utf-8", "surrogateescape"))
         digest = zlib.crc32(self.firsts.tobytes(), digest)
         return digest if self.checksums is None else zlib.crc32(self.checksums.data, digest)
 

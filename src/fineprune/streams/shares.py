@@ -145,7 +145,8 @@ def share(
         )
     shards = deal(kept, own, workers)
     lengths = [sum(kept[shard] for shard in part) for part in shards]
-    begins, turn = taken(ends := _ends(lengths, each), trained)
+    ends = _ends(lengths, each)
+    begins, turn = taken(ends, trained)
     # The loader begins with its first worker, which therefore plays the one whose turn it is.
     played = (worker + turn) % workers
     return Share(shards[played], lengths[played], begins[played], ends[played])

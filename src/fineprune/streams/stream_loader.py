@@ -107,10 +107,16 @@ class StreamLoader:
         """Check that the training can continue with this loader. Nothing is changed.
 
         Raises:
-            InputError: The index is another one; or the state was taken within an epoch, and the
-                number of workers, that of ranks or the shuffle buffer is another one.
+            InputError: This is no such state; the index is another one; or the state was taken
+                within an epoch, and the number of workers, that of ranks or the shuffle buffer is
+                another one.
         """
         own = self.state_dict()
+        if set(state) != set(own):
+            raise InputError(
+                f"expected a state of a StreamLoader, got one with the keys "
+                f"{', '.join(map(str, state))}: give what state_dict() returned"
+            )
         if state["index"] != own["index"]:
             raise InputError(
                 "expected the index with which the training began, got another one, which gives "
