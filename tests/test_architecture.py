@@ -26,6 +26,7 @@ ALLOWED = {
     # It imports ``fineprune`` itself for the number of the version.
     "training": {"pruning", "networks", "datasets", "distributed", "runs", "importing", "__init__"},
     "integrations": {"pruning"},
+    "streams": {"pruning"},
     "launch": set(),
     "experiments": {"distributed", "runs", "training", "launch"},
     "inspection": {"runs", "training", "datasets"},

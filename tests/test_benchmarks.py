@@ -53,6 +53,14 @@ def test_images_measures_decoding_loading_and_the_index(
     assert result["index"]["list, s per million images"] > 0
 
 
+def test_streams_measures_passes_over_shards(run):
+    done = run("streams.py", "--images", 100, "--size", 32, "--rounds", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    medians = json.loads(done.stdout)["medians"]
+    assert len(medians) == 4
+    assert all(seconds > 0 for seconds in medians.values())
+
+
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_cifar_can_be_written_as_files_and_as_shards(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

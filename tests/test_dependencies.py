@@ -50,7 +50,7 @@ for epoch in pruner.epochs():  # 2
         optimizer.zero_grad()
 
 imported = []
-for name in ("datasets", "networks", "pruning", "runs", "training"):
+for name in ("datasets", "networks", "pruning", "runs", "streams", "training"):
     package = importlib.import_module(f"fineprune.{name}")
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         imported.append(importlib.import_module(module.name).__name__)

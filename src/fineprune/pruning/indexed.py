@@ -35,7 +35,8 @@ class Indexed(Dataset[tuple[int, Any]]):
         ):
             raise TypeError(
                 f"expected a map-style data set with __getitem__ and __len__, got "
-                f"{type(dataset).__name__}: the samples of a stream have no indices"
+                f"{type(dataset).__name__}: the samples of a stream have no indices; see "
+                f"fineprune.streams"
             )
         self.dataset = dataset
 

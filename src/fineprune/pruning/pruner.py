@@ -167,6 +167,16 @@ class Pruner:
             )
         return self._dataset
 
+    @property
+    def num_samples(self) -> int:
+        """The number of samples N."""
+        return self._num_samples
+
+    @property
+    def shape(self) -> BatchShape:
+        """How the samples are grouped into batches and optimizer steps."""
+        return self._shape
+
     def loader(
         self,
         dataset: Any = None,

@@ -1,0 +1,226 @@
+"""PrunedStream: the kept samples of a stream, each with its number.
+
+In each worker, the steps are: read a shard, number its samples and check their keys, leave out what
+the plan skips, shuffle, leave out what was trained before an interruption, and decode the rest.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset, get_worker_info
+
+from fineprune.errors import InputError, check_whole_number
+from fineprune.pruning.indexed import IndexedItem
+from fineprune.pruning.pruner import Pruner
+from fineprune.pruning.random_streams import stream
+from fineprune.pruning.sampler import samples_per_rank
+from fineprune.streams.key_index import KeyIndex
+from fineprune.streams.shared_plan import SharedPlan
+from fineprune.streams.shares import Coverage, Share, coverage, share
+from fineprune.streams.shuffle_buffer import shuffled
+from fineprune.streams.stream_loader import StreamLoader
+
+# What ``read`` yields: a key and the sample as it is stored.
+_Stored = tuple[str | int, Any]
+
+
+class PrunedStream(IterableDataset[tuple[int, Any]]):
+    """A stream of shards of which each epoch yields what the pruner's plan keeps.
+
+    Use ``loader`` to iterate over it, in a loop over ``pruner.epochs()``. Each worker yields the
+    items of ``Indexed``, ``(number, sample)``.
+
+    Args:
+        pruner: A pruner of ``len(index)`` samples, with a batch size: ``Pruner(len(index), ...)``.
+        index: The samples of each shard.
+        read: Function that opens a shard and yields ``(key, raw)`` for each sample in stored order,
+            where ``raw`` should be cheap to make, such as undecoded bytes. It runs in the workers.
+            What it returns is closed when no more of it is needed, if it has a method ``close``.
+        decode: Function that turns ``raw`` into a sample. It is called for samples that are
+            trained only. None leaves ``raw`` as it is.
+        shuffle_buffer: Number of samples, not yet decoded, among which each worker shuffles. With
+            0, the samples of a shard stay in stored order; only the shards are shuffled.
+
+    Raises:
+        InputError: There is no index, or the pruner has another number of samples or no batch size.
+    """
+
+    def __init__(
+        self,
+        pruner: Pruner,
+        index: KeyIndex,
+        read: Callable[[str], Iterable[_Stored]],
+        *,
+        decode: Callable[[Any], Any] | None = None,
+        shuffle_buffer: int = 0,
+    ) -> None:
+        if not isinstance(index, KeyIndex):
+            raise InputError(
+                f"expected a KeyIndex, got {type(index).__name__}: without one, the number of "
+                f"samples is unknown, and losses cannot be assigned to them (hashes of keys "
+                f"collide, and samples would share their counts): make one with KeyIndex.scan"
+            )
+        if pruner.num_samples != len(index):
+            raise InputError(
+                f"expected a pruner of the {len(index)} samples in the index, got one of "
+                f"{pruner.num_samples}: make Pruner(len(index), ...)"
+            )
+        if pruner.shape.batch_size is None:
+            raise InputError("expected a batch size, got none: make Pruner(..., batch_size=...)")
+        check_whole_number("shuffle_buffer", shuffle_buffer, 0)
+        self.index = index
+        self.shuffle_buffer = shuffle_buffer
+        self.shared_plan = SharedPlan(len(index))
+        self._pruner: Pruner | None = pruner
+        self._read = read
+        self._decode = decode
+        self._seed = pruner.sampler.seed
+        self._rank, self._ranks = pruner.sampler.rank, pruner.sampler.num_replicas
+        self._drop_last = pruner.sampler.drop_last
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what loader processes need, which is everything but the pruner."""
+        return {**self.__dict__, "_pruner": None}
+
+    @property
+    def pruner(self) -> Pruner:
+        """The pruner, which loader processes do not have."""
+        assert self._pruner is not None
+        return self._pruner
+
+    def loader(
+        self,
+        *,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **options: Any,
+    ) -> StreamLoader:
+        """Return an iterable over the batches ``(index, batch)`` of each epoch.
+
+        Keep it in a variable, so that its workers persist from epoch to epoch.
+
+        Args:
+            num_workers: Number of worker processes. They read and decode; batches are made in this
+                process, so that an epoch has exactly ``pruner.batches(epoch)`` of them.
+            collate_fn: Your collate function, which receives the samples without their numbers.
+                With ``IndexedCollate(function, key="index")``, the batches are dicts that contain
+                the numbers. The default is that of torch.
+            options: Further keyword arguments of ``DataLoader``, such as ``prefetch_factor``.
+
+        Raises:
+            InputError: There are fewer shards than workers of all ranks, or an option would undo
+                the pruning.
+        """
+        return StreamLoader(self, num_workers=num_workers, collate_fn=collate_fn, **options)
+
+    def coverage(self) -> Coverage:
+        """Return how many kept samples of the last epoch begun are left out, and how many repeated.
+
+        These are the numbers of all ranks together. They are 0 with one rank.
+        """
+        kept = self._kept_per_shard()
+        return coverage(kept, self._order(), self._ranks, self._each(sum(kept)))
+
+    def check_shards(self, num_workers: int) -> None:
+        """Raise InputError if there are fewer shards than workers of all ranks."""
+        check_whole_number("num_workers", num_workers, 0)
+        needed = self._ranks * max(num_workers, 1)
+        if len(self.index.shards) < needed:
+            raise InputError(
+                f"expected at least {needed} shards, one for each worker of each rank "
+                f"({self._ranks} x {max(num_workers, 1)}), got {len(self.index.shards)}: use fewer "
+                f"workers, or write the samples to more shards"
+            )
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        worker = get_worker_info()
+        plan = self.shared_plan
+        number, workers = (0, 0) if worker is None else (worker.id, worker.num_workers)
+        if not plan.passes or plan.workers != workers:
+            raise InputError(
+                "expected iteration over PrunedStream.loader(), which says what the epoch keeps "
+                "and what was trained, got another loader (also StatefulDataLoader, which would "
+                "skip a second time what was trained): save the state of the pruner instead"
+            )
+        return self._samples(number, max(workers, 1))
+
+    def _samples(self, worker: int, workers: int) -> Iterator[tuple[int, Any]]:
+        kept = self._kept_per_shard()
+        own = share(
+            kept,
+            self._order(),
+            rank=self._rank,
+            ranks=self._ranks,
+            worker=worker,
+            workers=workers,
+            each=self._each(sum(kept)),
+            trained=self.shared_plan.trained,
+        )
+        done = own.begin
+        while done < own.end:
+            # A worker whose share is larger than what it has reads its shards again.
+            begin = done % own.kept
+            stored = self._stored(own, kept, begin)
+            if own.kept - begin > own.end - done:
+                stored = itertools.islice(stored, own.end - done)
+            for index, raw in stored:
+                yield IndexedItem((index, raw if self._decode is None else self._decode(raw)))
+                done += 1
+
+    def _stored(self, own: Share, kept: list[int], begin: int) -> Iterator[tuple[int, Any]]:
+        """Yield what a worker reads in one pass over its shards, from the sample ``begin`` on."""
+        shards = own.shards
+        if not self.shuffle_buffer:
+            while begin >= kept[shards[0]]:  # Shards that were trained are not opened.
+                begin -= kept[shards[0]]
+                shards = shards[1:]
+        samples = itertools.chain.from_iterable(map(self._of_shard, shards))
+        # Every worker has shards of its own, and with them an order of its own.
+        purpose = f"shuffle buffer {own.shards[0]}"
+        rng = stream(self._seed, self.shared_plan.epoch, purpose)
+        return itertools.islice(shuffled(samples, self.shuffle_buffer, rng), begin, None)
+
+    def _of_shard(self, shard: int) -> Iterator[tuple[int, Any]]:
+        """Read a shard until its last kept sample, check the keys, and yield what is kept.
+
+        Raises:
+            InputError: A key up to there is not that of the index, or the shard ends earlier. If
+                the last sample is kept, the shard may not contain more.
+        """
+        first, end = self.index.firsts[shard : shard + 2].tolist()
+        kept = self.shared_plan.mask[first:end].tobytes()
+        last = kept.rindex(1)
+        expected = self.index.expected(shard)
+        found = self.index.found
+        samples = self._read(self.index.shards[shard])
+        try:
+            place = -1
+            for place, (key, raw) in enumerate(samples):
+                if place == len(expected) or found(shard, key) != expected[place]:
+                    raise self.index.refusal(shard, place, key)
+                if kept[place]:
+                    yield first + place, raw
+                if place == last and place < len(expected) - 1:
+                    return
+            if place < last:
+                raise self.index.refusal(shard, place + 1, None)
+        finally:
+            close = getattr(samples, "close", None)
+            if close is not None:
+                close()
+
+    def _kept_per_shard(self) -> list[int]:
+        mask, firsts = self.shared_plan.mask, self.index.firsts.tolist()
+        return [int(np.count_nonzero(mask[a:b])) for a, b in itertools.pairwise(firsts)]
+
+    def _order(self) -> list[int]:
+        """Return all shards in the order of the epoch."""
+        rng = stream(self._seed, self.shared_plan.epoch, "shards")
+        order: list[int] = rng.permutation(len(self.index.shards)).tolist()
+        return order
+
+    def _each(self, kept: int) -> int:
+        """Return how many samples each rank trains in an epoch that keeps ``kept``."""
+        return samples_per_rank(kept, self._ranks, self._drop_last)

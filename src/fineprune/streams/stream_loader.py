@@ -1,0 +1,150 @@
+"""StreamLoader: makes batches of a pruned stream, exactly as many as the pruner counts with."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from fineprune.errors import InputError
+from fineprune.pruning.indexed import IndexedCollate
+from fineprune.pruning.loader import check_in_order
+from fineprune.streams.packing import packed, unpacked
+
+if TYPE_CHECKING:  # It imports this module.
+    from fineprune.streams.pruned_stream import PrunedStream
+
+# What ``DataLoader`` takes but a pruned stream must not change, and why.
+_REFUSED = {
+    "shuffle": "the stream shuffles its shards, and its samples with shuffle_buffer",
+    "sampler": "the pruner chooses the samples",
+    "batch_sampler": "the pruner chooses the samples",
+    "batch_size": "it is that of the pruner",
+    "drop_last": "it is that of the pruner",
+    "pin_memory": "batches are made in this process: pin their tensors in collate_fn",
+}
+
+
+class StreamLoader:
+    """An iterable over the batches of the pruner's current epoch; ``PrunedStream.loader`` makes it.
+
+    After a state was loaded within an epoch, the iteration yields the rest of this epoch. For this,
+    the pruner's own state suffices, if the number of workers and of ranks is the same. The state of
+    the loader is a check that this is so; it contains nothing else.
+
+    Args:
+        stream: The samples.
+        num_workers: Number of worker processes.
+        collate_fn: The user's collate function; None for that of torch.
+        options: Further keyword arguments of ``DataLoader``.
+
+    Raises:
+        InputError: As for ``PrunedStream.loader``.
+    """
+
+    def __init__(
+        self,
+        stream: "PrunedStream",
+        *,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        for name, why in _REFUSED.items():
+            if name in options:
+                raise InputError(
+                    f"expected no {name}, since {why}, got {options[name]!r}: leave it out"
+                )
+        check_in_order(options.get("in_order", True))
+        stream.check_shards(num_workers)
+        if not isinstance(collate_fn, IndexedCollate):
+            collate_fn = IndexedCollate(collate_fn or default_collate)
+        self._stream = stream
+        self._collate = collate_fn
+        self._num_workers = num_workers
+        # Without a generator, each pass would draw from the user's random numbers.
+        self._generator = torch.Generator()
+        defaults: dict[str, Any] = {"generator": self._generator}
+        if num_workers:
+            # Workers send single samples. All of them together prepare two batches in advance.
+            ahead = math.ceil(2 * (stream.pruner.shape.batch_size or 1) / num_workers)
+            defaults |= {"persistent_workers": True, "prefetch_factor": ahead}
+        self._samples: DataLoader[Any] = DataLoader(
+            stream,
+            batch_size=None,
+            num_workers=num_workers,
+            collate_fn=packed if num_workers else _unchanged,
+            **{**defaults, **options},
+        )
+
+    def __len__(self) -> int:
+        """Return the number of batches of the whole current epoch, even after a resume."""
+        pruner = self._stream.pruner
+        return pruner.batches(pruner.plan.epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin or continue the pruner's current epoch, after the batches that were recorded."""
+        pruner = self._stream.pruner
+        plan, position = pruner.plan, pruner.position
+        trained = position.samples if position.epoch == plan.epoch else 0
+        this = self._stream.shared_plan.publish(plan.epoch, plan.kept, trained, self._num_workers)
+        self._generator.manual_seed(pruner.sampler.seed + plan.epoch)
+        return self._batches(this, iter(self._samples))
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what the order of the samples within an epoch depends on."""
+        pruner = self._stream.pruner
+        return {
+            "index": self._stream.index.digest(),
+            "within_epoch": int(pruner.position.samples > 0),
+            "num_workers": self._num_workers,
+            "num_replicas": pruner.sampler.num_replicas,
+            "shuffle_buffer": self._stream.shuffle_buffer,
+        }
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Check that the training can continue with this loader. Nothing is changed.
+
+        Raises:
+            InputError: This is no such state; the index is another one; or the state was taken
+                within an epoch, and the number of workers, that of ranks or the shuffle buffer is
+                another one.
+        """
+        own = self.state_dict()
+        if set(state) != set(own):
+            raise InputError(
+                f"expected a state of a StreamLoader, got one with the keys "
+                f"{', '.join(map(str, state))}: give what state_dict() returned"
+            )
+        if state["index"] != own["index"]:
+            raise InputError(
+                "expected the index with which the training began, got another one, which gives "
+                "the samples other numbers: load the index that was saved then"
+            )
+        for name in ("num_workers", "num_replicas", "shuffle_buffer"):
+            if state["within_epoch"] and state[name] != own[name]:
+                raise InputError(
+                    f"expected {name}={state[name]}, with which the epoch began, since the order "
+                    f"of its samples depends on it, got {own[name]}: change it between epochs"
+                )
+
+    def _batches(self, this: int, samples: Iterator[Any]) -> Iterator[Any]:
+        shape = self._stream.pruner.shape
+        batch: list[Any] = []
+        for sample in samples:
+            if self._stream.shared_plan.passes != this:
+                raise RuntimeError(
+                    "expected one iteration over the stream at a time, but another one has begun"
+                )
+            batch.append(unpacked(sample) if self._num_workers else sample)
+            if len(batch) == shape.batch_size:
+                yield self._collate(batch)
+                batch = []
+        if batch and not shape.drop_last:
+            yield self._collate(batch)
+
+
+def _unchanged(sample: Any) -> Any:
+    """Return a sample as it is. ``DataLoader`` would otherwise turn its index into a list."""
+    return sample
