@@ -19,9 +19,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory -j 2 pytest lint
 
-# Two processes, because most tests of workers and servers wait. The tests of a file share one Ray.
+# Three processes, because tests of workers and servers often wait. The tests of a file share one Ray.
 pytest: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # The tests of the frameworks, which `make test` skips unless they are installed.
 integrations: $(INSTALLED)
