@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
-.PHONY: demo test pytest integrations coverage lint docs release clean
+.PHONY: demo test pytest long integrations coverage lint docs release clean
 
 demo: $(INSTALLED)
 	rm -rf runs/demo
@@ -22,6 +22,10 @@ test: $(INSTALLED)
 # Three processes, because tests of workers and servers often wait. The tests of a file share one Ray.
 pytest: $(INSTALLED)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+# Tests of the benchmarks, of runs that are killed again and again, and of a real Slurm.
+long: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m long
 
 # The tests of the frameworks, which `make test` skips unless they are installed.
 integrations: $(INSTALLED)

@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing.spawn
+import os
 import shlex
 import sys
 import tempfile
@@ -10,6 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from preloaded_python import for_ray_workers, preloaded_python, waiting
+
+# For torch, which is imported later, and for processes that tests start. Several processes with
+# several threads each would mostly wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Hypothesis fails a slow example by default. How long one takes says more about the machine.
 settings.register_profile("untimed", deadline=None)
@@ -21,7 +26,6 @@ _LONGEST = (
     "test_kills",
     "test_coordinator",
     "test_cli",
-    "test_killed_runs",
     "test_compare",
     "test_all_reduce",
     "test_scale",
@@ -29,7 +33,6 @@ _LONGEST = (
     "test_epoch_served",
     "test_slurm",
     "test_lightning",
-    "test_benchmarks",
 )
 
 

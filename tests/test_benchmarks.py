@@ -17,6 +17,8 @@ from fineprune.datasets.image_index import load_index
 from fineprune.datasets.synthetic import make_synthetic
 from fineprune.runs.run import read_run
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="session")
 def run(python):

@@ -60,6 +60,7 @@ with preloaded_ray_workers(sys.argv.pop(1)):
 STARTED = re.compile(r"^((?:worker|server) \d+) (?:re)?started \(process (\d+) on", re.M)
 TIMES = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
 
+pytestmark = pytest.mark.long
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
@@ -85,7 +86,7 @@ SCENARIOS = {
 # The number of kills in each scenario, out of ten: when this file is a script, and in an ordinary
 # run of the tests, in which test_compare.py, test_kills.py and test_epoch_served.py kill others.
 SHARES = {"train": 3, "compare": 2, "sync": 2, "async": 1, "async many updates": 1, "mixed": 1}
-ORDINARY = {"train": 2}
+ORDINARY = {"train": 4, "sync": 1}
 
 
 class Scenario:

@@ -499,6 +499,7 @@ class Job:
 
 
 @needs_bash
+@pytest.mark.long
 def test_a_job_on_a_real_slurm_meets_and_restarts(slurm, tmp_path):
     """Two nodes, one process each, add up their ranks after one of them was killed."""
     program = tmp_path / "sum of ranks.py"
@@ -517,6 +518,7 @@ def test_a_job_on_a_real_slurm_meets_and_restarts(slurm, tmp_path):
 
 
 @needs_bash
+@pytest.mark.long
 def test_a_job_on_a_real_slurm_that_is_told_to_stop_writes_a_checkpoint(slurm, tmp_path):
     recipe = tmp_path / "recipe.toml"
     changes = ["data.train_size=256", "training.epochs=100000", "training.milestones=[]"]
