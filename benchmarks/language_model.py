@@ -186,9 +186,6 @@ def arms(rows: torch.Tensor, batch: int) -> dict[str, Callable[[], Arm]]:
     made: dict[str, Callable[[], Arm]] = {
         "full": lambda: Arm(fp.FullData(EPOCHS)),
         "adaptive": lambda: Arm(fp.Adaptive(EPOCHS, SAVE, rates)),
-        "adaptive, chance of byte frequencies": lambda: Arm(
-            fp.Adaptive(EPOCHS, SAVE, rates, chance=frequencies)
-        ),
         "fine-pruning": lambda: Arm(fp.FinePruning.for_saving(EPOCHS, SAVE, MILESTONES)),
         "matched": matched,
     }
@@ -196,6 +193,9 @@ def arms(rows: torch.Tensor, batch: int) -> dict[str, Callable[[], Arm]]:
         made[name] = lambda epochs=epochs, milestones=milestones: Arm(  # type: ignore[misc]
             fp.FullData(epochs), milestones
         )
+    made["adaptive, chance of byte frequencies"] = lambda: Arm(
+        fp.Adaptive(EPOCHS, SAVE, rates, chance=frequencies)
+    )
     return made
 
 
@@ -290,7 +290,7 @@ def run(options: argparse.Namespace) -> None:
                 "corrupted": options.corrupted,
                 "texts_digest": hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16],
                 "packages": versions(options.packages),
-                "machine": describe(),
+                "machine": describe("cpu", 1),
             }
             with options.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")
