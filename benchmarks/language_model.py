@@ -123,7 +123,8 @@ class Block(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.from_heads(attended.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.norms[1](x))
+        x = x + self.mlp(self.norms[1](x))
+        return x
 
 
 class LanguageModel(nn.Module):
@@ -140,7 +141,8 @@ class LanguageModel(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return logits of shape (B, length, tokens) for inputs of shape (B, length)."""
         x = self.embedding(inputs) + self.position[: inputs.shape[1]]
-        return self.norm(self.blocks(x)) @ self.embedding.weight.T
+        logits: torch.Tensor = self.norm(self.blocks(x)) @ self.embedding.weight.T
+        return logits
 
 
 def text_losses(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:

@@ -230,3 +230,20 @@ def test_sizes_measures_time_memory_and_bytes(run):
     assert size["kept indices, MB"] == 0.9
     sent = {row["exchange"]: row["sent, bytes"] for row in result["bytes"]}
     assert sent["ShardedPruner"] < sent["a gather at every step"]
+
+
+def test_language_model_trains_the_arms_and_makes_a_table(run, tmp_path):
+    out = tmp_path / "results.jsonl"
+    arguments = ["train", "--out", out, "--texts", 40, "--held-out", 4, "--packages", "typer"]
+    for arms in (["full", "adaptive"], ["full", "adaptive", "matched"]):
+        done = run("language_model.py", *arguments, "--only", *arms)
+        assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["arm"] for line in lines] == ["full", "adaptive", "matched"]
+    assert lines[1]["steps"] == lines[2]["steps"] < lines[0]["steps"]
+    done = run("language_model.py", "table", out)
+    assert [row.split(" | ")[0] for row in done.stdout.splitlines()[2:]] == [
+        "| full",
+        "| adaptive",
+        "| matched",
+    ]
