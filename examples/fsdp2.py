@@ -7,7 +7,6 @@ The three lines of the pruning are those of a loop with DDP. With a second argum
 continues from a checkpoint, which may have been written inside an epoch.
 """
 
-import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,9 +37,7 @@ class Training:
         model, optimizer = get_state_dict(self.model, self.optimizer)
         # As bytes, because the structure of a pruner's state depends on where it is taken, and a
         # distributed checkpoint is loaded into a state of the same structure.
-        pruner = io.BytesIO()
-        torch.save(self.pruner.state_dict(), pruner)
-        return {"model": model, "optimizer": optimizer, "pruner": pruner.getvalue()}
+        return {"model": model, "optimizer": optimizer, "pruner": self.pruner.state_bytes()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         set_state_dict(
@@ -49,7 +46,7 @@ class Training:
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
-        self.pruner.load_state_dict(torch.load(io.BytesIO(state["pruner"]), weights_only=True))
+        self.pruner.load_state_bytes(state["pruner"])
 
 
 def main(

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = {
     "trainer": "trainer_image",
     "accelerate": "accelerate_loop",
+    "ddp": "ddp",
     "fsdp2": "fsdp2",
     "streams": "stream_shards",
 }

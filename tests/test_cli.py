@@ -436,7 +436,14 @@ def test_every_example_in_the_help_runs(folder, fast_runs):
 
 # The tests of an integration run its example.
 # The others need a framework or several processes, and have tests of their own.
-FRAMEWORKS = ("accelerate_loop", "fsdp2", "lightning_trainer", "trainer_image", "trainer_text")
+FRAMEWORKS = (
+    "accelerate_loop",
+    "ddp",
+    "fsdp2",
+    "lightning_trainer",
+    "trainer_image",
+    "trainer_text",
+)
 EXAMPLES = [path for path in (ROOT / "examples").glob("*.py") if path.stem not in FRAMEWORKS]
 
 

@@ -10,12 +10,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch.multiprocessing.spawn import spawn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import fineprune as fp
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "fsdp2.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 # Two processes with batches of 16: epochs 1 and 5 keep 448 of 640 samples.
 STEPS = [20, 14, 20, 20, 20, 14, 20, 20]
 
@@ -42,29 +41,32 @@ def made_pruner(epochs=8, batch_size=16):
 def train_rank(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    main, inside = runpy.run_path(str(EXAMPLE))["main"], Path(folder, "checkpoint")
+    main, inside = runpy.run_path(str(EXAMPLES / "fsdp2.py"))["main"], Path(folder, "checkpoint")
     told = {"whole": told_of(*main())}
     main(save_to=inside, save_at=27)
     told["resumed"] = told_of(*main(resume_from=inside))
+    train_with_ddp, after = runpy.run_path(str(EXAMPLES / "ddp.py"))["main"], Path(folder, "ddp.pt")
     told["ddp"] = told_of(*train_with_ddp())
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            train_with_ddp(after)
+    dist.barrier()  # The file is there.
+    told["ddp resumed"] = told_of(*train_with_ddp(after))
     torch.save(told, f"{folder}/rank{rank}.pt")
     dist.destroy_process_group()
 
 
-def train_with_ddp():
-    model = DistributedDataParallel(network())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    pruner = made_pruner()
-    loader = DataLoader(pruner.dataset, batch_size=16, sampler=pruner.sampler)
-    steps = 0
-    for _ in pruner.epochs():
-        for index, (inputs, targets) in loader:
-            losses = F.cross_entropy(model(inputs), targets, reduction="none")
-            pruner.record(index, losses).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            steps += 1
-    return model, pruner, steps
+def stop_after(patch, epochs):
+    """Let the loop over the epochs be interrupted after so many of them."""
+    end_epoch = fp.Pruner.end_epoch
+
+    def interrupted(pruner):
+        end_epoch(pruner)
+        if pruner.position.epoch == epochs:
+            raise KeyboardInterrupt
+
+    patch.setattr(fp.Pruner, "end_epoch", interrupted)
 
 
 def told_of(model, pruner, steps):
@@ -94,6 +96,12 @@ def test_fsdp2_trains_as_ddp_does(ranks):
         assert_equal(told["whole"], told["ddp"])
     assert_equal(ranks[0]["whole"], ranks[1]["whole"])
     assert ranks[0]["whole"]["counts"].sum() > 0
+
+
+def test_ddp_continues_where_it_was_stopped(ranks):
+    for told in ranks:
+        assert told["ddp resumed"]["steps"] == sum(STEPS[3:])
+        assert_equal(told["ddp resumed"], told["ddp"])
 
 
 def test_fsdp2_resumes_from_a_distributed_checkpoint_inside_an_epoch(ranks):
