@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
-.PHONY: demo test pytest long integrations coverage lint docs release clean
+.PHONY: demo test pytest long integrations oldest coverage lint docs release clean
 
 demo: $(INSTALLED)
 	rm -rf runs/demo
@@ -33,6 +33,14 @@ integrations: $(INSTALLED)
 	$(COMPILE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/test_lightning.py tests/test_trainer.py tests/test_accelerate.py tests/test_fsdp.py tests/test_adopt_pages.py
 
+# The library and the integrations with the oldest torch and NumPy that they support. These warn of
+# what newer ones have removed, so warnings are no errors here.
+OLDEST := .venv-oldest/bin/python
+oldest:
+	test -x $(OLDEST) || $(PYTHON) -m venv .venv-oldest
+	$(OLDEST) -m pip install --quiet 'torch==2.6.*' 'numpy==1.26.*' --editable '.[test,lightning,accelerate,transformers]'
+	$(OLDEST) -m pytest -n 2 --dist loadfile -o filterwarnings=default tests/test_pruner.py tests/test_own_loop.py tests/test_indexed.py tests/test_replicas.py tests/test_sharded.py tests/test_streams.py tests/test_kakurenbo.py tests/test_fast_path.py tests/test_lightning.py tests/test_trainer.py tests/test_accelerate.py
+
 # ARGS are further arguments of pytest, for example: make coverage ARGS="tests/test_pruner.py -n 0"
 coverage: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term --cov-report=html $(ARGS)
@@ -55,7 +63,7 @@ release: $(INSTALLED)
 	$(BIN)/python .ci/check_release.py dist
 
 clean:
-	rm -rf $(VENV) runs site dist htmlcov .coverage .coverage.*
+	rm -rf $(VENV) .venv-oldest runs site dist htmlcov .coverage .coverage.*
 
 # torch comes first and alone: then only the pinned version is fetched, also without a GPU.
 $(INSTALLED): pyproject.toml constraints.txt
