@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 from fineprune.errors import InputError
 from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.loader import check_in_order
-from fineprune.pruning.loss_recorder import check_batch
+from fineprune.pruning.loop_checks import check_batch
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.step_counts import BatchShape, batches_of
