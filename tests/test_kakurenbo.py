@@ -51,7 +51,10 @@ def train(pruner, batch=6, rescore=True, stop=None):
 
 
 def twin(prune, confidence):
-    """The rule, sample by sample: which samples each epoch trains, and by which learning rate."""
+    """The rule, sample by sample: which samples each epoch trains, and by which learning rate.
+
+    The rate follows the largest number of hidden samples, as in the authors' code.
+    """
     loss: dict[int, float] = {}
     plans = []
     for epoch in range(EPOCHS):
@@ -66,7 +69,7 @@ def twin(prune, confidence):
             if right_with >= confidence:
                 hidden.append(sample)
         trained = [sample for sample in range(N) if sample not in hidden]
-        rate = 1 / (1 - len(hidden) / N)
+        rate = 1 / (1 - most / N) if epoch else 1.0
         for sample in range(N):
             source = rescored_losses if sample in hidden else losses_of
             loss[sample] = source(epoch, torch.tensor([sample])).item()

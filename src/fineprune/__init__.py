@@ -12,6 +12,8 @@ from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.rs2 import RS2
+from fineprune.pruning.policies.selective_backprop import SelectiveBackprop
+from fineprune.pruning.policies.seta import SeTa
 from fineprune.pruning.policies.ucb import UCB
 from fineprune.pruning.position import Position
 from fineprune.pruning.pruner import Pruner
@@ -44,6 +46,8 @@ __all__ = [
     "RandomPruning",
     "Savings",
     "Schedule",
+    "SeTa",
+    "SelectiveBackprop",
     "ShardedPruner",
     "closed_form_pruned_epochs",
     "predict_savings",

@@ -23,8 +23,8 @@ from fineprune.pruning.loop_checks import check_batch
 _JOIN_AT = 64
 _JOIN_LOSSES = 1 << 20
 
-# Losses that are not those of single samples are recognised by the first batches, if there are enough
-# of them.
+# Losses that are not those of single samples are recognised by the first batches, if there are
+# enough of them.
 _LOOKED_AT = 8
 _TELLING = 4
 

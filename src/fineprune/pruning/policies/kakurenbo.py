@@ -31,8 +31,11 @@ class Kakurenbo(LastLosses):
     the right class, is at least as large, so the losses must be cross-entropies without label
     smoothing. Fewer samples are hidden to train whole optimizer steps.
 
-    The authors multiply the learning rate by N / (number kept). Here, ``rescale``, which is on by
-    default, multiplies the losses by this factor.
+    The authors multiply the learning rate by 1 / (1 - F) after the warm-up, where F is the largest
+    share that the epoch may hide, however many samples it hides (``adjust_learning_rate`` in their
+    code). Here, ``rescale``, which is on by default, multiplies the losses by this factor in every
+    epoch but the first one. With ``keep_per_class`` or ``max_skips``, the factor is N / (number
+    kept).
 
     Args:
         epochs: Number of epochs in the training.
@@ -92,7 +95,10 @@ class Kakurenbo(LastLosses):
         hidden = max(total - steps * self._per_step, 0)
         kept = np.ones(total, dtype=np.bool_)
         kept[lowest(np.where(np.isnan(self.losses), np.inf, self.losses), hidden, rng)] = False
-        return EpochPlan(epoch, torch.from_numpy(np.flatnonzero(kept)))
+        weights = None
+        if self.plan_options.rescale and epoch:
+            weights = torch.full((total,), total / (total - self._most(epoch)))
+        return EpochPlan(epoch, torch.from_numpy(np.flatnonzero(kept)), weights)
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments, with which a state must agree."""

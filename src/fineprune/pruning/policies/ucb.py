@@ -26,6 +26,9 @@ class UCB(Policy):
     skipped sample keeps its score. The first ``period`` epochs train all samples, to learn their
     scores.
 
+    With ``epsilon``, this share of the trained samples is chosen at random among those without a
+    high score. The same paper calls this choice with ``exploration=0`` epsilon-greedy.
+
     Args:
         epochs: Number of epochs in the training.
         save: The share of the sample-steps of the whole training to save, in (0, 1), to within half
@@ -33,6 +36,7 @@ class UCB(Policy):
         smoothing: The share of the old value in each running mean and variance, in [0, 1).
         exploration: The factor of the variance, at least 0.
         period: Number of epochs after which the samples are chosen anew.
+        epsilon: The share of the trained samples that is chosen at random, in [0, 1].
         options: The options of every policy; see ``PlanOptions``.
 
     Raises:
@@ -50,11 +54,13 @@ class UCB(Policy):
         smoothing: float = 0.8,
         exploration: float = 1.0,
         period: int = 1,
+        epsilon: float = 0.0,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(epochs, **options)
-        check_whole_number("period", period, 1)
+        self.period = check_whole_number("period", period, 1)
         check_share("smoothing", smoothing)
+        check_share("epsilon", epsilon)
         if smoothing == 1:
             raise InputError("expected smoothing below 1, since losses would be ignored, got 1")
         if not 0 <= exploration < np.inf:
@@ -64,7 +70,7 @@ class UCB(Policy):
         self.save = check_save(save, self._shortened, self.epochs)
         self.smoothing = float(smoothing)
         self.exploration = float(exploration)
-        self.period = period
+        self.epsilon = float(epsilon)
         self._seed = 0
         self._numbers: list[int] = []
         self._new: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
@@ -102,7 +108,13 @@ class UCB(Policy):
         assert num_kept is not None
         # The same choice among equal scores in each epoch of a period.
         ties = stream(self._seed, epoch // self.period, "ucb")
-        return EpochPlan(epoch, torch.from_numpy(np.sort(lowest(-self._scores, num_kept, ties))))
+        at_random = int(self.epsilon * num_kept)
+        kept = np.zeros(len(self._scores), dtype=np.bool_)
+        kept[lowest(-self._scores, num_kept - at_random, ties)] = True
+        if at_random:
+            others = np.flatnonzero(~kept)
+            kept[ties.choice(others, at_random, replace=False, shuffle=False)] = True
+        return EpochPlan(epoch, torch.from_numpy(np.flatnonzero(kept)))
 
     def observe(self, epoch: int, records: LossRecords) -> None:
         """Remember the losses of the epoch; of a sample that was trained twice, the last one."""
@@ -135,6 +147,7 @@ class UCB(Policy):
             "smoothing": self.smoothing,
             "exploration": self.exploration,
             "period": self.period,
+            "epsilon": self.epsilon,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""SelectiveBackprop: train the samples with large losses more often."""
+
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+import torch
+
+from fineprune.errors import InputError
+from fineprune.pruning.kept_numbers import check_save, kept_numbers
+from fineprune.pruning.lowest import lowest
+from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_options import Options
+from fineprune.pruning.policies.last_losses import LastLosses
+
+
+class SelectiveBackprop(LastLosses):
+    """Selective-Backprop with the losses of earlier epochs (Jiang et al., "Accelerating Deep
+    Learning by Focusing on the Biggest Losers", 2019, where this form is called StaleSB).
+
+    The published form computes the loss of every sample before it chooses those that it
+    backpropagates. Here, the last known loss decides, so that a skipped sample costs nothing. A
+    sample is kept with a probability in proportion to a power of its percentile among the losses of
+    all samples; a sample without a loss has the highest percentile. The weights of the losses are
+    not changed, so hard samples count more than in the whole data set.
+
+    The epochs that skip samples are those of MosaicML's composer: from half of the training to nine
+    tenths of it.
+
+    Args:
+        epochs: Number of epochs in the training.
+        save: The share of the sample-steps of the whole training to save, in (0, 1), to within half
+            an optimizer step.
+        power: The power of the percentile, at least 0. With 0, the choice is random.
+        start: The share of the training, in [0, 1), before which all samples are trained.
+        end: The share of the training, in (start, 1], after which all samples are trained.
+        options: The options of every policy; see ``PlanOptions``.
+
+    Raises:
+        InputError: A value is out of range, or the epochs between ``start`` and ``end`` cannot save
+            as much.
+    """
+
+    name: ClassVar[str] = "selective-backprop"
+
+    def __init__(
+        self,
+        epochs: float,
+        save: float = 0.2,
+        *,
+        power: float = 1.0,
+        start: float = 0.5,
+        end: float = 0.9,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(epochs, **options)
+        if not 0 <= start < end <= 1:
+            raise InputError(f"expected 0 <= start < end <= 1, got start={start} and end={end}")
+        if not 0 <= power < np.inf:
+            raise InputError(f"expected power of at least 0, got {power!r}")
+        self._first = round(start * self.epochs)
+        self._shortened = round(end * self.epochs) - self._first
+        self.save = check_save(save, self._shortened, self.epochs)
+        self.power = float(power)
+        self.start, self.end = float(start), float(end)
+        self._numbers: list[int] = []
+
+    def bind(self, num_samples: int) -> None:
+        """Allocate the losses."""
+        super().bind(num_samples)
+        self.bind_steps(1, num_samples)
+
+    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
+        """Distribute the samples to skip over the epochs, in whole steps.
+
+        Raises:
+            InputError: The steps are too large to save anything, or to save as much.
+        """
+        self._numbers = kept_numbers(
+            self.save, self.epochs, self._shortened, len(self.losses), samples_per_step
+        )
+
+    def num_kept(self, epoch: int) -> int:
+        """Return how many samples the epoch keeps."""
+        place = epoch - self._first
+        return self._numbers[place] if 0 <= place < self._shortened else len(self.losses)
+
+    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Draw samples without replacement, those with large losses with a higher probability."""
+        assert num_kept is not None
+        total = len(self.losses)
+        losses = np.where(np.isnan(self.losses), np.inf, self.losses)
+        order = np.sort(losses)
+        percentiles = np.searchsorted(order, losses, side="right") / total
+        # The smallest of exponential variables with these rates are such a draw.
+        keys = rng.exponential(size=total) / percentiles**self.power
+        return EpochPlan(epoch, torch.from_numpy(np.sort(lowest(keys, num_kept, rng))))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments, with which a state must agree."""
+        return {
+            "policy": self.name,
+            "epochs": self.epochs,
+            "save": self.save,
+            "power": self.power,
+            "start": self.start,
+            "end": self.end,
+        }

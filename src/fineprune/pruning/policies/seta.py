@@ -1,0 +1,135 @@
+"""SeTa: train groups of samples with similar losses, from easy to hard, again and again."""
+
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.errors import InputError, check_whole_number
+from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_options import Options, annealed_epochs, check_share
+from fineprune.pruning.policies.last_losses import LastLosses
+
+# k-means in one dimension converges in fewer rounds, unless the last moves are tiny.
+_ROUNDS = 100
+
+
+class SeTa(LastLosses):
+    """SeTa (Zhou, Gao and Wang, "Scale Efficient Training for Large Datasets", CVPR 2025).
+
+    Each epoch first drops the share ``prune`` of all samples at random. The others are clustered by
+    their last losses into ``groups`` groups (k-means), which are sorted from easy to hard. The
+    epoch trains the groups inside a window, which contains the share ``window`` of the groups,
+    moves from the easiest groups to the hardest ones by one group per epoch, and then begins again.
+    The first epoch and the last ones train all groups. Losses are not weighted.
+
+    The number of samples depends on the losses. Epochs train whole optimizer steps, rounded up with
+    other samples at random. (The authors' code clusters before a sample has a loss; here, samples
+    without a loss belong to the hardest group.)
+
+    Args:
+        epochs: Number of epochs in the training.
+        prune: The share of the samples that is dropped at random, in [0, 1).
+        groups: The number of groups.
+        window: The share of the groups in the window, in (0, 1].
+        final: The share of the last epochs, in [0, 1], that train all groups.
+        options: The options of every policy; see ``PlanOptions``.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    name: ClassVar[str] = "seta"
+
+    def __init__(
+        self,
+        epochs: float,
+        prune: float = 0.1,
+        *,
+        groups: int = 10,
+        window: float = 0.5,
+        final: float = 0.125,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(epochs, **options)
+        if not 0 <= prune < 1:
+            raise InputError(f"expected prune as a share in [0, 1), got {prune!r}")
+        if not 0 < window <= 1:
+            raise InputError(f"expected window as a share in (0, 1], got {window!r}")
+        self.prune = float(prune)
+        self.groups = check_whole_number("groups", groups, 1)
+        self.window = float(window)
+        check_share("final", final)
+        self.final = float(final)
+        self._per_step = 1
+
+    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
+        """Receive the number of samples per optimizer step."""
+        self._per_step = samples_per_step
+
+    def num_kept(self, epoch: int) -> int | None:
+        """Return None, because the number depends on the losses."""
+        return None
+
+    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Keep a random part of the samples whose groups are inside the window."""
+        total = len(self.losses)
+        order = rng.permutation(total)
+        drawn, rest = np.split(order, [total - int(self.prune * total)])
+        inside = self._in_window(epoch, self.losses[drawn])
+        chosen = np.concatenate([drawn[inside], drawn[~inside], rest])
+        steps = max(-(-int(np.count_nonzero(inside)) // self._per_step), 1)
+        kept = np.sort(chosen[: steps * self._per_step])
+        return EpochPlan(epoch, torch.from_numpy(kept))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments, with which a state must agree."""
+        return {
+            "policy": self.name,
+            "epochs": self.epochs,
+            "prune": self.prune,
+            "groups": self.groups,
+            "window": self.window,
+            "final": self.final,
+        }
+
+    def _in_window(self, epoch: int, losses: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+        """Return which of some losses belong to the groups that the epoch trains."""
+        if epoch == 0 or epoch >= self.epochs - annealed_epochs(self.final, self.epochs):
+            return np.ones(len(losses), dtype=np.bool_)
+        size = max(round(self.window * self.groups), 1)
+        first = epoch % (self.groups - size + 1)
+        group = clusters(losses, self.groups)
+        inside: npt.NDArray[np.bool_] = (group >= first) & (group < first + size)
+        return inside
+
+
+def clusters(losses: npt.NDArray[np.float32], number: int) -> npt.NDArray[np.int64]:
+    """Cluster losses by k-means.
+
+    The centres begin at evenly spaced ranks. A loss that is NaN belongs to the last cluster.
+
+    Args:
+        losses: The losses, shape (n,).
+        number: The number of clusters.
+
+    Returns:
+        The cluster of each loss, from 0 for the smallest losses; int64, shape (n,).
+    """
+    known = np.sort(losses[~np.isnan(losses)].astype(np.float64))
+    if not len(known):
+        return np.full(len(losses), number - 1, dtype=np.int64)
+    sums = np.concatenate([[0.0], np.cumsum(known)])
+    centres = known[(np.arange(number) * 2 + 1) * len(known) // (2 * number)]
+    for _ in range(_ROUNDS):
+        ends = np.searchsorted(known, (centres[1:] + centres[:-1]) / 2)
+        bounds = np.concatenate([[0], ends, [len(known)]])
+        sizes = np.diff(bounds)
+        means = np.diff(sums[bounds]) / np.maximum(sizes, 1)
+        means = np.where(sizes > 0, means, centres)  # An empty cluster stays where it is.
+        if np.array_equal(means, centres):
+            break
+        centres = means
+    limits = (centres[1:] + centres[:-1]) / 2
+    return np.searchsorted(limits, losses, side="right").astype(np.int64)  # NaN comes last.

@@ -1,0 +1,138 @@
+"""SelectiveBackprop, SeTa and epsilon-greedy, each compared with its rule written out."""
+
+import numpy as np
+import pytest
+import torch
+
+import fineprune as fp
+from fineprune.errors import InputError
+from fineprune.pruning.policies.seta import clusters
+
+N, BATCH, EPOCHS = 200, 10, 10
+
+
+def losses_of(epoch, index):
+    noise = np.random.default_rng(epoch).random(N, dtype=np.float32)
+    return torch.from_numpy(noise + np.arange(N, dtype=np.float32) / 50)[index]
+
+
+def train(policy, seed=0):
+    """Train with made-up losses, and return the kept samples of each epoch."""
+    pruner = fp.Pruner(N, policy, batch_size=BATCH, seed=seed)
+    kept = []
+    for epoch in pruner.epochs():
+        kept.append(pruner.plan.kept.numpy())
+        for index in pruner.sampler.order().split(BATCH):
+            pruner.record(index, losses_of(epoch, index))
+    return kept
+
+
+def test_selective_backprop_prefers_large_losses_between_start_and_end():
+    kept = train(fp.SelectiveBackprop(EPOCHS, save=0.2))
+    lengths = [len(part) for part in kept]
+    assert lengths == [N] * 5 + [100] * 4 + [N]
+    for part in kept[5:9]:
+        assert part.mean() > N / 2 + 10  # The loss grows with the index.
+
+
+def test_the_power_of_selective_backprop_gives_the_probabilities_of_a_draw():
+    """With one sample to keep, its probability is in proportion to its percentile."""
+    policy = fp.SelectiveBackprop(2, save=0.4, start=0.5, end=1, power=2)
+    policy.bind(4)
+    policy.losses[:] = [0.1, 0.2, 0.3, np.nan]
+    rng = np.random.default_rng(0)
+    drawn = np.bincount([int(policy.select(1, 1, rng).kept[0]) for _ in range(4000)], minlength=4)
+    expected = np.array([1, 4, 9, 16]) / 30
+    assert np.abs(drawn / 4000 - expected).max() < 0.03
+
+
+def test_seta_moves_a_window_over_groups_from_easy_to_hard():
+    policy = fp.SeTa(EPOCHS, prune=0.0, groups=4, window=0.5, final=0.1)
+    kept = train(policy)
+    assert len(kept[0]) == len(kept[9]) == N
+    means = [part.mean() for part in kept[1:9]]
+    # Four groups and a window of two have three places: 1, 2, 0, 1, 2, 0, 1, 2.
+    for place in range(2):
+        assert means[place + 2] < means[place] < means[place + 1] or place
+    assert np.argsort(means[:3]).tolist() == [2, 0, 1]
+    assert all(len(part) % BATCH == 0 for part in kept)
+
+
+def test_seta_drops_a_random_part_first():
+    kept = train(fp.SeTa(EPOCHS, prune=0.5, groups=1, final=0.0))
+    assert [len(part) for part in kept] == [100] * EPOCHS
+    assert len({tuple(part) for part in kept}) == EPOCHS
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 7])
+def test_clusters_are_those_of_k_means(number):
+    """In one dimension, Lloyd's algorithm on all points, from the same centres."""
+    losses = np.random.default_rng(number).gamma(1.0, size=300).astype(np.float32)
+    points = np.sort(losses.astype(np.float64))
+    centres = points[(np.arange(number) * 2 + 1) * len(points) // (2 * number)]
+    for _ in range(200):
+        nearest = np.abs(losses[:, None].astype(np.float64) - centres).argmin(1)
+        centres = np.array([losses[nearest == k].mean(dtype=np.float64) for k in range(number)])
+    assert np.array_equal(clusters(losses, number), nearest)
+
+
+def test_unknown_losses_are_hard():
+    assert clusters(np.array([np.nan, 0.0, 1.0], np.float32), 2).tolist() == [1, 0, 1]
+    assert clusters(np.full(3, np.nan, np.float32), 3).tolist() == [2, 2, 2]
+    assert set(clusters(np.zeros(5, np.float32), 4).tolist()) <= set(range(4))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.25, 1.0])
+def test_epsilon_greedy_replaces_a_share_of_the_best_by_others(epsilon):
+    greedy = train(fp.UCB(EPOCHS, save=0.3, exploration=0.0))
+    mixed = train(fp.UCB(EPOCHS, save=0.3, exploration=0.0, epsilon=epsilon))
+    best = set(greedy[1].tolist())
+    others = len(set(mixed[1].tolist()) - best)
+    assert len(mixed[1]) == len(best)
+    # Some of those that are chosen at random would have been among the best.
+    assert (0 < others <= int(epsilon * len(best))) if epsilon else others == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fp.SelectiveBackprop(10, start=0.9, end=0.5), "0 <= start < end <= 1"),
+        (lambda: fp.SelectiveBackprop(10, power=-1), "power of at least 0"),
+        (lambda: fp.SelectiveBackprop(10, save=0.5), r"expected save below 0\.4"),
+        (lambda: fp.SeTa(10, prune=1.0), r"prune as a share in \[0, 1\)"),
+        (lambda: fp.SeTa(10, window=0.0), "window as a share"),
+        (lambda: fp.SeTa(10, groups=0), "groups"),
+        (lambda: fp.SeTa(10, final=2.0), "final"),
+        (lambda: fp.UCB(10, epsilon=1.5), "epsilon"),
+    ],
+)
+def test_wrong_settings_are_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        fp.SelectiveBackprop(EPOCHS),
+        fp.SeTa(EPOCHS),
+        fp.UCB(EPOCHS, save=0.3, epsilon=0.2),
+    ],
+    ids=lambda policy: policy.name,
+)
+def test_a_resumed_training_equals_the_undisturbed_one(policy):
+    whole = [part.tolist() for part in train(policy)]
+    first = fp.Pruner(N, policy, batch_size=BATCH)
+    for epoch in first.epochs():
+        for index in first.sampler.order().split(BATCH):
+            first.record(index, losses_of(epoch, index))
+        if epoch == 6:
+            break
+    second = fp.Pruner(N, policy, batch_size=BATCH)
+    second.load_state_dict(first.state_dict())
+    rest = []
+    for epoch in second.epochs():
+        rest.append(second.plan.kept.tolist())
+        for index in second.sampler.order().split(BATCH):
+            second.record(index, losses_of(epoch, index))
+    assert rest == whole[7:]
