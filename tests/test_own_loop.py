@@ -42,7 +42,10 @@ def train(pruner, epoch, loader, batches=None):
     """Train some batches of an epoch, and return their indices."""
     seen = []
     for index, _ in itertools.islice(loader, batches):
-        pruner.record(index, losses_of(epoch, index))
+        # These losses have no gradient, which a policy with weights would miss.
+        (pruner.record if pruner.plan.weights is None else pruner.observe)(
+            index, losses_of(epoch, index)
+        )
         seen.append(index.tolist())
     return seen
 

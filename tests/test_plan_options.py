@@ -44,7 +44,7 @@ class SkipsTheFirst(fp.Policy):
 POLICIES = {
     "fine-pruning": lambda **options: fp.FinePruning(schedule(), 0.3, **options),
     "random": lambda **options: fp.RandomPruning(schedule(), 0.3, **options),
-    "adaptive": lambda **options: fp.Adaptive(EPOCHS, 0.3, **options),
+    "adaptive": lambda **options: fp.Adaptive(EPOCHS, 0.3, rates=[1] * EPOCHS, **options),
     "infobatch": lambda **options: fp.InfoBatch(EPOCHS, **options),
     "infobatch-save": lambda **options: fp.InfoBatch(EPOCHS, save=0.3, **options),
     "rs2": lambda **options: fp.RS2(EPOCHS, 0.3, **options),
@@ -178,7 +178,7 @@ def test_a_stopped_training_continues_exactly(name, options, stop, tmp_path):
 
 def test_the_adaptive_policy_takes_the_steps_of_annealed_epochs_from_the_others():
     for anneal in (0.0, 0.25, 0.5):
-        pruner = made(fp.Adaptive(EPOCHS, 0.3, anneal=anneal))
+        pruner = made(fp.Adaptive(EPOCHS, 0.3, rates=[1] * EPOCHS, anneal=anneal))
         numbers = [len(plan.kept) for plan in train(pruner)[0]]
         steps = sum(math.ceil(number / BATCH) for number in numbers)
         assert steps == pruner.total_steps() == round(0.7 * EPOCHS * N / BATCH)
@@ -269,19 +269,6 @@ def test_the_exchanged_samples_are_random_ones():
 
 
 # States and settings
-
-
-@pytest.mark.parametrize("name", ["fine-pruning", "adaptive", "random"])
-def test_a_state_of_a_version_without_options_still_loads(name):
-    pruner = made(POLICIES[name]())
-    train(pruner, (5, 2))
-    state = pruner.state_dict()
-    old = {key: value for key, value in state.items() if key not in ("options", "skips")}
-    again = made(POLICIES[name]())
-    again.load_state_dict(old)
-    assert torch.equal(again.plan.kept, pruner.plan.kept)
-    with pytest.raises(InputError, match="expected a pruner state with options="):
-        made(POLICIES[name](max_skips=3)).load_state_dict(old)
 
 
 def test_a_state_with_options_needs_the_same_options():

@@ -306,7 +306,8 @@ def test_record_leaves_the_given_tensors_alone():
 @pytest.mark.parametrize("changed", ["index", "losses", "a view of the losses"])
 @pytest.mark.parametrize("batches", [1, 64])
 def test_a_batch_that_is_changed_in_place_is_an_error_that_says_so(changed, batches):
-    pruner = made(length=2 * batches)
+    pruner = made(length=2 + 2 * batches)
+    pruner.record([2 * batches, 2 * batches + 1], torch.ones(2))  # The first batch is copied.
     index, losses = torch.tensor([0, 1]), torch.tensor([1.0, 2.0])
     pruner.record(index, losses)
     if changed == "index":
@@ -350,7 +351,7 @@ def test_a_view_of_a_large_tensor_is_copied_and_does_not_keep_it_alive():
 
 
 def test_a_large_batch_is_joined_at_once(monkeypatch):
-    monkeypatch.setattr("fineprune.pruning.loss_buffer._JOIN_LOSSES", 100)
+    monkeypatch.setattr("fineprune.pruning.epoch_loop.MOST_LOSSES_WAITING", 100)
     pruner = made()
     for indices in torch.arange(N).split(64):
         pruner.record(indices, losses_of(0, indices))
@@ -929,7 +930,7 @@ def test_recording_on_a_gpu_does_not_wait_for_it(policy):
 def test_a_small_flush_block_changes_nothing(monkeypatch):
     expected = made(batch_size=16)
     run(expected)
-    monkeypatch.setattr("fineprune.pruning.loss_buffer._JOIN_LOSSES", 20)
+    monkeypatch.setattr("fineprune.pruning.epoch_loop.MOST_LOSSES_WAITING", 20)
     monkeypatch.setattr("fineprune.pruning.recorder._FLUSH_AT", 20)
     flushed = made(batch_size=16)
     run(flushed)

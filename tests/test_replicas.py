@@ -121,7 +121,9 @@ OTHERS = {
     "infobatch": fp.InfoBatch(
         EPOCHS, save=0.2, anneal=0.15, rescale=False, keep_per_class=0.3, max_skips=2
     ),
-    "adaptive": fp.Adaptive(EPOCHS, save=0.3, patience=2, evidence=0.01, chance=1.0),
+    "adaptive": fp.Adaptive(
+        EPOCHS, save=0.3, rates=[1] * EPOCHS, patience=2, evidence=0.01, chance=1.0
+    ),
 }
 
 
@@ -293,15 +295,19 @@ def shared():
 
 
 def warnings_of(pruner, every=1):
-    """Train two epochs, of which only some batches are recorded, and return the warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    """Train two epochs, of which only some batches are recorded, and return what is noticed."""
+
+    def train():
         for epoch in range(2):
             pruner.start_epoch(epoch)
             for indices in pruner.sampler.order().split(BATCH)[::every]:
                 pruner.record(indices, losses_of(epoch, indices))
             pruner.end_epoch()
-    return [str(warning.message) for warning in caught]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        error = refusal(train)
+    return [str(warning.message) for warning in caught] + ([error] if error else [])
 
 
 @pytest.fixture(scope="module")
@@ -440,7 +446,7 @@ def test_ranks_that_all_train_everything_or_share_twice_are_noticed_once(two_ran
         early, unsharded, shared_twice = rank["warned"]
         assert len(early) == len(unsharded) == len(shared_twice) == 1
         assert "made before the process group of 2 ranks" in early[0]
-        assert "each of 2 ranks trained all of them" in unsharded[0]
+        assert "leave out num_replicas and sharded_by_loader" in unsharded[0]
         assert "sharded_by_loader=True" in shared_twice[0]
 
 

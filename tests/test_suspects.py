@@ -66,7 +66,7 @@ def test_the_suspects_of_a_training_loop_are_the_samples_with_wrong_labels():
         for parameter in model.parameters():
             parameter.zero_()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-    pruner = fp.Pruner(400, fp.Adaptive(12, save=0.2), batch_size=20)
+    pruner = fp.Pruner(400, fp.Adaptive(12, save=0.2, rates=[1] * 12), batch_size=20)
     for _ in pruner.epochs():
         for index in pruner.sampler.order().split(20):
             losses = torch.nn.functional.cross_entropy(model(x[index]), y[index], reduction="none")

@@ -12,10 +12,11 @@ earlier one is shown, and it is taken up again when its turn comes.
 """
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from fineprune.pruning.loop_checks import overfull
+from fineprune.pruning.loss_buffer import Batch
 
 
 class Phase(enum.Enum):
@@ -64,29 +65,55 @@ class Progress(Generic[Plan]):
 class EpochCycle(Generic[Plan]):
     """The state of the current epoch, and the transitions from one epoch to the next.
 
+    Recorded batches wait in ``pending`` until they are counted, many at a time: when there are
+    ``limit`` of them, and before anybody asks for the state.
+
     Attributes:
-        current: The current epoch. It is missing until ``follow`` or ``restore`` is called.
-        phase: What has happened to it.
+        pending: The batches of the current epoch that were not counted yet.
+        limit: The number of batches that may be pending. It is 1 until the epoch has begun.
+        count: The function that counts them.
         sampler_read, plan_read: Whether the loop has asked the sampler for indices of it, and
             whether it has read its plan; see ``read_sampler`` and ``read_plan``.
         named: Whether the user has named an epoch, so that the state of a loader names none.
         ended_here: Whether this process has ended an epoch.
     """
 
-    current: Progress[Plan]
+    _current: Progress[Plan]
 
     def __init__(self) -> None:
-        self.phase = Phase.PLANNED
+        self.pending: list[Batch] = []
+        self.limit = 1
+        self.count: Callable[[list[Batch]], None]
+        self._phase = Phase.PLANNED
         self.sampler_read = self.plan_read = False
         self.named = self.ended_here = False
         self._aside: Progress[Plan] | None = None
         self._driver: object | None = None
         self._most: float = 0
 
+    def settle(self) -> None:
+        """Count the batches that are pending."""
+        if self.pending:
+            batches = self.pending.copy()
+            self.pending.clear()  # If a batch is wrong, it is not counted a second time.
+            self.count(batches)
+
+    @property
+    def phase(self) -> Phase:
+        """What has happened to the current epoch."""
+        self.settle()
+        return self._phase
+
+    @property
+    def current(self) -> Progress[Plan]:
+        """The current epoch. It is missing until ``follow`` or ``restore`` is called."""
+        self.settle()
+        return self._current
+
     @property
     def epoch(self) -> int:
         """The current epoch, counted from 0."""
-        return self.current.plan.epoch
+        return self._current.plan.epoch
 
     @property
     def is_open(self) -> bool:
@@ -134,7 +161,7 @@ class EpochCycle(Generic[Plan]):
     def follow(self, plan: Plan, planned: int) -> None:
         """Make an epoch current of which nothing was recorded."""
         if self.phase is Phase.RESTORED:
-            self._aside = self.current
+            self._aside = self._current
         self._show(Progress(plan, planned), Phase.PLANNED)
 
     def take_up(self, epoch: int) -> bool:
@@ -152,7 +179,7 @@ class EpochCycle(Generic[Plan]):
 
     def begin(self, most: float) -> None:
         """Begin to record the current epoch, which takes at most so many samples in all."""
-        self.phase = Phase.RECORDING
+        self._phase = Phase.RECORDING
         self._most = most
 
     def read_sampler(self) -> None:
@@ -169,33 +196,32 @@ class EpochCycle(Generic[Plan]):
         """Take no more samples if the loop begins a complete epoch anew."""
         if self.phase is Phase.RECORDING and self.current.samples >= self.current.planned:
             self._most = self.current.samples
+            self.limit = 1
+
+    def room(self) -> float:
+        """Return how many more samples the current epoch takes."""
+        return self._most - self._current.samples
 
     def add(self, samples: int) -> None:
-        """Count a batch of the current epoch, with which so many more samples are recorded.
-
-        Raises:
-            InputError: The epoch has recorded all samples that it was to train.
-        """
-        current = self.current
-        samples += current.samples
-        if samples > self._most:
-            raise overfull(current.plan.epoch, current.planned)
-        current.samples = samples
-        current.batches += 1
+        """Count a batch of the current epoch, with which so many more samples are recorded."""
+        self._current.samples += samples
+        self._current.batches += 1
 
     def end(self, progress: Progress[Plan]) -> None:
         """End the current epoch or, if this is another one, the epoch that was set aside."""
         self._aside = None
-        if progress is self.current:
-            self.phase = Phase.ENDED
+        if progress is self._current:
+            self._phase = Phase.ENDED
             self._driver = None
+            self.limit = 1
         self.ended_here = True
 
     def close(self) -> None:
         """End the current epoch, of which nothing was recorded, and keep the one set aside."""
-        self.phase = Phase.ENDED
+        self._phase = Phase.ENDED
 
     def _show(self, progress: Progress[Plan], phase: Phase) -> None:
-        self.current = progress
-        self.phase = phase
+        self._current = progress
+        self._phase = phase
+        self.limit = 1
         self.sampler_read = self.plan_read = False

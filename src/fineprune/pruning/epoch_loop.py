@@ -7,10 +7,11 @@ The state of the epoch is in ``EpochCycle``. What a loop can do wrong is in ``lo
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol
 
 import torch
+from torch.compiler import is_compiling
 from torch.utils.data import DataLoader
 
 from fineprune.errors import InputError
@@ -26,8 +27,17 @@ from fineprune.pruning.loop_checks import (
     check_may_load,
     check_not_driven,
     check_not_ended,
+    check_not_expanded,
     check_range,
+    check_room,
     warn_user,
+)
+from fineprune.pruning.loss_buffer import (
+    MOST_LOSSES_WAITING,
+    MOST_WAITING,
+    Batch,
+    as_batch,
+    must_copy_at_once,
 )
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.position import Position
@@ -51,11 +61,12 @@ class PlanRecorder(Protocol[PlanIn]):
     def clear(self) -> None:
         """Forget everything that was recorded."""
 
-    def begin(self, number: int) -> None:
-        """Prepare for an epoch whose batches have so many samples."""
+    @property
+    def batches_until_flush(self) -> int:
+        """After how many more batches they must be given to ``extend``, at the latest."""
 
-    def append(self, plan: PlanIn, index: torch.Tensor, losses: torch.Tensor) -> None:
-        """Add a batch of an epoch."""
+    def extend(self, plan: PlanIn, batches: Sequence[Batch]) -> None:
+        """Add batches of an epoch."""
 
     def flush(self, plan: PlanIn) -> None:
         """Learn from what was recorded of an epoch."""
@@ -108,6 +119,7 @@ class EpochLoop(ABC, Generic[Plan]):
         self._shape = shape
         self._replicas = replicas
         self._cycle = cycle
+        cycle.count = self._count
         self._recorder = recorder
         self._checks = checks
         self._samples_per_loss = samples_per_loss
@@ -364,7 +376,7 @@ class EpochLoop(ABC, Generic[Plan]):
         """
         if not isinstance(index, torch.Tensor):
             index = torch.tensor(index)
-        if torch.compiler.is_compiling():
+        if is_compiling():
             self._keep_untraced(self, index, losses.detach())
         else:  # Outside a compiled step, the call above takes longer.
             self._keep(index, losses)
@@ -593,6 +605,7 @@ class EpochLoop(ABC, Generic[Plan]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "EpochLoop[Plan]":
         """Return a copy at the same position, without the loops and loaders of this pruner."""
+        self._cycle.settle()
         made: EpochLoop[Plan] = type(self).__new__(type(self))
         memo[id(self)] = made
         for name, value in vars(self).items():
@@ -639,23 +652,36 @@ class EpochLoop(ABC, Generic[Plan]):
         self._cycle.follow(plan, self._follow(plan))
 
     def _keep(self, index: torch.Tensor, losses: torch.Tensor) -> None:
-        """Count a batch, and keep its losses if the policy learns from them."""
         cycle = self._cycle
-        shape = losses.shape
-        if cycle.phase is not Phase.RECORDING or index.shape != shape or len(shape) != 1:
-            self._begin(index, losses)
-        cycle.add(shape[0] * self._samples_per_loss)
-        if self._checks.watching:
-            self._checks.see(index)
-        if not self._learns:
-            return
-        kept = losses.detach()
-        if not losses.is_cpu or losses._is_view():
+        cycle.pending.append(as_batch(index, losses))
+        if len(cycle.pending) >= cycle.limit:
+            cycle.settle()
+
+    def _count(self, batches: Sequence[Batch]) -> None:
+        """Count batches of the current epoch, and keep their losses if the policy learns from them.
+
+        Raises:
+            InputError: A batch is wrong, or the epoch takes no more batches.
+        """
+        cycle = self._cycle
+        if cycle.phase is not Phase.RECORDING:
+            self._begin(*batches[0][:2])
+        largest = 0
+        for index, losses, *_ in batches:
             check_batch(index, losses)
-            kept = kept.clone()  # A view would keep all of its base alive.
-        if not index.is_cpu:
-            index = index.clone()
-        self._recorder.append(cycle.current.plan, index, kept)
+            samples = len(losses) * self._samples_per_loss
+            check_room(samples, cycle.room(), cycle.current, self._checks.sharded)
+            cycle.add(samples)
+            largest = max(largest, samples)
+            if self._checks.watching:
+                self._checks.see(index)
+        if self._learns:
+            self._recorder.extend(cycle.current.plan, batches)
+        if must_copy_at_once(batches[-1]):
+            return
+        # As many batches may wait as the epoch takes for certain.
+        room = int(min(cycle.room(), MOST_LOSSES_WAITING)) // largest
+        cycle.limit = max(1, min(room, MOST_WAITING, self._recorder.batches_until_flush))
 
     def _begin(self, index: torch.Tensor, losses: torch.Tensor) -> None:
         """Begin to record the current epoch with its first batch.
@@ -668,6 +694,8 @@ class EpochLoop(ABC, Generic[Plan]):
         check_batch(index, losses)
         cycle = self._cycle
         check_not_ended(not cycle.is_open, cycle.epoch)
+        if self._learns:
+            check_not_expanded(losses)
         if index.is_cpu:
             check_range(int(index.min()), int(index.max()), self._num_samples)
         if cycle.unfinished not in (None, cycle.current):
@@ -676,7 +704,6 @@ class EpochLoop(ABC, Generic[Plan]):
             self._end(cycle.unfinished)
         self._check_first()
         cycle.begin(self._most(cycle.current.planned))
-        self._recorder.begin(len(losses))
 
     def _check_first(self) -> None:
         """Check what can only be checked when losses are recorded."""

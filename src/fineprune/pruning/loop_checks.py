@@ -126,12 +126,28 @@ def check_not_ended(ended: bool, epoch: int) -> None:
         )
 
 
-def overfull(epoch: int, planned: int) -> InputError:
-    """Return the error about more recorded samples than an epoch was to train."""
-    return InputError(
-        f"expected at most {planned} samples in epoch {epoch}, which are all that its plan keeps, "
-        f"got more: loop over pruner.epochs() or pruner.iterate(loader), give the loader "
-        f"sampler=pruner.sampler, and record every training batch once and no other batches"
+def check_room(samples: int, room: float, progress: "Progress[Any]", sharded: bool) -> None:
+    """Raise InputError if an epoch has recorded all samples that it was to train, and gets more.
+
+    Args:
+        samples: As how many samples the next batch is counted.
+        room: How many more samples the epoch takes.
+        progress: The epoch.
+        sharded: Whether a framework is to divide the batches of the sampler over the ranks.
+    """
+    if samples <= room:
+        return
+    advice = (
+        "loop over pruner.epochs() or pruner.iterate(loader), give the loader "
+        "sampler=pruner.sampler, and record every training batch once and no other batches"
+    )
+    if sharded:
+        advice += (
+            ", and leave out num_replicas and sharded_by_loader if no framework shards the batches"
+        )
+    raise InputError(
+        f"expected at most {progress.planned} samples in epoch {progress.plan.epoch}, which are "
+        f"all that its plan keeps, got more: {advice}"
     )
 
 
@@ -150,6 +166,10 @@ def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
         raise InputError(
             f"expected integer indices, got {index.dtype}: a large index is not exact in a float"
         )
+
+
+def check_not_expanded(losses: torch.Tensor) -> None:
+    """Raise InputError if the losses of a batch are one number that was expanded."""
     if len(losses) > 1 and losses.stride() == (0,):
         raise InputError(
             f"expected one loss for each of {len(losses)} samples, got one number that was "
@@ -215,6 +235,7 @@ class LoopChecks:
 
     Attributes:
         watching: Whether ``see`` needs the next batch of the epoch.
+        sharded: Whether a framework is to divide the batches of the sampler over the ranks.
     """
 
     def __init__(
@@ -230,6 +251,7 @@ class LoopChecks:
         self._num_samples = num_samples
         self._num_replicas = num_replicas
         self._num_ranks = num_ranks
+        self.sharded = num_replicas < num_ranks
         self._replicas = replicas
         self._has_recorded = False
         self._silent_in_a_row = self._unused_in_a_row = self._ignored_in_a_row = 0
@@ -321,8 +343,7 @@ class LoopChecks:
                 f"trains all samples and learns alone: make it after init_process_group()"
             )
         all_of_them = progress.samples >= self._num_ranks * planned
-        sharded_by_loader = self._num_replicas < self._num_ranks
-        if sharded_by_loader and all_of_them and progress.batches >= _ENOUGH_BATCHES:
+        if self.sharded and all_of_them and progress.batches >= _ENOUGH_BATCHES:
             return (
                 f"epoch {epoch} keeps {planned} samples, and each of {self._num_ranks} ranks "
                 f"trained all of them: leave out num_replicas and sharded_by_loader, which are for "

@@ -249,7 +249,8 @@ class Pruner(EpochLoop[EpochPlan]):
         check_in_progress(self._cycle.is_open, self._cycle.epoch, "rescore")
         progress = self._in_progress
         progress.rescored += len(index) * self._replicas.size
-        self._recorder.append_rescored(progress.plan, index.clone(), losses.detach().clone())
+        batch = index.clone(), losses.detach().clone(), None, None
+        self._recorder.extend_rescored(progress.plan, batch)
 
     def _to_rescore(self) -> torch.Tensor:
         """Return the samples that all ranks together should rescore, int64, on the CPU."""

@@ -5,14 +5,15 @@ buffer is flushed: the mean of each batch is taken over all ranks, and the polic
 losses together with these means.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fineprune.errors import InputError
 from fineprune.pruning.dropping_count import batch_means, batch_sums
 from fineprune.pruning.loop_checks import check_range
-from fineprune.pruning.loss_buffer import Drained, LossBuffer, are_flat
+from fineprune.pruning.loss_buffer import MOST_WAITING, Batch, Drained, LossBuffer, are_flat
 from fineprune.pruning.plan import EpochPlan, fingerprint
 from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.replicas import Number, Replicas
@@ -55,22 +56,24 @@ class Recorder:
     @property
     def flushed(self) -> bool:
         """Whether the policy has observed everything that was recorded."""
-        return self._buffer.is_empty and self._rescored.is_empty
+        return not len(self._buffer) and not len(self._rescored)
 
-    def begin(self, number: int) -> None:
-        """Prepare for an epoch whose batches have so many samples."""
-        self._buffer.expect(number)
+    @property
+    def batches_until_flush(self) -> int:
+        """After how many more batches the losses must be flushed: no particular number."""
+        return MOST_WAITING
 
-    def append(self, plan: EpochPlan, index: torch.Tensor, losses: torch.Tensor) -> None:
-        """Add a batch to the epoch in progress; index and losses have shape (B,)."""
-        joined = self._buffer.append(index, losses)
-        if joined and len(self._buffer) >= _FLUSH_AT and self._replicas.size == 1:
-            self.flush(plan)
+    def extend(self, plan: EpochPlan, batches: Sequence[Batch]) -> None:
+        """Add batches to the epoch in progress."""
+        self._extend(self._buffer, plan, batches)
 
-    def append_rescored(self, plan: EpochPlan, index: torch.Tensor, losses: torch.Tensor) -> None:
-        """Add losses of samples that the epoch of ``plan`` did not train, both of shape (B,)."""
-        joined = self._rescored.append(index, losses)
-        if joined and len(self._rescored) >= _FLUSH_AT and self._replicas.size == 1:
+    def extend_rescored(self, plan: EpochPlan, batch: Batch) -> None:
+        """Add losses of samples that the epoch of ``plan`` did not train."""
+        self._extend(self._rescored, plan, [batch])
+
+    def _extend(self, buffer: LossBuffer, plan: EpochPlan, batches: Sequence[Batch]) -> None:
+        buffer.extend(batches)
+        if len(buffer) >= _FLUSH_AT and self._replicas.size == 1:
             self.flush(plan)
 
     def flush(self, plan: EpochPlan) -> None:

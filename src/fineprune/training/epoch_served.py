@@ -120,7 +120,7 @@ def train_epoch_on_servers(
     )
     with totals.bookkeeping():
         for update in result.updates:
-            state.pruner.record(update.indices, update.losses)
+            state.pruner.observe(update.indices, update.losses)
             if totals.history is not None:
                 totals.history.add(update.indices, update.losses)
             totals.loss_sum += update.losses.sum()

@@ -5,14 +5,15 @@ together, whenever these are full and at the end of the epoch. The mean of each 
 all ranks. Marks of samples that another rank owns are kept until the epoch ends.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fineprune.errors import InputError
 from fineprune.pruning.dropping_count import batch_means, batch_sums, exceeds
 from fineprune.pruning.loop_checks import check_range
-from fineprune.pruning.loss_buffer import LossBuffer, are_flat
+from fineprune.pruning.loss_buffer import Batch, LossBuffer, are_flat
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.sample_counts import SampleCounts
 from fineprune.pruning.sharded.share import Indices, Share
@@ -37,7 +38,6 @@ class ShardedRecorder:
             NaN or infinite, as of the last flush.
         flat: Whether all samples of each batch had the same loss, as of the last flush.
         foreign: The samples of other ranks that this rank has marked in it; int64.
-        unflushed: Number of batches that were recorded since the last flush.
     """
 
     def __init__(
@@ -66,19 +66,20 @@ class ShardedRecorder:
     @property
     def flushed(self) -> bool:
         """Whether every recorded loss has led to a mark or to none."""
-        return self._buffer.is_empty
+        return not len(self._buffer)
 
-    def begin(self, number: int) -> None:
-        """Prepare for an epoch whose batches have so many samples."""
-        self._buffer.expect(number)
+    @property
+    def batches_until_flush(self) -> int:
+        """After how many more batches all ranks flush, so that none may wait longer."""
+        return self._flush_every - self._unflushed
 
-    def append(self, share: Share, index: torch.Tensor, losses: torch.Tensor) -> None:
-        """Add a batch to the epoch of ``share``; index and losses have shape (B,).
+    def extend(self, share: Share, batches: Sequence[Batch]) -> None:
+        """Add batches to the epoch of ``share``, at most ``batches_until_flush``.
 
         Whenever the buffer is full, this is a collective operation.
         """
-        self._buffer.append(index, losses)
-        self._unflushed += 1
+        self._buffer.extend(batches)
+        self._unflushed += len(batches)
         if self._unflushed == self._flush_every:
             self.flush(share)
 
