@@ -23,7 +23,8 @@ def main() -> float:
     torch.manual_seed(SEED)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    pruner = fp.Pruner(train_set, fp.Adaptive(EPOCHS, save=0.35), batch_size=64, seed=SEED)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [18, 24], gamma=0.2)
+    pruner = fp.Pruner(train_set, fp.Adaptive(EPOCHS, save=0.35, rates=scheduler), batch_size=64)
 
     for epoch in pruner.epochs():
         batches = 0
@@ -33,6 +34,7 @@ def main() -> float:
             optimizer.step()
             optimizer.zero_grad()
             batches += 1
+        scheduler.step()
         print(f"epoch {epoch + 1}: {batches} batches, the loss of the last is {loss:.3f}")
 
     right = 0

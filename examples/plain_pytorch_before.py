@@ -18,6 +18,7 @@ def main() -> float:
     torch.manual_seed(SEED)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [18, 24], gamma=0.2)
     loader = DataLoader(train_set, batch_size=64, shuffle=True)
 
     for epoch in range(EPOCHS):
@@ -28,6 +29,7 @@ def main() -> float:
             optimizer.step()
             optimizer.zero_grad()
             batches += 1
+        scheduler.step()
         print(f"epoch {epoch + 1}: {batches} batches, the loss of the last is {loss:.3f}")
 
     right = 0

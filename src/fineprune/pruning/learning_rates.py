@@ -127,8 +127,8 @@ def _stepped(scheduler: LRScheduler, number: int) -> list[float]:
             except ValueError as error:  # OneCycleLR refuses a step too many.
                 if len(rates) < number:
                     raise InputError(
-                        f"expected a scheduler for {number} steps, got one that ends after "
-                        f"{len(rates)}: make it with pruner.total_steps(), or give by='steps' if "
+                        f"expected a scheduler for {number} steps, got one that ends "
+                        f"before: make it with pruner.total_steps(), or give by='steps' if "
                         f"it is stepped once per optimizer step"
                     ) from error
     return rates

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, default_collate
 from fineprune.errors import InputError
 from fineprune.pruning.indexed import IndexedCollate
 from fineprune.pruning.loader import check_in_order
+from fineprune.pruning.random_streams import stream
 from fineprune.streams.packing import packed, unpacked
 
 if TYPE_CHECKING:  # It imports this module.
@@ -89,7 +90,10 @@ class StreamLoader:
         plan, position = pruner.plan, pruner.position
         trained = position.samples if position.epoch == plan.epoch else 0
         this = self._stream.shared_plan.publish(plan.epoch, plan.kept, trained, self._num_workers)
-        self._generator.manual_seed(pruner.sampler.seed + plan.epoch)
+        # Random numbers that decoding draws differ between epochs, ranks and workers.
+        sampler = pruner.sampler
+        chance = stream(sampler.seed, plan.epoch, f"decode on rank {sampler.rank}")
+        self._generator.manual_seed(int(chance.integers(2**63)))
         return self._batches(this, iter(self._samples))
 
     def state_dict(self) -> dict[str, int]:

@@ -1,0 +1,193 @@
+"""Learning rates as users have them: numbers, functions and schedulers, by epochs and by steps."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import lr_scheduler as schedulers
+
+import fineprune as fp
+from fineprune.errors import InputError
+from fineprune.pruning.learning_rates import rates_of_epochs, rates_of_steps
+from fineprune.pruning.step_budget import rates_along_steps
+
+EPOCHS, N, BATCH = 10, 400, 10
+
+
+def optimizer():
+    layer = torch.nn.Linear(3, 2)
+    groups = [{"params": [layer.weight]}, {"params": [layer.bias], "lr": 0.01}]
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+
+def warmed_up(optimizer):
+    warmup = schedulers.LinearLR(optimizer, 0.1, 1.0, 3)
+    return schedulers.SequentialLR(
+        optimizer, [warmup, schedulers.CosineAnnealingLR(optimizer, 7)], [3]
+    )
+
+
+SCHEDULERS = {
+    "steps": lambda optimizer: schedulers.MultiStepLR(optimizer, [3, 6], gamma=0.2),
+    "cosine": lambda optimizer: schedulers.CosineAnnealingLR(optimizer, EPOCHS),
+    "one-cycle": lambda optimizer: schedulers.OneCycleLR(optimizer, 0.3, total_steps=EPOCHS),
+    "function": lambda optimizer: schedulers.LambdaLR(optimizer, lambda epoch: 1 / (epoch + 1)),
+    "warm-up": warmed_up,
+    "chained": lambda optimizer: schedulers.ChainedScheduler(
+        [schedulers.ConstantLR(optimizer), schedulers.ExponentialLR(optimizer, 0.9)]
+    ),
+    "restarts": lambda optimizer: schedulers.CosineAnnealingWarmRestarts(optimizer, 4),
+}
+
+
+def stepped(scheduler, optimizer, number):
+    """Step a scheduler as a training does, and return the rate of the first group before each."""
+    rates = []
+    for _ in range(number):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SequentialLR itself uses what torch has deprecated.
+            try:
+                scheduler.step()
+            except ValueError:
+                assert len(rates) == number
+    return rates
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_is_stepped_on_a_copy(name):
+    own = optimizer()
+    scheduler = SCHEDULERS[name](own)
+    before = [dict(group, params=None) for group in own.param_groups]
+    rates = rates_of_epochs(scheduler, EPOCHS)
+    assert [dict(group, params=None) for group in own.param_groups] == before
+    assert rates == pytest.approx(stepped(scheduler, own, EPOCHS))
+
+
+def test_the_scheduler_of_an_own_loop_may_be_given_before_the_training_only():
+    own = optimizer()
+    scheduler = SCHEDULERS["cosine"](own)
+    stepped(scheduler, own, 2)
+    with pytest.raises(InputError, match=r"a scheduler that was not stepped.*after 2 steps"):
+        rates_of_epochs(scheduler, EPOCHS)
+    with pytest.raises(InputError, match="ReduceLROnPlateau"):
+        rates_of_epochs(schedulers.ReduceLROnPlateau(own), EPOCHS)
+    one_cycle = schedulers.OneCycleLR(optimizer(), 0.3, total_steps=5)
+    with pytest.raises(InputError, match=r"for 10 steps, got one that ends before.*total_steps"):
+        rates_of_epochs(one_cycle, EPOCHS)
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ([1, 2], "one learning rate for each of 10 epochs, got 2"),
+        ([0.0] * EPOCHS, "at least 0 and one above 0"),
+        ([1.0] * 9 + [-1.0], "at least 0 and one above 0"),
+        ([1.0] * 9 + [math.nan], "at least 0 and one above 0"),
+        (lambda progress: math.inf, "at least 0 and one above 0"),
+        ("cosine", "a torch learning-rate scheduler, got str"),
+        (0.1, "a torch learning-rate scheduler, got float"),
+    ],
+)
+def test_wrong_rates_are_refused(rates, message):
+    with pytest.raises(InputError, match=message):
+        fp.Adaptive(EPOCHS, rates=rates)
+
+
+def test_arrays_and_functions_are_rates_too():
+    expected = [math.cos((epoch + 0.5) / 10) for epoch in range(EPOCHS)]
+    assert rates_of_epochs(lambda progress: math.cos(progress / 10), EPOCHS) == expected
+    for given in (np.array(expected), torch.tensor(expected, dtype=torch.float64)):
+        assert rates_of_epochs(given, EPOCHS) == expected
+    assert rates_of_steps([3.0, 2.0, 1.0], 2) == [3.0, 2.0]
+    assert rates_of_steps(lambda step: step + 1.0, 3) == [1.0, 2.0, 3.0]
+    with pytest.raises(InputError, match=r"each of 4 steps, got 3.*pruner\.total_steps"):
+        rates_of_steps([3.0, 2.0, 1.0], 4)
+
+
+def made(**options):
+    return fp.Pruner(N, fp.Adaptive(EPOCHS, save=0.35, **options), batch_size=BATCH)
+
+
+def numbers(pruner):
+    """Train with equal losses, and return the number of steps of each epoch."""
+    found = []
+    for _ in pruner.epochs():
+        found.append(pruner.batches(pruner.plan.epoch))
+        for index in pruner.sampler.order().split(BATCH):
+            pruner.record(index, torch.zeros(len(index)))
+    return found
+
+
+def test_rates_may_be_given_after_the_pruner_was_made():
+    rates = [1.0] * 6 + [0.1] * 4
+    late = made()
+    assert late.policy.wants_rates
+    late.set_rates(rates)
+    assert not late.policy.wants_rates
+    assert numbers(late) == numbers(made(rates=rates))
+
+
+def test_a_scheduler_by_steps_gives_each_epoch_the_steps_of_its_rates():
+    """An epoch is the shorter, the smaller its rates; and its rates are those of its steps."""
+    pruner = made()
+    total = pruner.total_steps()
+    own = optimizer()
+    scheduler = schedulers.LambdaLR(own, lambda step: 1 - step / total)
+    pruner.set_rates(scheduler, by="steps")
+    found = numbers(pruner)
+    assert sum(found) == total
+    assert found == sorted(found, reverse=True)
+    done = 0
+    wanted = []
+    for steps in found:
+        wanted.append(1 - (done + steps / 2) / total)
+        done += steps
+    shares = [min(1.0, rate * found[6] / wanted[6] / (N / BATCH)) for rate in wanted]
+    assert found == pytest.approx([share * N / BATCH for share in shares], abs=1.5)
+
+
+def test_rates_along_steps_are_constant_if_they_are():
+    assert rates_along_steps([2.0] * 30, 5, 10) == [2.0] * 5
+
+
+@pytest.mark.parametrize("when", ["recorded", "ended", "loaded"])
+def test_rates_come_before_the_training(when):
+    pruner = made(rates=[1] * EPOCHS)
+    pruner.record(pruner.sampler.order()[:BATCH], torch.rand(BATCH))
+    if when == "ended":
+        pruner.end_epoch()
+    if when == "loaded":
+        again = made(rates=[1] * EPOCHS)
+        again.load_state_dict(pruner.state_dict())
+        pruner = again
+    with pytest.raises(InputError, match=r"set_rates\(\) before the training"):
+        pruner.set_rates([1.0] * EPOCHS)
+
+
+def test_only_policies_that_use_rates_take_them():
+    with pytest.raises(InputError, match="a policy that uses learning rates, got 'full'"):
+        fp.Pruner(N, fp.FullData(3)).set_rates([1, 1, 1])
+    with pytest.raises(InputError, match="expected by to be one of epochs, steps, got 'batches'"):
+        made().set_rates([1] * EPOCHS, by="batches")
+
+
+def test_a_state_fits_the_rates_that_were_set():
+    first, second, third = made(), made(), made()
+    for pruner in (first, second):
+        pruner.set_rates([1.0] * 5 + [0.1] * 5)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(InputError, match="settings"):
+        third.load_state_dict(first.state_dict())
+
+
+def test_without_rates_the_policy_says_once_what_it_assumes():
+    pruner = made()
+    with pytest.warns(UserWarning, match=r"no learning rates.*pruner\.set_rates") as caught:
+        numbers(pruner)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    numbers(fp.Pruner(N, fp.Adaptive(EPOCHS, save=0), batch_size=BATCH))  # Nothing is shortened.
