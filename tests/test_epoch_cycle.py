@@ -160,11 +160,11 @@ def test_reading_an_epoch_that_has_not_begun_changes_no_limit():
 
 
 def test_pending_batches_are_counted_before_anybody_asks_and_only_once():
-    counted = []
+    counted: list[object] = []
     cycle = made()
     cycle.count = counted.extend
     for ask in ("phase", "current", "unfinished", "next_epoch", "is_open"):
-        cycle.pending.append(ask)  # type: ignore[arg-type]
+        cycle.pending.append(ask)
         getattr(cycle, ask)
         getattr(cycle, ask)
         assert counted.pop() == ask
@@ -179,7 +179,7 @@ def test_a_batch_that_cannot_be_counted_is_not_counted_again():
         raise ValueError
 
     cycle.count = refuse
-    cycle.pending.append("wrong")  # type: ignore[arg-type]
+    cycle.pending.append("wrong")
     with pytest.raises(ValueError):  # noqa: PT011
         cycle.settle()
     cycle.settle()

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,10 @@ EPOCHS, N, BATCH = 10, 400, 10
 
 def optimizer():
     layer = torch.nn.Linear(3, 2)
-    groups = [{"params": [layer.weight]}, {"params": [layer.bias], "lr": 0.01}]
+    groups: list[dict[str, Any]] = [
+        {"params": [layer.weight]},
+        {"params": [layer.bias], "lr": 0.01},
+    ]
     return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
 
