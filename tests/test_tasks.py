@@ -19,6 +19,7 @@ SECTIONS = {
     section.splitlines()[0]: re.findall(r"^```py\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     for section in PAGE.split("\n## ")[1:]
 }
+SORTS = SECTIONS.pop("A collate function that sorts")
 B, CLASSES, LENGTH, BOXES = 6, 4, 7, 3
 
 
@@ -190,6 +191,24 @@ def test_the_code_of_the_page_records_a_loss_for_each_sample(section):
         assert math.isfinite(found["loss"].item())
         networks = [value for value in found.values() if isinstance(value, torch.nn.Module)]
         assert any(p.grad is not None for network in networks for p in network.parameters())
+
+
+def test_sorted_pairs_keep_each_loss_with_its_sample():
+    texts = ["a" * (1 + 7 * number % 13) for number in range(24)]
+    pruner = fp.Pruner(texts, fp.FullData(1), batch_size=4)
+
+    def collate_texts(items):
+        return sorted(items, key=len, reverse=True)
+
+    names: dict[str, Any] = {"fp": fp, "pruner": pruner, "collate_texts": collate_texts}
+    names["DataLoader"] = torch.utils.data.DataLoader
+    exec(compile(SORTS[0], "page", "exec"), names)
+    seen = [
+        pair
+        for index, batch in names["loader"]
+        for pair in zip(index.tolist(), batch, strict=False)
+    ]
+    assert sorted(seen) == list(enumerate(texts))
 
 
 def test_every_task_has_a_row_in_the_table_and_a_section():
