@@ -67,7 +67,7 @@ def recipe(options: argparse.Namespace) -> Recipe:
 
 def trained(settings: Recipe, folder: Path) -> float:
     """Train a run, or the rest of it, and return its training time in seconds."""
-    seconds: float = train(settings, folder, resume=folder.exists())["seconds_train"]
+    seconds: float = train(settings, folder, resume=folder.exists()).seconds_train
     return seconds
 
 
@@ -148,7 +148,7 @@ def main() -> None:
     theirs = detection(Suspicion(torch.from_numpy(1 - self_confidence), None), wrong)
     ranked = np.argsort(self_confidence, kind="stable")
     result = {
-        "about": describe(options.device, options.threads),
+        "about": vars(describe(options.device, options.threads)),
         "wrong": int(wrong.sum()),
         "fineprune": {
             "roc_area": ours["roc_area"],

@@ -147,7 +147,7 @@ def test_validation_uses_samples_without_random_transforms(tmp_path):
         train(recipe("data.validation=32"), tmp_path / "run")
     validated = recipe("data.validation=32", function="noisy_with_plain")
     summary = train(validated, tmp_path / "run")
-    assert summary["evaluated_on"] == "validation"
+    assert summary.evaluated_on == "validation"
     watched = [line["watched"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
     assert len(watched[0]) == 4
     plain = Noisy(96, noise=False)

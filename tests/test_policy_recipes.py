@@ -263,7 +263,7 @@ def test_own_data_need_an_attribute_with_the_classes(tmp_path, monkeypatch, vali
     torch.manual_seed(0)
     data = {"name": "own_classes:labelled", "validation": validation}
     summary = train(make_recipe({**sections, "data": data}), tmp_path / "labelled")
-    assert summary["policy"] == "rs2"
+    assert summary.policy == "rs2"
     data["name"] = "own_classes:unlabelled"
     with pytest.raises(InputError, match="to have an attribute targets or labels"):
         train(make_recipe({**sections, "data": data}), tmp_path / "unlabelled")

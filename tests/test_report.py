@@ -88,10 +88,9 @@ def test_the_table_for_the_terminal_fits_80_characters_without_truncation(runs):
 
 def test_long_names_of_arms_are_broken_at_their_hyphens_in_the_terminal(runs):
     names = dict(zip(ARMS, ("full", "matched", *SHORTER[-2:]), strict=True))
-    renamed = [with_summary(run, arm=names[run.summary["arm"]]) for run in runs]
-    for run in renamed:
-        run.summary["seconds_train"] *= 1000
-    rows = table_rows(renamed)
+    renamed = [with_summary(run, arm=names[run.summary.arm]) for run in runs]
+    longer = [with_summary(run, seconds_train=1000 * run.summary.seconds_train) for run in renamed]
+    rows = table_rows(longer)
     text = terminal(rows)
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
@@ -116,7 +115,7 @@ def test_the_markdown_table_shows_percentages_and_points_with_two_decimals(runs)
 
 
 def test_with_one_seed_no_interval_is_printed(runs):
-    rows = table_rows([run for run in runs if run.summary["seed"] == 0])
+    rows = table_rows([run for run in runs if run.summary.seed == 0])
     assert "±" not in markdown_table(rows)
     assert re.search(r"[+-]\d\.\d\d ", markdown_table(rows))
 
@@ -181,15 +180,15 @@ def test_the_papers_tables_are_compared_with_each_network_that_was_run(runs, cif
     lines = [dict(zip(range(len(HEADERS)), line, strict=True)) for line in paper_lines(groups)]
     assert [line[0] for line in lines] == ["lenet", "vgg13"]
     assert [line[4] for line in lines] == ["11.80", "7.40"]
-    pruned = next(run.summary for run in lenet if run.summary["arm"] == "fine-pruning")
-    assert lines[0][11] == f"{100 * pruned['accuracy_best3']:.2f}"
-    assert f"Lines with {pruned['epochs']} epochs" in paper_notes(groups)[0]
+    pruned = next(run.summary for run in lenet if run.summary.arm == "fine-pruning")
+    assert lines[0][11] == f"{100 * pruned.accuracy_best3:.2f}"
+    assert f"Lines with {pruned.epochs} epochs" in paper_notes(groups)[0]
     text = page([*runs, *lenet])
     assert "Tables 1 and 2, compared with ours" in text
     assert "shortened schedule" in text
     parse_strictly(text)
     assert "Tables 1 and 2, compared with ours" not in page(runs)
-    only_full = [run for run in lenet if run.summary["arm"] == "full"]
+    only_full = [run for run in lenet if run.summary.arm == "full"]
     assert paper_lines(grouped(only_full)) == []
 
 
@@ -248,7 +247,7 @@ def test_watched_samples_are_those_whose_last_losses_differ_most(runs):
         return next(line["watched"] for line in reversed(run.metrics) if line["watched"])
 
     drawing = draw_watched(one_group(runs))
-    first, second = [last(run) for run in runs if run.summary["arm"] == "full"][:2]
+    first, second = [last(run) for run in runs if run.summary.arm == "full"][:2]
     by_difference = sorted(first, key=lambda index: -abs(first[index] - second[index]))
     shown = {text for text in texts_of(drawing.svg) if text.startswith("sample ")}
     assert shown == {f"sample {index}" for index in by_difference[:4]}
@@ -315,7 +314,7 @@ def verdict_on(runs):
 
 def with_accuracies(runs, **by_arm):
     return [
-        with_summary(run, accuracy_last=by_arm[run.summary["arm"].replace("-", "_")](number))
+        with_summary(run, accuracy_last=by_arm[run.summary.arm.replace("-", "_")](number))
         for run, number in zip(runs, [0] * 4 + [1] * 4 + [2] * 4, strict=True)
     ]
 
@@ -340,7 +339,7 @@ def test_an_arm_is_better_or_worse_only_if_the_interval_excludes_zero(runs):
 
 
 def test_with_one_seed_no_arm_is_better_or_worse(runs):
-    sentences = verdict_on([run for run in runs if run.summary["seed"] == 0])
+    sentences = verdict_on([run for run in runs if run.summary.seed == 0])
     assert len(sentences) == 3
     for sentence in sentences:
         assert "below about 0.5 points is not meaningful" in sentence
@@ -350,14 +349,14 @@ def test_with_one_seed_no_arm_is_better_or_worse(runs):
 
 def test_a_longer_training_time_is_reported(runs):
     slow = [
-        with_summary(run, seconds_train=150.0 if run.summary["arm"] == "fine-pruning" else 100.0)
+        with_summary(run, seconds_train=150.0 if run.summary.arm == "fine-pruning" else 100.0)
         for run in runs
     ]
     assert "took 50.0 % more training time" in verdict_on(slow)[0]
 
 
 def test_a_single_arm_is_not_compared(runs):
-    (sentence,) = verdict_on([run for run in runs if run.summary["arm"] == "fine-pruning"])
+    (sentence,) = verdict_on([run for run in runs if run.summary.arm == "fine-pruning"])
     assert "Without a full run with the same seed" in sentence
     (sentence,) = verdict_on(runs[:1])
     assert sentence.startswith("Full reached")
@@ -368,7 +367,7 @@ def test_the_matched_and_the_scaled_controls_are_described(runs):
     names = {"random": "matched", "fewer-epochs": "fewer-epochs-scaled"}
     renamed = []
     for run in runs:
-        arm = names.get(run.summary["arm"], run.summary["arm"])
+        arm = names.get(run.summary.arm, run.summary.arm)
         lr = 0.1 * 20 / 18 if arm == "fewer-epochs-scaled" else 0.1
         recipe = {**run.recipe, "training": {**run.recipe["training"], "lr": lr}}
         renamed.append(dataclasses.replace(with_summary(run, arm=arm), recipe=recipe))
@@ -376,7 +375,7 @@ def test_the_matched_and_the_scaled_controls_are_described(runs):
     assert matched.startswith("Skipping as many samples in every epoch, but at random, reaches")
     assert "18 epochs instead, with 1.11 times the learning rate, at about the same" in scaled
     for run in renamed:
-        if run.summary["arm"] == "matched":
+        if run.summary.arm == "matched":
             run.metrics[-1] = {**run.metrics[-1], "skipped": 1}
     assert verdict_on(renamed)[1].startswith("Matched, the control of another method, at about")
 
@@ -420,9 +419,7 @@ def test_the_method_of_the_verdict_is_the_policy_of_the_comparisons_recipe(tmp_p
 
     def sentences():
         runs = read_runs([folder])
-        return verdict_on(
-            [with_summary(r, arm=renamed.get(r.summary["arm"], "full")) for r in runs]
-        )
+        return verdict_on([with_summary(r, arm=renamed.get(r.summary.arm, "full")) for r in runs])
 
     assert sentences()[0].startswith("Adaptive skipped")
     (folder / "recipe.toml").write_text(made_recipe().to_toml())
@@ -456,7 +453,12 @@ def test_hostile_names_are_escaped(tmp_path, page):
     evil = "<script>alert(1)</script>&\"'"
     folder = make_compare(tmp_path / "c", seeds=[0], title=evil)
     hostile = [
-        with_summary(run, network=evil, git=evil, hardware={**run.summary["hardware"], "cpu": evil})
+        with_summary(
+            run,
+            network=evil,
+            git=evil,
+            hardware=dataclasses.replace(run.summary.hardware, cpu=evil),
+        )
         for run in read_runs([folder])
     ]
     hostile += [with_summary(run, arm=evil, seed=9) for run in hostile[:1]]
@@ -503,7 +505,7 @@ def test_caveats_name_the_evaluated_set_and_warn_of_a_single_seed(runs, page):
     assert "different numbers of seeds" not in text
     assert "different numbers of seeds" in page(runs[:-1])
     assert "With one seed" not in text
-    assert "With one seed" in page([run for run in runs if run.summary["seed"] == 0])
+    assert "With one seed" in page([run for run in runs if run.summary.seed == 0])
 
 
 def test_losses_that_were_not_finite_are_reported(compared, page):

@@ -10,6 +10,7 @@ import xml.dom.minidom
 from pathlib import Path
 
 import pytest
+from made_runs import made_summary
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -120,7 +121,7 @@ def made_run(seconds, losses, *, samples=100, pruned=(), distributed=None, accur
             "steps": 10,
         }
         metrics.append(line if distributed is None else line | {"distributed": distributed})
-    summary = {"accuracy_last": accuracy, "seconds_train": sum(seconds)}
+    summary = made_summary(accuracy_last=accuracy, seconds_train=sum(seconds))
     recipe = {"distributed": {"group": group}, "training": {"batch_size": 10}}
     return Run(Path("nowhere"), summary, metrics, recipe)
 

@@ -144,7 +144,7 @@ def matched_recipe(recipe: Recipe, method: Run) -> Recipe:
     Raises:
         InputError: The run skipped no samples.
     """
-    total = method.summary["train_samples"]
+    total = method.summary.train_samples
     numbers = tuple(total - line["skipped"] for line in method.metrics)
     if all(number == total for number in numbers):
         raise InputError(

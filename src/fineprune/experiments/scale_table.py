@@ -153,7 +153,7 @@ def _read_scaled(trained: Configuration, folder: Path) -> Scaled:
     if duration.exists():
         summary = run.summary
         other = read_json(duration)["seconds"]
-        other -= summary["seconds_train"] + summary["seconds_evaluate"]
+        other -= summary.seconds_train + summary.seconds_evaluate
     return Scaled(trained, run, other)
 
 
@@ -208,8 +208,8 @@ def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list
                     if all_reduce is None
                     else median / statistics.median(_throughput(all_reduce))
                 ),
-                accuracy_last=run.summary["accuracy_last"],
-                seconds=run.summary["seconds_train"],
+                accuracy_last=run.summary.accuracy_last,
+                seconds=run.summary.seconds_train,
                 seconds_other=scaled.seconds_other,
                 target_loss=target_loss,
                 epochs_to_target=None if reached is None else reached + 1,

@@ -32,7 +32,7 @@ class Inspected:
     def name(self) -> str:
         """The network, the arm and the seed, such as ``resnet18 adaptive 0``."""
         summary = self.run.summary
-        return f"{summary['network']} {summary['arm']} {summary['seed']}"
+        return f"{summary.network} {summary.arm} {summary.seed}"
 
     def times_skipped(self) -> npt.NDArray[np.int64]:
         """Return in how many epochs each sample was skipped; int64, shape (N,)."""
@@ -49,14 +49,14 @@ def read_inspected(runs: Iterable[Run]) -> list[Inspected]:
 
 
 def _read(run: Run) -> Inspected:
-    samples = run.summary["train_samples"]
+    samples = run.summary.train_samples
     history, labels = read_history(run.path, samples), read_labels(run.path, samples)
     if history is None or labels is None:
         raise InputError(
             f"expected the history of the samples in {run.path}, found none: train with "
             f"run.history = true and with data whose classes are known"
         )
-    epochs = list(range(run.summary["epochs"]))
+    epochs = list(range(run.summary.epochs))
     if history.epochs != epochs:
         raise InputError(
             f"expected a history of {len(epochs)} epochs in {run.path}, got {len(history.epochs)}: "

@@ -53,7 +53,7 @@ def without_pictures(run: Run) -> bool:
 
     They are the user's own, whose code only training runs, or files, which are not kept in memory.
     """
-    return ":" in run.summary["dataset"] or run.summary["dataset"] == "images"
+    return ":" in run.summary.dataset or run.summary.dataset == "images"
 
 
 def pictures_of(run: Run) -> LoadedImages:

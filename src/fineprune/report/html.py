@@ -133,7 +133,7 @@ def _overview(sections: Sequence[Section]) -> list[tuple[Section, Row]]:
 
 
 def _caveats(group: Group, rows: Sequence[Row], margin: float) -> list[str]:
-    kind = group.runs[0].summary["evaluated_on"]
+    kind = group.runs[0].summary.evaluated_on
     caveats = [
         f"Accuracies are measured on the {kind} set. The main result is the accuracy after the "
         f"last epoch. The mean of the best three evaluations, which the paper reports, is too high "
@@ -199,12 +199,12 @@ def _caveats(group: Group, rows: Sequence[Row], margin: float) -> list[str]:
 
 def _recipe_text(group: Group) -> str:
     """Return the recipe that repeats the group's runs: the comparison's, or else the method's."""
-    method = next((run for run in group.runs if run.summary["policy"] != BASELINE), group.runs[0])
+    method = next((run for run in group.runs if run.summary.policy != BASELINE), group.runs[0])
     return ((comparison_of(group.runs) or method.path) / RECIPE).read_text(encoding="utf-8").strip()
 
 
 def _command(group: Group) -> str:
-    pruned = any(run.summary["policy"] != BASELINE for run in group.runs)
+    pruned = any(run.summary.policy != BASELINE for run in group.runs)
     if len(group.runs) == 1 or not (pruned or comparison_of(group.runs)):
         return "fineprune train recipe.toml"
     seeds = max(len(group.of(arm)) for arm in group.arms)

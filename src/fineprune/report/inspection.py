@@ -225,7 +225,7 @@ def runs_by_arm(runs: Sequence[Inspected]) -> list[list[Inspected]]:
     by_arm: dict[tuple[str, str, str, Path | None], list[Inspected]] = {}
     for run in runs:
         summary = run.run.summary
-        key = (summary["network"], summary["dataset"], summary["arm"], run.run.comparison)
+        key = (summary.network, summary.dataset, summary.arm, run.run.comparison)
         by_arm.setdefault(key, []).append(run)
     return list(by_arm.values())
 
@@ -275,11 +275,11 @@ def _inspect(
     section = _Section(
         anchor=anchor,
         heading=heading,
-        lead=_lead(figures, summary["seed"], len(run.history.epochs)),
+        lead=_lead(figures, summary.seed, len(run.history.epochs)),
         missing=figures.missing,
         found=None if wrong is None else found_table(found, wrong, len(samples)),
         galleries=galleries,
-        classes=class_table(classes, samples.names, summary["evaluated_on"], full is not None),
+        classes=class_table(classes, samples.names, summary.evaluated_on, full is not None),
         heats=heats,
         class_names=list(samples.names),
         confused=confused,
@@ -466,17 +466,28 @@ def _overlaps(runs: Sequence[Inspected], overlaps: Overlapping) -> list[Overlap]
 
 def _full_of(run: Inspected, runs: Sequence[Inspected]) -> Inspected | None:
     """Return the run that skips nothing, with the same network, data and seed, if there is one."""
-    same = ("network", "dataset", "seed", "train_samples", "evaluated_on")
-    wanted = {**{key: run.run.summary[key] for key in same}, "arm": BASELINE}
-    for other in runs:
-        mine = other.run.summary
-        if other is not run and all(mine[key] == value for key, value in wanted.items()):
-            return other
-    return None
+
+    def trained(one: Inspected) -> tuple[object, ...]:
+        summary = one.run.summary
+        places = summary.network, summary.dataset, summary.train_samples, summary.evaluated_on
+        return (*places, summary.seed)
+
+    return next(
+        (
+            other
+            for other in runs
+            if other is not run
+            and other.run.summary.arm == BASELINE
+            and trained(other) == trained(run)
+        ),
+        None,
+    )
 
 
 def _headings(arms: Sequence[list[Inspected]]) -> list[str]:
-    plain = ["{network} on {dataset}, {arm}".format(**members[0].run.summary) for members in arms]
+    plain = [
+        "{0.network} on {0.dataset}, {0.arm}".format(members[0].run.summary) for members in arms
+    ]
     return [
         heading if plain.count(heading) == 1 else f"{heading}, {members[0].run.title}"
         for heading, members in zip(plain, arms, strict=True)
@@ -488,7 +499,7 @@ def _facts(runs: Sequence[Inspected]) -> list[list[tuple[str, str]]]:
     groups: dict[tuple[str, str], list[Inspected]] = {}
     for run in runs:
         summary = run.run.summary
-        groups.setdefault((summary["network"], summary["dataset"]), []).append(run)
+        groups.setdefault((summary.network, summary.dataset), []).append(run)
     return [facts([run.run for run in members]) for members in groups.values()]
 
 

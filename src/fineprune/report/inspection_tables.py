@@ -167,7 +167,7 @@ def overlap_table(title: str, overlaps: Sequence[Overlap], runs: Sequence[Inspec
         overlaps: The overlaps of the pairs.
         runs: The runs, whose networks and arms tell the kinds of the pairs.
     """
-    arms = {run.name: (run.run.summary["network"], run.run.summary["arm"]) for run in runs}
+    arms = {run.name: (run.run.summary.network, run.run.summary.arm) for run in runs}
 
     def pair(overlap: Overlap) -> tuple[tuple[str, str], tuple[str, str]]:
         return arms[overlap.one], arms[overlap.other]

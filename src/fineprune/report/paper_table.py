@@ -79,5 +79,5 @@ def _epochs(group: Group) -> int | None:
     first: Row = group_rows(group)[0]
     if paper_result(first) is None or not {BASELINE, _METHOD} <= set(group.arms):
         return None
-    epochs: int = group.of(_METHOD)[0].summary["epochs"]
+    epochs: int = group.of(_METHOD)[0].summary.epochs
     return epochs

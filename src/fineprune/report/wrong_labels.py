@@ -75,11 +75,13 @@ def found_rows(group: Group) -> list[FoundRow]:
     """Return one row for each arm with runs whose wrong labels are known; often there are none."""
     rows = []
     for arm in group.arms:
-        found = [run.summary["suspicion"] for run in group.of(arm) if "suspicion" in run.summary]
+        found = [
+            run.summary.suspicion for run in group.of(arm) if run.summary.suspicion is not None
+        ]
         if not found:
             continue
         names = [field.name for field in dataclasses.fields(FoundRow)][3:]
-        means = {name: _mean([figures[name] for figures in found]) for name in names}
+        means = {name: _mean([getattr(figures, name) for figures in found]) for name in names}
         rows.append(FoundRow(group.label, arm, len(found), **means))
     return rows
 

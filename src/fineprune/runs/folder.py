@@ -24,9 +24,9 @@ from fineprune.runs.files import (
     replacing,
     whole_lines,
     write_atomically,
-    write_json,
 )
 from fineprune.runs.history import EVALUATED, HISTORY, LABELS, Records
+from fineprune.runs.summary import Summary, write_summary
 
 
 class RunFolder:
@@ -115,9 +115,9 @@ class RunFolder:
         """
         self._write_array(self.history, epoch, records)
 
-    def finish(self, summary: dict[str, Any]) -> None:
+    def finish(self, summary: Summary) -> None:
         """Write the summary, which marks the run as finished."""
-        write_json(self.summary, summary)
+        write_summary(self.summary, summary)
 
     def write_labels(self, labels: npt.NDArray[np.integer]) -> None:
         """Write the label of each training sample: ``history.pack_classes``, shape (N,)."""

@@ -14,6 +14,7 @@ from fineprune.distributed.all_reduce import RankGroup, joined
 from fineprune.runs.files import read_metrics
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.lock import only_writer
+from fineprune.runs.summary import Summary
 from fineprune.training.checkpoint import save_checkpoint
 from fineprune.training.epoch_local import local_training, train_epoch_locally
 from fineprune.training.epoch_metrics import (
@@ -58,7 +59,7 @@ def train(
     resume: bool = False,
     sharing: int = 1,
     on_epoch: OnEpoch | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """Train a recipe and write its run folder.
 
     Under ``torchrun``, the processes train together: ``batch_size`` is the batch size of each
@@ -73,7 +74,7 @@ def train(
         on_epoch: Called on rank 0 with the metrics of each epoch.
 
     Returns:
-        The run's summary, as in ``summary.json``.
+        The run's summary.
 
     Raises:
         InputError: A setting is wrong, the folder holds a run that must not be continued, or its
@@ -178,7 +179,7 @@ def _save(state: TrainState, files: RunFolder, totals: EpochTotals | None) -> No
         totals.started = time.perf_counter()  # Writing a checkpoint is not part of the training.
 
 
-def _finish(state: TrainState, files: RunFolder) -> dict[str, Any]:
+def _finish(state: TrainState, files: RunFolder) -> Summary:
     result = summary(state, read_metrics(files.metrics))
     files.finish(result)
     return result

@@ -28,7 +28,6 @@ from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.policies.ucb import UCB
 from fineprune.pruning.schedule import Schedule
-from fineprune.training.earlier_recipes import as_meant, completed
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.own_policy import own_policy
 from fineprune.training.settings import (
@@ -246,15 +245,6 @@ def differences(
     return phrases
 
 
-def completed_sections(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the settings that a run wrote, with the defaults of the settings that are newer.
-
-    Two runs that were written by different versions can then be compared. This makes no policy and
-    imports nothing that the recipe names.
-    """
-    return completed(sections, get_type_hints(Recipe))
-
-
 def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
     """Read a recipe from TOML.
 
@@ -288,18 +278,15 @@ def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Rec
             value is wrong.
     """
     merged = {key: dict(_section(key, value)) for key, value in sections.items()}
-    changed = set()
     for change in changes:
         name, separator, text = change.partition("=")
         section, dot, key = name.strip().partition(".")
         if not separator or not dot:
             raise InputError(f"expected --set section.key=value, got {change!r}")
         merged.setdefault(section, {})[key] = _parse(text.strip())
-        changed.add((section, key))
     hints = get_type_hints(Recipe)
     built: dict[str, Any] = {}
-    meant = as_meant(merged, set_now=("data", "train_size") in changed)
-    for section, values in meant.items():
+    for section, values in merged.items():
         _check_known("section", section, hints)
         built[section] = _make_section(section, hints[section], values)
     return Recipe(**built)

@@ -169,7 +169,7 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     Raises:
         InputError: The data or the pretrained weights cannot be loaded.
     """
-    data = load_data(recipe, None if saved is None else saved.get("images"))
+    data = load_data(recipe, None if saved is None else saved["images"])
     model = recipe_network(recipe, data)
     digest = _load_pretrained(model, recipe, data, tell=ranks.main) if saved is None else None
     policy = recipe.policy()
@@ -288,14 +288,14 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
             checkpoint was written.
     """
     recipe, ranks = state.recipe, state.ranks
-    if saved.get("labels") != state.data.labels_digest:
+    if saved["labels"] != state.data.labels_digest:
         places = [place for place in (recipe.data.train, recipe.data.labels) if place is not None]
         what = "labels" if recipe.data.train is None else "images and labels"
         raise InputError(
             f"expected in {' and '.join(places)} the {what} with which the run began, got others: "
             f"restore the file, or train into a new folder"
         )
-    state.weights_digest = saved.get("weights")
+    state.weights_digest = saved["weights"]
     state.model.load_state_dict(saved["model"])
     if state.average is not None:
         state.average.load_state_dict(saved["average"])

@@ -50,15 +50,15 @@ def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -
 def scale_caveats(scaling: Scaling) -> list[str]:
     """Return sentences on the limits of the results."""
     runs = [scaled.run for scaled in scaling.runs]
-    hardware = runs[0].summary["hardware"]
-    threads = max(run.summary["hardware"]["threads"] for run in runs)
+    hardware = runs[0].summary.hardware
+    threads = max(run.summary.hardware.threads for run in runs)
     # Servers and the driver also need a core each, on whichever node they are.
     busy = max(
         scaled.configuration.workers * threads
         + (scaled.configuration.servers + 1 if scaled.configuration.servers else 0)
         for scaled in scaling.runs
     )
-    kind = runs[0].summary["evaluated_on"]
+    kind = runs[0].summary.evaluated_on
     caveats = [
         f"Accuracies are measured on the {kind} set after the last epoch, with one seed each. "
         f"Differences below one percentage point may be due to chance.",
@@ -73,11 +73,11 @@ def scale_caveats(scaling: Scaling) -> list[str]:
         "The paper's results are for ResNet-50 on nodes with four K80 GPUs, connected by "
         "InfiniBand with 56 Gbit/s. They cannot be compared directly with ours.",
     ]
-    if hardware["gpu"] is None and busy > hardware["cores"]:
+    if hardware.gpu is None and busy > hardware.cores:
         caveats.insert(
             0,
             f"If all processes ran on one machine, up to {busy} threads of workers, servers and "
-            f"the driver shared {hardware['cores']} cores. Speedups are then lower than on "
+            f"the driver shared {hardware.cores} cores. Speedups are then lower than on "
             f"separate machines.",
         )
     return caveats
