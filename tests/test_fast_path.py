@@ -17,7 +17,7 @@ from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.recipe import make_recipe
-from fineprune.training.settings import OPTIMIZERS, TrainingSettings
+from fineprune.training.settings.training import OPTIMIZERS, TrainingSettings
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

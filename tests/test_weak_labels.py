@@ -237,6 +237,7 @@ def test_the_adaptive_policy_finds_wrong_labels(tmp_path):
         NOISE,
         "data.train_size=1024",
         "pruning.policy=adaptive",
+        "pruning.save=0.35",
         "training.epochs=16",
         "training.milestones=[12]",
         "training.lr=0.05",

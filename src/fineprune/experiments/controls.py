@@ -9,13 +9,14 @@ from fineprune.errors import InputError
 from fineprune.runs.run import Run
 from fineprune.training.cost import cost_is_known, predicted_cost, saved_share
 from fineprune.training.policies import (
+    ONLY_WITH,
     POLICY_NAMES,
     follows_schedule,
     schedule_for_saving,
     takes_save,
 )
 from fineprune.training.recipe import Recipe
-from fineprune.training.settings import OF_ONE_POLICY, PruningSettings
+from fineprune.training.settings import PruningSettings
 
 # The control that repeats the numbers of a finished run. It is a policy as well as an arm.
 MATCHED = "matched"
@@ -34,7 +35,7 @@ ARMS = ("full", "fine-pruning", "random", "fewer-epochs")
 ALL_ARMS = ("full", *METHODS, "random", MATCHED, *SHORTER)
 
 # Settings that are wrong with any other policy than the recipe's own.
-_UNSET: dict[str, Any] = dict.fromkeys((*OF_ONE_POLICY, "arguments"))
+_UNSET: dict[str, Any] = dict.fromkeys((*ONLY_WITH, "arguments"))
 
 
 def default_arms(recipe: Recipe) -> tuple[str, ...]:

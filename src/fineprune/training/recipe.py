@@ -10,26 +10,19 @@ import functools
 import json
 import tomllib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
-from fineprune.pruning.policies.adaptive import Adaptive
-from fineprune.pruning.policies.fine_pruning import FinePruning
-from fineprune.pruning.policies.full import FullData
-from fineprune.pruning.policies.infobatch import InfoBatch
 from fineprune.pruning.policies.kakurenbo import Kakurenbo
-from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
-from fineprune.pruning.policies.random import RandomPruning
-from fineprune.pruning.policies.rs2 import RS2
-from fineprune.pruning.policies.ucb import UCB
 from fineprune.pruning.schedule import Schedule
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.own_policy import own_policy
+from fineprune.training.policies import make_policy
 from fineprune.training.settings import (
     DataSettings,
     NetworkSettings,
@@ -127,43 +120,15 @@ class Recipe:
 
         If it is the user's own, this runs the user's code.
         """
-        pruning, epochs, options = self.pruning, self.training.epochs, self.pruning.options()
+        pruning, epochs = self.pruning, self.training.epochs
         if pruning.own:
-            return own_policy(pruning.policy, epochs, pruning.arguments or {}, options)
-        if pruning.policy == "infobatch":
-            return InfoBatch(epochs, pruning.prune, save=pruning.save, **options)
-        if pruning.policy == "full":
-            return FullData(epochs, **options)
-        if pruning.policy == "kakurenbo":
-            assert pruning.prune is not None
-            return Kakurenbo(epochs, pruning.prune, **options, **pruning.given("confidence"))
-        if pruning.policy == "progressive-dropout":
-            return ProgressiveDropout(
-                epochs, **options, **pruning.given("form", "threshold", "decay")
-            )
-        assert pruning.save is not None  # It has a default with each of the other policies.
-        if pruning.policy == "ucb":
-            names = ("smoothing", "exploration", "period")
-            return UCB(epochs, pruning.save, **options, **pruning.given(*names))
-        if pruning.policy == "rs2":
-            replacement = bool(pruning.replacement)
-            return RS2(epochs, pruning.save, replacement=replacement, **options)
-        if pruning.policy == "adaptive":
-            return Adaptive(
-                epochs,
-                pruning.save,
-                functools.partial(rate_at, self.training),
-                patience=pruning.patience,
-                returning=pruning.returning,
-                evidence=pruning.evidence,
-                **options,
-            )
-        if pruning.policy == "matched":
-            return Matched(epochs, pruning.numbers or (), pruning.mean_weights, **options)
-        assert pruning.prune is not None
-        if pruning.policy == "random":
-            return RandomPruning(self.schedule(), pruning.prune, **options)
-        return FinePruning(self.schedule(), pruning.prune, pruning.tolerance, **options)
+            return own_policy(pruning.policy, epochs, pruning.arguments or {}, pruning.options())
+        made: dict[str, Callable[[], Any]] = {
+            "epochs": lambda: epochs,
+            "schedule": self.schedule,
+            "rates": lambda: functools.partial(rate_at, self.training),
+        }
+        return make_policy(pruning.policy, pruning.given(), made)
 
     def schedule(self) -> Schedule:
         """Make the schedule that the pruning section describes."""
