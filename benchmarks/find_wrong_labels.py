@@ -23,7 +23,7 @@ from fineprune.inspection.inspected import read_inspected
 from fineprune.inspection.pictures import pictures_of, probabilities_of
 from fineprune.inspection.suspects import Suspects, suspects_of
 from fineprune.runs.run import read_run
-from fineprune.training.data import LoadedImages
+from fineprune.training.data.memory import LoadedImages
 from fineprune.training.hardware import describe
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe, make_recipe

@@ -11,8 +11,8 @@ from fineprune.errors import InputError
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.data.seeded_samples import SeededSamples
 from fineprune.training.loop import train
-from fineprune.training.own_data import SeededSamples
 from fineprune.training.recipe import make_recipe
 from fineprune.training.stop import Stopped
 

@@ -22,9 +22,9 @@ from fineprune.report.wrong_labels import all_found_rows
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.summary import Detection
-from fineprune.training import data as training_data
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data import load_data
+from fineprune.training.data import memory as training_data
 from fineprune.training.epoch_served import _with_absolute_paths
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe

@@ -16,7 +16,7 @@ from fineprune.inspection.inspected import Inspected
 from fineprune.runs.files import CHECKPOINT
 from fineprune.runs.run import Run
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.data import LoadedImages, device_data, load_images
+from fineprune.training.data.memory import LoadedImages, device_data, load_images
 from fineprune.training.evaluate import evaluated_logits
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.recipe import Recipe, make_recipe
