@@ -1,15 +1,13 @@
 """ResNets (He et al. 2016) in their ImageNet form, with the names of torchvision's parameters.
 
 The stem is a 7x7 convolution with stride 2 and a max-pooling. Four stages of widths 64, 128, 256
-and 512 follow, then global average pooling and one linear layer, ``fc``. In a bottleneck block that
-halves the height and width, the 3x3 convolution has the stride. This form is known as v1.5; in the
-paper, the first 1x1 convolution has it. The names in the state dict (``conv1``, ``bn1``,
-``layer1.0.conv1``, ``layer1.0.downsample.0``, ``fc``) and the shapes equal those of torchvision, so
-that its pretrained weights fit.
+and 512 follow, then global average pooling and one linear layer, ``fc``. The names in the state
+dict (``conv1``, ``bn1``, ``layer1.0.conv1``, ``layer1.0.downsample.0``, ``fc``) and the shapes
+equal those of torchvision, so that its pretrained weights fit.
 
-The weights of the convolutions are initialised as in He et al. 2015, normal with variance
-2 / fan-out. Batch normalisation starts with scale 1 and shift 0, also at the end of a block. The
-linear layer has torch's default, uniform within 1 / sqrt(fan-in).
+The weights of the convolutions are initialised as in He et al. 2015. Batch normalisation starts
+with scale 1 and shift 0, also at the end of a block. The linear layer has torch's default, uniform
+within 1 / sqrt(fan-in).
 """
 
 from collections.abc import Sequence
@@ -18,51 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fineprune.networks.residual_blocks import (
+    BasicBlock,
+    Bottleneck,
+    init_convolutions,
+    residual_stage,
+)
+
 _WIDTHS = (64, 128, 256, 512)
-
-
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which is a 1x1 projection if the shape changes."""
-
-    expansion = 1
-
-    def __init__(self, entering: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(entering, width, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.downsample = _downsample(entering, width, stride)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return features of shape (B, width, height / stride, width / stride)."""
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = self.bn2(self.conv2(y))
-        return F.relu(y.add_(x if self.downsample is None else self.downsample(x)), inplace=True)
-
-
-class Bottleneck(nn.Module):
-    """A 1x1, a 3x3 and a 1x1 convolution to four times the width, and a shortcut."""
-
-    expansion = 4
-
-    def __init__(self, entering: int, width: int, stride: int) -> None:
-        super().__init__()
-        leaving = width * self.expansion
-        self.conv1 = nn.Conv2d(entering, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, leaving, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(leaving)
-        self.downsample = _downsample(entering, leaving, stride)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return features of shape (B, 4 * width, height / stride, width / stride)."""
-        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
-        y = self.bn3(self.conv3(y))
-        return F.relu(y.add_(x if self.downsample is None else self.downsample(x)), inplace=True)
 
 
 class ImageNetResNet(nn.Module):
@@ -88,19 +49,14 @@ class ImageNetResNet(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(channels, _WIDTHS[0], 7, 2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(_WIDTHS[0])
-        entering = _WIDTHS[0]
+        in_channels = _WIDTHS[0]
         stages: list[nn.Module] = []
-        for stage, (width, number) in enumerate(zip(_WIDTHS, blocks, strict=True)):
-            made: list[nn.Module] = []
-            for place in range(number):
-                made.append(block(entering, width, 2 if stage and not place else 1))
-                entering = width * block.expansion
-            stages.append(nn.Sequential(*made))
+        for width, number, stride in zip(_WIDTHS, blocks, (1, 2, 2, 2), strict=True):
+            stages.append(nn.Sequential(*residual_stage(block, in_channels, width, number, stride)))
+            in_channels = width * block.expansion
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
-        self.fc = nn.Linear(entering, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        self.fc = nn.Linear(in_channels, classes)
+        init_convolutions(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch of images."""
@@ -129,12 +85,3 @@ def imagenet_resnet50(classes: int = 1000, channels: int = 3) -> ImageNetResNet:
 def imagenet_resnet101(classes: int = 1000, channels: int = 3) -> ImageNetResNet:
     """Build ResNet-101: bottleneck blocks 3-4-23-3."""
     return ImageNetResNet(Bottleneck, (3, 4, 23, 3), classes, channels)
-
-
-def _downsample(entering: int, leaving: int, stride: int) -> nn.Module | None:
-    """Return the projection of a block's shortcut; None if the shape stays the same."""
-    if entering == leaving and stride == 1:
-        return None
-    return nn.Sequential(
-        nn.Conv2d(entering, leaving, 1, stride, bias=False), nn.BatchNorm2d(leaving)
-    )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fineprune.errors import InputError
+from fineprune.override import override
 
 
 class RMSPropTF(torch.optim.Optimizer):
@@ -58,9 +59,9 @@ class RMSPropTF(torch.optim.Optimizer):
         }
         super().__init__(params, settings)
 
+    @override
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step; a closure is called first, with gradients, and its result returned."""
         result = None
         if closure is not None:
             with torch.enable_grad():
