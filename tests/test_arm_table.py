@@ -56,7 +56,7 @@ def small_comparison():
 def test_a_row_equals_the_numbers_computed_by_hand():
     full, row = table_rows(small_comparison())
     assert (full.arm, row.arm) == ("full", "fine-pruning")
-    assert row.group == "lenet on digits"
+    assert row.group.label == "lenet on digits"
     assert row.seeds == 3
     assert row.seconds_train == pytest.approx(640 / 3)
     # The seeds save 10 %, 15 % and 5 %. The sums of the seconds would give 8.6 %.

@@ -14,6 +14,12 @@ from rich.console import Console
 
 from fineprune.experiments.arm_table import grouped, table_rows
 from fineprune.experiments.controls import ARMS, SHORTER, arm_recipe
+from fineprune.report.comparison_table import (
+    COLUMNS,
+    comparison_tables,
+    row_dicts,
+    terminal_tables,
+)
 from fineprune.report.figures import (
     draw_all,
     draw_counts,
@@ -24,8 +30,8 @@ from fineprune.report.figures import (
 )
 from fineprune.report.html import write_report
 from fineprune.report.paper import RESULTS, paper_rows
-from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
-from fineprune.report.tables import COLUMNS, markdown_table, rich_table, row_dicts
+from fineprune.report.paper_table import paper_notes, paper_table
+from fineprune.report.table import markdown_table, rich_table
 from fineprune.report.verdict import verdict
 from fineprune.runs.run import read_run, read_runs
 
@@ -62,12 +68,17 @@ def one_group(runs):
 def terminal(rows):
     console = Console(width=80, no_color=True)
     with console.capture() as captured:
-        console.print(rich_table(rows))
+        for table in terminal_tables(rows):
+            console.print(rich_table(table, console.width))
     return captured.get()
 
 
-def cells(markdown):
-    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+def markdown(rows):
+    return "\n".join(map(markdown_table, comparison_tables(rows)))
+
+
+def cells(text):
+    lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
@@ -100,7 +111,7 @@ def test_long_names_of_arms_are_broken_at_their_hyphens_in_the_terminal(runs):
 
 def test_the_markdown_table_shows_percentages_and_points_with_two_decimals(runs):
     rows = table_rows(runs)
-    header, _, *lines = cells(markdown_table(rows))
+    header, _, *lines = cells(markdown(rows))
     assert header == [column.header for column in COLUMNS]
     shown = dict(zip(header, lines[1], strict=True))
     assert shown["arm"] == "fine-pruning"
@@ -116,13 +127,13 @@ def test_the_markdown_table_shows_percentages_and_points_with_two_decimals(runs)
 
 def test_with_one_seed_no_interval_is_printed(runs):
     rows = table_rows([run for run in runs if run.summary.seed == 0])
-    assert "±" not in markdown_table(rows)
-    assert re.search(r"[+-]\d\.\d\d ", markdown_table(rows))
+    assert "±" not in markdown(rows)
+    assert re.search(r"[+-]\d\.\d\d ", markdown(rows))
 
 
 def test_the_cost_of_the_full_accuracy_is_a_number_only_if_every_run_reaches_it(runs):
     def shown(rows):
-        header, _, *lines = cells(markdown_table(rows))
+        header, _, *lines = cells(markdown(rows))
         return dict(zip(header, lines[1], strict=True))
 
     changed = [with_summary(run, accuracy_last=0.5) for run in runs]
@@ -163,13 +174,13 @@ def cifar10_runs(tmp_path, monkeypatch):
 
 def test_the_papers_results_are_shown_for_its_networks_on_cifar10_only(runs, cifar10_runs):
     rows = table_rows(cifar10_runs)
-    lines = cells(markdown_table(rows))
+    lines = cells(markdown(rows))
     shown = dict(zip(lines[0], lines[-1], strict=True))
     assert (shown["arm"], shown["time saved, %"]) == ("paper: pruned", "11.80")
     assert (shown["overhead, s"], shown["best three, %"]) == ("4.27", "74.72")
     assert shown["best three vs full, points"] == "-0.43"
     assert "paper: full" in terminal(rows)
-    assert paper_rows(table_rows(runs)[0]) == []
+    assert paper_rows(grouped(runs)[0]) == []
     assert len(RESULTS) == 10
 
 
@@ -177,7 +188,9 @@ def test_the_papers_tables_are_compared_with_each_network_that_was_run(runs, cif
     lenet = cifar10_runs
     vgg = [with_summary(run, network="vgg13") for run in lenet]
     groups = grouped([*runs, *lenet, *vgg])
-    lines = [dict(zip(range(len(HEADERS)), line, strict=True)) for line in paper_lines(groups)]
+    table = paper_table(groups)
+    assert table is not None
+    lines = table.lines
     assert [line[0] for line in lines] == ["lenet", "vgg13"]
     assert [line[4] for line in lines] == ["11.80", "7.40"]
     pruned = next(run.summary for run in lenet if run.summary.arm == "fine-pruning")
@@ -189,20 +202,19 @@ def test_the_papers_tables_are_compared_with_each_network_that_was_run(runs, cif
     parse_strictly(text)
     assert "Tables 1 and 2, compared with ours" not in page(runs)
     only_full = [run for run in lenet if run.summary.arm == "full"]
-    assert paper_lines(grouped(only_full)) == []
+    assert paper_table(grouped(only_full)) is None
 
 
-def test_several_groups_share_one_table(runs):
+def test_each_group_has_a_table(runs):
     others = [with_summary(run, network="vgg13") for run in runs]
     rows = table_rows([*runs, *others])
     assert "vgg13 on" in terminal(rows)
-    assert "**vgg13 on digits, accuracy on the test set**" in markdown_table(rows)
+    assert "**vgg13 on digits, accuracy on the test set**" in markdown(rows)
     assert terminal(rows).count("fine-pruning") == 2
 
 
 def test_tables_without_rows_are_empty():
-    assert markdown_table([]) == ""
-    assert rich_table([]).row_count == 0
+    assert comparison_tables([]) == terminal_tables([]) == []
 
 
 # Figures
@@ -573,10 +585,10 @@ def test_controls_with_another_cost_are_not_called_equal(tmp_path):
     "other", [{"evaluated_on": "validation"}, {"train_samples": 10_000}, {"suspicion": {}}]
 )
 def test_the_papers_results_are_not_shown_for_other_data(cifar10_runs, other):
-    assert paper_lines(grouped(cifar10_runs))
+    assert paper_table(grouped(cifar10_runs)) is not None
     others = [with_summary(run, **other) for run in cifar10_runs]
-    assert paper_lines(grouped(others)) == []
-    assert paper_rows(table_rows(others)[0]) == []
+    assert paper_table(grouped(others)) is None
+    assert paper_rows(grouped(others)[0]) == []
 
 
 def test_the_recipe_and_command_of_a_report_repeat_its_comparison(tmp_path, page):

@@ -62,7 +62,8 @@ def scale(
     """
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.report.scaling.page import scale_caveats, write_scale_report
-    from fineprune.report.scaling.tables import rich_tables, scale_tables
+    from fineprune.report.scaling.tables import scale_tables
+    from fineprune.report.table import rich_table
 
     words, more = split_changes(configurations)
     made = read_recipe(recipe, all_changes(changes, more))
@@ -88,8 +89,8 @@ def scale(
         typer.echo(json.dumps({"folder": str(folder), "rows": lines}))
         return
     console = Console()
-    for table in rich_tables(scale_tables(rows), console.width):
-        console.print(table)
+    for table in scale_tables(rows):
+        console.print(rich_table(table, console.width))
     for sentence in scale_caveats(read):
         console.print(f"- {sentence}", style="dim", highlight=False)
     typer.echo(f"report: {page}")

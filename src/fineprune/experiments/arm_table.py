@@ -97,17 +97,39 @@ class Difference:
         return max(float(stdtr(freedom, (sign * self.mean - margin) / error)) for sign in (1, -1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs that can be compared with each other.
+
+    Attributes:
+        label: The name of the group, such as ``lenet on digits``.
+        runs: The runs, in the order of the arms and, within each arm, of the seeds.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Summary:
+        """The summary of the first run, whose network, data and evaluation are those of all."""
+        return self.runs[0].summary
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms, in the order of the table."""
+        return list(dict.fromkeys(run.summary.arm for run in self.runs))
+
+    def of(self, arm: str) -> list[Run]:
+        """Return the runs of an arm, in the order of their seeds; an empty list if it has none."""
+        return [run for run in self.runs if run.summary.arm == arm]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One arm of a comparison, averaged over its seeds. None marks a value that is not available.
 
     Attributes:
-        group: The label of the group that the arm belongs to, such as ``lenet on digits``.
-        network: The name of the network.
-        dataset: The name of the dataset.
-        train_samples: The number of training samples.
-        wrong_labels: Whether some of the training labels were made wrong on purpose.
-        evaluated_on: The set that the accuracies are measured on, ``test`` or ``validation``.
+        group: The group that the arm belongs to.
         arm: The name of the arm.
         seeds: The number of runs.
         seconds_train: The wall-clock time of the training in seconds, including the bookkeeping and
@@ -137,52 +159,25 @@ class Row:
         samples_to_full: The number of sample-steps until then.
     """
 
-    group: str
-    network: str
-    dataset: str
-    train_samples: int
-    wrong_labels: bool
-    evaluated_on: str | None
+    group: Group
     arm: str
-    seeds: int | None
-    seconds_train: float | None
-    time_saved: float | None
-    saved_in_epochs: float | None
-    seconds_bookkeeping: float | None
-    samples_trained: float | None
-    forward_samples: float | None
-    steps: float | None
-    skipped: float | None
-    accuracy_last: float | None
-    last_difference: Difference | None
-    equivalence: float | None
-    accuracy_best3: float | None
-    best3_difference: Difference | None
-    reaching: float | None
-    seconds_to_full: float | None
-    samples_to_full: float | None
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that can be compared with each other.
-
-    Attributes:
-        label: The name of the group, such as ``lenet on digits``.
-        runs: The runs, in the order of the arms and, within each arm, of the seeds.
-    """
-
-    label: str
-    runs: tuple[Run, ...]
-
-    @property
-    def arms(self) -> list[str]:
-        """The arms, in the order of the table."""
-        return list(dict.fromkeys(run.summary.arm for run in self.runs))
-
-    def of(self, arm: str) -> list[Run]:
-        """Return the runs of an arm, in the order of their seeds; an empty list if it has none."""
-        return [run for run in self.runs if run.summary.arm == arm]
+    seeds: int | None = None
+    seconds_train: float | None = None
+    time_saved: float | None = None
+    saved_in_epochs: float | None = None
+    seconds_bookkeeping: float | None = None
+    samples_trained: float | None = None
+    forward_samples: float | None = None
+    steps: float | None = None
+    skipped: float | None = None
+    accuracy_last: float | None = None
+    last_difference: Difference | None = None
+    equivalence: float | None = None
+    accuracy_best3: float | None = None
+    best3_difference: Difference | None = None
+    reaching: float | None = None
+    seconds_to_full: float | None = None
+    samples_to_full: float | None = None
 
 
 def table_rows(runs: Sequence[Run], margin: float = MARGIN) -> list[Row]:
@@ -317,19 +312,13 @@ def _row(group: Group, arm: str, margin: float) -> Row:
     reached = [cost for cost in costs if cost is not None]
     reached_always = len(reached) == len(costs)
     last_difference = _to_baseline(group, arm, lambda summary: summary.accuracy_last)
-    first = runs[0].summary
     in_epochs = [saved for run in runs if (saved := saved_in_epochs(run.summary)) is not None]
     if arm == BASELINE or not group.of(BASELINE):
         skipped = [run.summary.skipped_share for run in runs]
     else:
         skipped = _saved(pairs, lambda summary: summary.samples_trained)
     return Row(
-        group=group.label,
-        network=first.network,
-        dataset=first.dataset,
-        train_samples=first.train_samples,
-        wrong_labels=first.suspicion is not None,
-        evaluated_on=first.evaluated_on,
+        group=group,
         arm=arm,
         seeds=len(runs),
         seconds_train=_mean_of(runs, lambda summary: summary.seconds_train),

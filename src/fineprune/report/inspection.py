@@ -20,17 +20,16 @@ from fineprune.report.inspection_tables import (
     Found,
     class_table,
     confused_pairs,
-    found_table,
     overlap_table,
     share_table,
+    suspects_table,
     trait_table,
 )
 from fineprune.report.known_samples import KnownSamples, known_samples
 from fineprune.report.page_template import template
 from fineprune.report.sample_gallery import VISIBLE, Gallery, make_gallery
 from fineprune.report.suspected_labels import suspects_note, top_loss
-from fineprune.report.tables import percent
-from fineprune.report.text_table import Table
+from fineprune.report.table import Table, percent
 from fineprune.runs.files import write_atomically
 
 Index = npt.NDArray[np.int64]
@@ -277,7 +276,7 @@ def _inspect(
         heading=heading,
         lead=_lead(figures, summary.seed, len(run.history.epochs)),
         missing=figures.missing,
-        found=None if wrong is None else found_table(found, wrong, len(samples)),
+        found=None if wrong is None else suspects_table(found, wrong, len(samples)),
         galleries=galleries,
         classes=class_table(classes, samples.names, summary.evaluated_on, full is not None),
         heats=heats,

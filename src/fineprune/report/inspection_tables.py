@@ -11,8 +11,7 @@ from fineprune.inspection.inspected import Inspected
 from fineprune.inspection.overlap import Overlap
 from fineprune.inspection.per_class import ClassRow
 from fineprune.inspection.traits import Trait
-from fineprune.report.tables import NOTHING, percent
-from fineprune.report.text_table import Table
+from fineprune.report.table import NOTHING, Table, decimal, percent
 
 Matrix = npt.NDArray[np.int64]
 
@@ -45,7 +44,7 @@ class Found:
         return self.wrong / self.first
 
 
-def found_table(found: Sequence[Found], total: int, samples: int) -> Table:
+def suspects_table(found: Sequence[Found], total: int, samples: int) -> Table:
     """Return the table of the wrong labels that the suspects contain.
 
     Args:
@@ -230,8 +229,8 @@ def trait_table(traits: Sequence[Trait], chosen: str) -> Table:
     lines = [
         (
             trait.name,
-            _number(trait.chosen),
-            _number(trait.others),
+            _mean(trait.chosen),
+            _mean(trait.others),
             f"{trait.difference:+.2f}",
         )
         for trait in traits
@@ -283,5 +282,5 @@ def share_table(
     return Table("Their labels", ("class", f"{chosen}, %", "all samples, %", "ratio"), lines, note)
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"
+def _mean(value: float) -> str:
+    return decimal(value, 0 if abs(value) >= 100 else 3)

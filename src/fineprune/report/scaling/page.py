@@ -6,12 +6,14 @@ from pathlib import Path
 from fineprune.experiments.scale_table import ScaleRow, Scaling
 from fineprune.report.facts import facts
 from fineprune.report.page_template import template
-from fineprune.report.scaling.loss_figure import draw_loss
-from fineprune.report.scaling.phases_figure import draw_phases
-from fineprune.report.scaling.speedup_figure import draw_speedup
-from fineprune.report.scaling.staleness_figure import draw_staleness
+from fineprune.report.scaling.figures import (
+    draw_loss,
+    draw_phases,
+    draw_speedup,
+    draw_staleness,
+    draw_throughput,
+)
 from fineprune.report.scaling.tables import scale_tables
-from fineprune.report.scaling.throughput_figure import draw_throughput
 from fineprune.runs.files import write_atomically
 
 
@@ -38,7 +40,7 @@ def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -
     page = template("scale.html.j2").render(
         title=f"{scaling.title}: workers and servers",
         facts=facts(runs),
-        tables=scale_tables(rows),
+        tables=scale_tables(rows, paper=True),
         drawings=[drawing for drawing in drawings if drawing is not None],
         caveats=scale_caveats(scaling),
         recipe=(runs[0].path / "recipe.toml").read_text(encoding="utf-8").strip(),
