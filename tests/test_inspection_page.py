@@ -15,13 +15,13 @@ from PIL import Image
 from test_report import parse_strictly
 
 from fineprune.errors import InputError
-from fineprune.inspection.inspected import read_inspected
+from fineprune.inspection.inspected import read_inspected, runs_by_arm
+from fineprune.inspection.known_samples import known_samples
 from fineprune.inspection.overlap import Overlap, expected_jaccard, skipped_overlaps
 from fineprune.inspection.pictures import pictures_of
 from fineprune.inspection.suspects import suspects_of
-from fineprune.report.inspection import runs_by_arm, write_inspection
+from fineprune.report.inspection import write_inspection
 from fineprune.report.inspection_tables import confused_pairs, overlap_table
-from fineprune.report.known_samples import known_samples
 from fineprune.report.picture_sheet import COLUMNS, picture_sheets, shown_size
 from fineprune.report.sample_gallery import VISIBLE, make_gallery
 from fineprune.report.sparkline import HEIGHT, WIDTH, sparkline

@@ -16,7 +16,7 @@ from fineprune.runs.files import finite
 from fineprune.runs.run import read_runs
 
 if TYPE_CHECKING:
-    from fineprune.report.inspection import InspectedArm
+    from fineprune.inspection.inspected_arm import InspectedArm
 
 # How many suspects of each arm are printed.
 _SUSPECTS = 5

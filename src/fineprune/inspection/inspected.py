@@ -1,7 +1,8 @@
 """Inspected: a finished run together with its history."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,16 @@ def read_inspected(runs: Iterable[Run]) -> list[Inspected]:
         InputError: A run has kept no history, or a file is damaged.
     """
     return [_read(run) for run in runs]
+
+
+def runs_by_arm(runs: Sequence[Inspected]) -> list[list[Inspected]]:
+    """Return the runs of each network and arm, for each dataset and comparison, in given order."""
+    by_arm: dict[tuple[str, str, str, Path | None], list[Inspected]] = {}
+    for run in runs:
+        summary = run.run.summary
+        key = (summary.network, summary.dataset, summary.arm, run.run.comparison)
+        by_arm.setdefault(key, []).append(run)
+    return list(by_arm.values())
 
 
 def _read(run: Run) -> Inspected:

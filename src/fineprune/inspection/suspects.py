@@ -1,7 +1,7 @@
 """The suspected wrong labels of a run, ranked, each with a suggested label."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,10 @@ class Suspects:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def at(self, place: npt.NDArray[np.int64]) -> "Suspects":
+        """Return the suspects at some places of the ranking."""
+        return Suspects(*(getattr(self, field.name)[place] for field in fields(self)))
 
 
 def suspects_of(inspected: Inspected, most: int | None = None) -> Suspects:

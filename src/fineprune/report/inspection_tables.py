@@ -2,12 +2,12 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from fineprune.inspection.inspected import Inspected
+from fineprune.inspection.inspected_arm import Found
 from fineprune.inspection.overlap import Overlap
 from fineprune.inspection.per_class import ClassRow
 from fineprune.inspection.traits import Trait
@@ -20,28 +20,6 @@ _MOST_CLASSES = 100
 _MOST_OVERLAPS = 15
 _MOST_SHARES = 20
 _MOST_PAIRS = 20
-
-
-@dataclass(frozen=True)
-class Found:
-    """How many of the first suspects have wrong labels.
-
-    Attributes:
-        first: The number of suspects that are looked at.
-        wrong: How many of them have wrong labels.
-        by_chance: How many would have wrong labels if samples were suspected at random.
-        suggestions_right: How many of the wrong labels have the right suggestion.
-    """
-
-    first: int
-    wrong: int
-    by_chance: float
-    suggestions_right: int
-
-    @property
-    def precision(self) -> float:
-        """The share of these suspects whose label is wrong."""
-        return self.wrong / self.first
 
 
 def suspects_table(found: Sequence[Found], total: int, samples: int) -> Table:

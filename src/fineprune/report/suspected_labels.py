@@ -8,8 +8,8 @@ from markupsafe import Markup
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import Group
 from fineprune.inspection.inspected import Inspected, read_inspected
+from fineprune.inspection.known_samples import KnownSamples, known_samples
 from fineprune.inspection.suspects import Suspects, suspects_of
-from fineprune.report.known_samples import KnownSamples, known_samples
 from fineprune.report.sample_gallery import VISIBLE, make_gallery
 from fineprune.report.verdict import method_of
 from fineprune.runs.history import HISTORY
