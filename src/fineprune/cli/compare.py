@@ -53,7 +53,7 @@ def compare(
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-compare"
     check_folder("--out", folder)
-    with progress() as tell:
+    with progress() as update:
         comparing.compare(
             made,
             folder,
@@ -61,7 +61,7 @@ def compare(
             seeds=seeds,
             arms=[] if arms is None else [arm.strip() for arm in arms.split(",")],
             jobs=jobs,
-            on_progress=tell,
+            on_progress=update,
         )
     page = folder / "report.html"
     about = {"folder": str(folder), "margin": margin}

@@ -71,14 +71,14 @@ def scale(
     check_folder("--out", folder)
     if target_loss is not None:
         check_above("--target-loss", target_loss, 0)
-    with progress() as tell:
+    with progress() as update:
         scaling.scale(
             made,
             folder,
             [configuration(text) for text in words or _USUAL],
             title=recipe.stem,
             same_update=same_update,
-            on_progress=tell,
+            on_progress=update,
         )
     read = read_scaling(folder)
     rows = scale_rows(read.runs, target_loss)

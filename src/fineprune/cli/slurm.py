@@ -61,17 +61,17 @@ def slurm(
     """
     if out is not None:
         check_file("--out", out)
-    told = all_changes(changes, more)
+    changed = all_changes(changes, more)
     if strategy is not None:
         check_one_of("--strategy", strategy, STRATEGIES)
-        told.append(f"distributed.strategy={'none' if strategy == 'all-reduce' else strategy}")
-    made = read_recipe(recipe, told)
+        changed.append(f"distributed.strategy={'none' if strategy == 'all-reduce' else strategy}")
+    made = read_recipe(recipe, changed)
     folder = run or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
     if made.distributed.served:
         cpus, spread = _spread(made, nodes, gpus, cpus)
-        told += spread
+        changed += spread
     script = batch_script(
-        train_command(recipe, folder, told),
+        train_command(recipe, folder, changed),
         folder,
         nodes=nodes,
         strategy=made.distributed.strategy if made.distributed.served else "all-reduce",
@@ -111,10 +111,10 @@ def _spread(recipe: Recipe, nodes: int, gpus: int, cpus: int | None) -> tuple[in
     )
     # The first node alone would resolve 0 and "auto", from its own cores and for all workers. And a
     # node that was asked for without GPUs may have some, which Ray does not give to workers.
-    told = [] if run.threads else [f"run.threads={threads}"]
+    changed = [] if run.threads else [f"run.threads={threads}"]
     if run.device == "auto" and not gpus:
-        told.append("run.device=cpu")
-    return cpus, told
+        changed.append("run.device=cpu")
+    return cpus, changed
 
 
 def _plain(stem: str) -> str:

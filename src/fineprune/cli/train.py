@@ -42,10 +42,10 @@ def train(
     check_folder("--out", folder)
     was_finished = (folder / SUMMARY).exists()
     epochs = made.training.epochs
-    with progress() as tell:
+    with progress() as update:
 
         def on_epoch(metrics: dict[str, Any]) -> None:
-            tell(_line(metrics), metrics["epoch"] + 1, epochs)
+            update(_line(metrics), metrics["epoch"] + 1, epochs)
 
         summary = loop.train(made, folder, resume=resume, on_epoch=on_epoch)
     if not is_main():

@@ -130,9 +130,9 @@ def compare(
             },
         )
         total = sum(run.recipe.training.epochs for run in runs)
-        report = on_progress or (lambda line, done, total: None)
-        for run in _train_all(unfinished, jobs, lambda: report("", epochs_done(runs), total)):
-            report(f"{run.name}, seed {run.number + 1} of {seeds}", epochs_done(runs), total)
+        progress = on_progress or (lambda line, done, total: None)
+        for run in _train_all(unfinished, jobs, lambda: progress("", epochs_done(runs), total)):
+            progress(f"{run.name}, seed {run.number + 1} of {seeds}", epochs_done(runs), total)
 
 
 def _check_folder(folder: Path, recipe: Recipe) -> None:

@@ -85,8 +85,8 @@ def _train_all(
         },
     )
     total = sum(run.recipe.training.epochs for run in runs)
-    report = on_progress or (lambda line, done, total: None)
+    progress = on_progress or (lambda line, done, total: None)
     for run, configuration, is_unfinished in zip(runs, configurations, unfinished, strict=True):
         if is_unfinished:
-            launch(run, configuration, lambda: report("", epochs_done(runs), total))
-            report(run.name, epochs_done(runs), total)
+            launch(run, configuration, lambda: progress("", epochs_done(runs), total))
+            progress(run.name, epochs_done(runs), total)

@@ -70,8 +70,8 @@ def saved_share(recipe: Recipe, num_samples: int) -> float:
         num_samples: The number of training samples, N.
 
     Returns:
-        The share that the recipe's policy was told to save, if it was told one; otherwise, the
-        share of the sample-steps that it will skip.
+        The argument ``save`` of the recipe's policy, if it has one; otherwise, the share of the
+        sample-steps that it will skip.
 
     Raises:
         InputError: The number of kept samples depends on the data.

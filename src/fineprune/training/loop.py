@@ -109,8 +109,8 @@ def train(
                 totals = restore(state, saved)
                 ranks.from_main(lambda: files.go_on(**saved["metrics"]))
             train_epoch = train_epoch_on_servers if served else train_epoch_locally
-            with _reporting(state, files, on_epoch or _ignore) as report:
-                _train_epochs(state, files, totals, train_epoch, stop, report)
+            with _with_event_file(state, files, on_epoch or _ignore) as after_epoch:
+                _train_epochs(state, files, totals, train_epoch, stop, after_epoch)
             return ranks.from_main(lambda: _finish(state, files))
 
 
@@ -186,18 +186,18 @@ def _finish(state: TrainState, files: RunFolder) -> Summary:
 
 
 @contextlib.contextmanager
-def _reporting(state: TrainState, files: RunFolder, on_epoch: OnEpoch) -> Iterator[OnEpoch]:
+def _with_event_file(state: TrainState, files: RunFolder, on_epoch: OnEpoch) -> Iterator[OnEpoch]:
     """Yield what to do with the metrics of each epoch on rank 0."""
     if not (state.recipe.run.tensorboard and state.ranks.main):
         yield on_epoch
         return
     with event_file(files, state.data.num_samples) as write:
 
-        def report(metrics: dict[str, Any]) -> None:
+        def write_and_call(metrics: dict[str, Any]) -> None:
             write(metrics)
             on_epoch(metrics)
 
-        yield report
+        yield write_and_call
 
 
 def _ignore(metrics: dict[str, Any]) -> None:
@@ -212,10 +212,10 @@ def _wait_for(device: str) -> None:
 @contextlib.contextmanager
 def _only_writer(folder: Path, ranks: RankGroup) -> Iterator[None]:
     """Hold the folder's lock on rank 0. If this fails, every rank raises the error."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
 
         def lock() -> None:
-            held.enter_context(only_writer(folder))
+            stack.enter_context(only_writer(folder))
 
         ranks.from_main(lock)
         yield

@@ -171,7 +171,7 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     """
     data = load_data(recipe, None if saved is None else saved["images"])
     model = recipe_network(recipe, data)
-    digest = _load_pretrained(model, recipe, data, tell=ranks.main) if saved is None else None
+    digest = _load_pretrained(model, recipe, data, warn=ranks.main) if saved is None else None
     policy = recipe.policy()
     pruner = Pruner(
         data.train,
@@ -187,12 +187,12 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     return TrainState(recipe, ranks, data, model, pruner, precision(recipe.run), average, digest)
 
 
-def _load_pretrained(model: nn.Module, recipe: Recipe, data: Data, *, tell: bool) -> str | None:
+def _load_pretrained(model: nn.Module, recipe: Recipe, data: Data, *, warn: bool) -> str | None:
     """Load the pretrained weights that a recipe names, and return the digest of their file."""
     if recipe.network.weights is None:
         return None
     loaded = load_weights(model, Path(recipe.network.weights), data.classes)
-    if loaded.new_head is not None and tell:
+    if loaded.new_head is not None and warn:
         _LOGGER.warning(
             "%s has %d classes, the network has %d: its last layer, %s, starts as initialised",
             recipe.network.weights,
