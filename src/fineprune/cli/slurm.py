@@ -109,8 +109,8 @@ def _spread(recipe: Recipe, nodes: int, gpus: int, cpus: int | None) -> tuple[in
         gpus_per_node=gpus,
         cpus_per_task=cpus,
     )
-    # The first node alone would resolve 0 and "auto", from its own cores and for all workers. And a
-    # node that was asked for without GPUs may have some, which Ray does not give to workers.
+    # Left at 0 and "auto", these settings would be resolved on the first node for all workers. And
+    # a node may have GPUs that the job did not ask for, which Ray does not give to workers.
     changed = [] if run.threads else [f"run.threads={threads}"]
     if run.device == "auto" and not gpus:
         changed.append("run.device=cpu")

@@ -204,7 +204,7 @@ def _train_all(
                 for run in ready[: jobs - len(training)]:
                     waiting.remove(run)
                     if run.matches is not None and run.finished():
-                        yield run  # It was trained before, and its method was trained again.
+                        yield run  # Only its method had to be trained again.
                         continue
                     recipe = run.complete()
                     assert recipe is not None

@@ -12,7 +12,7 @@ from fineprune.inspection.per_class import ClassRow, class_rows
 from fineprune.inspection.suspects import Suspects
 from fineprune.inspection.traits import Trait, traits
 
-# The wrong labels are counted among so many suspects, besides as many as there are wrong labels.
+# Wrong labels are counted among this many first suspects, and among as many as there are of them.
 COUNTED = (100, 1000)
 
 _FIRST = 10

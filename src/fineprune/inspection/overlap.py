@@ -101,8 +101,8 @@ def largest(values: npt.NDArray[Any], size: int, seed: int) -> npt.NDArray[np.in
 def _overlaps(
     rankings: list[tuple[Inspected, npt.NDArray[np.float64]]], size: int
 ) -> list[Overlap]:
-    # Each run has its own random numbers: with the same ones, equal samples would be chosen alike,
-    # and two runs would overlap more than by chance.
+    # Each run breaks ties with its own random numbers. With the same ones, equal samples would be
+    # chosen alike in all runs, and the overlap would exceed chance.
     tops = [largest(values, size, seed) for seed, (_, values) in enumerate(rankings)]
     result = []
     for i, j in combinations(range(len(rankings)), 2):

@@ -23,7 +23,7 @@ from fineprune.training.recipe import Recipe, make_recipe
 
 _BATCH = 500
 
-# Nearest neighbours are searched for so many pictures at once, which limits the memory.
+# Nearest neighbours are searched for this many pictures at once, which limits the memory.
 _CHUNK = 256
 
 

@@ -12,10 +12,10 @@ from fineprune.runs.history import History
 # The weight of an epoch's loss in the average, as in the suspicion of ``Adaptive``.
 _WEIGHT = 0.2
 
-# A suggestion is the most frequent prediction in so many of the last epochs of a sample.
+# The number of last epochs of a sample whose predictions vote for a suggestion.
 _VOTES = 10
 
-# So many samples are voted on at once, which limits the memory.
+# The votes of this many samples are counted at once, which limits the memory.
 _CHUNK = 10_000
 
 

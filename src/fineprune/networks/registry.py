@@ -73,7 +73,7 @@ def _built_by_library(name: str, model: str, **values: Any) -> nn.Module:
     create = _library(name)
     try:
         network = create(model, **values)
-    except (TypeError, ValueError, RuntimeError) as error:  # also what timm raises for its names
+    except (TypeError, ValueError, RuntimeError) as error:  # timm raises RuntimeError for names
         raise InputError(
             f"expected {name!r} to make a network when called with {_listed(values)}: {error}"
         ) from error
@@ -87,7 +87,7 @@ def _library(name: str) -> Callable[..., Any]:
             create: Callable[..., Any] = importlib.import_module("timm").create_model
         else:
             create = importlib.import_module("torchvision.models").get_model
-    except Exception as error:  # a build for another torch fails with other errors than ImportError
+    except Exception as error:  # A library built for another torch raises more than ImportError.
         reason = first_line(error)
         raise InputError(
             f"expected {library} to be installed for network.name {name!r}: {reason}"

@@ -38,8 +38,8 @@ from fineprune.runs.files import write_atomically
 
 Matrix = npt.NDArray[np.int64]
 
-# The largest size of a page with up to twenty networks and arms, in bytes. Of each of them, the
-# gallery of the suspects is shown with fewer pictures, and then with fewer cards, if it is needed.
+# The largest size of a page with up to twenty networks and arms, in bytes. If a gallery of suspects
+# is too large, it is shown with fewer pictures, and then with fewer cards.
 _MOST_BYTES = 5_000_000
 _TABLE_BYTES = 150_000
 _LEAST_BYTES = 50_000

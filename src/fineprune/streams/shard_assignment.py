@@ -147,7 +147,7 @@ def assignment(
     lengths = [sum(kept[shard] for shard in part) for part in shards]
     ends = _ends(lengths, each)
     begins, turn = taken(ends, trained)
-    # The loader begins with its first worker, which therefore plays the one whose turn it is.
+    # The loader always begins with worker 0, so it takes the part of the worker whose turn it is.
     played = (worker + turn) % workers
     return Assignment(shards[played], lengths[played], begins[played], ends[played])
 

@@ -14,10 +14,10 @@ from fineprune.training.settings.training import TrainingSettings
 
 POLICY_NAMES = tuple(POLICIES)
 
-# The arguments that come from other settings than one of the pruning section with their name.
+# Arguments that are not settings of the pruning section, but are made from other sections.
 _MADE = ("epochs", "schedule", "rates")
 
-# The options that some policies turn on by themselves. The recipe of a run says so.
+# Options that some policies turn on by themselves. The recipe of a run contains them.
 _OWN_OPTIONS = {"infobatch": ("anneal", "rescale"), "kakurenbo": ("rescale",)}
 
 # The settings that may stand beside a policy that has no use for them, so that one recipe can be

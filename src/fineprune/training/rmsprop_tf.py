@@ -87,7 +87,9 @@ class RMSPropTF(torch.optim.Optimizer):
         scaled = torch._foreach_add(squares, group["epsilon"])
         torch._foreach_sqrt_(scaled)
         steps = torch._foreach_div(gradients, scaled)
-        torch._foreach_mul_(steps, group["lr"])  # a tensor of the device is not waited for
+        torch._foreach_mul_(
+            steps, group["lr"]
+        )  # If the rate is a tensor on the device, this does not wait.
         torch._foreach_mul_(moments, group["momentum"])
         torch._foreach_add_(moments, steps)
         torch._foreach_sub_(given, moments)

@@ -54,7 +54,7 @@ def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
         return Start(summary=read_run(folder.path).summary)
     if folder.checkpoint.exists():
         return Start(checkpoint=True)
-    # A run that was killed before its first checkpoint has no more metrics than this.
+    # Before its first checkpoint, a run writes at most this many lines of metrics.
     epochs = len(whole_lines(folder.metrics))
     if epochs > recipe.run.checkpoint_every:
         raise InputError(

@@ -315,7 +315,7 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
         totals.history.load(*history)
     totals.loss_sum = totals.loss_sum.to(recipe.run.device)
     totals.samples //= ranks.size
-    # The number of batches that the samples trained so far fill on the current number of ranks.
+    # The samples trained so far fill this many batches on the current number of ranks.
     totals.batches = totals.batches * len(saved["random"]) // ranks.size
     if not ranks.main:
         totals.loss_sum.zero_()
