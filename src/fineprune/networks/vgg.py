@@ -52,18 +52,3 @@ class VGG(nn.Module):
         """Return the logits of a batch of images."""
         logits: torch.Tensor = self.linear(F.adaptive_avg_pool2d(self.features(x), 1).flatten(1))
         return logits
-
-
-def vgg13(classes: int = 10, channels: int = 3) -> VGG:
-    """Build VGG-13 (configuration B)."""
-    return VGG(13, classes, channels)
-
-
-def vgg16(classes: int = 10, channels: int = 3) -> VGG:
-    """Build VGG-16 (configuration D)."""
-    return VGG(16, classes, channels)
-
-
-def vgg19(classes: int = 10, channels: int = 3) -> VGG:
-    """Build VGG-19 (configuration E)."""
-    return VGG(19, classes, channels)

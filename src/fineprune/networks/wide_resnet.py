@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fineprune.networks.residual_blocks import init_convolutions
+from fineprune.networks.resnet import init_convolutions
 
 _WIDEN = 10
 _DROPOUT = 0.3
@@ -71,18 +71,3 @@ class WideResNet(nn.Module):
         x = F.relu(self.norm(self.stages(self.conv(x))), inplace=True)
         logits: torch.Tensor = self.linear(F.adaptive_avg_pool2d(x, 1).flatten(1))
         return logits
-
-
-def wrn10(classes: int = 10, channels: int = 3) -> WideResNet:
-    """Build WRN-10-10."""
-    return WideResNet(10, classes, channels)
-
-
-def wrn16(classes: int = 10, channels: int = 3) -> WideResNet:
-    """Build WRN-16-10."""
-    return WideResNet(16, classes, channels)
-
-
-def wrn22(classes: int = 10, channels: int = 3) -> WideResNet:
-    """Build WRN-22-10."""
-    return WideResNet(22, classes, channels)
