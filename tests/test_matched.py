@@ -14,7 +14,7 @@ from fineprune.experiments.controls import matched_recipe
 from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.run import read_run
-from fineprune.training.cost import cost_is_known
+from fineprune.training.forecast import cost_is_known
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 

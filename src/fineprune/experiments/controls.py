@@ -7,7 +7,7 @@ from typing import Any
 
 from fineprune.errors import InputError
 from fineprune.runs.run import Run
-from fineprune.training.cost import cost_is_known, predicted_cost, saved_share
+from fineprune.training.forecast import cost_is_known, predicted_cost, saved_share
 from fineprune.training.policies import (
     ONLY_WITH,
     POLICY_NAMES,
@@ -226,7 +226,8 @@ def _with_schedule(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
     """Return the recipe of a policy whose schedule saves as much as a recipe without a schedule."""
     _check_cost_is_known(recipe, num_samples, arm)
     _check_saves(recipe, num_samples, arm)
-    settings = schedule_for_saving(recipe.training, saved_share(recipe, num_samples))
+    training, save = recipe.training, saved_share(recipe, num_samples)
+    settings = schedule_for_saving(training.epochs, training.milestones, save)
     return recipe.replaced("pruning", policy=arm, **settings, **_UNSET)
 
 

@@ -1,4 +1,4 @@
-"""Forecast: what a recipe will train, as far as this is known before the training."""
+"""What a recipe will train and cost, as far as this is known before the training."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
-from fineprune.pruning.savings import Savings, closed_form_pruned_epochs
-from fineprune.pruning.schedule import Schedule
-from fineprune.training.cost import (
-    cost_is_known,
-    planned_samples,
-    predicted_cost,
-    samples_per_step,
+from fineprune.pruning.savings import (
+    Savings,
+    closed_form_pruned_epochs,
+    planned_numbers,
+    predict_savings,
 )
+from fineprune.pruning.schedule import Schedule
+from fineprune.pruning.step_counts import BatchShape, bind
 from fineprune.training.policies import takes_save
 from fineprune.training.recipe import Recipe
 
@@ -27,12 +27,12 @@ class Forecast:
     """What a recipe will train.
 
     Attributes:
-        policy: The policy of the recipe.
+        policy: The policy of the recipe, bound to the samples.
         num_samples: The number of training samples, N.
         kept: How many samples each epoch keeps. With ``adaptive``, they are those of a training in
             which no sample contradicts the others.
         batch_size: The number of samples per batch, on each rank or worker.
-        samples_per_step: The number of samples of an optimizer step, over all ranks or workers.
+        samples_per_step: The number of samples of an optimizer step, over all ranks and workers.
         savings: The predicted cost; None for the control ``matched``, whose numbers of samples are
             those of a finished run.
     """
@@ -98,16 +98,14 @@ def forecast(
             f"expected a policy of fineprune, got {recipe.pruning.policy!r}: planning does not run "
             f"code of your own; use fineprune.predict_savings"
         )
-    policy = recipe.policy()
+    policy, shape = _bound(recipe, num_samples, ranks)
     if isinstance(policy, FullData):
         raise InputError(
             f"expected a policy with a schedule, got policy = {recipe.pruning.policy!r}: "
             f'set pruning.policy = "fine-pruning"'
         )
-    if isinstance(policy, Matched):
-        policy.bind(num_samples)
-        kept, savings = list(policy.numbers), None
-    else:
+    savings = None
+    if not isinstance(policy, Matched):
         if not cost_is_known(recipe, num_samples):
             advice = "set pruning.save" if takes_save(policy.name) else "a run's metrics show them"
             raise InputError(
@@ -117,15 +115,75 @@ def forecast(
         savings = predicted_cost(
             recipe, num_samples, ranks=ranks, step_time=step_time, overhead=overhead
         )
-        kept = planned_samples(recipe, num_samples, ranks=ranks)
+    # It steps through the epochs with a policy of its own.
+    kept = planned_numbers(_bound(recipe, num_samples, ranks)[0], num_samples, shape)
     return Forecast(
         policy=policy,
         num_samples=num_samples,
         kept=kept,
         batch_size=recipe.training.batch_size,
-        samples_per_step=samples_per_step(recipe, ranks=ranks),
+        samples_per_step=shape.multiple,
         savings=savings,
     )
+
+
+def predicted_cost(
+    recipe: Recipe,
+    num_samples: int,
+    *,
+    ranks: int = 1,
+    step_time: float | None = None,
+    overhead: float = 0.0,
+) -> Savings:
+    """Predict the cost of a recipe, and that of training on all data ([P] section 4.4).
+
+    The arguments are those of ``forecast``.
+
+    Raises:
+        InputError: A value is out of range, or the number of kept samples depends on the data.
+    """
+    shape = _shape(recipe, ranks)
+    assert shape.batch_size is not None
+    return predict_savings(
+        recipe.policy(),
+        num_samples,
+        shape.batch_size,
+        step_time=step_time,
+        overhead=overhead,
+        drop_last=shape.drop_last,
+        accumulation=shape.accumulation,
+        num_replicas=shape.num_replicas,
+    )
+
+
+def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
+    """Return whether the number of sample-steps of a recipe is known before it is trained.
+
+    Args:
+        recipe: The recipe.
+        num_samples: The number of training samples, N.
+    """
+    policy, _ = _bound(recipe, num_samples)
+    numbers = (policy.num_kept(epoch) for epoch in range(policy.epochs))
+    return policy.total_steps is not None or all(number is not None for number in numbers)
+
+
+def saved_share(recipe: Recipe, num_samples: int) -> float:
+    """Return the share of the training that a recipe saves.
+
+    Args:
+        recipe: The recipe.
+        num_samples: The number of training samples, N.
+
+    Returns:
+        The argument ``save`` of the recipe's policy, if it has one; otherwise, the share of the
+        sample-steps that it will skip.
+
+    Raises:
+        InputError: The number of kept samples depends on the data.
+    """
+    save: float | None = getattr(recipe.policy(), "save", None)
+    return predicted_cost(recipe, num_samples).skipped_share if save is None else save
 
 
 def known_training_samples(recipe: Recipe) -> int:
@@ -156,3 +214,20 @@ def known_training_samples(recipe: Recipe) -> int:
             f"number of training samples"
         )
     return data.limited(_TRAINING_IMAGES[data.name] - data.validation)
+
+
+def _bound(recipe: Recipe, num_samples: int, ranks: int = 1) -> tuple[Policy, BatchShape]:
+    """Return the policy of a recipe, bound to the samples and the steps, and how they are grouped.
+
+    What rounding to whole steps costs is not checked; ``predicted_cost`` does this.
+    """
+    policy, shape = recipe.policy(), _shape(recipe, ranks)
+    bind(policy, num_samples, shape)
+    return policy, shape
+
+
+def _shape(recipe: Recipe, ranks: int) -> BatchShape:
+    training = recipe.training
+    # The number of samples per update and rank; kept sets are rounded up to a multiple of it.
+    size = training.batch_size * recipe.distributed.batches_per_update
+    return BatchShape(size, training.accumulation, ranks, training.drop_last)

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fineprune.pruning.plan_options import NAMES
@@ -10,7 +10,6 @@ from fineprune.pruning.policies.fine_pruning import start_and_prune
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.registry import POLICIES
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
-from fineprune.training.settings.training import TrainingSettings
 
 POLICY_NAMES = tuple(POLICIES)
 
@@ -92,18 +91,18 @@ def takes_save(name: str) -> bool:
     return name in POLICIES and "save" in arguments_of(name)
 
 
-def schedule_for_saving(training: TrainingSettings, save: float) -> dict[str, Any]:
+def schedule_for_saving(epochs: int, milestones: Sequence[int], save: float) -> dict[str, Any]:
     """Return the pruning settings of the schedule of ``FinePruning.for_saving``.
 
     Args:
-        training: The training, whose milestones the schedule follows.
+        epochs: The length of the training.
+        milestones: The epochs after which the learning rate falls, which the schedule follows.
         save: The share of all sample-steps to skip, in (0, 1).
 
     Raises:
         InputError: ``save`` is out of range, or no schedule saves so much.
     """
-    milestones = [milestone for milestone in training.milestones if milestone < training.epochs]
-    start, prune = start_and_prune(training.epochs, save, milestones)
+    start, prune = start_and_prune(epochs, save, [m for m in milestones if m < epochs])
     return {
         "windows_per_interval": 1,
         "start": start,
