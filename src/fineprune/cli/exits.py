@@ -47,6 +47,9 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
             except KeyboardInterrupt:
                 _say("stopped" if to_continue is None else f"stopped; {to_continue}")
                 raise typer.Exit(INTERRUPTED) from None
+            except SystemExit as error:  # The user's own code called it.
+                _say(f"failed while running: the code called sys.exit({error.code!r})")
+                raise typer.Exit(FAILED) from error
             except (typer.Exit, BrokenPipeError):  # typer ends quietly if a pipe has no reader
                 raise
             except Exception as error:

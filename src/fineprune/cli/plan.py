@@ -12,12 +12,15 @@ from rich.console import Console
 
 from fineprune.cli.exits import exits
 from fineprune.cli.forecast_text import forecast_dict, forecast_text
-from fineprune.cli.options import AsJson, Changes, all_changes, split_changes
-from fineprune.cli.outputs import check_file
+from fineprune.cli.options import AsJson, Changes, all_changes, path_option, split_changes
+from fineprune.cli.outputs import check_file, inputs_of
 from fineprune.errors import InputError, check_above, check_at_least
 from fineprune.runs.files import write_atomically
 from fineprune.training.forecast import forecast, known_training_samples
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
+
+# A plan takes up to sixteen bytes per sample.
+_MOST_SAMPLES = 1_000_000_000
 
 # Options that are settings of the recipe: the setting, the type, and the help.
 _SETTINGS: dict[str, tuple[str, type, str]] = {
@@ -105,7 +108,7 @@ def plan(
     overhead: Annotated[
         float, typer.Option(help="The seconds of bookkeeping per pruned epoch.")
     ] = 0.0,
-    svg: Annotated[Path | None, typer.Option(help="An SVG file to write the picture to.")] = None,
+    svg: Annotated[Path | None, path_option("An SVG file to write the picture to.")] = None,
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
@@ -118,14 +121,17 @@ def plan(
     files, more = split_changes(words)
     if len(files) > 1:
         raise InputError(f"expected one recipe and section.key=value, got {' '.join(files)}")
-    if svg is not None:
-        check_file("--svg", svg)
     if samples is not None:
         check_at_least("--samples", samples, 1)
+        if samples > _MOST_SAMPLES:
+            raise InputError(f"expected --samples of at most {_MOST_SAMPLES:,}, got {samples:,}")
     if step_time is not None:
         check_above("--step-time", step_time, 0)
     check_at_least("--overhead", overhead, 0)
-    recipe = _recipe(Path(files[0]) if files else None, settings, all_changes(changes, more))
+    file = Path(files[0]) if files else None
+    recipe = _recipe(file, settings, all_changes(changes, more))
+    if svg is not None:
+        check_file("--svg", svg, () if file is None else inputs_of(file, recipe))
     if samples is None:
         samples = known_training_samples(recipe) if files else 50_000
     made = forecast(recipe, samples, ranks=ranks, step_time=step_time, overhead=overhead)

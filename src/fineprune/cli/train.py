@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
+from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes, path_option
 from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
 from fineprune.distributed.all_reduce import is_main
@@ -23,9 +23,7 @@ from fineprune.training.recipe import read_recipe
 def train(
     recipe: RecipeFile,
     more: MoreChanges = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder [runs/<recipe>-<policy>].")
-    ] = None,
+    out: Annotated[Path | None, path_option("The run folder [runs/<recipe>-<policy>].")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the checkpoint in the run folder.")
     ] = False,
@@ -39,7 +37,7 @@ def train(
     follow_parent_if_told()
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
-    check_folder("--out", folder)
+    check_folder("--out", folder, recipe)
     was_finished = (folder / SUMMARY).exists()
     epochs = made.training.epochs
     with progress() as update:

@@ -12,7 +12,7 @@ from fineprune.inspection.known_samples import KnownSamples, known_samples
 from fineprune.inspection.suspects import Suspects, suspects_of
 from fineprune.report.sample_gallery import VISIBLE, make_gallery
 from fineprune.report.verdict import method_of
-from fineprune.runs.history import HISTORY
+from fineprune.runs.files import HISTORY
 
 _BYTES = 200_000
 

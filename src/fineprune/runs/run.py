@@ -16,6 +16,7 @@ from fineprune.runs.files import (
     METRICS,
     RECIPE,
     SUMMARY,
+    epoch_files,
     read_array,
     read_json,
     read_metrics,
@@ -68,14 +69,14 @@ class Run:
         """
         counts = {}
         samples = self.summary.train_samples
-        for file in sorted((self.path / COUNTS).glob("epoch-*.npy")):
+        for epoch, file in epoch_files(self.path / COUNTS).items():
             array = read_array(file, "counts")
             if array.shape != (samples,) or not np.issubdtype(array.dtype, np.integer):
                 raise InputError(
                     f"expected {samples} integers in {file}, got {array.dtype} of shape "
                     f"{array.shape}"
                 )
-            counts[int(file.stem.removeprefix("epoch-"))] = array
+            counts[epoch + 1] = array
         return counts
 
 

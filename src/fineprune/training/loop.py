@@ -180,6 +180,7 @@ def _save(state: TrainState, files: RunFolder, totals: EpochTotals | None) -> No
 
 
 def _finish(state: TrainState, files: RunFolder) -> Summary:
+    files.metrics_digest()  # Raises an error if the metrics are not those of this run.
     result = summary(state, read_metrics(files.metrics))
     files.finish(result)
     return result

@@ -222,8 +222,7 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
             value.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        sections = tomllib.loads(text)
+        sections = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"expected a recipe file, cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
