@@ -130,7 +130,7 @@ def main() -> None:
     with ray_session(sum(strategy.workers for strategy in STRATEGIES.values())):
         lines = measure(options.updates, options.rounds)
     result = summary(lines)
-    about = {**describe("cpu", 1), "torch": torch.__version__, "ray": ray.__version__}
+    about = {**vars(describe("cpu", 1)), "torch": torch.__version__, "ray": ray.__version__}
     if options.json:
         print(json.dumps({"about": about, "rounds": lines, "summary": result}))
         return

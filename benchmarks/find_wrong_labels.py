@@ -23,7 +23,7 @@ from fineprune.inspection.inspected import read_inspected
 from fineprune.inspection.pictures import pictures_of, probabilities_of
 from fineprune.inspection.suspects import Suspects, suspects_of
 from fineprune.runs.run import read_run
-from fineprune.training.data import LoadedImages
+from fineprune.training.data.memory import LoadedImages
 from fineprune.training.hardware import describe
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe, make_recipe
@@ -67,7 +67,7 @@ def recipe(options: argparse.Namespace) -> Recipe:
 
 def trained(settings: Recipe, folder: Path) -> float:
     """Train a run, or the rest of it, and return its training time in seconds."""
-    seconds: float = train(settings, folder, resume=folder.exists())["seconds_train"]
+    seconds: float = train(settings, folder, resume=folder.exists()).seconds_train
     return seconds
 
 
@@ -148,7 +148,7 @@ def main() -> None:
     theirs = detection(Suspicion(torch.from_numpy(1 - self_confidence), None), wrong)
     ranked = np.argsort(self_confidence, kind="stable")
     result = {
-        "about": describe(options.device, options.threads),
+        "about": vars(describe(options.device, options.threads)),
         "wrong": int(wrong.sum()),
         "fineprune": {
             "roc_area": ours["roc_area"],

@@ -102,7 +102,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--samples", type=int, nargs="*", default=[1_000_000, 10_000_000])
     options = parser.parse_args()
-    print(describe("cpu", torch.get_num_threads()), torch.__version__, f"n = {options.repeats}\n")
+    print(
+        vars(describe("cpu", torch.get_num_threads())),
+        torch.__version__,
+        f"n = {options.repeats}\n",
+    )
     show([step_costs(network, options.repeats) for network in ("resnet18", "lenet")])
     with tempfile.TemporaryDirectory() as folder:
         show([epoch_costs(samples, Path(folder)) for samples in options.samples])

@@ -91,7 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         rows = measure(options, Path(name))
-    about = {**describe("cpu", 1), "torch": torch.__version__, "unit": "MB"}
+    about = {**vars(describe("cpu", 1)), "torch": torch.__version__, "unit": "MB"}
     if options.json:
         print(json.dumps({"about": about, "rows": rows}))
         return

@@ -293,7 +293,7 @@ def main() -> None:
         view = View(SIZE, 256, crop="random-resized", flip=True)
         samples = ImageFiles(index, index.labels, view)
         result = {
-            "hardware": describe("cpu", 1),
+            "hardware": vars(describe("cpu", 1)),
             "decoding": decoding(samples, options.rounds, options.batch),
             "loading": loading(samples, options.rounds, options.batch, options.workers),
             "index": indexing(folder, options.files, options.listed, options.processes),

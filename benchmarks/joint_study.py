@@ -119,21 +119,22 @@ def record(folder: Path, wrong: npt.NDArray[np.bool_]) -> Record:
     skipped = (~history.trained).sum(axis=0)
     # The same measure for all arms, also for those that suspect no samples.
     losses = Suspicion(torch.from_numpy(smoothed_losses(history)), None)
-    own = summary["suspicion"]
-    found = {name: _rounded(own[name]) for name in ("roc_area", "precision", "recall")}
+    own = summary.suspicion
+    assert own is not None
+    found = {name: _rounded(getattr(own, name)) for name in ("roc_area", "precision", "recall")}
     return {
         "strategy": folder.parent.name,
-        "arm": summary["arm"],
-        "seed": summary["seed"],
-        "accuracy": summary["accuracy_last"],
-        "train_samples": summary["train_samples"],
-        "samples_trained": summary["samples_trained"],
-        "steps": summary["steps"],
-        "seconds": round(summary["seconds_train"], 1),
+        "arm": summary.arm,
+        "seed": summary.seed,
+        "accuracy": summary.accuracy_last,
+        "train_samples": summary.train_samples,
+        "samples_trained": summary.samples_trained,
+        "steps": summary.steps,
+        "seconds": round(summary.seconds_train, 1),
         "staleness": _rounded(mean_staleness(run)),
         "loss_roc_area": _rounded(detection(losses, wrong)["roc_area"]),
         **found,
-        "suspects": own["suspects"],
+        "suspects": own.suspects,
         "roc_areas": [_rounded(line.get("suspicion", {}).get("roc_area")) for line in run.metrics],
         "wrong_of_skipped": _rounded(skipped @ wrong / skipped.sum()) if skipped.any() else None,
         # One digit per sample, to the base 36.
@@ -144,8 +145,8 @@ def record(folder: Path, wrong: npt.NDArray[np.bool_]) -> Record:
             for kind in ("worker", "server")
             if "distributed" in line
         ),
-        "versions": summary["versions"],
-        "hardware": summary["hardware"],
+        "versions": summary.versions,
+        "hardware": vars(summary.hardware),
     }
 
 

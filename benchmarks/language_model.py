@@ -292,7 +292,7 @@ def run(options: argparse.Namespace) -> None:
                 "corrupted": options.corrupted,
                 "texts_digest": hashlib.sha256(rows.numpy().tobytes()).hexdigest()[:16],
                 "packages": versions(options.packages),
-                "machine": describe("cpu", 1),
+                "machine": vars(describe("cpu", 1)),
             }
             with options.out.open("a") as file:
                 file.write(json.dumps(line) + "\n")

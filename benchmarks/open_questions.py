@@ -56,13 +56,14 @@ class Kind:
 def kind_of(one: Inspected, other: Inspected) -> str | None:
     """Return the kind of a pair of runs; None if they differ in network and policy."""
     network, arm, seed = (
-        one.run.summary[key] == other.run.summary[key] for key in ("network", "arm", "seed")
+        getattr(one.run.summary, key) == getattr(other.run.summary, key)
+        for key in ("network", "arm", "seed")
     )
     if network and arm:
-        return f"{one.run.summary['network']}, {one.run.summary['arm']}: other seed"
+        return f"{one.run.summary.network}, {one.run.summary.arm}: other seed"
     if network:
-        return f"{one.run.summary['network']}: other policy, {'same' if seed else 'other'} seed"
-    return f"{one.run.summary['arm']}: other network" if arm else None
+        return f"{one.run.summary.network}: other policy, {'same' if seed else 'other'} seed"
+    return f"{one.run.summary.arm}: other network" if arm else None
 
 
 def kinds(runs: list[Inspected], overlaps: Iterable[Overlap]) -> list[Kind]:
@@ -94,7 +95,7 @@ def kinds(runs: list[Inspected], overlaps: Iterable[Overlap]) -> list[Kind]:
 def most_skipped(run: Inspected, share: float) -> npt.NDArray[np.int64]:
     """Return this share of the samples, those that were skipped most often."""
     number = round(len(run.labels) * share)
-    return largest(run.times_skipped(), number, seed=run.run.summary["seed"])
+    return largest(run.times_skipped(), number, seed=run.run.summary.seed)
 
 
 def differences(run: Inspected, share: float) -> dict[str, float]:
@@ -125,7 +126,7 @@ def by_network(
     """Return the mean values of each network over its seeds."""
     parts: dict[str, list[dict[str, float]]] = {}
     for run in runs:
-        parts.setdefault(run.run.summary["network"], []).append(measure(run))
+        parts.setdefault(run.run.summary.network, []).append(measure(run))
     return {
         network: {key: statistics.fmean(one[key] for one in measured) for key in measured[0]}
         for network, measured in parts.items()
@@ -203,7 +204,7 @@ def main() -> None:
     options = parser.parse_args()
     runs = read_inspected(read_runs(options.runs))
     size = round(min(len(run.labels) for run in runs) * options.share)
-    described = [run for run in runs if run.run.summary["arm"] == options.policy]
+    described = [run for run in runs if run.run.summary.arm == options.policy]
     skipped = kinds(runs, skipped_overlaps(runs, size))
     suspects = kinds(runs, suspect_overlaps(runs, size))
     looks = by_network(described, functools.partial(differences, share=options.share))
@@ -212,7 +213,7 @@ def main() -> None:
         "all networks": shared(described, options.share),
         **{
             f"{one} and {other}": shared(
-                [run for run in described if run.run.summary["network"] in (one, other)],
+                [run for run in described if run.run.summary.network in (one, other)],
                 options.share,
             )
             for one, other in combinations(looks, 2)

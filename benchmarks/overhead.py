@@ -273,7 +273,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = small_sizes(options.repeats)
     large = large_selection() if options.large else []
-    about = {**describe("cpu", torch.get_num_threads()), "torch": torch.__version__}
+    about = {**vars(describe("cpu", torch.get_num_threads())), "torch": torch.__version__}
     if options.json:
         print(json.dumps({"about": about, "rows": rows, "large": large}))
         return

@@ -164,7 +164,7 @@ def main() -> None:
             rows.append(train(strategy, recipe, folder / f"run-{number}"))
             if not options.json:
                 print(rows[-1], file=sys.stderr, flush=True)
-    about = {**describe("cpu", 1), "torch": torch.__version__}
+    about = {**vars(describe("cpu", 1)), "torch": torch.__version__}
     if options.json:
         print(json.dumps({"about": about, "rows": rows}))
         return

@@ -313,7 +313,7 @@ def main() -> None:
         return
     result: dict[str, Any] = {
         "about": {
-            **describe("cpu", 1),
+            **vars(describe("cpu", 1)),
             "python": sys.version.split()[0],
             "torch": torch.__version__,
             "numpy": np.__version__,

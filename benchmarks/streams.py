@@ -110,7 +110,7 @@ def main() -> None:
         }
         rounds = [{name: run() for name, run in passes.items()} for _ in range(options.rounds)]
     medians = {name: statistics.median(one[name] for one in rounds) for name in passes}
-    about = {**describe("cpu", 1), "torch": torch.__version__}
+    about = {**vars(describe("cpu", 1)), "torch": torch.__version__}
     result = {"about": about, "rounds": rounds, "medians": medians, "scan": scan}
     if options.json:
         print(json.dumps(result))

@@ -190,7 +190,7 @@ def main() -> None:
     lines, run = measure(options.network, options.samples, options.rounds, options.device)
     result = summary(lines)
     about = {
-        **describe(run.device, run.threads),
+        **vars(describe(run.device, run.threads)),
         "precision": run.precision,
         "compile": run.compile,
         "torch": torch.__version__,

@@ -342,7 +342,7 @@ def main() -> None:
         for network, (gigabits, burst) in SHAPES.items():
             with namespaces(gigabits, burst) as ends:
                 rows += rows_of(network, gigabits, options.bytes, measure(options, ends))
-    about = {**describe("cpu", 1), "torch": torch.__version__, "linux": os.uname().release}
+    about = {**vars(describe("cpu", 1)), "torch": torch.__version__, "linux": os.uname().release}
     about |= {"megabytes": options.bytes / 1e6, "repeats": options.repeats}
     if options.json:
         print(json.dumps({"about": about, "rows": rows}))

@@ -11,6 +11,7 @@ import numpy as np
 from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.files import append_metrics, write_atomically, write_json
+from fineprune.runs.summary import Hardware, Summary, write_summary
 from fineprune.training.recipe import Recipe, make_recipe
 
 # The difference between the final accuracies of each arm and of the full arm.
@@ -100,6 +101,7 @@ def make_run(
             "lr": training.lr * training.gamma**passed,
             "pruned": kept < number,
             "samples": kept,
+            "forward_samples": kept,
             "skipped": number - kept,
             "steps": -(-kept // training.batch_size),
             "train_loss": 2.3 * (1 - done) + 0.02,
@@ -119,7 +121,7 @@ def make_run(
         lines.append(line)
     if counts and isinstance(policy, ScheduledPolicy) and arm == "fine-pruning":
         _make_counts(folder / "counts", policy, number, noise)
-    write_json(folder / "summary.json", _summary(recipe, arm, lines))
+    write_summary(folder / "summary.json", _summary(recipe, arm, lines))
 
 
 def _watched_losses(recipe: Recipe, height: float, noise: np.random.Generator) -> dict[str, float]:
@@ -145,39 +147,72 @@ def _make_counts(
         np.save(folder / f"epoch-{end:04d}.npy", counts.astype(np.uint8), allow_pickle=False)
 
 
-def _summary(recipe: Recipe, arm: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(recipe: Recipe, arm: str, lines: list[dict[str, Any]]) -> Summary:
     full = [line["seconds"] for line in lines if not line["pruned"]]
     pruned = [line["seconds"] for line in lines if line["pruned"]]
     accuracies = [line["test_accuracy"] for line in lines if line["test_accuracy"] is not None]
     samples_full = _train_size(recipe) * recipe.training.epochs
-    return {
-        "version": 1,
-        "arm": arm,
-        "policy": recipe.pruning.policy,
-        "seed": recipe.run.seed,
-        "epochs": recipe.training.epochs,
-        "network": recipe.network.name,
-        "dataset": recipe.data.name,
-        "parameters": 62006,
-        "train_samples": _train_size(recipe),
-        "samples_trained": sum(line["samples"] for line in lines),
-        "samples_full": samples_full,
-        "skipped_share": sum(line["skipped"] for line in lines) / samples_full,
-        "steps": sum(line["steps"] for line in lines),
-        "pruned_epochs": len(pruned),
-        "seconds_train": sum(line["seconds"] for line in lines),
-        "seconds_bookkeeping": sum(line["bookkeeping_seconds"] for line in lines),
-        "seconds_evaluate": sum(line["evaluate_seconds"] for line in lines),
-        "median_full_epoch_seconds": statistics.median(full) if full else None,
-        "median_pruned_epoch_seconds": statistics.median(pruned) if pruned else None,
-        "accuracy_last": accuracies[-1],
-        "accuracy_best3": statistics.fmean(sorted(accuracies)[-3:]),
-        "evaluated_on": "test",
-        "hardware": {"cpu": "Made CPU", "cores": 2, "threads": 1, "device": "cpu", "gpu": None},
-        "versions": {"fineprune": "0.1.0", "torch": "2.13.0", "numpy": "2.4.6", "python": "3.11"},
-        "precision": "float32",
-        "git": "abc1234",
-    }
+    return made_summary(
+        arm=arm,
+        policy=recipe.pruning.policy,
+        seed=recipe.run.seed,
+        epochs=recipe.training.epochs,
+        network=recipe.network.name,
+        dataset=recipe.data.name,
+        train_samples=_train_size(recipe),
+        samples_trained=sum(line["samples"] for line in lines),
+        forward_samples=sum(line["forward_samples"] for line in lines),
+        samples_full=samples_full,
+        skipped_share=sum(line["skipped"] for line in lines) / samples_full,
+        steps=sum(line["steps"] for line in lines),
+        pruned_epochs=len(pruned),
+        seconds_train=sum(line["seconds"] for line in lines),
+        seconds_bookkeeping=sum(line["bookkeeping_seconds"] for line in lines),
+        seconds_evaluate=sum(line["evaluate_seconds"] for line in lines),
+        median_full_epoch_seconds=statistics.median(full) if full else None,
+        median_pruned_epoch_seconds=statistics.median(pruned) if pruned else None,
+        accuracy_last=accuracies[-1],
+        accuracy_best3=statistics.fmean(sorted(accuracies)[-3:]),
+    )
+
+
+def made_summary(**values: Any) -> Summary:
+    """Return a summary with the given values; all others are invented."""
+    return dataclasses.replace(_INVENTED, **values)
+
+
+_INVENTED = Summary(
+    arm="full",
+    policy="full",
+    seed=0,
+    epochs=10,
+    network="lenet",
+    dataset="digits",
+    parameters=62006,
+    train_samples=100,
+    samples_trained=1000,
+    forward_samples=1000,
+    samples_full=1000,
+    skipped_share=0.0,
+    steps=100,
+    pruned_epochs=0,
+    seconds_train=100.0,
+    seconds_bookkeeping=2.0,
+    seconds_evaluate=5.0,
+    median_full_epoch_seconds=10.0,
+    median_pruned_epoch_seconds=None,
+    accuracy_last=0.9,
+    accuracy_best3=0.91,
+    top5_last=None,
+    evaluated_on="test",
+    hardware=Hardware(cpu="Made CPU", cores=2, threads=1, device="cpu", gpu=None),
+    versions={"fineprune": "0.1.0", "torch": "2.13.0", "numpy": "2.4.6", "python": "3.11"},
+    precision="float32",
+    ranks=1,
+    git="abc1234",
+    weights_sha256=None,
+    suspicion=None,
+)
 
 
 def _train_size(recipe: Recipe) -> int:
@@ -187,4 +222,4 @@ def _train_size(recipe: Recipe) -> int:
 
 def with_summary(run, **values):
     """Return a copy of a run with some values of its summary replaced."""
-    return dataclasses.replace(run, summary={**run.summary, **values})
+    return dataclasses.replace(run, summary=dataclasses.replace(run.summary, **values))

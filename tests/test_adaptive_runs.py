@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.runs.run import read_run, read_runs
-from fineprune.training.cost import planned_samples, predicted_cost
+from fineprune.training.forecast import forecast, predicted_cost
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 
@@ -63,7 +63,7 @@ def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
 
 
 def test_a_plan_shows_the_samples_of_each_epoch():
-    planned = planned_samples(make_recipe(RECIPE), 512)
+    planned = forecast(make_recipe(RECIPE), 512).kept
     arguments = "plan --epochs 8 --milestones 3,5,7 --set training.gamma=0.2 training.batch_size=32"
     command = [*arguments.split(), "--save", "0.35", "--samples", "512"]
     shown = CliRunner().invoke(app, [*command, "--json"])
@@ -97,7 +97,7 @@ def test_compare_trains_the_policy_and_its_controls_at_the_same_cost(tmp_path):
     command += ["--set", "pruning.window=4", "--set", "run.watch=2"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
-    samples = {run.summary["arm"]: run.summary["samples_trained"] for run in read_runs([folder])}
+    samples = {run.summary.arm: run.summary.samples_trained for run in read_runs([folder])}
     assert list(samples) == ["full", "adaptive", "fewer-epochs", "fewer-epochs-late"]
     for arm in ("fewer-epochs", "fewer-epochs-late"):
         assert samples[arm] == pytest.approx(samples["adaptive"], abs=256)

@@ -135,8 +135,8 @@ def test_torchrun_trains_a_recipe_like_one_process(two_ranks, tmp_path):
     summary = json.loads(done.stdout)  # Only rank 0 prints.
     assert summary["ranks"] == 2
     alone = train(make_recipe(RECIPE, ["training.batch_size=64", NOISE]), tmp_path / "one")
-    assert summary["samples_trained"] == alone["samples_trained"]
-    assert summary["steps"] == alone["steps"]
+    assert summary["samples_trained"] == alone.samples_trained
+    assert summary["steps"] == alone.steps
     one, two = (read_metrics(f / "metrics.jsonl") for f in (tmp_path / "one", folder))
     for line, other in zip(one, two, strict=True):
         assert line["train_loss"] == pytest.approx(other["train_loss"], rel=1e-3)
@@ -145,7 +145,7 @@ def test_torchrun_trains_a_recipe_like_one_process(two_ranks, tmp_path):
         torch.testing.assert_close(second["model"][name], value, rtol=1e-2, atol=1e-3)
     assert len(second["random"]) == 2
     # Only rank 0 measures the suspicion. Few losses are so near a mean that rounding marks them.
-    found, known = summary["suspicion"], alone["suspicion"]
+    found, known = summary["suspicion"], vars(alone.suspicion)
     assert found["wrong"] == known["wrong"] == 51
     assert found["roc_area"] == pytest.approx(known["roc_area"], abs=0.02)
 

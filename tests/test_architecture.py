@@ -1,6 +1,7 @@
 """Which module may import which, and that the pages about the architecture describe the code."""
 
 import ast
+import graphlib
 import re
 import runpy
 import sys
@@ -16,7 +17,7 @@ imported_modules, in_order, imports = (
     diagram[name] for name in ("imported_modules", "in_order", "imports")
 )
 
-# What each subpackage may import of fineprune, besides ``fineprune.errors``.
+# What each subpackage may import of fineprune, besides ``errors`` and ``override``.
 ALLOWED = {
     "pruning": set(),
     "distributed": set(),
@@ -47,6 +48,7 @@ ALLOWED_AT_THE_TOP = {
     "__init__": {"pruning"},
     "errors": set(),
     "importing": set(),
+    "override": set(),
     "__main__": {"cli"},
 }
 # What ``import fineprune`` reads.
@@ -80,7 +82,7 @@ def own_imports(file):
 
 @pytest.mark.parametrize("name", [*ALLOWED, *ALLOWED_AT_THE_TOP])
 def test_a_part_imports_only_what_the_table_allows(name):
-    allowed = {name, "errors"} | {**ALLOWED, **ALLOWED_AT_THE_TOP}[name]
+    allowed = {name, "errors", "override"} | {**ALLOWED, **ALLOWED_AT_THE_TOP}[name]
     wrong = {
         f"{file.relative_to(PACKAGE)} imports {part}"
         for file in files_of(name)
@@ -112,6 +114,35 @@ def test_only_one_module_imports_a_large_package(package):
 
 def test_subpackages_do_not_import_each_other_in_a_cycle():
     assert len(in_order(imports())) == len(imports())  # Raises CycleError if there is a cycle.
+
+
+def read_on_import():
+    """Return which modules each module needs before the rest of it can run."""
+    modules = {
+        ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        ): file
+        for file in PACKAGE.rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+    for name, file in modules.items():
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.ImportFrom) or node.module is None:
+                continue
+            for one in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                parts = one.split(".")
+                # A module also needs the packages that it is in, unless its importer is in them.
+                needed = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+                graph[name] |= {
+                    other
+                    for other in needed & modules.keys()
+                    if not f"{name}.".startswith(f"{other}.")
+                }
+    return graph
+
+
+def test_modules_do_not_import_each_other_in_a_cycle():
+    tuple(graphlib.TopologicalSorter(read_on_import()).static_order())  # Raises CycleError.
 
 
 def test_no_module_is_named_for_nothing_in_particular():

@@ -1,8 +1,10 @@
 """Statistics of comparisons, compared with numbers that were computed by hand."""
 
+import operator
 from pathlib import Path
 
 import pytest
+from made_runs import made_summary
 
 from fineprune.experiments.arm_table import (
     Difference,
@@ -22,25 +24,17 @@ def make_run(arm, seed, accuracy, *, seconds=100.0, samples=1000, title="title",
     values = {
         "arm": arm,
         "seed": seed,
-        "network": "lenet",
-        "dataset": "digits",
-        "evaluated_on": "test",
-        "epochs": 10,
-        "train_samples": 100,
         "samples_trained": samples,
+        "forward_samples": samples,
         "skipped_share": 1 - samples / 1000,
         "steps": samples // 10,
-        "pruned_epochs": 0,
         "seconds_train": seconds,
-        "seconds_bookkeeping": 2.0,
-        "median_full_epoch_seconds": 10.0,
-        "median_pruned_epoch_seconds": None,
         "accuracy_last": accuracy,
         "accuracy_best3": accuracy + 0.01,
         **summary,
     }
     recipe = {"training": {"lr": lr}, "pruning": {"policy": arm}, "run": {"seed": seed}}
-    return Run(Path(f"{arm}-{seed}"), values, [], recipe, title)
+    return Run(Path(f"{arm}-{seed}"), made_summary(**values), [], recipe, title)
 
 
 def pruned(seed, accuracy, **values):
@@ -62,7 +56,7 @@ def small_comparison():
 def test_a_row_equals_the_numbers_computed_by_hand():
     full, row = table_rows(small_comparison())
     assert (full.arm, row.arm) == ("full", "fine-pruning")
-    assert row.group == "lenet on digits"
+    assert row.group.label == "lenet on digits"
     assert row.seeds == 3
     assert row.seconds_train == pytest.approx(640 / 3)
     # The seeds save 10 %, 15 % and 5 %. The sums of the seconds would give 8.6 %.
@@ -127,11 +121,8 @@ def test_the_cost_of_an_accuracy_ends_with_the_first_evaluation_that_reaches_it(
     assert cost_to_reach(run, 0.91) is None
 
 
-def test_forward_passes_are_those_of_the_metrics_or_else_the_sample_steps():
-    run = pruned(0, 0.9)
-    run.metrics.append({"seconds": 1.0, "samples": 440, "forward_samples": 500})
-    run.metrics.append({"seconds": 1.0, "samples": 440})
-    full, row = table_rows([make_run("full", 0, 0.9), run])
+def test_forward_passes_are_counted_besides_the_sample_steps():
+    full, row = table_rows([make_run("full", 0, 0.9), pruned(0, 0.9, forward_samples=940)])
     assert (full.samples_trained, full.forward_samples) == (1000, 1000)
     assert (row.samples_trained, row.forward_samples) == (880, 940)
 
@@ -185,15 +176,16 @@ def test_rows_are_in_the_order_of_the_arms_with_unknown_arms_last():
 
 
 def test_the_saving_in_epochs_is_none_if_every_epoch_is_pruned():
-    summary = {"median_full_epoch_seconds": None, "median_pruned_epoch_seconds": 7.0}
-    assert saved_in_epochs({**summary, "epochs": 4, "pruned_epochs": 4}) is None
+    medians = {"median_full_epoch_seconds": None, "median_pruned_epoch_seconds": 7.0}
+    assert saved_in_epochs(made_summary(epochs=4, pruned_epochs=4, **medians)) is None
 
 
 def test_any_two_arms_can_be_compared():
+    accuracy = operator.attrgetter("accuracy_last")
     (group,) = grouped([make_run("random", 0, 0.88), pruned(0, 0.89)])
-    difference = paired_difference(group, "fine-pruning", "random", "accuracy_last")
+    difference = paired_difference(group, "fine-pruning", "random", accuracy)
     assert difference.mean == pytest.approx(0.01)
-    assert paired_difference(group, "fine-pruning", "full", "accuracy_last") is None
+    assert paired_difference(group, "fine-pruning", "full", accuracy) is None
 
 
 def test_runs_are_grouped_by_network():

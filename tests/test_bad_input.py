@@ -84,7 +84,7 @@ PLAN = "plan --epochs 20 --window 10 --start 4"
 
 
 def own(name: str) -> str:
-    return f"data.name=own_inputs:{name} data.train_size=1024"
+    return f"data.name=own_inputs:{name} data.train_size=none"
 
 
 # Each command, and what its line must contain.

@@ -30,7 +30,7 @@ LESS = [part for change in LESS for part in ("--set", change)]
 
 
 def own(name):
-    return [f"data.name={name}", "data.train_size=1024"]
+    return [f"data.name={name}", "data.train_size=none"]
 
 
 def run(*arguments):
@@ -276,7 +276,7 @@ def test_wrong_input_is_one_line_and_exit_status_2(arguments, said, folder):
 def test_a_failure_while_running_is_exit_status_1(folder, python):
     (folder / "broken.py").write_text("def data():\n    raise OSError('disk on fire')\n")
     command = [*python, "-m", "fineprune", "train", "recipes/digits.toml", *LESS]
-    command += ["--set", "data.name=broken:data", "data.train_size=1024"]
+    command += ["--set", "data.name=broken:data", "data.train_size=none"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 1
     assert "disk on fire" in result.stderr.splitlines()[-1]

@@ -18,7 +18,7 @@ from fineprune.experiments.controls import (
 )
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.registry import POLICIES
-from fineprune.training.cost import cost_is_known, predicted_cost
+from fineprune.training.forecast import cost_is_known, predicted_cost
 from fineprune.training.policies import follows_schedule, takes_save
 from fineprune.training.recipe import make_recipe
 

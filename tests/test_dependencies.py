@@ -79,7 +79,7 @@ except InputError as error:
 print(json.dumps({
     "batches": batches,
     "imported": imported,
-    "epochs": summary["epochs"],
+    "epochs": summary.epochs,
     "digits": digits,
     "servers": servers,
     "others": [name for name in ("typer", "rich", "sklearn", "scipy", "matplotlib", "pytest")

@@ -17,7 +17,7 @@ from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.recipe import make_recipe
-from fineprune.training.settings import OPTIMIZERS, TrainingSettings
+from fineprune.training.settings.training import OPTIMIZERS, TrainingSettings
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -100,7 +100,7 @@ def test_no_step_waits_for_the_gpu(compiling, optimizer, tmp_path, monkeypatch):
         f"run.compile={compiling}",
         f"training.optimizer={optimizer}",
     )
-    assert train(made, tmp_path / "run")["pruned_epochs"] > 0
+    assert train(made, tmp_path / "run").pruned_epochs > 0
 
 
 @needs_gpu
@@ -108,5 +108,5 @@ def test_a_run_can_be_resumed_on_a_gpu(tmp_path):
     on_gpu = recipe("run.device=cuda")
     train_through(1, on_gpu, tmp_path / "run")
     summary = train(on_gpu, tmp_path / "run", resume=True)
-    assert summary["epochs"] == 3
+    assert summary.epochs == 3
     assert [line["epoch"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, 1, 2]

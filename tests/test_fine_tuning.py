@@ -28,7 +28,7 @@ from fineprune.training.optimizer import build_optimizer
 from fineprune.training.prefixes import check_prefixes
 from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.recipe_replica import RecipeReplica
-from fineprune.training.settings import OPTIMIZERS, TrainingSettings
+from fineprune.training.settings.training import OPTIMIZERS, TrainingSettings
 
 RECIPE = {
     "data": {"name": "synthetic", "train_size": 64, "image_size": 32},

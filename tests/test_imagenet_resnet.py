@@ -137,5 +137,5 @@ def test_resnet50_trains_on_larger_images(tmp_path):
         }
     )
     summary = train(recipe, tmp_path / "run")
-    assert summary["steps"] == 6
-    assert summary["parameters"] == PARAMETERS["imagenet-resnet50"] - 996 * (2048 + 1)
+    assert summary.steps == 6
+    assert summary.parameters == PARAMETERS["imagenet-resnet50"] - 996 * (2048 + 1)

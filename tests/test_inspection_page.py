@@ -10,18 +10,18 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from made_runs import made_recipe, make_run
+from made_runs import made_recipe, make_run, with_summary
 from PIL import Image
 from test_report import parse_strictly
 
 from fineprune.errors import InputError
-from fineprune.inspection.inspected import read_inspected
+from fineprune.inspection.inspected import read_inspected, runs_by_arm
+from fineprune.inspection.known_samples import known_samples
 from fineprune.inspection.overlap import Overlap, expected_jaccard, skipped_overlaps
 from fineprune.inspection.pictures import pictures_of
 from fineprune.inspection.suspects import suspects_of
-from fineprune.report.inspection import runs_by_arm, write_inspection
+from fineprune.report.inspection import write_inspection
 from fineprune.report.inspection_tables import confused_pairs, overlap_table
-from fineprune.report.known_samples import known_samples
 from fineprune.report.picture_sheet import COLUMNS, picture_sheets, shown_size
 from fineprune.report.sample_gallery import VISIBLE, make_gallery
 from fineprune.report.sparkline import HEIGHT, WIDTH, sparkline
@@ -155,7 +155,7 @@ def test_the_figures_are_those_of_the_suspects(runs, page):
     assert found[100].by_chance == pytest.approx(100 * loaded.weak.wrong.mean())
     # More than by chance: the runs are real.
     assert found[100].precision > 0.6
-    assert adaptive.skipped == pytest.approx(runs[0].run.summary["skipped_share"])
+    assert adaptive.skipped == pytest.approx(runs[0].run.summary.skipped_share)
     assert json.loads(json.dumps(finite(dataclasses.asdict(summary))))["runs"] == summary.runs
 
 
@@ -186,7 +186,7 @@ def test_without_the_network_its_predictions_are_left_out(runs, page):
 
 def test_hostile_names_are_escaped(runs, page):
     evil = "<script>alert(1)</script>&\"'"
-    changed = {**runs[0].run.summary, "network": evil, "arm": evil, "git": evil}
+    changed = dataclasses.replace(runs[0].run.summary, network=evil, arm=evil, git=evil)
     hostile = dataclasses.replace(runs[0].run, summary=changed, title=evil)
     text, _ = page([dataclasses.replace(runs[0], run=hostile), *runs[1:]], most=1)
     assert "&lt;script&gt;" in text
@@ -301,10 +301,7 @@ def test_several_arms_share_the_size(tmp_path, page, monkeypatch):
     monkeypatch.setattr("fineprune.report.inspection._MOST_BYTES", 1_000_000)
     one = made(tmp_path / "run", 500)
     arms = [
-        dataclasses.replace(
-            one, run=dataclasses.replace(one.run, summary={**one.run.summary, "arm": f"arm {arm}"})
-        )
-        for arm in range(3)
+        dataclasses.replace(one, run=with_summary(one.run, arm=f"arm {arm}")) for arm in range(3)
     ]
     text, summary = page(arms, most=500, network=False)
     assert len(summary.arms) == 3
@@ -428,11 +425,7 @@ def test_overlaps_are_means_over_pairs_of_one_kind(runs):
 def test_many_kinds_of_pairs_are_merged(runs):
     others = [
         dataclasses.replace(
-            runs[0],
-            run=dataclasses.replace(
-                runs[0].run,
-                summary={**runs[0].run.summary, "network": f"net{n // 3}", "arm": f"arm{n % 3}"},
-            ),
+            runs[0], run=with_summary(runs[0].run, network=f"net{n // 3}", arm=f"arm{n % 3}")
         )
         for n in range(9)
     ]

@@ -14,7 +14,7 @@ from fineprune.experiments.controls import matched_recipe
 from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.run import read_run
-from fineprune.training.cost import cost_is_known
+from fineprune.training.forecast import cost_is_known
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 
@@ -105,7 +105,7 @@ def test_numbers_that_are_not_rounded_give_no_cost_in_advance():
         (["pruning.mean_weights=[1]"], "expected mean_weights with one value for each of 3 epoch"),
         (["pruning.numbers=[128, 0, 9]"], "expected each of numbers to be a whole number of at"),
         (["pruning.mean_weights=[1, nan, 1]"], "expected finite mean_weights, got nan"),
-        (["pruning.policy=full"], 'expected pruning.numbers with policy = "matched" only'),
+        (["pruning.policy=rs2"], 'expected pruning.numbers with pruning.policy = "matched"'),
     ],
 )
 def test_wrong_numbers_are_refused(changes, message):

@@ -145,9 +145,9 @@ def test_a_network_of_ones_own_is_trained_by_its_name(own_module, tmp_path):
         }
     )
     summary = train(recipe, tmp_path / "run")
-    assert summary["network"] == "own_networks:small"
-    assert summary["parameters"] == 48 * 10 + 10
-    assert summary["accuracy_last"] > 0.3
+    assert summary.network == "own_networks:small"
+    assert summary.parameters == 48 * 10 + 10
+    assert summary.accuracy_last > 0.3
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from fineprune.errors import InputError
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.data.seeded_samples import SeededSamples
 from fineprune.training.loop import train
-from fineprune.training.own_data import SeededSamples
 from fineprune.training.recipe import make_recipe
 from fineprune.training.stop import Stopped
 
@@ -147,7 +147,7 @@ def test_validation_uses_samples_without_random_transforms(tmp_path):
         train(recipe("data.validation=32"), tmp_path / "run")
     validated = recipe("data.validation=32", function="noisy_with_plain")
     summary = train(validated, tmp_path / "run")
-    assert summary["evaluated_on"] == "validation"
+    assert summary.evaluated_on == "validation"
     watched = [line["watched"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
     assert len(watched[0]) == 4
     plain = Noisy(96, noise=False)

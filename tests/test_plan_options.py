@@ -1,5 +1,6 @@
 """The options that every policy takes: anneal, rescale, keep_per_class and max_skips."""
 
+import itertools
 import math
 
 import numpy as np
@@ -66,6 +67,15 @@ POLICIES = {
 every_policy = pytest.mark.parametrize("name", POLICIES)
 
 
+def each_policy_with_one_of(name, values):
+    """Parametrize a test by all policies and all values, but not by all pairs of them.
+
+    The rules of the options are the same functions for all policies.
+    """
+    pairs = zip(POLICIES, itertools.cycle(values), strict=False)
+    return pytest.mark.parametrize(("name", *name.split()), [(one, *row) for one, row in pairs])
+
+
 def losses_of(epoch, index):
     """Return losses of which some are always high, so that the policies skip the same samples."""
     noise = np.random.default_rng(epoch).random(N, dtype=np.float32)
@@ -106,8 +116,7 @@ def longest_skips(kept):
 # Each option with every policy
 
 
-@every_policy
-@pytest.mark.parametrize("anneal", [0.1, 0.25, 0.5])
+@each_policy_with_one_of("anneal", [(0.1,), (0.25,), (0.5,)])
 def test_the_last_epochs_train_all_samples(name, anneal):
     pruner = made(POLICIES[name](anneal=anneal))
     plans, _ = train(pruner)
@@ -126,8 +135,7 @@ def test_the_number_of_kept_samples_does_not_change(name):
     assert [len(plan.kept) for plan in with_all] == [len(plan.kept) for plan in without]
 
 
-@every_policy
-@pytest.mark.parametrize("most", [1, 2, 4])
+@each_policy_with_one_of("most", [(1,), (2,), (4,)])
 def test_no_sample_is_skipped_more_often_in_a_row(name, most):
     kept = kept_of(train(made(POLICIES[name](max_skips=most)))[0])
     assert longest_skips(kept) <= most
@@ -135,8 +143,7 @@ def test_no_sample_is_skipped_more_often_in_a_row(name, most):
         assert longest_skips(kept_of(train(made(POLICIES[name]()))[0])) > most
 
 
-@every_policy
-@pytest.mark.parametrize("share", [0.2, 0.6])
+@each_policy_with_one_of("share", [(0.2,), (0.6,)])
 def test_every_class_keeps_its_share(name, share):
     sizes = np.bincount(LABELS)
     for plan in train(made(POLICIES[name](keep_per_class=share)))[0]:
@@ -157,12 +164,20 @@ def test_rescaled_weights_have_the_number_of_all_samples_as_their_sum(name):
             assert plan.weights[plan.kept].sum().item() == pytest.approx(N, rel=1e-5)
 
 
-@every_policy
+ALL_OPTIONS = {"anneal": 0.2, "rescale": True, "keep_per_class": 0.4, "max_skips": 2}
+STOPS = [(0, 2), (4, 0), (5, 3), (11, 1)]
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"anneal": 0.2, "rescale": True, "keep_per_class": 0.4, "max_skips": 2}]
+    ("name", "stop", "options"),
+    [
+        # Each policy stops everywhere, half of the times with options, and so does each stop.
+        (name, stop, ALL_OPTIONS if (number + place) % 2 else {})
+        for number, name in enumerate(POLICIES)
+        for place, stop in enumerate(STOPS)
+    ],
 )
-@pytest.mark.parametrize("stop", [(0, 2), (4, 0), (5, 3), (11, 1)])
-def test_a_stopped_training_continues_exactly(name, options, stop, tmp_path):
+def test_a_stopped_training_continues_exactly(name, stop, options, tmp_path):
     whole, _ = train(made(POLICIES[name](**options)))
     before, state = train(made(POLICIES[name](**options)), stop)
     torch.save(state, tmp_path / "state.pt")
@@ -284,8 +299,8 @@ def test_options_that_are_off_store_nothing():
     assert state["skips"] is None
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+@each_policy_with_one_of(
+    "options message",
     [
         ({"anneal": -0.1}, r"expected anneal as a share in \[0, 1\], got -0.1"),
         ({"anneal": float("nan")}, "expected anneal as a share"),
@@ -296,7 +311,6 @@ def test_options_that_are_off_store_nothing():
         ({"max_skips": 256}, "expected max_skips of at most 255, got 256"),
     ],
 )
-@every_policy
 def test_wrong_options_are_refused(name, options, message):
     with pytest.raises(InputError, match=message):
         POLICIES[name](**options)

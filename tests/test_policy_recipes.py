@@ -129,7 +129,12 @@ def test_the_recipe_of_a_run_says_what_the_defaults_of_a_policy_are():
     dropout = recipe_of({"policy": "progressive-dropout"}).pruning
     assert (dropout.form, dropout.threshold, dropout.decay) == ("difficulty", 0.3, 0.95)
     scheduled = recipe_of({"policy": "random", "window": 4}).pruning
-    assert (scheduled.prune, scheduled.save, scheduled.anneal) == (0.0, 0.35, None)
+    assert (scheduled.prune, scheduled.save, scheduled.anneal) == (0.0, None, None)
+
+
+def test_a_recipe_can_set_the_chance_of_adaptive():
+    recipe = recipe_of({"policy": "adaptive", "save": 0.3, "chance": 4.0})
+    assert recipe.policy().settings()["chance"] == 4.0
 
 
 SERVED = {"distributed": {"strategy": "sync", "workers": 2}}
@@ -263,7 +268,7 @@ def test_own_data_need_an_attribute_with_the_classes(tmp_path, monkeypatch, vali
     torch.manual_seed(0)
     data = {"name": "own_classes:labelled", "validation": validation}
     summary = train(make_recipe({**sections, "data": data}), tmp_path / "labelled")
-    assert summary["policy"] == "rs2"
+    assert summary.policy == "rs2"
     data["name"] = "own_classes:unlabelled"
     with pytest.raises(InputError, match="to have an attribute targets or labels"):
         train(make_recipe({**sections, "data": data}), tmp_path / "unlabelled")

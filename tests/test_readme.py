@@ -24,8 +24,9 @@ from fineprune.experiments.arm_table import table_rows
 from fineprune.experiments.configurations import configuration, configured
 from fineprune.experiments.controls import arm_recipe, default_arms
 from fineprune.experiments.scale_table import read_scaling, scale_rows
-from fineprune.report.scaling.tables import markdown_tables, scale_tables
-from fineprune.report.tables import markdown_table
+from fineprune.report.comparison_table import comparison_tables
+from fineprune.report.scaling.tables import scale_tables
+from fineprune.report.table import markdown_table
 from fineprune.runs.run import read_runs
 from fineprune.training.recipe import make_recipe, read_recipe
 
@@ -180,15 +181,18 @@ def test_the_tables_of_scale_are_those_of_its_runs():
     """Figures, titles, columns and notes are what ``fineprune scale`` prints for these runs."""
     runs = read_scaling(ROOT / "docs/results/scale").runs
     page = (ROOT / "docs/results/scale.md").read_text(encoding="utf-8")
-    assert squeezed(markdown_tables(scale_tables(scale_rows(runs, None)))) in squeezed(page)
+    tables = scale_tables(scale_rows(runs, None))
+    assert len(tables) == 4
+    assert squeezed("\n".join(map(markdown_table, tables))) in squeezed(page)
 
 
 def test_the_table_of_lenet_is_that_of_its_runs():
     folders = (ROOT / "docs/results/lenet-cifar10").iterdir()
     shown = (ROOT / "docs/results/lenet-cifar10.md").read_text(encoding="utf-8").splitlines()
-    table = markdown_table(table_rows(read_runs(sorted(folders)))).strip().splitlines()
-    assert len(table) == 8
-    assert set(table) <= set(shown)
+    (table,) = comparison_tables(table_rows(read_runs(sorted(folders))))
+    lines = [line for line in markdown_table(table).splitlines() if line.startswith("|")]
+    assert len(lines) == 8
+    assert set(lines) <= set(shown)
 
 
 @pytest.mark.parametrize("folder", ["clean", "wrong"])

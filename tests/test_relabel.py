@@ -11,7 +11,8 @@ from fineprune.cli.main import app
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
 from fineprune.runs.history import read_labels as trained_labels
-from fineprune.training.data import load_data, load_images
+from fineprune.training.data import load_data
+from fineprune.training.data.memory import load_images
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 

@@ -14,6 +14,12 @@ from rich.console import Console
 
 from fineprune.experiments.arm_table import grouped, table_rows
 from fineprune.experiments.controls import ARMS, SHORTER, arm_recipe
+from fineprune.report.comparison_table import (
+    COLUMNS,
+    comparison_tables,
+    row_dicts,
+    terminal_tables,
+)
 from fineprune.report.figures import (
     draw_all,
     draw_counts,
@@ -24,8 +30,8 @@ from fineprune.report.figures import (
 )
 from fineprune.report.html import write_report
 from fineprune.report.paper import RESULTS, paper_rows
-from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
-from fineprune.report.tables import COLUMNS, markdown_table, rich_table, row_dicts
+from fineprune.report.paper_table import paper_notes, paper_table
+from fineprune.report.table import markdown_table, rich_table
 from fineprune.report.verdict import verdict
 from fineprune.runs.run import read_run, read_runs
 
@@ -62,12 +68,17 @@ def one_group(runs):
 def terminal(rows):
     console = Console(width=80, no_color=True)
     with console.capture() as captured:
-        console.print(rich_table(rows))
+        for table in terminal_tables(rows):
+            console.print(rich_table(table, console.width))
     return captured.get()
 
 
-def cells(markdown):
-    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+def markdown(rows):
+    return "\n".join(map(markdown_table, comparison_tables(rows)))
+
+
+def cells(text):
+    lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
@@ -88,10 +99,9 @@ def test_the_table_for_the_terminal_fits_80_characters_without_truncation(runs):
 
 def test_long_names_of_arms_are_broken_at_their_hyphens_in_the_terminal(runs):
     names = dict(zip(ARMS, ("full", "matched", *SHORTER[-2:]), strict=True))
-    renamed = [with_summary(run, arm=names[run.summary["arm"]]) for run in runs]
-    for run in renamed:
-        run.summary["seconds_train"] *= 1000
-    rows = table_rows(renamed)
+    renamed = [with_summary(run, arm=names[run.summary.arm]) for run in runs]
+    longer = [with_summary(run, seconds_train=1000 * run.summary.seconds_train) for run in renamed]
+    rows = table_rows(longer)
     text = terminal(rows)
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
@@ -101,7 +111,7 @@ def test_long_names_of_arms_are_broken_at_their_hyphens_in_the_terminal(runs):
 
 def test_the_markdown_table_shows_percentages_and_points_with_two_decimals(runs):
     rows = table_rows(runs)
-    header, _, *lines = cells(markdown_table(rows))
+    header, _, *lines = cells(markdown(rows))
     assert header == [column.header for column in COLUMNS]
     shown = dict(zip(header, lines[1], strict=True))
     assert shown["arm"] == "fine-pruning"
@@ -116,14 +126,14 @@ def test_the_markdown_table_shows_percentages_and_points_with_two_decimals(runs)
 
 
 def test_with_one_seed_no_interval_is_printed(runs):
-    rows = table_rows([run for run in runs if run.summary["seed"] == 0])
-    assert "±" not in markdown_table(rows)
-    assert re.search(r"[+-]\d\.\d\d ", markdown_table(rows))
+    rows = table_rows([run for run in runs if run.summary.seed == 0])
+    assert "±" not in markdown(rows)
+    assert re.search(r"[+-]\d\.\d\d ", markdown(rows))
 
 
 def test_the_cost_of_the_full_accuracy_is_a_number_only_if_every_run_reaches_it(runs):
     def shown(rows):
-        header, _, *lines = cells(markdown_table(rows))
+        header, _, *lines = cells(markdown(rows))
         return dict(zip(header, lines[1], strict=True))
 
     changed = [with_summary(run, accuracy_last=0.5) for run in runs]
@@ -164,13 +174,13 @@ def cifar10_runs(tmp_path, monkeypatch):
 
 def test_the_papers_results_are_shown_for_its_networks_on_cifar10_only(runs, cifar10_runs):
     rows = table_rows(cifar10_runs)
-    lines = cells(markdown_table(rows))
+    lines = cells(markdown(rows))
     shown = dict(zip(lines[0], lines[-1], strict=True))
     assert (shown["arm"], shown["time saved, %"]) == ("paper: pruned", "11.80")
     assert (shown["overhead, s"], shown["best three, %"]) == ("4.27", "74.72")
     assert shown["best three vs full, points"] == "-0.43"
     assert "paper: full" in terminal(rows)
-    assert paper_rows(table_rows(runs)[0]) == []
+    assert paper_rows(grouped(runs)[0]) == []
     assert len(RESULTS) == 10
 
 
@@ -178,32 +188,33 @@ def test_the_papers_tables_are_compared_with_each_network_that_was_run(runs, cif
     lenet = cifar10_runs
     vgg = [with_summary(run, network="vgg13") for run in lenet]
     groups = grouped([*runs, *lenet, *vgg])
-    lines = [dict(zip(range(len(HEADERS)), line, strict=True)) for line in paper_lines(groups)]
+    table = paper_table(groups)
+    assert table is not None
+    lines = table.lines
     assert [line[0] for line in lines] == ["lenet", "vgg13"]
     assert [line[4] for line in lines] == ["11.80", "7.40"]
-    pruned = next(run.summary for run in lenet if run.summary["arm"] == "fine-pruning")
-    assert lines[0][11] == f"{100 * pruned['accuracy_best3']:.2f}"
-    assert f"Lines with {pruned['epochs']} epochs" in paper_notes(groups)[0]
+    pruned = next(run.summary for run in lenet if run.summary.arm == "fine-pruning")
+    assert lines[0][11] == f"{100 * pruned.accuracy_best3:.2f}"
+    assert f"Lines with {pruned.epochs} epochs" in paper_notes(groups)[0]
     text = page([*runs, *lenet])
     assert "Tables 1 and 2, compared with ours" in text
     assert "shortened schedule" in text
     parse_strictly(text)
     assert "Tables 1 and 2, compared with ours" not in page(runs)
-    only_full = [run for run in lenet if run.summary["arm"] == "full"]
-    assert paper_lines(grouped(only_full)) == []
+    only_full = [run for run in lenet if run.summary.arm == "full"]
+    assert paper_table(grouped(only_full)) is None
 
 
-def test_several_groups_share_one_table(runs):
+def test_each_group_has_a_table(runs):
     others = [with_summary(run, network="vgg13") for run in runs]
     rows = table_rows([*runs, *others])
     assert "vgg13 on" in terminal(rows)
-    assert "**vgg13 on digits, accuracy on the test set**" in markdown_table(rows)
+    assert "**vgg13 on digits, accuracy on the test set**" in markdown(rows)
     assert terminal(rows).count("fine-pruning") == 2
 
 
 def test_tables_without_rows_are_empty():
-    assert markdown_table([]) == ""
-    assert rich_table([]).row_count == 0
+    assert comparison_tables([]) == terminal_tables([]) == []
 
 
 # Figures
@@ -248,7 +259,7 @@ def test_watched_samples_are_those_whose_last_losses_differ_most(runs):
         return next(line["watched"] for line in reversed(run.metrics) if line["watched"])
 
     drawing = draw_watched(one_group(runs))
-    first, second = [last(run) for run in runs if run.summary["arm"] == "full"][:2]
+    first, second = [last(run) for run in runs if run.summary.arm == "full"][:2]
     by_difference = sorted(first, key=lambda index: -abs(first[index] - second[index]))
     shown = {text for text in texts_of(drawing.svg) if text.startswith("sample ")}
     assert shown == {f"sample {index}" for index in by_difference[:4]}
@@ -315,7 +326,7 @@ def verdict_on(runs):
 
 def with_accuracies(runs, **by_arm):
     return [
-        with_summary(run, accuracy_last=by_arm[run.summary["arm"].replace("-", "_")](number))
+        with_summary(run, accuracy_last=by_arm[run.summary.arm.replace("-", "_")](number))
         for run, number in zip(runs, [0] * 4 + [1] * 4 + [2] * 4, strict=True)
     ]
 
@@ -340,7 +351,7 @@ def test_an_arm_is_better_or_worse_only_if_the_interval_excludes_zero(runs):
 
 
 def test_with_one_seed_no_arm_is_better_or_worse(runs):
-    sentences = verdict_on([run for run in runs if run.summary["seed"] == 0])
+    sentences = verdict_on([run for run in runs if run.summary.seed == 0])
     assert len(sentences) == 3
     for sentence in sentences:
         assert "below about 0.5 points is not meaningful" in sentence
@@ -350,14 +361,14 @@ def test_with_one_seed_no_arm_is_better_or_worse(runs):
 
 def test_a_longer_training_time_is_reported(runs):
     slow = [
-        with_summary(run, seconds_train=150.0 if run.summary["arm"] == "fine-pruning" else 100.0)
+        with_summary(run, seconds_train=150.0 if run.summary.arm == "fine-pruning" else 100.0)
         for run in runs
     ]
     assert "took 50.0 % more training time" in verdict_on(slow)[0]
 
 
 def test_a_single_arm_is_not_compared(runs):
-    (sentence,) = verdict_on([run for run in runs if run.summary["arm"] == "fine-pruning"])
+    (sentence,) = verdict_on([run for run in runs if run.summary.arm == "fine-pruning"])
     assert "Without a full run with the same seed" in sentence
     (sentence,) = verdict_on(runs[:1])
     assert sentence.startswith("Full reached")
@@ -368,7 +379,7 @@ def test_the_matched_and_the_scaled_controls_are_described(runs):
     names = {"random": "matched", "fewer-epochs": "fewer-epochs-scaled"}
     renamed = []
     for run in runs:
-        arm = names.get(run.summary["arm"], run.summary["arm"])
+        arm = names.get(run.summary.arm, run.summary.arm)
         lr = 0.1 * 20 / 18 if arm == "fewer-epochs-scaled" else 0.1
         recipe = {**run.recipe, "training": {**run.recipe["training"], "lr": lr}}
         renamed.append(dataclasses.replace(with_summary(run, arm=arm), recipe=recipe))
@@ -376,7 +387,7 @@ def test_the_matched_and_the_scaled_controls_are_described(runs):
     assert matched.startswith("Skipping as many samples in every epoch, but at random, reaches")
     assert "18 epochs instead, with 1.11 times the learning rate, at about the same" in scaled
     for run in renamed:
-        if run.summary["arm"] == "matched":
+        if run.summary.arm == "matched":
             run.metrics[-1] = {**run.metrics[-1], "skipped": 1}
     assert verdict_on(renamed)[1].startswith("Matched, the control of another method, at about")
 
@@ -420,9 +431,7 @@ def test_the_method_of_the_verdict_is_the_policy_of_the_comparisons_recipe(tmp_p
 
     def sentences():
         runs = read_runs([folder])
-        return verdict_on(
-            [with_summary(r, arm=renamed.get(r.summary["arm"], "full")) for r in runs]
-        )
+        return verdict_on([with_summary(r, arm=renamed.get(r.summary.arm, "full")) for r in runs])
 
     assert sentences()[0].startswith("Adaptive skipped")
     (folder / "recipe.toml").write_text(made_recipe().to_toml())
@@ -456,7 +465,12 @@ def test_hostile_names_are_escaped(tmp_path, page):
     evil = "<script>alert(1)</script>&\"'"
     folder = make_compare(tmp_path / "c", seeds=[0], title=evil)
     hostile = [
-        with_summary(run, network=evil, git=evil, hardware={**run.summary["hardware"], "cpu": evil})
+        with_summary(
+            run,
+            network=evil,
+            git=evil,
+            hardware=dataclasses.replace(run.summary.hardware, cpu=evil),
+        )
         for run in read_runs([folder])
     ]
     hostile += [with_summary(run, arm=evil, seed=9) for run in hostile[:1]]
@@ -503,7 +517,7 @@ def test_caveats_name_the_evaluated_set_and_warn_of_a_single_seed(runs, page):
     assert "different numbers of seeds" not in text
     assert "different numbers of seeds" in page(runs[:-1])
     assert "With one seed" not in text
-    assert "With one seed" in page([run for run in runs if run.summary["seed"] == 0])
+    assert "With one seed" in page([run for run in runs if run.summary.seed == 0])
 
 
 def test_losses_that_were_not_finite_are_reported(compared, page):
@@ -571,10 +585,10 @@ def test_controls_with_another_cost_are_not_called_equal(tmp_path):
     "other", [{"evaluated_on": "validation"}, {"train_samples": 10_000}, {"suspicion": {}}]
 )
 def test_the_papers_results_are_not_shown_for_other_data(cifar10_runs, other):
-    assert paper_lines(grouped(cifar10_runs))
+    assert paper_table(grouped(cifar10_runs)) is not None
     others = [with_summary(run, **other) for run in cifar10_runs]
-    assert paper_lines(grouped(others)) == []
-    assert paper_rows(table_rows(others)[0]) == []
+    assert paper_table(grouped(others)) is None
+    assert paper_rows(grouped(others)[0]) == []
 
 
 def test_the_recipe_and_command_of_a_report_repeat_its_comparison(tmp_path, page):

@@ -71,7 +71,7 @@ def test_forward_passes_over_skipped_samples_are_counted(whole):
     # The losses of the third epoch are not needed, since the fourth trains all samples.
     rescored = [line["forward_samples"] - line["samples"] for line in run.metrics]
     assert rescored == [0, skipped[1], 0, 0]
-    assert run.summary["forward_samples"] == run.summary["samples_trained"] + skipped[1]
+    assert run.summary.forward_samples == run.summary.samples_trained + skipped[1]
 
 
 def test_the_policy_learns_the_losses_in_evaluation_mode(tmp_path, monkeypatch):
@@ -153,7 +153,7 @@ def test_two_ranks_that_are_resumed_before_they_rescore_have_the_same_result(fas
 
 
 def test_own_data_are_rescored_the_same_with_any_number_of_workers(tmp_path):
-    changes = [f"data.name={__name__}:own_data", "data.train_size=1024", "network.classes=2"]
+    changes = [f"data.name={__name__}:own_data", "data.train_size=none", "network.classes=2"]
     changes += ["pruning.threshold=0.5"]
     for workers in (0, 2):
         recipe = make_recipe(RECIPE, [*changes, f"data.workers={workers}"])

@@ -10,6 +10,7 @@ import xml.dom.minidom
 from pathlib import Path
 
 import pytest
+from made_runs import made_summary
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -18,12 +19,15 @@ from fineprune.errors import InputError
 from fineprune.experiments.configurations import configuration, configured
 from fineprune.experiments.scale import scale
 from fineprune.experiments.scale_table import Scaled, loss_curve, read_scaling, scale_rows
-from fineprune.report.scaling.loss_figure import draw_loss
-from fineprune.report.scaling.phases_figure import draw_phases
-from fineprune.report.scaling.speedup_figure import draw_speedup
-from fineprune.report.scaling.staleness_figure import draw_staleness
-from fineprune.report.scaling.tables import rich_tables, scale_tables
-from fineprune.report.scaling.throughput_figure import draw_throughput
+from fineprune.report.scaling.figures import (
+    draw_loss,
+    draw_phases,
+    draw_speedup,
+    draw_staleness,
+    draw_throughput,
+)
+from fineprune.report.scaling.tables import scale_tables
+from fineprune.report.table import rich_table
 from fineprune.runs.run import Run
 from fineprune.training.recipe import make_recipe
 
@@ -120,7 +124,7 @@ def made_run(seconds, losses, *, samples=100, pruned=(), distributed=None, accur
             "steps": 10,
         }
         metrics.append(line if distributed is None else line | {"distributed": distributed})
-    summary = {"accuracy_last": accuracy, "seconds_train": sum(seconds)}
+    summary = made_summary(accuracy_last=accuracy, seconds_train=sum(seconds))
     recipe = {"distributed": {"group": group}, "training": {"batch_size": 10}}
     return Run(Path("nowhere"), summary, metrics, recipe)
 
@@ -199,7 +203,7 @@ def test_tables_fit_the_terminal_without_breaks_inside_words(made_runs, columns)
     for table in scale_tables(rows):
         output = io.StringIO()
         console = Console(width=columns, file=output)
-        (rich,) = rich_tables([table], console.width)
+        rich = rich_table(table, console.width)
         rich.caption = None
         console.print(rich)
         printed = output.getvalue()

@@ -25,7 +25,7 @@ from fineprune.errors import InputError
 from fineprune.pruning.indexed import IndexedItem
 from fineprune.streams import KeyIndex, PrunedStream
 from fineprune.streams.packing import packed, unpacked
-from fineprune.streams.shares import Coverage, coverage, deal, share, taken
+from fineprune.streams.shard_assignment import Coverage, assignment, coverage, deal, taken
 from fineprune.streams.shuffle_buffer import shuffled
 
 BATCH = 8
@@ -430,7 +430,7 @@ def test_every_rank_gets_the_promised_batches_and_says_what_is_missed(workers, d
                 plan = pruner.plan.kept.tolist()
                 missed.append((stream.coverage(), plan))
         seen.append(batches)
-    for epoch, (told, plan) in enumerate(missed):
+    for epoch, (part, plan) in enumerate(missed):
         trained = Counter(index for rank in range(ranks) for index in seen[rank][epoch])
         assert set(trained) <= set(plan)
         left_out = len(plan) - len(trained)
@@ -438,9 +438,9 @@ def test_every_rank_gets_the_promised_batches_and_says_what_is_missed(workers, d
         repeated.append(again)
         each = -(-len(plan) // ranks) if not drop_last else len(plan) // ranks
         dropped = ranks * (each % 4) if drop_last else 0
-        assert left_out <= told.missed + dropped
+        assert left_out <= part.missed + dropped
         if not dropped:
-            assert (left_out, again) == (told.missed, told.repeated)
+            assert (left_out, again) == (part.missed, part.repeated)
     assert any(repeated)  # Else this test would not show much.
 
 
@@ -493,12 +493,14 @@ def test_repeats_begin_at_the_beginning():
     """A rank with 5 samples trains 12: its two workers yield their own samples again."""
     kept, order = [2, 3, 30], [2, 0, 1]
     for worker, (shards, number) in enumerate([([1], 3), ([0], 2)]):
-        told = share(kept, order, rank=1, ranks=2, worker=worker, workers=2, each=12, trained=0)
-        assert (told.shards, told.kept, told.begin) == (shards, number, 0)
-        assert told.end == number + (4 if worker == 0 else 3)
+        part = assignment(
+            kept, order, rank=1, ranks=2, worker=worker, workers=2, each=12, trained=0
+        )
+        assert (part.shards, part.kept, part.begin) == (shards, number, 0)
+        assert part.end == number + (4 if worker == 0 else 3)
     assert coverage(kept, order, 2, 17) == Coverage(missed=13, repeated=12)
     with pytest.raises(InputError, match="at least 4 shards, one for each rank, got them in 3"):
-        share(kept, order, rank=3, ranks=4, worker=0, workers=1, each=9, trained=0)
+        assignment(kept, order, rank=3, ranks=4, worker=0, workers=1, each=9, trained=0)
 
 
 # --- shards that have changed -----------------------------------------------------------------

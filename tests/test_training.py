@@ -77,12 +77,12 @@ def test_the_folder_of_a_run_holds_all_results(whole):
     assert [line["steps"] for line in run.metrics] == [3, 4] * 3
     assert [line["test_accuracy"] is not None for line in run.metrics] == [False, True] * 3
     assert all(len(line["watched"]) == 4 for line in run.metrics[1::2])
-    assert run.summary["samples_trained"] == 3 * (192 + 256)
-    assert run.summary["skipped_share"] == pytest.approx(64 / 512)
-    assert run.summary["parameters"] == 62_006
-    assert run.summary["accuracy_last"] == run.metrics[-1]["test_accuracy"]
-    assert run.summary["evaluated_on"] == "test"
-    assert run.summary["hardware"]["threads"] == 1
+    assert run.summary.samples_trained == 3 * (192 + 256)
+    assert run.summary.skipped_share == pytest.approx(64 / 512)
+    assert run.summary.parameters == 62_006
+    assert run.summary.accuracy_last == run.metrics[-1]["test_accuracy"]
+    assert run.summary.evaluated_on == "test"
+    assert run.summary.hardware.threads == 1
     assert set(run.counts()) == {2, 4, 6}
     assert all(counts.shape == (256,) for counts in run.counts().values())
     assert read_recipe(whole / "recipe.toml") == small()
@@ -90,7 +90,7 @@ def test_the_folder_of_a_run_holds_all_results(whole):
 
 def test_the_network_learns(tmp_path):
     summary = train(small("training.epochs=30", "training.milestones=[20, 25]"), tmp_path / "run")
-    assert summary["accuracy_last"] > 0.8
+    assert summary.accuracy_last > 0.8
 
 
 @pytest.mark.parametrize("policy", ["fine-pruning", "random"])
@@ -169,7 +169,7 @@ def own_data():
 def test_user_defined_data_train_the_same_with_any_number_of_workers(workers, tmp_path):
     recipe = small(
         f"data.name={__name__}:own_data",
-        "data.train_size=1024",
+        "data.train_size=none",
         "network.classes=2",
         "training.epochs=2",
         "training.milestones=[]",
@@ -190,8 +190,8 @@ def test_a_validation_part_is_held_out(tmp_path):
         ),
         tmp_path / "run",
     )
-    assert summary["train_samples"] == 200
-    assert summary["evaluated_on"] == "validation"
+    assert summary.train_samples == 200
+    assert summary.evaluated_on == "validation"
     assert read_run(tmp_path / "run").metrics[0]["test_accuracy"] is None
 
 

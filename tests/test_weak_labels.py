@@ -1,4 +1,4 @@
-"""Recipes with label noise or label files: what is trained, what is found, and old recipes."""
+"""Recipes with label noise or label files: what is trained, and what is found."""
 
 import functools
 import json
@@ -21,12 +21,13 @@ from fineprune.report.html import write_report
 from fineprune.report.wrong_labels import all_found_rows
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run, read_runs
-from fineprune.training import data as training_data
-from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
+from fineprune.runs.summary import Detection
+from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data import load_data
+from fineprune.training.data import memory as training_data
 from fineprune.training.epoch_served import _with_absolute_paths
 from fineprune.training.loop import train
-from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.recipe import make_recipe
 from fineprune.training.recipe_replica import RecipeReplica
 from fineprune.training.suspicion import Suspicion, detection
 
@@ -177,7 +178,7 @@ def test_a_run_is_not_resumed_with_other_labels(given_labels, tmp_path):
         train(recipe, tmp_path / "run", resume=True)
     file.write_text(text)
     summary = train(recipe, tmp_path / "run", resume=True)
-    assert "suspicion" not in summary  # It is not known which labels are wrong.
+    assert summary.suspicion is None  # It is not known which labels are wrong.
 
 
 # -- what a run reports ----------------------------------------------------------------------------
@@ -207,11 +208,9 @@ def test_the_suspicion_of_fine_pruning_is_measured_before_a_window_clears_it(who
         values = Suspicion(torch.from_numpy(counts.astype(np.float32)), 64)
         assert run.metrics[epoch - 1]["suspicion"] == detection(values, wrong)
     assert set(run.counts()) == {2, 4, 6}
-    assert run.summary["suspicion"] == {
-        "wrong": 77,
-        "wrong_share": 77 / 256,
-        **run.metrics[-1]["suspicion"],
-    }
+    assert run.summary.suspicion == Detection(
+        wrong=77, wrong_share=77 / 256, **run.metrics[-1]["suspicion"]
+    )
     assert all(0 <= line["suspicion"]["roc_area"] <= 1 for line in run.metrics)
 
 
@@ -222,7 +221,7 @@ def test_a_stopped_and_resumed_run_reports_the_same(stop_at, whole, tmp_path):
     train_through(stop_at, small(NOISE), folder)
     summary = train(small(NOISE), folder, resume=True)
     assert untimed(folder) == untimed(whole)
-    assert summary["suspicion"] == read_run(whole).summary["suspicion"]
+    assert summary.suspicion == read_run(whole).summary.suspicion
 
 
 def test_a_run_stopped_inside_an_epoch_reports_the_same(whole, tmp_path, monkeypatch):
@@ -238,24 +237,25 @@ def test_the_adaptive_policy_finds_wrong_labels(tmp_path):
         NOISE,
         "data.train_size=1024",
         "pruning.policy=adaptive",
+        "pruning.save=0.35",
         "training.epochs=16",
         "training.milestones=[12]",
         "training.lr=0.05",
     )
-    found = train(recipe, tmp_path / "run")["suspicion"]
-    assert found["wrong"] == 307
-    assert found["roc_area"] > 0.8
-    assert found["precision"] > 0.6
-    assert found["recall"] > 0.5
+    found = train(recipe, tmp_path / "run").suspicion
+    assert found.wrong == 307
+    assert (found.roc_area or 0) > 0.8
+    assert (found.precision or 0) > 0.6
+    assert (found.recall or 0) > 0.5
 
 
 def test_runs_without_known_wrong_labels_report_nothing(tmp_path):
     short = ("training.epochs=1", "training.milestones=[]")
-    assert "suspicion" not in train(small(*short), tmp_path / "clean")
+    assert train(small(*short), tmp_path / "clean").suspicion is None
     assert "suspicion" not in read_metrics(tmp_path / "clean/metrics.jsonl")[0]
     full = train(small(NOISE, "pruning.policy=full", *short), tmp_path / "full")
-    assert full["suspicion"]["wrong"] == 77
-    assert full["suspicion"]["roc_area"] is None
+    assert full.suspicion.wrong == 77
+    assert full.suspicion.roc_area is None
     assert "suspicion" not in read_metrics(tmp_path / "full/metrics.jsonl")[0]
 
 
@@ -282,14 +282,14 @@ def test_train_says_in_one_line_what_was_found(changes, said, tmp_path, monkeypa
 
 def with_suspicion(run):
     """Invented figures, which differ between the seeds by 0.1."""
-    add = 0.1 * (run.summary["seed"] % 3)
+    add = 0.1 * (run.summary.seed % 3)
     figures: dict[str, Any] = {"wrong": 154, "wrong_share": 0.3}
     figures |= dict.fromkeys(("roc_area", "average_precision", "suspects", "precision", "recall"))
     figures["r_precision"] = None
-    if run.summary["arm"] == "fine-pruning":
+    if run.summary.arm == "fine-pruning":
         figures |= {"roc_area": 0.7 + add, "average_precision": 0.6, "suspects": 1200 + 30 * add}
         figures |= {"precision": 0.5 + add, "recall": 0.4, "r_precision": 0.45}
-    return with_summary(run, suspicion=figures)
+    return with_summary(run, suspicion=Detection(**figures))
 
 
 def test_the_report_shows_the_means_of_each_arm(tmp_path):
@@ -299,10 +299,10 @@ def test_the_report_shows_the_means_of_each_arm(tmp_path):
     assert "Wrong labels found" not in (tmp_path / "clean.html").read_text()
 
     noisy = [with_suspicion(run) for run in runs]
-    assert len({run.summary["suspicion"]["roc_area"] for run in noisy}) > 2
+    assert len({run.summary.suspicion.roc_area for run in noisy}) > 2
     full, pruned = all_found_rows(noisy)
     assert (full.arm, full.seeds, full.roc_area) == ("full", 3, None)
-    areas = [run.summary["suspicion"]["roc_area"] for run in noisy]
+    areas = [run.summary.suspicion.roc_area for run in noisy]
     known = [area for area in areas if area is not None]
     assert pruned.roc_area == pytest.approx(np.mean(known))
     write_report(noisy, tmp_path / "noisy.html")
@@ -320,10 +320,10 @@ def test_the_command_report_shows_the_table(whole, tmp_path):
     as_json = CliRunner().invoke(app, ["report", str(whole), *out, "--json"])
     (row,) = json.loads(as_json.stdout)["wrong_labels"]
     assert row["arm"] == "fine-pruning"
-    assert row["roc_area"] == read_run(whole).summary["suspicion"]["roc_area"]
+    assert row["roc_area"] == read_run(whole).summary.suspicion.roc_area
 
 
-# -- the size of the training set, and recipes of earlier versions ---------------------------------
+# -- the size of the training set ------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -388,51 +388,3 @@ def test_the_default_size_is_that_of_the_dataset():
     assert make_recipe({"data": {"name": "cifar100"}}).data.train_size is None
     written = make_recipe({"data": {"name": "cifar100"}}).to_toml()
     assert "train_size" not in written
-
-
-OLD = ROOT / "docs/results/lenet-cifar10/full-0/recipe.toml"
-
-
-def test_a_recipe_that_an_earlier_version_wrote_still_means_all_images(tmp_path):
-    assert "train_size = 1024" in OLD.read_text()
-    recipe = read_recipe(OLD)
-    assert recipe.data.train_size is None
-    assert read_recipe(OLD, ["data.train_size=1024"]).data.train_size == 1024
-    (tmp_path / "new.toml").write_text(recipe.to_toml())
-    assert read_recipe(tmp_path / "new.toml") == recipe
-    sized = recipe.replaced("data", train_size=1024)
-    (tmp_path / "sized.toml").write_text(sized.to_toml())
-    assert read_recipe(tmp_path / "sized.toml") == sized
-    assert make_recipe({"data": {"name": "cifar10", "train_size": 1024}}).data.train_size == 1024
-    own = make_recipe({"data": {"name": "mine:data", "train_size": 1024}})
-    assert own.data.train_size is None
-
-
-def test_runs_of_an_earlier_version_are_in_one_group_with_new_ones(tmp_path):
-    folder = make_compare(tmp_path / "c", arms=["full", "fine-pruning"], seeds=[0])
-    file = folder / "full-0/recipe.toml"
-    lines = file.read_text().splitlines(keepends=True)
-    older = [line for line in lines if not line.startswith(("label_noise_seed", "image_size"))]
-    assert len(older) == len(lines) - 2
-    file.write_text("".join(older))
-    shown = CliRunner().invoke(app, ["report", str(folder), "--out", str(tmp_path / "r.html")])
-    assert shown.exit_code == 0, shown.output
-
-
-def test_a_checkpoint_of_an_earlier_version_is_continued(sixty_images, tmp_path):
-    """Its recipe holds a size that had no effect, and no settings of this version."""
-    recipe = cifar().replaced("pruning", policy="full")
-    folder = tmp_path / "run"
-    train_through(0, recipe, folder)
-    state = load_checkpoint(folder / "checkpoint.pt")
-    del state["labels"], state["recipe"]["data"]["label_noise_seed"]
-    state["recipe"]["data"]["train_size"] = 1024
-    save_checkpoint(folder / "checkpoint.pt", state)
-    text = (folder / "recipe.toml").read_text()
-    text = text.replace("label_noise_seed = 0\n", "train_size = 1024\n")
-    (folder / "recipe.toml").write_text(text)
-    assert "train_size = 1024" in text
-    summary = train(recipe, folder, resume=True)
-    assert summary["train_samples"] == 60
-    with pytest.raises(InputError, match=r"data\.train_size is null and 13"):
-        train(cifar(train_size=13).replaced("pruning", policy="full"), folder, resume=True)

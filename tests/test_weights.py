@@ -205,10 +205,10 @@ def test_a_run_begins_with_the_weights_and_its_resume_does_not_read_them(weights
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     recipe = make_recipe(RECIPE, ["network.weights=weights.pth"])
     summary = train(recipe, tmp_path / "run")
-    assert summary["weights_sha256"] == digest
+    assert summary.weights_sha256 == digest
     train(make_recipe(RECIPE, [f"network.name={__name__}:loaded_by_hand"]), tmp_path / "hand")
     other = train(make_recipe(RECIPE), tmp_path / "other")
-    assert "weights_sha256" not in other
+    assert other.weights_sha256 is None
     run, hand, scratch = (results(tmp_path / name) for name in ("run", "hand", "other"))
     assert run[0] == hand[0] != scratch[0]
     assert equal(run[1], hand[1])
@@ -217,7 +217,7 @@ def test_a_run_begins_with_the_weights_and_its_resume_does_not_read_them(weights
     weights.unlink()
     moved = make_recipe(RECIPE, ["network.weights=moved.pth"])
     summary = train(moved, tmp_path / "stopped", resume=True)
-    assert summary["weights_sha256"] == digest
+    assert summary.weights_sha256 == digest
     assert results(tmp_path / "stopped")[0] == run[0]
     assert equal(results(tmp_path / "stopped")[1], run[1])
 

@@ -4,6 +4,9 @@ import difflib
 import math
 from numbers import Integral
 
+# Longer values are shortened in error messages.
+_MOST_SHOWN = 200
+
 
 class InputError(ValueError):
     """A setting, a file or an argument is wrong.
@@ -63,6 +66,11 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
     """Raise InputError unless ``value`` lies in [low, high]."""
     if not low <= value <= high:
         raise InputError(f"expected {name} in [{low}, {high}], got {value}")
+
+
+def shown(value: str) -> str:
+    """Return a text in quotes for an error message, shortened if it is long."""
+    return repr(value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}...")
 
 
 def first_line(error: BaseException) -> str:

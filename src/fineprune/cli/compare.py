@@ -14,11 +14,13 @@ from fineprune.cli.options import (
     RecipeFile,
     all_changes,
     margin_fraction,
+    path_option,
 )
 from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
 from fineprune.cli.results import show_results
 from fineprune.experiments import compare as comparing
+from fineprune.runs.files import REPORT
 from fineprune.runs.run import read_runs
 from fineprune.training.recipe import read_recipe
 
@@ -28,7 +30,7 @@ def compare(
     recipe: RecipeFile,
     more: MoreChanges = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder of all runs [runs/<recipe>-compare].")
+        Path | None, path_option("The folder of all runs [runs/<recipe>-compare].")
     ] = None,
     seeds: Annotated[int, typer.Option(help="The number of runs of each arm.")] = 1,
     arms: Annotated[
@@ -52,8 +54,8 @@ def compare(
     fraction = margin_fraction(margin)
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-compare"
-    check_folder("--out", folder)
-    with progress() as tell:
+    check_folder("--out", folder, recipe)
+    with progress() as update:
         comparing.compare(
             made,
             folder,
@@ -61,8 +63,8 @@ def compare(
             seeds=seeds,
             arms=[] if arms is None else [arm.strip() for arm in arms.split(",")],
             jobs=jobs,
-            on_progress=tell,
+            on_progress=update,
         )
-    page = folder / "report.html"
+    page = folder / REPORT
     about = {"folder": str(folder), "margin": margin}
     show_results(read_runs([folder]), page, fraction, as_json=as_json, about=about)

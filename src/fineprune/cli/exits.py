@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from fineprune.errors import InputError, RunError, first_line
+from fineprune.override import override
 from fineprune.training.stop import Stopped
 
 P = ParamSpec("P")
@@ -46,6 +47,9 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
             except KeyboardInterrupt:
                 _say("stopped" if to_continue is None else f"stopped; {to_continue}")
                 raise typer.Exit(INTERRUPTED) from None
+            except SystemExit as error:  # The user's own code called it.
+                _say(f"failed while running: the code called sys.exit({error.code!r})")
+                raise typer.Exit(FAILED) from error
             except (typer.Exit, BrokenPipeError):  # typer ends quietly if a pipe has no reader
                 raise
             except Exception as error:
@@ -62,13 +66,8 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
 class Verbs(TyperGroup):
     """The group of verbs. A command line that cannot be parsed is wrong input, said in one line."""
 
+    @override
     def main(self, args: Any = None, *rest: Any, **settings: Any) -> Any:
-        """Run the command line and exit with its status.
-
-        Args:
-            args: The arguments; None takes those of the process.
-            rest, settings: As in ``TyperGroup.main``.
-        """
         arguments = sys.argv[1:] if args is None else list(args)
         try:
             settings["standalone_mode"] = False

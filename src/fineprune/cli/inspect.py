@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson
-from fineprune.cli.outputs import check_file
+from fineprune.cli.options import AsJson, path_option
+from fineprune.cli.outputs import check_distinct, check_file, inputs_of_runs
 from fineprune.errors import InputError
 from fineprune.runs.files import finite
 from fineprune.runs.run import read_runs
 
 if TYPE_CHECKING:
-    from fineprune.report.inspection import InspectedArm
+    from fineprune.inspection.inspected_arm import InspectedArm
 
 # How many suspects of each arm are printed.
 _SUSPECTS = 5
@@ -27,7 +27,7 @@ def inspect(
     runs: Annotated[
         list[Path], typer.Argument(help="The folders of finished runs or comparisons.")
     ],
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("inspect.html"),
+    out: Annotated[Path, path_option("The HTML file to write.")] = Path("inspect.html"),
     most: Annotated[int, typer.Option(help="How many suspects to show per run.")] = 1000,
     network: Annotated[
         bool,
@@ -37,10 +37,10 @@ def inspect(
         ),
     ] = True,
     csv: Annotated[
-        Path | None, typer.Option(help="Also write one row per sample to this CSV file.")
+        Path | None, path_option("Also write one row per sample to this CSV file.")
     ] = None,
     parquet: Annotated[
-        Path | None, typer.Option(help="Also write one row per sample to this Parquet file.")
+        Path | None, path_option("Also write one row per sample to this Parquet file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,15 +52,17 @@ def inspect(
     """
     if most < 1:
         raise InputError(f"expected --most to be at least 1, got {most}")
+    check_distinct(out=out, csv=csv, parquet=parquet)
+    read = read_runs(runs)
     for option, path in (("--out", out), ("--csv", csv), ("--parquet", parquet)):
         if path is not None:
-            check_file(option, path)
+            check_file(option, path, inputs_of_runs(read))
     # Imported here, because torch and scipy would delay the start of every command.
     from fineprune.inspection.inspected import read_inspected
     from fineprune.inspection.sample_table import sample_columns, write_csv, write_parquet
     from fineprune.report.inspection import write_inspection
 
-    inspected = read_inspected(read_runs(runs))
+    inspected = read_inspected(read)
     if csv is not None or parquet is not None:
         columns = sample_columns(inspected)
         if csv is not None:

@@ -39,7 +39,7 @@ class _Lines(logging.Handler):
     """Prints what is logged, such as the death of a worker, as lines on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Looked up for each line: while a progress bar is shown, it is another one.
+        # sys.stderr is looked up for each line, because a progress bar replaces it.
         print(f"fineprune: {record.getMessage()}", file=sys.stderr, flush=True)
 
 

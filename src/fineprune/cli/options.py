@@ -3,11 +3,24 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fineprune.errors import InputError
+
+
+def given_path(text: str) -> Path:
+    """Convert the value of an option to a path. An empty one would be the current folder."""
+    if not text:
+        raise typer.BadParameter("expected a path, got an empty text")
+    return Path(text)
+
+
+def path_option(text: str) -> Any:
+    """Return the option for a file or a folder that a verb writes, with its help."""
+    return typer.Option(parser=given_path, metavar="PATH", help=text)
+
 
 RecipeFile = Annotated[Path, typer.Argument(help="The recipe, a TOML file.")]
 Changes = Annotated[

@@ -1,24 +1,91 @@
-"""Check at the start, before hours of training, that the results can be written."""
+"""Check at the start, before hours of training, that results can be written and replace nothing."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from fineprune.errors import InputError
+from fineprune.runs.files import is_run_file
+from fineprune.runs.run import Run
+from fineprune.training.recipe import Recipe
 
 
-def check_file(option: str, path: Path) -> None:
-    """Raise InputError unless a file can be written at ``path``. Its folders may be missing."""
+def check_file(option: str, path: Path, inputs: Iterable[Path] = ()) -> None:
+    """Raise InputError unless a file can be written at ``path``. Its folders may be missing.
+
+    Args:
+        option: The option with the path.
+        path: The file. It may exist, but must not be an input, nor a result of a run.
+        inputs: The files that the command reads.
+    """
     if _is_dir(path):
         raise InputError(f"expected {option} to be a file, got the folder {path}: add a file name")
     _check_above(option, path, path.parent)
+    for source in inputs:
+        if _same(path, source) or (path.exists() and _contains(source, path)):
+            raise InputError(
+                f"expected {option} to be another file than {source}, which is an input, got "
+                f"{path}: give another name"
+            )
+    if is_run_file(path) and path.exists():
+        raise InputError(
+            f"expected {option} not to be a file of a run, got {path}: give another name"
+        )
 
 
-def check_folder(option: str, path: Path) -> None:
-    """Raise InputError unless files can be written to the folder ``path``. It may be missing."""
+def check_distinct(**files: Path | None) -> None:
+    """Raise InputError if two options name the same file."""
+    given = [(name, path) for name, path in files.items() if path is not None]
+    for place, (name, path) in enumerate(given):
+        for other, same in given[place + 1 :]:
+            if _same(path, same):
+                raise InputError(f"expected --{name} and --{other} to be two files, got {same}")
+
+
+def check_folder(option: str, path: Path, recipe: Path | None = None) -> None:
+    """Raise InputError unless files can be written to the folder ``path``. It may be missing.
+
+    Args:
+        option: The option with the path.
+        path: The folder.
+        recipe: The recipe that the command reads, which must not be in the folder under the name
+            that the folder's own recipe has.
+    """
     _check_above(option, path, path)
+    if recipe is not None and is_run_file(recipe) and _same(recipe.parent, path):
+        raise InputError(
+            f"expected {option} to be a folder without the recipe that is read, got {path}: give "
+            f"another folder, or the recipe another name"
+        )
+
+
+def inputs_of(file: Path, recipe: Recipe) -> list[Path]:
+    """Return the files that a command with a recipe reads, and the data that the recipe names."""
+    data = recipe.data
+    named = (data.labels, data.train, data.test, recipe.network.weights)
+    return [file, *(Path(name) for name in named if name is not None)]
+
+
+def inputs_of_runs(runs: Iterable[Run]) -> list[Path]:
+    """Return the files from which runs took their data and weights."""
+    settings = ("data", "labels"), ("data", "train"), ("data", "test"), ("network", "weights")
+    named = (run.recipe.get(section, {}).get(key) for run in runs for section, key in settings)
+    return [Path(name) for name in named if isinstance(name, str)]
+
+
+def _contains(folder: Path, path: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def _same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _check_above(option: str, path: Path, folder: Path) -> None:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"expected {option} to be a path in UTF-8, got {str(path)!r}") from error
     there = next(part for part in (folder, *folder.parents, Path()) if _exists(part))
     if not _is_dir(there):
         raise InputError(
@@ -35,7 +102,7 @@ def _check_above(option: str, path: Path, folder: Path) -> None:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a name that is too long, for example
+    except OSError:  # For example, the name is too long.
         return False
 
 

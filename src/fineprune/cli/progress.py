@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-Tell = Callable[[str, int, int], None]
+Update = Callable[[str, int, int], None]
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Tell]:
+def progress() -> Iterator[Update]:
     """Yield a function to call with a line of text, the epochs done and the number of all epochs.
 
     The line may be empty. The bar appears with the first call, so that a download or an error
@@ -30,14 +30,14 @@ def progress() -> Iterator[Tell]:
     bar = Progress(*columns, console=console)
     task = bar.add_task("epochs", total=None)
 
-    def tell(line: str, done: int, total: int) -> None:
+    def update(line: str, done: int, total: int) -> None:
         bar.update(task, completed=done, total=total)
         bar.start()
         if line:
             bar.console.print(line)
 
     try:
-        yield tell
+        yield update
     finally:
         bar.stop()
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fineprune.cli.exits import exits
+from fineprune.cli.options import path_option
 from fineprune.cli.outputs import check_file
 from fineprune.errors import InputError
 from fineprune.runs.files import write_atomically
@@ -15,7 +16,7 @@ from fineprune.runs.run import read_run
 @exits()
 def relabel(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    out: Annotated[Path, typer.Option(help="The table to write; it must not exist.")] = Path(
+    out: Annotated[Path, path_option("The table to write; it must not exist.")] = Path(
         "labels.csv"
     ),
     most: Annotated[

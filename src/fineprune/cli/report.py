@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Margin, margin_fraction
-from fineprune.cli.outputs import check_file
+from fineprune.cli.options import AsJson, Margin, margin_fraction, path_option
+from fineprune.cli.outputs import check_file, inputs_of_runs
 from fineprune.cli.results import show_results
 from fineprune.runs.run import read_runs
 
@@ -17,7 +17,7 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(help="The folders of finished runs or comparisons.")
     ],
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, path_option("The HTML file to write.")] = Path("report.html"),
     margin: Margin = 0.4,
     as_json: AsJson = False,
 ) -> None:
@@ -26,6 +26,7 @@ def report(
     Example: fineprune report runs/quick-compare --out report.html
     """
     fraction = margin_fraction(margin)
-    check_file("--out", out)
+    read = read_runs(runs)
+    check_file("--out", out, inputs_of_runs(read))
     about = {"report": str(out), "margin": margin}
-    show_results(read_runs(runs), out, fraction, as_json=as_json, about=about)
+    show_results(read, out, fraction, as_json=as_json, about=about)

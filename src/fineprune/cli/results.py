@@ -27,8 +27,9 @@ def show_results(
     """
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.experiments.arm_table import table_rows
+    from fineprune.report.comparison_table import row_dicts, terminal_tables
     from fineprune.report.html import write_report
-    from fineprune.report.tables import rich_table, row_dicts
+    from fineprune.report.table import rich_table
     from fineprune.report.wrong_labels import all_found_rows, found_dicts, found_table
 
     rows = table_rows(runs, fraction)
@@ -38,7 +39,10 @@ def show_results(
         wrong_labels = {"wrong_labels": found_dicts(found)} if found else {}
         typer.echo(json.dumps({**about, "rows": row_dicts(rows), **wrong_labels}))
         return
-    Console().print(rich_table(rows))
+    console = Console()
+    tables = terminal_tables(rows)
     if found:
-        Console().print(found_table(found))
+        tables.append(found_table(found, brief=True))
+    for table in tables:
+        console.print(rich_table(table, console.width))
     typer.echo(f"report: {page}")

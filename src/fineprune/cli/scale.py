@@ -9,13 +9,21 @@ import typer
 from rich.console import Console
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, RecipeFile, all_changes, split_changes
+from fineprune.cli.options import (
+    AsJson,
+    Changes,
+    RecipeFile,
+    all_changes,
+    path_option,
+    split_changes,
+)
 from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
 from fineprune.errors import check_above
 from fineprune.experiments import scale as scaling
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.scale_table import read_scaling, scale_rows
+from fineprune.runs.files import REPORT
 from fineprune.training.recipe import read_recipe
 
 _USUAL = ("one", "all-reduce 2", "sync 2+1", "async 1+1", "async 2+1", "async 2+2")
@@ -34,7 +42,7 @@ def scale(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The folder of all runs [runs/<recipe>-scale].")
+        Path | None, path_option("The folder of all runs [runs/<recipe>-scale].")
     ] = None,
     target_loss: Annotated[
         float | None,
@@ -62,34 +70,35 @@ def scale(
     """
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.report.scaling.page import scale_caveats, write_scale_report
-    from fineprune.report.scaling.tables import rich_tables, scale_tables
+    from fineprune.report.scaling.tables import scale_tables
+    from fineprune.report.table import rich_table
 
     words, more = split_changes(configurations)
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-scale"
-    check_folder("--out", folder)
+    check_folder("--out", folder, recipe)
     if target_loss is not None:
         check_above("--target-loss", target_loss, 0)
-    with progress() as tell:
+    with progress() as update:
         scaling.scale(
             made,
             folder,
             [configuration(text) for text in words or _USUAL],
             title=recipe.stem,
             same_update=same_update,
-            on_progress=tell,
+            on_progress=update,
         )
     read = read_scaling(folder)
     rows = scale_rows(read.runs, target_loss)
-    page = folder / "report.html"
+    page = folder / REPORT
     write_scale_report(read, rows, page)
     if as_json:
         lines = [dataclasses.asdict(row) for row in rows]
         typer.echo(json.dumps({"folder": str(folder), "rows": lines}))
         return
     console = Console()
-    for table in rich_tables(scale_tables(rows), console.width):
-        console.print(table)
+    for table in scale_tables(rows):
+        console.print(rich_table(table, console.width))
     for sentence in scale_caveats(read):
         console.print(f"- {sentence}", style="dim", highlight=False)
     typer.echo(f"report: {page}")

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
-from fineprune.cli.outputs import check_file
+from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes, path_option
+from fineprune.cli.outputs import check_file, inputs_of
 from fineprune.errors import check_one_of
 from fineprune.launch.slurm import STRATEGIES, batch_script, fit_servers, train_command
+from fineprune.runs.files import write_atomically
 from fineprune.training.recipe import Recipe, read_recipe
 
 
@@ -24,9 +25,7 @@ def slurm(
         str | None,
         typer.Option(help=f"{', '.join(STRATEGIES)} [as in the recipe, or all-reduce]."),
     ] = None,
-    run: Annotated[
-        Path | None, typer.Option(help="The run folder [runs/<recipe>-<policy>].")
-    ] = None,
+    run: Annotated[Path | None, path_option("The run folder [runs/<recipe>-<policy>].")] = None,
     processes: Annotated[
         int | None, typer.Option(help="The processes per node [one per GPU, or one].")
     ] = None,
@@ -51,7 +50,7 @@ def slurm(
     ] = None,
     changes: Changes = None,
     out: Annotated[
-        Path | None, typer.Option(help="The file to write the script to [standard output].")
+        Path | None, path_option("The file to write the script to [standard output].")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -59,19 +58,19 @@ def slurm(
 
     Example: fineprune slurm recipes/digits.toml --nodes 8 --gpus 4 --time 24:00:00 --out job.sh
     """
-    if out is not None:
-        check_file("--out", out)
-    told = all_changes(changes, more)
+    changed = all_changes(changes, more)
     if strategy is not None:
         check_one_of("--strategy", strategy, STRATEGIES)
-        told.append(f"distributed.strategy={'none' if strategy == 'all-reduce' else strategy}")
-    made = read_recipe(recipe, told)
+        changed.append(f"distributed.strategy={'none' if strategy == 'all-reduce' else strategy}")
+    made = read_recipe(recipe, changed)
+    if out is not None:
+        check_file("--out", out, inputs_of(recipe, made))
     folder = run or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
     if made.distributed.served:
         cpus, spread = _spread(made, nodes, gpus, cpus)
-        told += spread
+        changed += spread
     script = batch_script(
-        train_command(recipe, folder, told),
+        train_command(recipe, folder, changed),
         folder,
         nodes=nodes,
         strategy=made.distributed.strategy if made.distributed.served else "all-reduce",
@@ -86,7 +85,7 @@ def slurm(
     )
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(script, encoding="utf-8")
+        write_atomically(out, script)
     if as_json:
         written = None if out is None else str(out)
         typer.echo(json.dumps({"out": written, "run": str(folder), "script": script}))
@@ -109,12 +108,12 @@ def _spread(recipe: Recipe, nodes: int, gpus: int, cpus: int | None) -> tuple[in
         gpus_per_node=gpus,
         cpus_per_task=cpus,
     )
-    # The first node alone would resolve 0 and "auto", from its own cores and for all workers. And a
-    # node that was asked for without GPUs may have some, which Ray does not give to workers.
-    told = [] if run.threads else [f"run.threads={threads}"]
+    # Left at 0 and "auto", these settings would be resolved on the first node for all workers. And
+    # a node may have GPUs that the job did not ask for, which Ray does not give to workers.
+    changed = [] if run.threads else [f"run.threads={threads}"]
     if run.device == "auto" and not gpus:
-        told.append("run.device=cpu")
-    return cpus, told
+        changed.append("run.device=cpu")
+    return cpus, changed
 
 
 def _plain(stem: str) -> str:

@@ -1,5 +1,6 @@
 """``fineprune train``."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes
+from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes, path_option
 from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
 from fineprune.distributed.all_reduce import is_main
 from fineprune.launch.follow_parent import follow_parent_if_told
 from fineprune.runs.files import SUMMARY
+from fineprune.runs.summary import Detection, Summary
 from fineprune.training import loop
 from fineprune.training.recipe import read_recipe
 
@@ -21,9 +23,7 @@ from fineprune.training.recipe import read_recipe
 def train(
     recipe: RecipeFile,
     more: MoreChanges = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The run folder [runs/<recipe>-<policy>].")
-    ] = None,
+    out: Annotated[Path | None, path_option("The run folder [runs/<recipe>-<policy>].")] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the checkpoint in the run folder.")
     ] = False,
@@ -37,30 +37,30 @@ def train(
     follow_parent_if_told()
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
-    check_folder("--out", folder)
+    check_folder("--out", folder, recipe)
     was_finished = (folder / SUMMARY).exists()
     epochs = made.training.epochs
-    with progress() as tell:
+    with progress() as update:
 
         def on_epoch(metrics: dict[str, Any]) -> None:
-            tell(_line(metrics), metrics["epoch"] + 1, epochs)
+            update(_line(metrics), metrics["epoch"] + 1, epochs)
 
         summary = loop.train(made, folder, resume=resume, on_epoch=on_epoch)
     if not is_main():
         return
     if as_json:
-        typer.echo(json.dumps(summary))
+        typer.echo(json.dumps(dataclasses.asdict(summary)))
         return
     done = f"{folder} was finished already" if was_finished else f"written to {folder}"
-    top5 = f" (top-5: {summary['top5_last']:.2%})" if "top5_last" in summary else ""
+    top5 = "" if summary.top5_last is None else f" (top-5: {summary.top5_last:.2%})"
     typer.echo(
-        f"last-epoch accuracy {summary['accuracy_last']:.2%}{top5} on the "
-        f"{summary['evaluated_on']} set, "
-        f"{summary['skipped_share']:.2%} of the sample-steps skipped, "
-        f"{summary['seconds_train']:.1f} s of training; {done}"
+        f"last-epoch accuracy {summary.accuracy_last:.2%}{top5} on the "
+        f"{summary.evaluated_on} set, "
+        f"{summary.skipped_share:.2%} of the sample-steps skipped, "
+        f"{summary.seconds_train:.1f} s of training; {done}"
     )
-    if "suspicion" in summary:
-        typer.echo(_wrong_labels(summary))
+    if summary.suspicion is not None:
+        typer.echo(_wrong_labels(summary, summary.suspicion))
 
 
 def _line(metrics: dict[str, Any]) -> str:
@@ -75,18 +75,18 @@ def _line(metrics: dict[str, Any]) -> str:
     )
 
 
-def _wrong_labels(summary: dict[str, Any]) -> str:
+def _wrong_labels(summary: Summary, found: Detection) -> str:
     """Say how many training labels are wrong, and how well the policy finds them."""
-    found, samples = summary["suspicion"], summary["train_samples"]
-    line = f"{found['wrong']:,} of {samples:,} training labels are wrong"
-    if not 0 < found["wrong"] < samples:
+    samples = summary.train_samples
+    line = f"{found.wrong:,} of {samples:,} training labels are wrong"
+    if not 0 < found.wrong < samples:
         return line
-    if found["roc_area"] is None:
-        return f"{line}; the policy {summary['policy']} suspects no samples"
-    line += f"; the policy's suspicion finds them with a ROC area of {found['roc_area']:.3f}"
-    if found["precision"] is None:
+    if found.roc_area is None:
+        return f"{line}; the policy {summary.policy} suspects no samples"
+    line += f"; the policy's suspicion finds them with a ROC area of {found.roc_area:.3f}"
+    if found.precision is None:
         return line
     return (
-        f"{line}; {found['precision']:.1%} of its {found['suspects']:,} suspects are wrong, which "
-        f"are {found['recall']:.1%} of the wrong labels"
+        f"{line}; {found.precision:.1%} of its {found.suspects:,} suspects are wrong, which "
+        f"are {found.recall:.1%} of the wrong labels"
     )

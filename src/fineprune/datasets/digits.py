@@ -65,7 +65,7 @@ def _pixels_and_targets() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64
         )
     # Importing scikit-learn takes a second, which each process of a training would need.
     file = Path(found.origin).parent / "datasets/data/digits.csv.gz"
-    if not file.exists():  # This version stores them elsewhere.
+    if not file.exists():  # Another version of scikit-learn stores them elsewhere.
         from sklearn import datasets
 
         source = datasets.load_digits()

@@ -233,7 +233,7 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]] | No
             size = number * np.dtype(dtype).itemsize
             if position + size > len(content):
                 return None
-            # A plain array is faster than a memmap, and keeps the memory mapped.
+            # A plain array is faster than a memmap, and it keeps the file mapped.
             arrays[name] = np.asarray(content[position : position + size]).view(dtype)
             position += size
     except (OSError, ValueError, struct.error):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, shown
 
 # Images are converted to float64 in chunks of this many, which is fast and takes little memory.
 _CHUNK = 1024
@@ -96,7 +96,7 @@ def class_number(place: str, text: str, classes: Sequence[str]) -> int:
         near = difflib.get_close_matches(text, classes, n=1, cutoff=0.0) or [classes[0]]
         raise InputError(
             f"expected the name or number (0..{len(classes) - 1}) of a class in {place}, got "
-            f"{text!r}: did you mean {near[0]!r}?"
+            f"{shown(text)}: did you mean {near[0]!r}?"
         )
     return numbers[text]
 

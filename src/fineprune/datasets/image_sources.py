@@ -74,7 +74,9 @@ class _Labels:
     def finish(self) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.int32]]:
         """Return the sorted classes, the place of each, and the labels."""
         if all(name.isascii() and name.isdigit() for name in self.numbers):
-            classes = sorted(self.numbers, key=lambda name: (int(name), name))
+            # By their values, also those with more digits than Python converts.
+            digits = {name: name.lstrip("0") for name in self.numbers}
+            classes = sorted(digits, key=lambda name: (len(digits[name]), digits[name], name))
         else:
             classes = sorted(self.numbers)
         order = np.empty(len(classes), np.int32)

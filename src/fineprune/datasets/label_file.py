@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.datasets.image_set import class_number
-from fineprune.errors import InputError
+from fineprune.errors import InputError, shown
 
 # The label of an image that is left out of the training, in text files and in the result.
 DROP_WORD, DROP = "drop", -1
+
+_MOST_DIGITS = 18
 
 
 def read_labels(path: Path, classes: Sequence[str], images: int) -> npt.NDArray[np.int64]:
@@ -105,11 +107,13 @@ def _from_table(path: Path, classes: Sequence[str], images: int) -> npt.NDArray[
 
 
 def _index(text: str | None, line: int, path: Path, images: int) -> int:
-    if text is None or not text.strip().isdecimal() or int(text) >= images:
+    digits = (text or "").strip()
+    # Python refuses to convert thousands of digits.
+    if not digits.isdecimal() or len(digits) > _MOST_DIGITS or int(digits) >= images:
         raise InputError(
-            f"expected an index of 0 to {images - 1} in line {line} of {path}, got {text or ''!r}"
+            f"expected an index of 0 to {images - 1} in line {line} of {path}, got {shown(digits)}"
         )
-    return int(text)
+    return int(digits)
 
 
 def _numbers(

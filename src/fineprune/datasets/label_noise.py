@@ -35,7 +35,7 @@ def symmetric_noise(labels: Labels, classes: int, share: float, seed: int) -> La
         raise InputError(f"expected at least two classes with label noise, got {classes}")
     rng = stream(seed, 0, "label-noise")
     replaced = rng.permutation(len(labels))[:number]
-    # For all labels, so that the classes do not depend on the share. A shift is never 0.
+    # A shift is drawn for every label, so that the new classes do not depend on the share.
     shifts = rng.integers(1, max(classes, 2), size=len(labels))[replaced]
     noisy = labels.copy()
     noisy[replaced] = (labels[replaced] + shifts) % classes

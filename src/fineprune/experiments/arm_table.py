@@ -12,14 +12,14 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from scipy.special import stdtr, stdtrit
 
 from fineprune.errors import InputError
 from fineprune.experiments.controls import ALL_ARMS, MATCHED, SCALED, SHORTER
 from fineprune.runs.run import Run
-from fineprune.training.recipe import completed_sections
+from fineprune.runs.summary import Summary
 
 BASELINE = "full"
 
@@ -32,6 +32,9 @@ MARGIN = 0.004
 _NO_WIDTH = 1e-9
 
 _Key = TypeVar("_Key", bound=Hashable)
+
+# A number of a run, which is compared between arms.
+Value = Callable[[Summary], float]
 
 # The settings that the arms of ``SHORTER`` shorten, so that they differ from the other arms.
 _LENGTHS = ("epochs", "milestones", "warmup")
@@ -94,17 +97,39 @@ class Difference:
         return max(float(stdtr(freedom, (sign * self.mean - margin) / error)) for sign in (1, -1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs that can be compared with each other.
+
+    Attributes:
+        label: The name of the group, such as ``lenet on digits``.
+        runs: The runs, in the order of the arms and, within each arm, of the seeds.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Summary:
+        """The summary of the first run, whose network, data and evaluation are those of all."""
+        return self.runs[0].summary
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms, in the order of the table."""
+        return list(dict.fromkeys(run.summary.arm for run in self.runs))
+
+    def of(self, arm: str) -> list[Run]:
+        """Return the runs of an arm, in the order of their seeds; an empty list if it has none."""
+        return [run for run in self.runs if run.summary.arm == arm]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One arm of a comparison, averaged over its seeds. None marks a value that is not available.
 
     Attributes:
-        group: The label of the group that the arm belongs to, such as ``lenet on digits``.
-        network: The name of the network.
-        dataset: The name of the dataset.
-        train_samples: The number of training samples.
-        wrong_labels: Whether some of the training labels were made wrong on purpose.
-        evaluated_on: The set that the accuracies are measured on, ``test`` or ``validation``.
+        group: The group that the arm belongs to.
         arm: The name of the arm.
         seeds: The number of runs.
         seconds_train: The wall-clock time of the training in seconds, including the bookkeeping and
@@ -134,52 +159,25 @@ class Row:
         samples_to_full: The number of sample-steps until then.
     """
 
-    group: str
-    network: str
-    dataset: str
-    train_samples: int
-    wrong_labels: bool
-    evaluated_on: str | None
+    group: Group
     arm: str
-    seeds: int | None
-    seconds_train: float | None
-    time_saved: float | None
-    saved_in_epochs: float | None
-    seconds_bookkeeping: float | None
-    samples_trained: float | None
-    forward_samples: float | None
-    steps: float | None
-    skipped: float | None
-    accuracy_last: float | None
-    last_difference: Difference | None
-    equivalence: float | None
-    accuracy_best3: float | None
-    best3_difference: Difference | None
-    reaching: float | None
-    seconds_to_full: float | None
-    samples_to_full: float | None
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that can be compared with each other.
-
-    Attributes:
-        label: The name of the group, such as ``lenet on digits``.
-        runs: The runs, in the order of the arms and, within each arm, of the seeds.
-    """
-
-    label: str
-    runs: tuple[Run, ...]
-
-    @property
-    def arms(self) -> list[str]:
-        """The arms, in the order of the table."""
-        return list(dict.fromkeys(run.summary["arm"] for run in self.runs))
-
-    def of(self, arm: str) -> list[Run]:
-        """Return the runs of an arm, in the order of their seeds; an empty list if it has none."""
-        return [run for run in self.runs if run.summary["arm"] == arm]
+    seeds: int | None = None
+    seconds_train: float | None = None
+    time_saved: float | None = None
+    saved_in_epochs: float | None = None
+    seconds_bookkeeping: float | None = None
+    samples_trained: float | None = None
+    forward_samples: float | None = None
+    steps: float | None = None
+    skipped: float | None = None
+    accuracy_last: float | None = None
+    last_difference: Difference | None = None
+    equivalence: float | None = None
+    accuracy_best3: float | None = None
+    best3_difference: Difference | None = None
+    reaching: float | None = None
+    seconds_to_full: float | None = None
+    samples_to_full: float | None = None
 
 
 def table_rows(runs: Sequence[Run], margin: float = MARGIN) -> list[Row]:
@@ -231,14 +229,14 @@ def group_rows(group: Group, margin: float = MARGIN) -> list[Row]:
     return [_row(group, arm, margin) for arm in group.arms]
 
 
-def paired_difference(group: Group, arm: str, other: str, key: str) -> Difference | None:
+def paired_difference(group: Group, arm: str, other: str, of: Value) -> Difference | None:
     """Return the difference between the values of two arms, over the seeds that both arms have.
 
     Args:
         group: The group that contains the runs of both arms.
         arm: The name of the arm.
         other: The name of the arm whose values are subtracted.
-        key: The name of a number in ``summary.json``, such as ``accuracy_last``.
+        of: Returns the value of a run from its summary, such as ``accuracy_last``.
 
     Returns:
         The mean difference with its 95 % Student confidence interval, which has n - 1 degrees of
@@ -247,7 +245,7 @@ def paired_difference(group: Group, arm: str, other: str, key: str) -> Differenc
     pairs = _pairs(group, arm, other)
     if not pairs:
         return None
-    return mean_difference([run.summary[key] - base.summary[key] for run, base in pairs])
+    return mean_difference([of(run.summary) - of(base.summary) for run, base in pairs])
 
 
 def mean_difference(differences: Sequence[float]) -> Difference:
@@ -264,7 +262,7 @@ def mean_difference(differences: Sequence[float]) -> Difference:
     return Difference(mean, quantile * error, len(differences))
 
 
-def saved_in_epochs(summary: dict[str, Any]) -> float | None:
+def saved_in_epochs(summary: Summary) -> float | None:
     """Return the fraction of the training time that the pruned epochs of a run saved.
 
     The fraction is computed from the median epoch times of this run only. With P pruned and F full
@@ -273,16 +271,15 @@ def saved_in_epochs(summary: dict[str, Any]) -> float | None:
     change much.
 
     Args:
-        summary: The content of ``summary.json``.
+        summary: The summary of the run.
 
     Returns:
         The fraction; None if no epoch is pruned or if every epoch is pruned.
     """
-    full, pruned = summary["median_full_epoch_seconds"], summary["median_pruned_epoch_seconds"]
+    full, pruned = summary.median_full_epoch_seconds, summary.median_pruned_epoch_seconds
     if not full or pruned is None:
         return None
-    share: float = summary["pruned_epochs"] / summary["epochs"] * (1 - pruned / full)
-    return share
+    return summary.pruned_epochs / summary.epochs * (1 - pruned / full)
 
 
 def cost_to_reach(run: Run, accuracy: float) -> tuple[float, int] | None:
@@ -300,7 +297,7 @@ def cost_to_reach(run: Run, accuracy: float) -> tuple[float, int] | None:
     for line in run.metrics:
         seconds += line["seconds"]
         samples += line["samples"]
-        evaluated = line.get(f"{run.summary['evaluated_on']}_accuracy")
+        evaluated = line.get(f"{run.summary.evaluated_on}_accuracy")
         if evaluated is not None and evaluated >= accuracy:
             return seconds, samples
     return None
@@ -310,73 +307,56 @@ def _row(group: Group, arm: str, margin: float) -> Row:
     runs = group.of(arm)
     pairs = [] if arm == BASELINE else _pairs(group, arm, BASELINE)
     costs = [
-        cost_to_reach(run, base.summary["accuracy_last"])
-        for run, base in _pairs(group, arm, BASELINE)
+        cost_to_reach(run, base.summary.accuracy_last) for run, base in _pairs(group, arm, BASELINE)
     ]
     reached = [cost for cost in costs if cost is not None]
     reached_always = len(reached) == len(costs)
-    last_difference = _to_baseline(group, arm, "accuracy_last")
-    first = runs[0].summary
+    last_difference = _to_baseline(group, arm, lambda summary: summary.accuracy_last)
     in_epochs = [saved for run in runs if (saved := saved_in_epochs(run.summary)) is not None]
     if arm == BASELINE or not group.of(BASELINE):
-        skipped = [run.summary["skipped_share"] for run in runs]
+        skipped = [run.summary.skipped_share for run in runs]
     else:
-        skipped = _saved(pairs, "samples_trained")
+        skipped = _saved(pairs, lambda summary: summary.samples_trained)
     return Row(
-        group=group.label,
-        network=first["network"],
-        dataset=first["dataset"],
-        train_samples=first["train_samples"],
-        wrong_labels="suspicion" in first,
-        evaluated_on=first["evaluated_on"],
+        group=group,
         arm=arm,
         seeds=len(runs),
-        seconds_train=_mean_of(runs, "seconds_train"),
-        time_saved=_mean(_saved(pairs, "seconds_train")),
+        seconds_train=_mean_of(runs, lambda summary: summary.seconds_train),
+        time_saved=_mean(_saved(pairs, lambda summary: summary.seconds_train)),
         saved_in_epochs=_mean(in_epochs),
-        seconds_bookkeeping=_mean_of(runs, "seconds_bookkeeping"),
-        samples_trained=_mean_of(runs, "samples_trained"),
-        forward_samples=statistics.fmean(_forward_samples(run) for run in runs),
-        steps=_mean_of(runs, "steps"),
+        seconds_bookkeeping=_mean_of(runs, lambda summary: summary.seconds_bookkeeping),
+        samples_trained=_mean_of(runs, lambda summary: summary.samples_trained),
+        forward_samples=_mean_of(runs, lambda summary: summary.forward_samples),
+        steps=_mean_of(runs, lambda summary: summary.steps),
         skipped=_mean(skipped),
-        accuracy_last=_mean_of(runs, "accuracy_last"),
+        accuracy_last=_mean_of(runs, lambda summary: summary.accuracy_last),
         last_difference=last_difference,
         equivalence=None if last_difference is None else last_difference.equivalence(margin),
-        accuracy_best3=_mean_of(runs, "accuracy_best3"),
-        best3_difference=_to_baseline(group, arm, "accuracy_best3"),
+        accuracy_best3=_mean_of(runs, lambda summary: summary.accuracy_best3),
+        best3_difference=_to_baseline(group, arm, lambda summary: summary.accuracy_best3),
         reaching=len(reached) / len(costs) if costs else None,
         seconds_to_full=_mean([seconds for seconds, _ in reached]) if reached_always else None,
         samples_to_full=_mean([samples for _, samples in reached]) if reached_always else None,
     )
 
 
-def _forward_samples(run: Run) -> int:
-    """Return the number of forward passes: one per sample-step, unless the metrics say more."""
-    samples: int = run.summary["samples_trained"]
-    for line in run.metrics:
-        samples += line.get("forward_samples", line["samples"]) - line["samples"]
-    return samples
-
-
-def _to_baseline(group: Group, arm: str, key: str) -> Difference | None:
-    return None if arm == BASELINE else paired_difference(group, arm, BASELINE, key)
+def _to_baseline(group: Group, arm: str, of: Value) -> Difference | None:
+    return None if arm == BASELINE else paired_difference(group, arm, BASELINE, of)
 
 
 def _pairs(group: Group, arm: str, other: str) -> list[tuple[Run, Run]]:
-    by_seed = {run.summary["seed"]: run for run in group.of(other)}
+    by_seed = {run.summary.seed: run for run in group.of(other)}
     return [
-        (run, by_seed[run.summary["seed"]])
-        for run in group.of(arm)
-        if run.summary["seed"] in by_seed
+        (run, by_seed[run.summary.seed]) for run in group.of(arm) if run.summary.seed in by_seed
     ]
 
 
-def _saved(pairs: Sequence[tuple[Run, Run]], key: str) -> list[float]:
-    return [1 - run.summary[key] / base.summary[key] for run, base in pairs]
+def _saved(pairs: Sequence[tuple[Run, Run]], of: Value) -> list[float]:
+    return [1 - of(run.summary) / of(base.summary) for run, base in pairs]
 
 
-def _mean_of(runs: Sequence[Run], key: str) -> float:
-    return statistics.fmean(run.summary[key] for run in runs)
+def _mean_of(runs: Sequence[Run], of: Value) -> float:
+    return statistics.fmean(of(run.summary) for run in runs)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -396,26 +376,26 @@ def _group(label: str, runs: Sequence[Run]) -> Group:
 
 def _position(run: Run) -> tuple[int, str, int]:
     """Return the sort key of a run: known arms in their order, then other arms by name."""
-    arm = run.summary["arm"]
-    return (ALL_ARMS.index(arm) if arm in ALL_ARMS else len(ALL_ARMS), arm, run.summary["seed"])
+    arm = run.summary.arm
+    return (ALL_ARMS.index(arm) if arm in ALL_ARMS else len(ALL_ARMS), arm, run.summary.seed)
 
 
 def _network_and_dataset(run: Run) -> tuple[str, str]:
-    return run.summary["network"], run.summary["dataset"]
+    return run.summary.network, run.summary.dataset
 
 
 def _conflict(runs: Sequence[Run]) -> str | None:
     """Return the reason why the runs cannot be compared in one table; None if they can."""
-    seeds = Counter((run.summary["arm"], run.summary["seed"]) for run in runs)
+    seeds = Counter((run.summary.arm, run.summary.seed) for run in runs)
     (arm, seed), times = seeds.most_common(1)[0]
     if times > 1:
         return f"{times} runs of arm {arm} with seed {seed}"
-    by_arm = _split(sorted(runs, key=_position), lambda run: str(run.summary["arm"]))
+    by_arm = _split(sorted(runs, key=_position), lambda run: str(run.summary.arm))
     pairs = [pair for same_arm in by_arm.values() for pair in itertools.pairwise(same_arm)]
     # Two arms may both be comparable with a third one that lacks a setting in which they differ.
     pairs += itertools.combinations((same_arm[0] for same_arm in by_arm.values()), 2)
     for run, other in pairs:
-        arms = {run.summary["arm"], other.summary["arm"]}
+        arms = {run.summary.arm, other.summary.arm}
         if _settings(run, arms) != _settings(other, arms):
             return f"different settings in {run.path.name} and {other.path.name}"
     return None
@@ -439,7 +419,7 @@ def _settings(run: Run, arms: set[str]) -> str:
     }
     sections = {
         name: {key: value for key, value in values.items() if key not in excluded.get(name, ())}
-        for name, values in completed_sections(run.recipe).items()
+        for name, values in run.recipe.items()
         if name != "run" and (same_arm or name != "pruning")
     }
-    return json.dumps([sections, run.summary["train_samples"]], sort_keys=True)
+    return json.dumps([sections, run.summary.train_samples], sort_keys=True)

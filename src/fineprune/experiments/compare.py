@@ -13,11 +13,10 @@ from typing import Any
 from fineprune.distributed.all_reduce import check_not_launched
 from fineprune.errors import InputError, RunError
 from fineprune.experiments.controls import MATCHED, arm_recipe, check_arms, default_arms
-from fineprune.experiments.planned_run import PlannedRun, epochs_done
+from fineprune.experiments.planned_run import PlannedRun, check_own_folder, epochs_done
 from fineprune.launch.follow_parent import end_with_parent
 from fineprune.runs.files import (
     COMPARISON,
-    METRICS,
     RECIPE,
     SUMMARY,
     read_json,
@@ -34,6 +33,9 @@ from fineprune.training.stop import Stopped, stop_requests
 # The sample order of an epoch is drawn from seed + epoch, as in DistributedSampler. Two seeds whose
 # difference is smaller than the number of epochs would therefore share most of their orders.
 _SEED_STEP = 1_000_003
+
+# All runs of a comparison are planned before the first one is trained.
+_MOST_SEEDS = 1000
 
 _POLL_SECONDS = 0.5
 
@@ -56,6 +58,8 @@ def plan_runs(recipe: Recipe, folder: Path, seeds: int, arms: Sequence[str]) -> 
     """
     if seeds < 1:
         raise InputError(f"expected at least one seed, got {seeds}")
+    if seeds > _MOST_SEEDS:
+        raise InputError(f"expected at most {_MOST_SEEDS} seeds, got {seeds}")
     num_samples = load_data(resolved(recipe)).num_samples
     check_arms(recipe, arms, num_samples)
     runs: list[PlannedRun] = []
@@ -104,6 +108,7 @@ def compare(
         Stopped: A signal asked this process to stop, and the runs have written checkpoints.
     """
     check_not_launched("fineprune compare", "the runs")
+    check_own_folder(folder, COMPARISON, "a comparison")
     if jobs < 1:
         raise InputError(f"expected at least one job, got {jobs}")
     arms = arms or default_arms(recipe)
@@ -118,7 +123,6 @@ def compare(
             if (entry := {"arm": run.name, "seed": run.recipe.run.seed, "path": run.folder.name})
             not in listed
         ]
-        write_atomically(folder / RECIPE, recipe.to_toml())
         write_json(
             folder / COMPARISON,
             {
@@ -129,25 +133,22 @@ def compare(
                 "runs": listed,
             },
         )
+        # After ``compare.json``, which says that the folder is that of a comparison.
+        write_atomically(folder / RECIPE, recipe.to_toml())
         total = sum(run.recipe.training.epochs for run in runs)
-        report = on_progress or (lambda line, done, total: None)
-        for run in _train_all(unfinished, jobs, lambda: report("", epochs_done(runs), total)):
-            report(f"{run.name}, seed {run.number + 1} of {seeds}", epochs_done(runs), total)
+        progress = on_progress or (lambda line, done, total: None)
+        for run in _train_all(unfinished, jobs, lambda: progress("", epochs_done(runs), total)):
+            progress(f"{run.name}, seed {run.number + 1} of {seeds}", epochs_done(runs), total)
 
 
 def _check_folder(folder: Path, recipe: Recipe) -> None:
-    """Check that a folder is new or holds a comparison of this recipe.
+    """Check that the folder of a comparison holds no recipe, or this one.
 
     The recipes of the runs are not enough, because arms that are added have no run to check.
 
     Raises:
-        InputError: The folder holds a run, or a comparison of another recipe.
+        InputError: The folder holds a comparison of another recipe.
     """
-    if (folder / METRICS).exists() or (folder / SUMMARY).exists():
-        raise InputError(
-            f"expected a folder for a comparison, got {folder}, the folder of a run: give another "
-            f"--out"
-        )
     if not (folder / RECIPE).exists():
         return
     changed = read_recipe(folder / RECIPE).differences(recipe)
@@ -204,7 +205,7 @@ def _train_all(
                 for run in ready[: jobs - len(training)]:
                     waiting.remove(run)
                     if run.matches is not None and run.finished():
-                        yield run  # It was trained before, and its method was trained again.
+                        yield run  # Only its method had to be trained again.
                         continue
                     recipe = run.complete()
                     assert recipe is not None

@@ -9,7 +9,11 @@ from fineprune.training.recipe import Recipe
 
 ONE, ALL_REDUCE = "one", "all-reduce"
 _SERVED = ("sync", "async", "mixed")
-_FORM = re.compile(rf"({'|'.join(_SERVED)}) (\d+)\+(\d+)( dedicated| shared)?((?: [a-z]+=\d+)*)")
+_FORM = re.compile(
+    rf"({'|'.join(_SERVED)}) (\d{{1,4}})\+(\d{{1,4}})( dedicated| shared)?((?: [a-z]+=\d{{1,4}})*)"
+)
+    rf"({'|'.join(_SERVED)}) (\d{{1,4}})\+(\d{{1,4}})( dedicated| shared)?((?: [a-z]+=\d{{1,4}})*)"
+)
 _OPTIONS = {"group": "group", "backup": "backup", "bound": "staleness_bound"}
 _EXAMPLES = "'one', 'all-reduce 2' or 'async 4+3 dedicated'"
 _SYNTAX = (
@@ -64,7 +68,7 @@ def configuration(text: str) -> Configuration:
     words = " ".join(text.split())
     if words == ONE:
         return Configuration(words, ONE, 1, 0, {})
-    if found := re.fullmatch(rf"{ALL_REDUCE} (\d+)", words):
+    if found := re.fullmatch(rf"{ALL_REDUCE} (\d{{1,4}})", words):
         workers = int(found[1])
         if workers < 2:
             raise InputError(f"expected at least two processes for all-reduce, got {text!r}")

@@ -7,15 +7,16 @@ from typing import Any
 
 from fineprune.errors import InputError
 from fineprune.runs.run import Run
-from fineprune.training.cost import cost_is_known, predicted_cost, saved_share
+from fineprune.training.forecast import cost_is_known, predicted_cost, saved_share
 from fineprune.training.policies import (
+    ONLY_WITH,
     POLICY_NAMES,
     follows_schedule,
     schedule_for_saving,
     takes_save,
 )
 from fineprune.training.recipe import Recipe
-from fineprune.training.settings import OF_ONE_POLICY, PruningSettings
+from fineprune.training.settings import PruningSettings
 
 # The control that repeats the numbers of a finished run. It is a policy as well as an arm.
 MATCHED = "matched"
@@ -34,7 +35,7 @@ ARMS = ("full", "fine-pruning", "random", "fewer-epochs")
 ALL_ARMS = ("full", *METHODS, "random", MATCHED, *SHORTER)
 
 # Settings that are wrong with any other policy than the recipe's own.
-_UNSET: dict[str, Any] = dict.fromkeys((*OF_ONE_POLICY, "arguments"))
+_UNSET: dict[str, Any] = dict.fromkeys((*ONLY_WITH, "arguments"))
 
 
 def default_arms(recipe: Recipe) -> tuple[str, ...]:
@@ -144,7 +145,7 @@ def matched_recipe(recipe: Recipe, method: Run) -> Recipe:
     Raises:
         InputError: The run skipped no samples.
     """
-    total = method.summary["train_samples"]
+    total = method.summary.train_samples
     numbers = tuple(total - line["skipped"] for line in method.metrics)
     if all(number == total for number in numbers):
         raise InputError(
@@ -225,7 +226,8 @@ def _with_schedule(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
     """Return the recipe of a policy whose schedule saves as much as a recipe without a schedule."""
     _check_cost_is_known(recipe, num_samples, arm)
     _check_saves(recipe, num_samples, arm)
-    settings = schedule_for_saving(recipe.training, saved_share(recipe, num_samples))
+    training, save = recipe.training, saved_share(recipe, num_samples)
+    settings = schedule_for_saving(training.epochs, training.milestones, save)
     return recipe.replaced("pruning", policy=arm, **settings, **_UNSET)
 
 

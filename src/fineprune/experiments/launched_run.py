@@ -27,7 +27,7 @@ def launch(run: PlannedRun, configuration: Configuration, on_poll: Callable[[], 
         on_poll: Called twice per second.
 
     Raises:
-        RunError: The run failed. What it said is the file beside its folder that the error names.
+        RunError: The run failed. The error names the file beside its folder with its messages.
         Stopped: A signal asked this process to stop, and the run has written a checkpoint.
     """
     with tempfile.TemporaryDirectory() as temporary:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fineprune.errors import InputError
 from fineprune.experiments.controls import matched_recipe
-from fineprune.runs.files import METRICS, RECIPE, SUMMARY
+from fineprune.runs.files import METRICS, RECIPE, REPORT, RESULTS, SUMMARY
 from fineprune.runs.run import read_run
 from fineprune.training.recipe import Recipe, read_recipe
 
@@ -66,6 +66,27 @@ class PlannedRun:
                 f"({'; '.join(changed)}): give another --out"
             )
         return complete is not None and (self.folder / SUMMARY).exists()
+
+
+def check_own_folder(folder: Path, listing: str, what: str) -> None:
+    """Check that a folder holds an experiment, or nothing that an experiment would replace.
+
+    Args:
+        folder: The folder, which does not need to exist.
+        listing: The name of the file that lists the runs of such an experiment.
+        what: The name of the experiment, for the error message.
+
+    Raises:
+        InputError: It holds something else.
+    """
+    if (folder / listing).exists():
+        return
+    foreign = [name for name in (*RESULTS, REPORT) if (folder / name).exists()]
+    if foreign:
+        raise InputError(
+            f"expected a folder for {what}, got {folder}, which holds {', '.join(foreign)}: give "
+            f"another --out"
+        )
 
 
 def epochs_done(runs: Sequence[PlannedRun]) -> int:

@@ -7,7 +7,7 @@ from fineprune.distributed.all_reduce import check_not_launched
 from fineprune.errors import InputError
 from fineprune.experiments.configurations import Configuration, configured
 from fineprune.experiments.launched_run import launch
-from fineprune.experiments.planned_run import PlannedRun, epochs_done
+from fineprune.experiments.planned_run import PlannedRun, check_own_folder, epochs_done
 from fineprune.runs.files import SCALING, write_json
 from fineprune.runs.lock import only_writer
 from fineprune.training.hardware import available_cores, resolved
@@ -47,6 +47,7 @@ def scale(
         Stopped: A signal asked this process to stop, and the run has written a checkpoint.
     """
     check_not_launched("fineprune scale", "the runs")
+    check_own_folder(folder, SCALING, "scale")
     if recipe.training.epochs < 2:
         raise InputError(
             f"expected training.epochs of at least 2, the first of which is a warm-up, got "
@@ -85,8 +86,8 @@ def _train_all(
         },
     )
     total = sum(run.recipe.training.epochs for run in runs)
-    report = on_progress or (lambda line, done, total: None)
+    progress = on_progress or (lambda line, done, total: None)
     for run, configuration, is_unfinished in zip(runs, configurations, unfinished, strict=True):
         if is_unfinished:
-            launch(run, configuration, lambda: report("", epochs_done(runs), total))
-            report(run.name, epochs_done(runs), total)
+            launch(run, configuration, lambda: progress("", epochs_done(runs), total))
+            progress(run.name, epochs_done(runs), total)

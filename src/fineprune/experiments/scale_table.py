@@ -153,7 +153,7 @@ def _read_scaled(trained: Configuration, folder: Path) -> Scaled:
     if duration.exists():
         summary = run.summary
         other = read_json(duration)["seconds"]
-        other -= summary["seconds_train"] + summary["seconds_evaluate"]
+        other -= summary.seconds_train + summary.seconds_evaluate
     return Scaled(trained, run, other)
 
 
@@ -186,11 +186,11 @@ def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list
         reached = _reached(run, target_loss)
         seconds = None if reached is None else _seconds(run, reached)
         single_reached = None if single is None else _reached(single, target_loss)
-        reports = [line["distributed"] for line in run.metrics if "distributed" in line]
-        staleness = _histogram(reports)
+        served = [line["distributed"] for line in run.metrics if "distributed" in line]
+        staleness = _histogram(served)
         steps = sum(line["steps"] for line in run.metrics)
-        gradients = _gradients(run) if reports else 0
-        dropped = sum(report["dropped"] for report in reports)
+        gradients = _gradients(run) if served else 0
+        dropped = sum(epoch["dropped"] for epoch in served)
         rows.append(
             ScaleRow(
                 configuration=config.text,
@@ -208,8 +208,8 @@ def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list
                     if all_reduce is None
                     else median / statistics.median(_throughput(all_reduce))
                 ),
-                accuracy_last=run.summary["accuracy_last"],
-                seconds=run.summary["seconds_train"],
+                accuracy_last=run.summary.accuracy_last,
+                seconds=run.summary.seconds_train,
                 seconds_other=scaled.seconds_other,
                 target_loss=target_loss,
                 epochs_to_target=None if reached is None else reached + 1,
@@ -230,8 +230,8 @@ def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list
                 staleness_max=len(staleness) - 1 if staleness else None,
                 updates=steps,
                 dropped=dropped / (gradients + dropped) if gradients else None,
-                lost=sum(len(report["lost"]) for report in reports),
-                phases=_phases(reports, gradients),
+                lost=sum(len(epoch["lost"]) for epoch in served),
+                phases=_phases(served, gradients),
             )
         )
     return rows
@@ -295,13 +295,13 @@ def _gradients(run: Run) -> int:
     return sum(-(-line["samples"] // batch) for line in run.metrics)
 
 
-def _histogram(reports: Sequence[dict[str, Any]]) -> list[int]:
+def _histogram(served: Sequence[dict[str, Any]]) -> list[int]:
     """Add the histograms of staleness of all epochs."""
-    if not reports:
+    if not served:
         return []
-    total = np.zeros(max(len(report["staleness"]) for report in reports), dtype=np.int64)
-    for report in reports:
-        total[: len(report["staleness"])] += np.array(report["staleness"], dtype=np.int64)
+    total = np.zeros(max(len(epoch["staleness"]) for epoch in served), dtype=np.int64)
+    for epoch in served:
+        total[: len(epoch["staleness"])] += np.array(epoch["staleness"], dtype=np.int64)
     return [int(count) for count in total]
 
 
@@ -317,11 +317,11 @@ def _percentile(histogram: Sequence[int], percent: float) -> float | None:
     return float(np.percentile(np.repeat(np.arange(len(histogram)), histogram), percent))
 
 
-def _phases(reports: Sequence[dict[str, Any]], gradients: int) -> dict[str, float]:
+def _phases(served: Sequence[dict[str, Any]], gradients: int) -> dict[str, float]:
     if not gradients:  # no servers, or all updates were lost with a server
         return {}
     sums = {
-        phase: sum(report["seconds"].get(phase, 0.0) for report in reports)
+        phase: sum(epoch["seconds"].get(phase, 0.0) for epoch in served)
         for phase in WORKER_PHASES + SERVER_PHASES
     }
     return {phase: seconds / gradients for phase, seconds in sums.items() if seconds}

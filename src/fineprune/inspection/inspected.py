@@ -1,7 +1,8 @@
 """Inspected: a finished run together with its history."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ class Inspected:
     def name(self) -> str:
         """The network, the arm and the seed, such as ``resnet18 adaptive 0``."""
         summary = self.run.summary
-        return f"{summary['network']} {summary['arm']} {summary['seed']}"
+        return f"{summary.network} {summary.arm} {summary.seed}"
 
     def times_skipped(self) -> npt.NDArray[np.int64]:
         """Return in how many epochs each sample was skipped; int64, shape (N,)."""
@@ -48,15 +49,25 @@ def read_inspected(runs: Iterable[Run]) -> list[Inspected]:
     return [_read(run) for run in runs]
 
 
+def runs_by_arm(runs: Sequence[Inspected]) -> list[list[Inspected]]:
+    """Return the runs of each network and arm, for each dataset and comparison, in given order."""
+    by_arm: dict[tuple[str, str, str, Path | None], list[Inspected]] = {}
+    for run in runs:
+        summary = run.run.summary
+        key = (summary.network, summary.dataset, summary.arm, run.run.comparison)
+        by_arm.setdefault(key, []).append(run)
+    return list(by_arm.values())
+
+
 def _read(run: Run) -> Inspected:
-    samples = run.summary["train_samples"]
+    samples = run.summary.train_samples
     history, labels = read_history(run.path, samples), read_labels(run.path, samples)
     if history is None or labels is None:
         raise InputError(
             f"expected the history of the samples in {run.path}, found none: train with "
             f"run.history = true and with data whose classes are known"
         )
-    epochs = list(range(run.summary["epochs"]))
+    epochs = list(range(run.summary.epochs))
     if history.epochs != epochs:
         raise InputError(
             f"expected a history of {len(epochs)} epochs in {run.path}, got {len(history.epochs)}: "

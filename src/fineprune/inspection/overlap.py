@@ -1,5 +1,6 @@
 """How far two runs skip, or suspect, the same samples, compared with chance."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -33,6 +34,9 @@ class Overlap:
     rank_correlation: float | None
 
 
+Overlapping = Callable[[list[Inspected], int], list[Overlap]]
+
+
 def skipped_overlaps(runs: list[Inspected], size: int) -> list[Overlap]:
     """Return the overlap of the most skipped samples for each pair of runs that skip samples.
 
@@ -52,6 +56,23 @@ def suspect_overlaps(runs: list[Inspected], size: int) -> list[Overlap]:
     The arguments are those of ``skipped_overlaps``.
     """
     return _overlaps([(run, smoothed_losses(run.history).astype(np.float64)) for run in runs], size)
+
+
+def tenth_overlaps(runs: Sequence[Inspected], overlaps: Overlapping) -> list[Overlap]:
+    """Return the overlaps of a tenth of the samples, between runs with as many samples.
+
+    Args:
+        runs: The runs.
+        overlaps: ``skipped_overlaps`` or ``suspect_overlaps``.
+    """
+    counts = dict.fromkeys(len(run.labels) for run in runs)
+    return [
+        overlap
+        for count in counts
+        for overlap in overlaps(
+            [run for run in runs if len(run.labels) == count], max(1, count // 10)
+        )
+    ]
 
 
 def expected_jaccard(size: int, samples: int) -> float:
@@ -80,8 +101,8 @@ def largest(values: npt.NDArray[Any], size: int, seed: int) -> npt.NDArray[np.in
 def _overlaps(
     rankings: list[tuple[Inspected, npt.NDArray[np.float64]]], size: int
 ) -> list[Overlap]:
-    # Each run has its own random numbers: with the same ones, equal samples would be chosen alike,
-    # and two runs would overlap more than by chance.
+    # Each run breaks ties with its own random numbers. With the same ones, equal samples would be
+    # chosen alike in all runs, and the overlap would exceed chance.
     tops = [largest(values, size, seed) for seed, (_, values) in enumerate(rankings)]
     result = []
     for i, j in combinations(range(len(rankings)), 2):

@@ -16,14 +16,14 @@ from fineprune.inspection.inspected import Inspected
 from fineprune.runs.files import CHECKPOINT
 from fineprune.runs.run import Run
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.data import LoadedImages, device_data, load_images
+from fineprune.training.data.memory import LoadedImages, device_data, load_images
 from fineprune.training.evaluate import evaluated_logits
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.recipe import Recipe, make_recipe
 
 _BATCH = 500
 
-# Nearest neighbours are searched for so many pictures at once, which limits the memory.
+# Nearest neighbours are searched for this many pictures at once, which limits the memory.
 _CHUNK = 256
 
 
@@ -53,7 +53,7 @@ def without_pictures(run: Run) -> bool:
 
     They are the user's own, whose code only training runs, or files, which are not kept in memory.
     """
-    return ":" in run.summary["dataset"] or run.summary["dataset"] == "images"
+    return ":" in run.summary.dataset or run.summary.dataset == "images"
 
 
 def pictures_of(run: Run) -> LoadedImages:

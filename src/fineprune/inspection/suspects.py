@@ -1,7 +1,7 @@
 """The suspected wrong labels of a run, ranked, each with a suggested label."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,10 @@ from fineprune.runs.history import History
 # The weight of an epoch's loss in the average, as in the suspicion of ``Adaptive``.
 _WEIGHT = 0.2
 
-# A suggestion is the most frequent prediction in so many of the last epochs of a sample.
+# The number of last epochs of a sample whose predictions vote for a suggestion.
 _VOTES = 10
 
-# So many samples are voted on at once, which limits the memory.
+# The votes of this many samples are counted at once, which limits the memory.
 _CHUNK = 10_000
 
 
@@ -40,6 +40,10 @@ class Suspects:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def at(self, place: npt.NDArray[np.int64]) -> "Suspects":
+        """Return the suspects at some places of the ranking."""
+        return Suspects(*(getattr(self, field.name)[place] for field in fields(self)))
 
 
 def suspects_of(inspected: Inspected, most: int | None = None) -> Suspects:

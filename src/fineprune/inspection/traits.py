@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-# So many pictures are measured in each group; more would not change the means.
+# At most this many pictures of each group are measured; more would hardly change the means.
 _MOST = 2000
 
 

@@ -270,7 +270,7 @@ def _torchrun(
         f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"',
         "# Without this, a restart under Gloo finds the store of the previous attempt.",
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
-        # To the processes of the step, and not to this script.
+        # The signal goes to the processes of the step and not to this script.
         *_in_background(run, 'scancel --signal=TERM "$SLURM_JOB_ID"'),
         'exit "$status"',
     ]

@@ -11,7 +11,7 @@ from fineprune.launch.follow_parent import PARENT_VARIABLE, follow_parent_if_tol
 
 if __name__ == "__main__":
     follow_parent_if_told()
-    # The ranks that it starts follow this process, whose number they can tell.
+    # The ranks are children of this process, so they follow it and not its parent.
     if PARENT_VARIABLE in os.environ:
         os.environ[PARENT_VARIABLE] = str(os.getpid())
     main()

@@ -3,38 +3,34 @@
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from fineprune.errors import InputError, first_line
 from fineprune.importing import import_attribute
-from fineprune.networks.imagenet_resnet import (
-    imagenet_resnet18,
-    imagenet_resnet34,
-    imagenet_resnet50,
-    imagenet_resnet101,
-)
 from fineprune.networks.lenet import LeNet
-from fineprune.networks.resnet import resnet18, resnet34, resnet50
-from fineprune.networks.vgg import vgg13, vgg16, vgg19
-from fineprune.networks.wide_resnet import wrn10, wrn16, wrn22
+from fineprune.networks.resnet import BasicBlock, Bottleneck, ImageNetResNet, ResNet
+from fineprune.networks.vgg import VGG
+from fineprune.networks.wide_resnet import WideResNet
 
+# Each is called with the number of classes and of channels.
 NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
     "lenet": LeNet,
-    "vgg13": vgg13,
-    "vgg16": vgg16,
-    "vgg19": vgg19,
-    "resnet18": resnet18,
-    "resnet34": resnet34,
-    "resnet50": resnet50,
-    "wrn10": wrn10,
-    "wrn16": wrn16,
-    "wrn22": wrn22,
-    "imagenet-resnet18": imagenet_resnet18,
-    "imagenet-resnet34": imagenet_resnet34,
-    "imagenet-resnet50": imagenet_resnet50,
-    "imagenet-resnet101": imagenet_resnet101,
+    "vgg13": partial(VGG, 13),
+    "vgg16": partial(VGG, 16),
+    "vgg19": partial(VGG, 19),
+    "resnet18": partial(ResNet, BasicBlock, (2, 2, 2)),
+    "resnet34": partial(ResNet, BasicBlock, (3, 4, 6)),
+    "resnet50": partial(ResNet, Bottleneck, (3, 4, 6)),
+    "wrn10": partial(WideResNet, 10),
+    "wrn16": partial(WideResNet, 16),
+    "wrn22": partial(WideResNet, 22),
+    "imagenet-resnet18": partial(ImageNetResNet, BasicBlock, (2, 2, 2, 2)),
+    "imagenet-resnet34": partial(ImageNetResNet, BasicBlock, (3, 4, 6, 3)),
+    "imagenet-resnet50": partial(ImageNetResNet, Bottleneck, (3, 4, 6, 3)),
+    "imagenet-resnet101": partial(ImageNetResNet, Bottleneck, (3, 4, 23, 3)),
 }
 
 
@@ -73,7 +69,7 @@ def _built_by_library(name: str, model: str, **values: Any) -> nn.Module:
     create = _library(name)
     try:
         network = create(model, **values)
-    except (TypeError, ValueError, RuntimeError) as error:  # also what timm raises for its names
+    except (TypeError, ValueError, RuntimeError) as error:  # timm raises RuntimeError for names
         raise InputError(
             f"expected {name!r} to make a network when called with {_listed(values)}: {error}"
         ) from error
@@ -87,7 +83,7 @@ def _library(name: str) -> Callable[..., Any]:
             create: Callable[..., Any] = importlib.import_module("timm").create_model
         else:
             create = importlib.import_module("torchvision.models").get_model
-    except Exception as error:  # a build for another torch fails with other errors than ImportError
+    except Exception as error:  # A library built for another torch raises more than ImportError.
         reason = first_line(error)
         raise InputError(
             f"expected {library} to be installed for network.name {name!r}: {reason}"

@@ -1,10 +1,11 @@
-"""ResNets (He et al. 2016) in the thin form for 32x32 images: three stages of widths 16, 32 and 64.
+"""ResNets (He et al. 2016) in two forms: thin ones for 32x32 images, and those for ImageNet.
 
-ResNet-18/34/50 of the fine-pruning paper have the block counts of the first three stages of the
-ImageNet networks with these names, and no fourth stage. The stem is one 3x3 convolution. The
-weights are initialised as in He et al. 2015, normal with variance 2 / fan-out, and batch
-normalisation starts with scale 1 and shift 0. Convolutions before a batch normalisation have no
-bias, because the normalisation would remove it.
+Both consist of the same residual blocks, whose parameters have the names of torchvision. In a
+bottleneck block that halves the height and width, the 3x3 convolution has the stride. This form is
+known as v1.5; in the paper, the first 1x1 convolution has it. Convolutions before a batch
+normalisation have no bias, because the normalisation would remove it. The weights are initialised
+as in He et al. 2015, and batch normalisation starts with scale 1 and shift 0, also at the end of a
+block.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-_WIDTHS = (16, 32, 64)
+_THIN, _WIDE = (16, 32, 64), (64, 128, 256, 512)
 
 
 class BasicBlock(nn.Module):
@@ -21,19 +22,19 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, entering: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(entering, width, 3, stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(width)
+        self.conv1 = nn.Conv2d(in_channels, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
-        self.shortcut = _shortcut(entering, width, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = _downsample(in_channels, width, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return features of shape (B, width, height / stride, width / stride)."""
-        y = F.relu(self.norm1(self.conv1(x)), inplace=True)
-        y = self.norm2(self.conv2(y))
-        return F.relu(y.add_(self.shortcut(x)), inplace=True)
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.bn2(self.conv2(y))
+        return F.relu(y.add_(x if self.downsample is None else self.downsample(x)), inplace=True)
 
 
 class Bottleneck(nn.Module):
@@ -41,27 +42,31 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, entering: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        leaving = width * self.expansion
-        self.conv1 = nn.Conv2d(entering, width, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(width)
+        out_channels = width * self.expansion
+        self.conv1 = nn.Conv2d(in_channels, width, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, leaving, 1, bias=False)
-        self.norm3 = nn.BatchNorm2d(leaving)
-        self.shortcut = _shortcut(entering, leaving, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(out_channels)
+        self.downsample = _downsample(in_channels, out_channels, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return features of shape (B, 4 * width, height / stride, width / stride)."""
-        y = F.relu(self.norm1(self.conv1(x)), inplace=True)
-        y = F.relu(self.norm2(self.conv2(y)), inplace=True)
-        y = self.norm3(self.conv3(y))
-        return F.relu(y.add_(self.shortcut(x)), inplace=True)
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
+        y = self.bn3(self.conv3(y))
+        return F.relu(y.add_(x if self.downsample is None else self.downsample(x)), inplace=True)
 
 
 class ResNet(nn.Module):
-    """A stem, three stages of blocks, global average pooling and one linear layer.
+    """The thin form: three stages of widths 16, 32 and 64 instead of four.
+
+    ResNet-18/34/50 of the fine-pruning paper have the block counts of the first three stages of the
+    ImageNet networks with these names. The stem is one 3x3 convolution; global average pooling and
+    one linear layer follow the stages, whose bias starts at zero.
 
     The input is float images of shape (B, channels, H, W), with H and W at least 4. The output is
     logits of shape (B, classes).
@@ -81,19 +86,16 @@ class ResNet(nn.Module):
         channels: int = 3,
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, _WIDTHS[0], 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(_WIDTHS[0])
+        self.conv = nn.Conv2d(channels, _THIN[0], 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(_THIN[0])
         stages: list[nn.Module] = []
-        entering = _WIDTHS[0]
-        for stage, (width, number) in enumerate(zip(_WIDTHS, blocks, strict=True)):
-            for place in range(number):
-                stages.append(block(entering, width, 2 if stage and not place else 1))
-                entering = width * block.expansion
+        in_channels = _THIN[0]
+        for width, number, stride in zip(_THIN, blocks, (1, 2, 2), strict=True):
+            stages += residual_stage(block, in_channels, width, number, stride)
+            in_channels = width * block.expansion
         self.stages = nn.Sequential(*stages)
-        self.linear = nn.Linear(entering, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        self.linear = nn.Linear(in_channels, classes)
+        init_convolutions(self)
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -103,24 +105,83 @@ class ResNet(nn.Module):
         return logits
 
 
-def resnet18(classes: int = 10, channels: int = 3) -> ResNet:
-    """Build the thin ResNet-18: basic blocks 2-2-2."""
-    return ResNet(BasicBlock, (2, 2, 2), classes, channels)
+class ImageNetResNet(nn.Module):
+    """The form for ImageNet, with the names and shapes of torchvision's parameters.
+
+    The stem is a 7x7 convolution with stride 2 and a max-pooling. Four stages of widths 64, 128,
+    256 and 512 follow, then global average pooling and one linear layer, which is initialised as
+    torch does it, uniform within 1 / sqrt(fan-in). Pretrained weights of torchvision fit.
+
+    The input is float images of shape (B, channels, H, W), usually 224x224; a batch of one needs
+    more than 32x32 while it trains. The output is logits of shape (B, classes).
+
+    Args:
+        block: The class of the blocks.
+        blocks: The number of blocks in each of the four stages.
+        classes: The number of classes.
+        channels: The number of channels of the images.
+    """
+
+    def __init__(
+        self,
+        block: type[BasicBlock] | type[Bottleneck],
+        blocks: Sequence[int],
+        classes: int = 1000,
+        channels: int = 3,
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, _WIDE[0], 7, 2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(_WIDE[0])
+        in_channels = _WIDE[0]
+        stages: list[nn.Module] = []
+        for width, number, stride in zip(_WIDE, blocks, (1, 2, 2, 2), strict=True):
+            stages.append(nn.Sequential(*residual_stage(block, in_channels, width, number, stride)))
+            in_channels = width * block.expansion
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.fc = nn.Linear(in_channels, classes)
+        init_convolutions(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch of images."""
+        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        x = F.max_pool2d(x, 3, 2, padding=1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        logits: torch.Tensor = self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+        return logits
 
 
-def resnet34(classes: int = 10, channels: int = 3) -> ResNet:
-    """Build the thin ResNet-34: basic blocks 3-4-6."""
-    return ResNet(BasicBlock, (3, 4, 6), classes, channels)
+def residual_stage(
+    block: type[BasicBlock] | type[Bottleneck],
+    in_channels: int,
+    width: int,
+    number: int,
+    stride: int,
+) -> list[nn.Module]:
+    """Return the blocks of a stage, the first of which has the stride.
+
+    Args:
+        block: The class of the blocks.
+        in_channels: The number of channels of the stage's input.
+        width: The number of channels of the 3x3 convolutions.
+        number: The number of blocks.
+        stride: The factor by which the stage reduces the height and width.
+    """
+    out_channels = width * block.expansion
+    first = block(in_channels, width, stride)
+    return [first, *(block(out_channels, width, 1) for _ in range(number - 1))]
 
 
-def resnet50(classes: int = 10, channels: int = 3) -> ResNet:
-    """Build the thin ResNet-50: bottleneck blocks 3-4-6."""
-    return ResNet(Bottleneck, (3, 4, 6), classes, channels)
+def init_convolutions(network: nn.Module) -> None:
+    """Draw the weights of all convolutions as in He et al. 2015: normal, variance 2 / fan-out."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
-def _shortcut(entering: int, leaving: int, stride: int) -> nn.Module:
-    if entering == leaving and stride == 1:
-        return nn.Identity()
+def _downsample(in_channels: int, out_channels: int, stride: int) -> nn.Module | None:
+    """Return the projection of a block's shortcut; None if the shape stays the same."""
+    if in_channels == out_channels and stride == 1:
+        return None
     return nn.Sequential(
-        nn.Conv2d(entering, leaving, 1, stride, bias=False), nn.BatchNorm2d(leaving)
+        nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
     )

@@ -31,18 +31,18 @@ class VGG(nn.Module):
     def __init__(self, depth: int, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        entering = channels
+        in_channels = channels
         for width, number in zip(_WIDTHS, _STAGES[depth], strict=True):
             for _ in range(number):
                 layers += [
-                    nn.Conv2d(entering, width, 3, padding=1, bias=False),
+                    nn.Conv2d(in_channels, width, 3, padding=1, bias=False),
                     nn.BatchNorm2d(width),
                     nn.ReLU(inplace=True),
                 ]
-                entering = width
+                in_channels = width
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
-        self.linear = nn.Linear(entering, classes)
+        self.linear = nn.Linear(in_channels, classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.xavier_normal_(module.weight)
@@ -52,18 +52,3 @@ class VGG(nn.Module):
         """Return the logits of a batch of images."""
         logits: torch.Tensor = self.linear(F.adaptive_avg_pool2d(self.features(x), 1).flatten(1))
         return logits
-
-
-def vgg13(classes: int = 10, channels: int = 3) -> VGG:
-    """Build VGG-13 (configuration B)."""
-    return VGG(13, classes, channels)
-
-
-def vgg16(classes: int = 10, channels: int = 3) -> VGG:
-    """Build VGG-16 (configuration D)."""
-    return VGG(16, classes, channels)
-
-
-def vgg19(classes: int = 10, channels: int = 3) -> VGG:
-    """Build VGG-19 (configuration E)."""
-    return VGG(19, classes, channels)

@@ -99,8 +99,8 @@ def _read_safetensors(file: BinaryIO) -> Any:
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
     """Return the state dict that a file holds, without the prefix of replicated networks."""
     if isinstance(content, Mapping):
-        held = (content[key] for key in _WRAPPED if isinstance(content.get(key), Mapping))
-        content = next(held, content)
+        wrapped = (content[key] for key in _WRAPPED if isinstance(content.get(key), Mapping))
+        content = next(wrapped, content)
     if not isinstance(content, Mapping) or not content:
         given = "an empty one" if isinstance(content, Mapping) else type(content).__name__
         raise InputError(

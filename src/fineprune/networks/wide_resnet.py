@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fineprune.networks.resnet import init_convolutions
+
 _WIDEN = 10
 _DROPOUT = 0.3
 _WIDTHS = (16 * _WIDEN, 32 * _WIDEN, 64 * _WIDEN)
@@ -15,15 +17,15 @@ _WIDTHS = (16 * _WIDEN, 32 * _WIDEN, 64 * _WIDEN)
 class WideBlock(nn.Module):
     """Two 3x3 convolutions, each after a normalisation and a ReLU, with dropout between them."""
 
-    def __init__(self, entering: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.norm1 = nn.BatchNorm2d(entering)
-        self.conv1 = nn.Conv2d(entering, width, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = nn.Conv2d(in_channels, width, 3, stride, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(width)
         self.dropout = nn.Dropout(_DROPOUT)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        same = entering == width and stride == 1
-        self.shortcut = None if same else nn.Conv2d(entering, width, 1, stride, bias=False)
+        same = in_channels == width and stride == 1
+        self.shortcut = None if same else nn.Conv2d(in_channels, width, 1, stride, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return features of shape (B, width, height / stride, width / stride)."""
@@ -53,17 +55,15 @@ class WideResNet(nn.Module):
         blocks = (depth - 4) // 6
         self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         stages: list[nn.Module] = []
-        entering = 16
+        in_channels = 16
         for stage, width in enumerate(_WIDTHS):
             for place in range(blocks):
-                stages.append(WideBlock(entering, width, 2 if stage and not place else 1))
-                entering = width
+                stages.append(WideBlock(in_channels, width, 2 if stage and not place else 1))
+                in_channels = width
         self.stages = nn.Sequential(*stages)
-        self.norm = nn.BatchNorm2d(entering)
-        self.linear = nn.Linear(entering, classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        self.norm = nn.BatchNorm2d(in_channels)
+        self.linear = nn.Linear(in_channels, classes)
+        init_convolutions(self)
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,18 +71,3 @@ class WideResNet(nn.Module):
         x = F.relu(self.norm(self.stages(self.conv(x))), inplace=True)
         logits: torch.Tensor = self.linear(F.adaptive_avg_pool2d(x, 1).flatten(1))
         return logits
-
-
-def wrn10(classes: int = 10, channels: int = 3) -> WideResNet:
-    """Build WRN-10-10."""
-    return WideResNet(10, classes, channels)
-
-
-def wrn16(classes: int = 10, channels: int = 3) -> WideResNet:
-    """Build WRN-16-10."""
-    return WideResNet(16, classes, channels)
-
-
-def wrn22(classes: int = 10, channels: int = 3) -> WideResNet:
-    """Build WRN-22-10."""
-    return WideResNet(22, classes, channels)

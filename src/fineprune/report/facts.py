@@ -7,37 +7,37 @@ from typing import Any
 
 from fineprune.runs.files import RECIPE
 from fineprune.runs.run import Run
+from fineprune.runs.summary import Summary
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return pairs of a term and its value that describe runs of one network on one dataset."""
     summaries = [run.summary for run in runs]
     first = summaries[0]
-    epochs = {summary["arm"]: summary["epochs"] for summary in summaries}
+    epochs = {summary.arm: summary.epochs for summary in summaries}
     lengths = distinct(epochs.values())
     return [
         ("Runs", f"{len(runs)}: {', '.join(distinct(run.title for run in runs))}"),
-        ("Network", f"{first['network']}, {first['parameters']:,} parameters"),
-        ("Data", f"{first['dataset']}, {first['train_samples']:,} training samples"),
-        ("Evaluated on", f"{first['evaluated_on']} set"),
+        ("Network", f"{first.network}, {first.parameters:,} parameters"),
+        ("Data", f"{first.dataset}, {first.train_samples:,} training samples"),
+        ("Evaluated on", f"{first.evaluated_on} set"),
         (
             "Epochs",
             str(lengths[0])
             if len(lengths) == 1
             else ", ".join(f"{arm} {number}" for arm, number in epochs.items()),
         ),
-        ("Seeds", ", ".join(distinct(str(summary["seed"]) for summary in summaries))),
+        ("Seeds", ", ".join(distinct(str(summary.seed) for summary in summaries))),
         ("Hardware", "; ".join(distinct(hardware(summary) for summary in summaries))),
         ("Versions", "; ".join(distinct(_versions(summary) for summary in summaries))),
-        ("Git revision", ", ".join(distinct(summary["git"] or "none" for summary in summaries))),
+        ("Git revision", ", ".join(distinct(summary.git or "none" for summary in summaries))),
     ]
 
 
 def comparison_of(runs: Iterable[Run]) -> Path | None:
-    """Return the folder of the comparison that contains all of some runs; None if none does."""
+    """Return the folder, with a recipe, of the comparison of some runs; None without one."""
     folders = {run.comparison for run in runs}
     folder = folders.pop()
-    # Earlier versions of fineprune did not write the recipe of a comparison.
     return folder if not folders and folder and (folder / RECIPE).exists() else None
 
 
@@ -56,13 +56,12 @@ def comparison_recipe(runs: Iterable[Run]) -> dict[str, Any]:
         return {}
 
 
-def hardware(summary: dict[str, Any]) -> str:
+def hardware(summary: Summary) -> str:
     """Return the hardware and the precision of a run as text, from its summary."""
-    parts = summary["hardware"]
-    threads = parts["threads"]
-    cpu = f"{parts['cpu']}, {threads} thread{'' if threads == 1 else 's'}"
-    machine = cpu if parts["gpu"] is None else f"{parts['gpu']} ({cpu})"
-    return f"{machine}, {summary['precision']}"
+    parts = summary.hardware
+    cpu = f"{parts.cpu}, {parts.threads} thread{'' if parts.threads == 1 else 's'}"
+    machine = cpu if parts.gpu is None else f"{parts.gpu} ({cpu})"
+    return f"{machine}, {summary.precision}"
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
@@ -70,5 +69,5 @@ def distinct(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-def _versions(summary: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+def _versions(summary: Summary) -> str:
+    return ", ".join(f"{name} {version}" for name, version in summary.versions.items())

@@ -6,18 +6,16 @@ from pathlib import Path
 
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import BASELINE, MARGIN, Group, Row, group_rows, grouped
+from fineprune.report.comparison_table import COLUMNS, comparison_table
 from fineprune.report.facts import comparison_of, distinct, facts, hardware
 from fineprune.report.figures import Drawing, draw_all
 from fineprune.report.page_template import template
-from fineprune.report.paper import paper_rows
-from fineprune.report.paper_table import HEADERS, paper_lines, paper_notes
+from fineprune.report.paper import paper_result
+from fineprune.report.paper_table import paper_notes, paper_table
 from fineprune.report.suspected_labels import FirstSuspects, first_suspects
-from fineprune.report.tables import COLUMNS, PARTS
+from fineprune.report.table import Table
 from fineprune.report.verdict import CHANCE_POINTS, method_of, verdict
-from fineprune.report.wrong_labels import HEADERS as FOUND_HEADERS
-from fineprune.report.wrong_labels import NOTE as FOUND_NOTE
-from fineprune.report.wrong_labels import TITLE as FOUND_TITLE
-from fineprune.report.wrong_labels import cells, found_rows
+from fineprune.report.wrong_labels import found_rows, found_table
 from fineprune.runs.files import RECIPE, write_atomically
 from fineprune.runs.run import Run
 
@@ -32,9 +30,9 @@ class Section:
         facts: Pairs of a term and its value, which describe what was run.
         method: The arm that is compared with the controls; None if there is none.
         verdict: The sentences of the verdict.
-        rows: The rows of the table, one for each arm.
-        paper: The rows with the paper's results; empty if the paper has none.
-        found: The cells of the table of the wrong labels found; empty if they are not known.
+        rows: The results, one row for each arm.
+        tables: The tables of the results: one of the accuracies, one of the costs.
+        found: The table of the wrong labels found; None if they are not known.
         suspects: The first suspected wrong labels; None if the runs have kept no history.
         drawings: The figures.
         caveats: The sentences on the limits of the results.
@@ -48,8 +46,8 @@ class Section:
     method: str | None
     verdict: list[str]
     rows: list[Row]
-    paper: list[Row]
-    found: list[list[str]]
+    tables: list[Table]
+    found: Table | None
     suspects: FirstSuspects | None
     drawings: list[Drawing]
     caveats: list[str]
@@ -80,22 +78,15 @@ def write_report(runs: Sequence[Run], path: Path, margin: float = MARGIN) -> Non
         title=_title(runs),
         sections=sections,
         columns=COLUMNS,
-        parts=PARTS,
         overview=_overview(sections),
-        paper_headers=HEADERS,
-        paper_lines=paper_lines(groups),
-        paper_notes=paper_notes(groups),
-        found_title=FOUND_TITLE,
-        found_headers=FOUND_HEADERS,
-        found_note=FOUND_NOTE,
-        overview_columns=[column for column in COLUMNS if column.short is not None],
+        paper=paper_table(groups),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page)
 
 
 def _section(group: Group, anchor: str, margin: float) -> Section:
-    rows = group_rows(group, margin)
+    rows, found = group_rows(group, margin), found_rows(group)
     return Section(
         anchor=anchor,
         heading=group.label,
@@ -103,8 +94,15 @@ def _section(group: Group, anchor: str, margin: float) -> Section:
         method=method_of(group),
         verdict=verdict(group, rows, margin),
         rows=rows,
-        paper=paper_rows(rows[0]),
-        found=[cells(row) for row in found_rows(group)],
+        tables=[
+            comparison_table(
+                part.capitalize(),
+                rows,
+                [column for column in COLUMNS if column.part in (None, part)],
+            )
+            for part in ("accuracy", "cost")
+        ],
+        found=found_table(found) if found else None,
         suspects=first_suspects(group),
         drawings=draw_all(group),
         caveats=_caveats(group, rows, margin),
@@ -118,22 +116,24 @@ def _title(runs: Sequence[Run]) -> str:
     return titles[0] if len(titles) == 1 else "Comparisons of fine-pruning"
 
 
-def _overview(sections: Sequence[Section]) -> list[tuple[Section, Row]]:
-    """Return the rows of the overview, which is empty if there is only one group.
+def _overview(sections: Sequence[Section]) -> Table | None:
+    """Return the table of the method of each group, or of all arms of a group without a method.
 
-    They are the row of the method from each group, or all rows of a group without the method.
+    It is None if there is only one group.
     """
     if len(sections) == 1:
-        return []
-    return [
-        (section, row)
+        return None
+    columns = [column for column in COLUMNS[1:] if column.short is not None]
+    lines = [
+        (f"{section.heading}, {row.arm}", *(column.cell(row) for column in columns))
         for section in sections
         for row in [row for row in section.rows if row.arm == section.method] or section.rows
     ]
+    return Table("Overview", ("group", *(column.header for column in columns)), lines)
 
 
 def _caveats(group: Group, rows: Sequence[Row], margin: float) -> list[str]:
-    kind = group.runs[0].summary["evaluated_on"]
+    kind = group.runs[0].summary.evaluated_on
     caveats = [
         f"Accuracies are measured on the {kind} set. The main result is the accuracy after the "
         f"last epoch. The mean of the best three evaluations, which the paper reports, is too high "
@@ -189,7 +189,7 @@ def _caveats(group: Group, rows: Sequence[Row], margin: float) -> list[str]:
             f"{nonfinite:,} losses were not finite. They received no marks and were left out of "
             f"the mean loss of their batch."
         )
-    if paper_rows(rows[0]):
+    if paper_result(group) is not None:
         caveats.append(
             "The paper's results were measured on a GTX 1080 Ti, with hyper-parameters that it "
             "does not print in full. Its accuracies are means of the best three evaluations."
@@ -199,12 +199,12 @@ def _caveats(group: Group, rows: Sequence[Row], margin: float) -> list[str]:
 
 def _recipe_text(group: Group) -> str:
     """Return the recipe that repeats the group's runs: the comparison's, or else the method's."""
-    method = next((run for run in group.runs if run.summary["policy"] != BASELINE), group.runs[0])
+    method = next((run for run in group.runs if run.summary.policy != BASELINE), group.runs[0])
     return ((comparison_of(group.runs) or method.path) / RECIPE).read_text(encoding="utf-8").strip()
 
 
 def _command(group: Group) -> str:
-    pruned = any(run.summary["policy"] != BASELINE for run in group.runs)
+    pruned = any(run.summary.policy != BASELINE for run in group.runs)
     if len(group.runs) == 1 or not (pruned or comparison_of(group.runs)):
         return "fineprune train recipe.toml"
     seeds = max(len(group.of(arm)) for arm in group.arms)

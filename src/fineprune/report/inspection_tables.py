@@ -2,17 +2,16 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from fineprune.inspection.inspected import Inspected
+from fineprune.inspection.inspected_arm import Found
 from fineprune.inspection.overlap import Overlap
 from fineprune.inspection.per_class import ClassRow
 from fineprune.inspection.traits import Trait
-from fineprune.report.tables import NOTHING, percent
-from fineprune.report.text_table import Table
+from fineprune.report.table import NOTHING, Table, decimal, percent
 
 Matrix = npt.NDArray[np.int64]
 
@@ -23,29 +22,7 @@ _MOST_SHARES = 20
 _MOST_PAIRS = 20
 
 
-@dataclass(frozen=True)
-class Found:
-    """How many of the first suspects have wrong labels.
-
-    Attributes:
-        first: The number of suspects that are looked at.
-        wrong: How many of them have wrong labels.
-        by_chance: How many would have wrong labels if samples were suspected at random.
-        suggestions_right: How many of the wrong labels have the right suggestion.
-    """
-
-    first: int
-    wrong: int
-    by_chance: float
-    suggestions_right: int
-
-    @property
-    def precision(self) -> float:
-        """The share of these suspects whose label is wrong."""
-        return self.wrong / self.first
-
-
-def found_table(found: Sequence[Found], total: int, samples: int) -> Table:
+def suspects_table(found: Sequence[Found], total: int, samples: int) -> Table:
     """Return the table of the wrong labels that the suspects contain.
 
     Args:
@@ -167,7 +144,7 @@ def overlap_table(title: str, overlaps: Sequence[Overlap], runs: Sequence[Inspec
         overlaps: The overlaps of the pairs.
         runs: The runs, whose networks and arms tell the kinds of the pairs.
     """
-    arms = {run.name: (run.run.summary["network"], run.run.summary["arm"]) for run in runs}
+    arms = {run.name: (run.run.summary.network, run.run.summary.arm) for run in runs}
 
     def pair(overlap: Overlap) -> tuple[tuple[str, str], tuple[str, str]]:
         return arms[overlap.one], arms[overlap.other]
@@ -230,8 +207,8 @@ def trait_table(traits: Sequence[Trait], chosen: str) -> Table:
     lines = [
         (
             trait.name,
-            _number(trait.chosen),
-            _number(trait.others),
+            _mean(trait.chosen),
+            _mean(trait.others),
             f"{trait.difference:+.2f}",
         )
         for trait in traits
@@ -283,5 +260,5 @@ def share_table(
     return Table("Their labels", ("class", f"{chosen}, %", "all samples, %", "ratio"), lines, note)
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3f}"
+def _mean(value: float) -> str:
+    return decimal(value, 0 if abs(value) >= 100 else 3)

@@ -7,7 +7,7 @@ hyper-parameters.
 
 from dataclasses import dataclass
 
-from fineprune.experiments.arm_table import Difference, Row
+from fineprune.experiments.arm_table import Difference, Group, Row
 
 
 @dataclass(frozen=True)
@@ -44,70 +44,33 @@ RESULTS = {
 }
 
 
-def paper_result(row: Row) -> PaperResult | None:
-    """Return the paper's results for the network and the data of a row.
+def paper_result(group: Group) -> PaperResult | None:
+    """Return the paper's results for the network and the data of a group.
 
     Returns:
         The results; None if the paper has none for this network, or for other data than all
         training images of CIFAR-10 with their own labels, evaluated on the test set.
     """
-    whole = row.train_samples == TRAIN_SAMPLES and not row.wrong_labels
-    if row.dataset != "cifar10" or row.evaluated_on != "test" or not whole:
+    first = group.first
+    whole = first.train_samples == TRAIN_SAMPLES and first.suspicion is None
+    if first.dataset != "cifar10" or first.evaluated_on != "test" or not whole:
         return None
-    return RESULTS.get(row.network)
+    return RESULTS.get(first.network)
 
 
-def paper_rows(row: Row) -> list[Row]:
-    """Return two rows with the paper's results; none if ``paper_result(row)`` is None."""
-    result = paper_result(row)
+def paper_rows(group: Group) -> list[Row]:
+    """Return two rows with the paper's results; none if ``paper_result(group)`` is None."""
+    result = paper_result(group)
     if result is None:
         return []
-    loss = Difference(result.accuracy_pruned - result.accuracy_regular, None, 1)
     return [
-        _row(row, "paper: full", accuracy=result.accuracy_regular),
-        _row(
-            row,
-            "paper: pruned",
-            accuracy=result.accuracy_pruned,
+        Row(group=group, arm="paper: full", accuracy_best3=result.accuracy_regular),
+        Row(
+            group=group,
+            arm="paper: pruned",
             time_saved=result.time_saved,
-            overhead=result.overhead_seconds,
-            difference=loss,
+            seconds_bookkeeping=result.overhead_seconds,
+            accuracy_best3=result.accuracy_pruned,
+            best3_difference=Difference(result.accuracy_pruned - result.accuracy_regular, None, 1),
         ),
     ]
-
-
-def _row(
-    row: Row,
-    name: str,
-    *,
-    accuracy: float,
-    time_saved: float | None = None,
-    overhead: float | None = None,
-    difference: Difference | None = None,
-) -> Row:
-    return Row(
-        group=row.group,
-        network=row.network,
-        dataset=row.dataset,
-        train_samples=TRAIN_SAMPLES,
-        wrong_labels=False,
-        evaluated_on="test",
-        arm=name,
-        seeds=None,
-        seconds_train=None,
-        time_saved=time_saved,
-        saved_in_epochs=None,
-        seconds_bookkeeping=overhead,
-        samples_trained=None,
-        forward_samples=None,
-        steps=None,
-        skipped=None,
-        accuracy_last=None,
-        last_difference=None,
-        equivalence=None,
-        accuracy_best3=accuracy,
-        best3_difference=difference,
-        reaching=None,
-        seconds_to_full=None,
-        samples_to_full=None,
-    )

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from fineprune.experiments.arm_table import BASELINE, Group, Row, group_rows
+from fineprune.experiments.arm_table import BASELINE, Group, group_rows
 from fineprune.report.paper import EPOCHS, RESULTS, paper_result
-from fineprune.report.tables import NOTHING, percent, points
+from fineprune.report.table import Table, decimal, percent, points
 
 _METHOD = "fine-pruning"
 
-HEADERS = (
+_HEADERS = (
     "network",
     "epochs",
     "seeds",
@@ -26,14 +26,22 @@ HEADERS = (
 )
 
 
-def paper_lines(groups: Sequence[Group]) -> list[list[str]]:
-    """Return one line of cells for each group whose network and dataset are in the paper.
+def paper_table(groups: Sequence[Group]) -> Table | None:
+    """Return a table with one line for each group whose network and dataset are in the paper.
 
     Accuracies are means of the best three evaluations of a run, as in the paper. Our time saved is
     the wall-clock time saved relative to the full run. A group has no line if it has no
-    ``paper_result``, or if it has no full or no fine-pruned run.
+    ``paper_result``, or if it has no full or no fine-pruned run. The result is None without lines.
     """
-    return [line for group in groups if (line := _line(group)) is not None]
+    lines = [line for group in groups if (line := _line(group)) is not None]
+    if not lines:
+        return None
+    note = (
+        "Accuracies are means of the best three evaluations of a run on the test set, as in the "
+        "paper."
+    )
+    title = "The paper's Tables 1 and 2, compared with ours"
+    return Table(title, _HEADERS, lines, " ".join([note, *paper_notes(groups)]))
 
 
 def paper_notes(groups: Sequence[Group]) -> list[str]:
@@ -49,35 +57,33 @@ def paper_notes(groups: Sequence[Group]) -> list[str]:
     ]
 
 
-def _line(group: Group) -> list[str] | None:
+def _line(group: Group) -> tuple[str, ...] | None:
     epochs = _epochs(group)
     if epochs is None:
         return None
     rows = {row.arm: row for row in group_rows(group)}
     full, pruned = rows[BASELINE], rows[_METHOD]
-    paper = RESULTS[full.network]
-    return [
-        full.network,
+    paper = RESULTS[group.first.network]
+    return (
+        group.first.network,
         str(epochs),
         str(pruned.seeds),
         percent(pruned.skipped),
         percent(paper.time_saved),
         percent(pruned.time_saved),
-        f"{paper.overhead_seconds:.2f}",
-        NOTHING if pruned.seconds_bookkeeping is None else f"{pruned.seconds_bookkeeping:.2f}",
+        decimal(paper.overhead_seconds, 2),
+        decimal(pruned.seconds_bookkeeping, 2),
         percent(paper.accuracy_regular),
         percent(full.accuracy_best3),
         percent(paper.accuracy_pruned),
         percent(pruned.accuracy_best3),
         f"{100 * (paper.accuracy_pruned - paper.accuracy_regular):+.2f}",
         points(pruned.best3_difference),
-    ]
+    )
 
 
 def _epochs(group: Group) -> int | None:
     """Return the number of epochs of a group that has a line in the table; None if it has none."""
-    first: Row = group_rows(group)[0]
-    if paper_result(first) is None or not {BASELINE, _METHOD} <= set(group.arms):
+    if paper_result(group) is None or not {BASELINE, _METHOD} <= set(group.arms):
         return None
-    epochs: int = group.of(_METHOD)[0].summary["epochs"]
-    return epochs
+    return group.of(_METHOD)[0].summary.epochs

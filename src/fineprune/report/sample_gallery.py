@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
+from fineprune.inspection.known_samples import KnownSamples
 from fineprune.inspection.pictures import neighbours
 from fineprune.inspection.suspects import Suspects
-from fineprune.report.known_samples import KnownSamples
 from fineprune.report.page_template import template
 from fineprune.report.picture_sheet import COLUMNS, Sheet, picture_sheets, shown_size
 from fineprune.report.sparkline import HEIGHT, WIDTH, sparkline

@@ -8,11 +8,11 @@ from markupsafe import Markup
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import Group
 from fineprune.inspection.inspected import Inspected, read_inspected
+from fineprune.inspection.known_samples import KnownSamples, known_samples
 from fineprune.inspection.suspects import Suspects, suspects_of
-from fineprune.report.known_samples import KnownSamples, known_samples
 from fineprune.report.sample_gallery import VISIBLE, make_gallery
 from fineprune.report.verdict import method_of
-from fineprune.runs.history import HISTORY
+from fineprune.runs.files import HISTORY
 
 _BYTES = 200_000
 
@@ -42,7 +42,7 @@ def first_suspects(group: Group) -> FirstSuspects | None:
         return None
     try:
         inspected = read_inspected([run])[0]
-    except InputError:  # For example, the history of a run that an earlier version began.
+    except InputError:  # The history is damaged, but a report needs the results only.
         return None
     samples = known_samples(inspected, network=False)
     if samples.pictures is None:
@@ -50,7 +50,7 @@ def first_suspects(group: Group) -> FirstSuspects | None:
     suspects = suspects_of(inspected, VISIBLE)
     gallery = make_gallery(samples, suspects, top_loss(inspected, suspects), _BYTES)
     note = (
-        f"The first {len(suspects)} suspects of {arm} with seed {run.summary['seed']}. "
+        f"The first {len(suspects)} suspects of {arm} with seed {run.summary.seed}. "
         f"{suspects_note(samples)} fineprune inspect shows more."
     )
     return FirstSuspects(note, Markup("").join(block.html for block in gallery.blocks))

@@ -45,7 +45,7 @@ def verdict(group: Group, rows: list[Row], margin: float = MARGIN) -> list[str]:
     for arm in by_arm:
         if arm in (name, BASELINE):
             continue
-        difference = paired_difference(group, name, arm, "accuracy_last")
+        difference = paired_difference(group, name, arm, lambda summary: summary.accuracy_last)
         if difference is not None:
             sentences.append(_control(group, name, by_arm[arm], difference, margin))
     return sentences
@@ -90,7 +90,7 @@ def _control(group: Group, name: str, row: Row, difference: Difference, margin: 
     elif row.arm not in SHORTER:
         control_name = f"{_capitalized(row.arm)}, at {_cost(method, control)},"
     else:
-        epochs = control.summary["epochs"]
+        epochs = control.summary.epochs
         cost = _cost(method, control)
         late = ", removed where the learning rate is smallest" if "late" in row.arm else ""
         rate = ""
@@ -111,7 +111,7 @@ def _random_control(method: Run, control: Run) -> str:
     samples = [[line["samples"] for line in run.metrics] for run in (method, control)]
     if samples[0] == samples[1]:
         return "Skipping the same number of samples in the same epochs, but at random,"
-    skipped = [_percent(run.summary["skipped_share"]) for run in (method, control)]
+    skipped = [_percent(run.summary.skipped_share) for run in (method, control)]
     cost = _cost(method, control)
     if cost == _EQUAL:
         return (
@@ -137,9 +137,9 @@ def _matched_control(method: Run, control: Run) -> str:
 
 def _cost(method: Run, control: Run) -> str:
     """Describe the cost of a control relative to the method, in sample-steps."""
-    ratio = control.summary["samples_trained"] / method.summary["samples_trained"]
+    ratio = control.summary.samples_trained / method.summary.samples_trained
     # The control has a whole number of epochs, so its cost may differ by up to half an epoch.
-    half_epoch = 0.5 * ratio / control.summary["epochs"]  # As a share of the method's cost.
+    half_epoch = 0.5 * ratio / control.summary.epochs  # As a share of the method's cost.
     if abs(ratio - 1) <= half_epoch + 1e-9:
         return _EQUAL
     return f"{ratio:.2f} times the sample-steps (not a control of equal cost)"

@@ -5,17 +5,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from fineprune.experiments.arm_table import Group, grouped
-from fineprune.report.tables import NOTHING, percent
+from fineprune.report.table import Table, decimal, percent, whole
 from fineprune.runs.run import Run
 
-TITLE = "Wrong labels found"
+_TITLE = "Wrong labels found"
 
-HEADERS = (
+_HEADERS = (
     "arm",
     "seeds",
     "wrong labels, %",
@@ -27,10 +23,10 @@ HEADERS = (
     "R-precision, %",
 )
 
-# The columns that a terminal of 80 characters has no room for.
-_TOO_WIDE = ("average precision",)
+# A terminal of 80 characters has no room for this column.
+_TOO_WIDE = "average precision"
 
-NOTE = (
+_NOTE = (
     "At the end of the training, means over the seeds in which a value is defined (the precision "
     "is not if there are no suspects). ROC area: the probability that the policy "
     "suspects a wrong label more than a right one; 0.5 is chance. Suspects: the number of samples "
@@ -75,11 +71,13 @@ def found_rows(group: Group) -> list[FoundRow]:
     """Return one row for each arm with runs whose wrong labels are known; often there are none."""
     rows = []
     for arm in group.arms:
-        found = [run.summary["suspicion"] for run in group.of(arm) if "suspicion" in run.summary]
+        found = [
+            run.summary.suspicion for run in group.of(arm) if run.summary.suspicion is not None
+        ]
         if not found:
             continue
         names = [field.name for field in dataclasses.fields(FoundRow)][3:]
-        means = {name: _mean([figures[name] for figures in found]) for name in names}
+        means = {name: _mean([getattr(figures, name) for figures in found]) for name in names}
         rows.append(FoundRow(group.label, arm, len(found), **means))
     return rows
 
@@ -93,46 +91,30 @@ def all_found_rows(runs: Sequence[Run]) -> list[FoundRow]:
     return [row for group in grouped(runs) for row in found_rows(group)]
 
 
-def cells(row: FoundRow) -> list[str]:
-    """Return the texts of a row, in the order of ``HEADERS``."""
-    return [
-        row.arm,
-        str(row.seeds),
-        percent(row.wrong_share, 1),
-        _number(row.roc_area, 3),
-        _number(row.average_precision, 3),
-        _number(row.suspects, 0),
-        percent(row.precision, 1),
-        percent(row.recall, 1),
-        percent(row.r_precision, 1),
-    ]
+def found_table(rows: Sequence[FoundRow], *, brief: bool = False) -> Table:
+    """Return the table of one or several groups, which are named if there are several.
 
-
-def found_table(rows: Sequence[FoundRow]) -> Table:
-    """Return the table for the terminal, without the average precision."""
-    table = Table(
-        title=Text(TITLE),
-        caption=Text(NOTE),
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
-        caption_justify="left",
-    )
-    shown = [number for number, header in enumerate(HEADERS) if header not in _TOO_WIDE]
-    table.add_column(Text(HEADERS[0]), min_width=13)
-    for number in shown[1:]:
-        header = Text(HEADERS[number].replace(" ", "\n"))
-        table.add_column(header, justify="right", no_wrap=True)
+    Args:
+        rows: The rows, those of a group after each other.
+        brief: Whether to leave out the columns that do not fit into 80 characters.
+    """
     several = len({row.group for row in rows}) > 1
-    previous = None
+    shown = [number for number, header in enumerate(_HEADERS) if not brief or header != _TOO_WIDE]
+    lines = []
     for row in rows:
-        if several and row.group != previous:
-            table.add_section()
-            table.add_row(Text(row.group, style="bold"))
-        previous = row.group
-        texts = cells(row)
-        table.add_row(*(Text(texts[number]) for number in shown))
-    return table
+        cells = (
+            f"{row.arm}, {row.group}" if several else row.arm,
+            str(row.seeds),
+            percent(row.wrong_share, 1),
+            decimal(row.roc_area, 3),
+            decimal(row.average_precision, 3),
+            whole(row.suspects),
+            percent(row.precision, 1),
+            percent(row.recall, 1),
+            percent(row.r_precision, 1),
+        )
+        lines.append(tuple(cells[number] for number in shown))
+    return Table(_TITLE, tuple(_HEADERS[number] for number in shown), lines, _NOTE)
 
 
 def found_dicts(rows: Sequence[FoundRow]) -> list[dict[str, Any]]:
@@ -143,7 +125,3 @@ def found_dicts(rows: Sequence[FoundRow]) -> list[dict[str, Any]]:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
-
-
-def _number(value: float | None, digits: int) -> str:
-    return NOTHING if value is None else f"{value:,.{digits}f}"

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,10 +28,32 @@ COUNTS = "counts"
 COMPARISON = "compare.json"
 SCALING = "scale.json"
 DURATION = "duration.json"
+HISTORY = "history"
+
+# The end of the name of a file that is not written completely.
+_TEMPORARY = ".tmp"
+
+_EPOCH_FILE = re.compile(r"epoch-([0-9]{4,9})\.npy")
+
+# The files of runs, comparisons and scaling experiments.
+RESULTS = (SUMMARY, METRICS, RECIPE, CHECKPOINT, COMPARISON, SCALING, DURATION)
+
+# The page about the runs in a folder, which can be written again.
+REPORT = "report.html"
 
 
 class WriteError(RunError, OSError):
     """A file cannot be written, for example because the disk is full."""
+
+
+def cannot_write(path: Path, error: OSError) -> WriteError:
+    """Return the error to raise if a file cannot be written."""
+    return WriteError(f"cannot write {path}: {error.strerror}")
+
+
+def temporary_of(path: Path) -> Path:
+    """Return where a file is written before it replaces ``path``."""
+    return path.with_name(path.name + _TEMPORARY)
 
 
 @contextlib.contextmanager
@@ -42,7 +65,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         WriteError: The file cannot be written, for example because the disk is full.
     """
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = temporary_of(path)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -51,7 +74,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
     except OSError as error:
         _remove(temporary)
-        raise WriteError(f"cannot write {path}: {error.strerror}") from None
+        raise cannot_write(path, error) from None
     except BaseException:
         _remove(temporary)
         raise
@@ -114,6 +137,31 @@ def read_array(path: Path, what: str) -> npt.NDArray[Any]:
     return array
 
 
+def epoch_file(folder: Path, epoch: int) -> Path:
+    """Return the path of the array of an epoch, counted from 0, in a folder of arrays."""
+    return folder / f"epoch-{epoch + 1:04d}.npy"
+
+
+def epoch_files(folder: Path, *, unfinished: bool = False) -> dict[int, Path]:
+    """Return the arrays in a folder by their epochs, counted from 0, in order.
+
+    Args:
+        folder: The folder, which does not need to exist.
+        unfinished: Whether to return the temporary files of a killed process instead.
+    """
+    end = _TEMPORARY if unfinished else ""
+    found = (
+        (_EPOCH_FILE.fullmatch(path.name.removesuffix(end)), path)
+        for path in folder.glob(f"epoch-*.npy{end}")
+    )
+    return dict(sorted((int(match[1]) - 1, path) for match, path in found if match))
+
+
+def is_run_file(path: Path) -> bool:
+    """Return whether a path is that of a result: a file of a run or of several runs."""
+    return path.name in RESULTS or (path.parent.name in (COUNTS, HISTORY) and path.suffix == ".npy")
+
+
 def metrics_line(metrics: dict[str, Any]) -> str:
     """Return the metrics of one epoch as one line of JSON. Non-finite numbers become null."""
     return json.dumps(finite(metrics), allow_nan=False) + "\n"
@@ -131,7 +179,7 @@ def append_metrics(path: Path, metrics: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise WriteError(f"cannot write {path}: {error.strerror}") from None
+        raise cannot_write(path, error) from None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -6,27 +6,34 @@ sample in each epoch), ``checkpoint.pt`` and, when the run is finished,
 ``summary.json``. Only the process that holds the folder's lock (``runs.lock``) may write to it.
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, RunError
 from fineprune.runs.files import (
     CHECKPOINT,
     COUNTS,
+    HISTORY,
     METRICS,
     RECIPE,
     SUMMARY,
     append_metrics,
+    cannot_write,
     digest,
+    epoch_file,
+    epoch_files,
+    metrics_line,
     replacing,
+    temporary_of,
     whole_lines,
     write_atomically,
-    write_json,
 )
-from fineprune.runs.history import EVALUATED, HISTORY, LABELS, Records
+from fineprune.runs.history import EVALUATED, LABELS, Records
+from fineprune.runs.summary import Summary, write_summary
 
 
 class RunFolder:
@@ -49,6 +56,7 @@ class RunFolder:
         self.summary = path / SUMMARY
         self.counts = path / COUNTS
         self.history = path / HISTORY
+        self._written = hashlib.sha256()  # of the metrics that this process wrote or checked
 
     def files(self) -> list[str]:
         """Return the names of the run's files that exist."""
@@ -63,6 +71,7 @@ class RunFolder:
         """
         self._clean(from_epoch=0)
         self.metrics.unlink(missing_ok=True)
+        (self.history / EVALUATED).unlink(missing_ok=True)
         write_atomically(self.recipe, recipe)
 
     def go_on(self, epochs: int, metrics_digest: str) -> None:
@@ -87,15 +96,26 @@ class RunFolder:
                 f"whose first {epochs} lines differ: restore it, or train into a new folder"
             )
         write_atomically(self.metrics, "".join(lines[:epochs]))
+        self._written.update("".join(lines[:epochs]).encode())
         self._clean(from_epoch=epochs)
 
     def append(self, metrics: dict[str, Any]) -> None:
         """Append the metrics of one epoch."""
         append_metrics(self.metrics, metrics)
+        self._written.update(metrics_line(metrics).encode())
 
     def metrics_digest(self) -> str:
-        """Return the digest of all metrics so far, which the next checkpoint stores."""
-        return digest(whole_lines(self.metrics))
+        """Return the digest of all metrics so far, which the next checkpoint stores.
+
+        Raises:
+            RunError: The file does not contain what this process wrote.
+        """
+        if digest(whole_lines(self.metrics)) != self._written.hexdigest():
+            raise RunError(
+                f"{self.metrics} was changed while the run trained: restore it and add --resume, "
+                f"or train into a new folder"
+            )
+        return self._written.hexdigest()
 
     def write_counts(self, epoch: int, counts: npt.NDArray[np.integer]) -> None:
         """Write the counts of a window.
@@ -104,7 +124,7 @@ class RunFolder:
             epoch: The last epoch of the window, counted from 0.
             counts: The counts; integers, shape (N,).
         """
-        self._write_array(self.counts, epoch, counts)
+        self._write(epoch_file(self.counts, epoch), counts)
 
     def write_history(self, epoch: int, records: Records) -> None:
         """Write the history of an epoch.
@@ -113,11 +133,11 @@ class RunFolder:
             epoch: The epoch, counted from 0.
             records: The result of ``history.pack_epoch``, shape (N,).
         """
-        self._write_array(self.history, epoch, records)
+        self._write(epoch_file(self.history, epoch), records)
 
-    def finish(self, summary: dict[str, Any]) -> None:
+    def finish(self, summary: Summary) -> None:
         """Write the summary, which marks the run as finished."""
-        write_json(self.summary, summary)
+        write_summary(self.summary, summary)
 
     def write_labels(self, labels: npt.NDArray[np.integer]) -> None:
         """Write the label of each training sample: ``history.pack_classes``, shape (N,)."""
@@ -127,22 +147,23 @@ class RunFolder:
         """Write the labels and the predictions of the last evaluation, shape (2, n)."""
         self._write(self.history / EVALUATED, classes)
 
-    def _write_array(self, folder: Path, epoch: int, array: npt.NDArray[Any]) -> None:
-        self._write(folder / f"epoch-{epoch + 1:04d}.npy", array)
-
     @staticmethod
     def _write(path: Path, array: npt.NDArray[Any]) -> None:
-        path.parent.mkdir(exist_ok=True)
+        try:
+            path.parent.mkdir(exist_ok=True)
+        except OSError as error:
+            raise cannot_write(path, error) from None
         with replacing(path) as file:
             np.save(file, array, allow_pickle=False)
 
     def _clean(self, from_epoch: int) -> None:
-        """Remove the temporary files of a killed process, and the arrays of later epochs."""
-        for folder in (self.path, self.counts, self.history):
-            for path in folder.glob("*.tmp"):
-                path.unlink()
+        """Remove what a killed process left unfinished, and the arrays of later epochs."""
+        others = (self.history / LABELS, self.history / EVALUATED)
+        for path in (self.recipe, self.metrics, self.checkpoint, self.summary, *others):
+            temporary_of(path).unlink(missing_ok=True)
         for folder in (self.counts, self.history):
-            for path in folder.glob("epoch-*.npy"):
-                if int(path.stem.removeprefix("epoch-")) > from_epoch:
+            for path in epoch_files(folder, unfinished=True).values():
+                path.unlink()
+            for epoch, path in epoch_files(folder).items():
+                if epoch >= from_epoch:
                     path.unlink()
-        (self.history / EVALUATED).unlink(missing_ok=True)

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError
-from fineprune.runs.files import read_array
+from fineprune.runs.files import HISTORY, epoch_files, read_array
 
-HISTORY = "history"
 LABELS = "labels.npy"
 EVALUATED = "evaluated.npy"
 
@@ -96,11 +95,10 @@ def read_history(folder: Path, num_samples: int) -> History | None:
     Raises:
         InputError: A file is damaged, or belongs to another run.
     """
-    files = sorted((folder / HISTORY).glob("epoch-*.npy"))
+    files = epoch_files(folder / HISTORY)
     if not files:
         return None
-    epochs = [int(file.stem.removeprefix("epoch-")) - 1 for file in files]
-    return History(epochs, [_read(file, num_samples) for file in files])
+    return History(list(files), [_read(file, num_samples) for file in files.values()])
 
 
 def read_labels(folder: Path, num_samples: int) -> npt.NDArray[np.int64] | None:

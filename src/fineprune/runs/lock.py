@@ -34,6 +34,11 @@ def only_writer(folder: Path) -> Iterator[None]:
             f"expected a folder to write to, cannot create {folder}: {error.strerror}"
         ) from error
     file = folder / _NAME
+    if file.exists() and not _is_ours(file):
+        raise InputError(
+            f"expected no file {_NAME} of another program in {folder}, got one: give another "
+            f"folder, or remove the file"
+        )
     lock = filelock.FileLock(file, timeout=_TIMEOUT_SECONDS)
     try:
         lock.acquire()
@@ -47,9 +52,10 @@ def only_writer(folder: Path) -> Iterator[None]:
             file.write_text(str(os.getpid()))
         yield
     finally:
-        if created and list(folder.iterdir()) == [file]:
-            file.unlink()
-            _remove_empty(created)
+        with contextlib.suppress(OSError):  # The folder may have been moved.
+            if created and list(folder.iterdir()) == [file]:
+                file.unlink()
+                _remove_empty(created)
         lock.release()
 
 
@@ -59,10 +65,19 @@ def _remove_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
+def _is_ours(file: Path) -> bool:
+    number = _text(file)
+    return not number or number.isdigit()
+
+
 def _holder(file: Path) -> str:
     """Describe the process that holds the lock, by its number if the file can be read."""
-    try:
-        number = file.read_text().strip()
-    except OSError:
-        number = ""
+    number = _text(file)
     return f"process {number}" if number.isdigit() else "a process whose number is unknown"
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -16,41 +16,19 @@ from fineprune.runs.files import (
     METRICS,
     RECIPE,
     SUMMARY,
+    epoch_files,
     read_array,
     read_json,
     read_metrics,
 )
-
-SUMMARY_VERSION = 1
+from fineprune.runs.summary import Summary, read_summary
 
 _NUMBER = (int, float)
-_IN_SUMMARY: dict[str, Any] = {
-    "arm": str,
-    "policy": str,
-    "seed": int,
-    "epochs": int,
-    "network": str,
-    "dataset": str,
-    "parameters": int,
-    "train_samples": int,
-    "samples_trained": int,
-    "samples_full": int,
-    "skipped_share": _NUMBER,
-    "steps": int,
-    "pruned_epochs": int,
-    "seconds_train": _NUMBER,
-    "seconds_bookkeeping": _NUMBER,
-    "accuracy_last": _NUMBER,
-    "accuracy_best3": _NUMBER,
-    "evaluated_on": str,
-    "hardware": dict,
-    "versions": dict,
-    "precision": str,
-}
 _IN_METRICS: dict[str, Any] = {
     "epoch": int,
     "pruned": bool,
     "samples": int,
+    "forward_samples": int,
     "skipped": int,
     "steps": int,
     "nonfinite": int,
@@ -65,7 +43,7 @@ class Run:
 
     Attributes:
         path: The run's folder.
-        summary: The content of ``summary.json``.
+        summary: The results, from ``summary.json``.
         metrics: The metrics, as one dict per epoch, in order.
         recipe: The sections of ``recipe.toml``.
         title: The title of the comparison that the run belongs to, or the name of its folder.
@@ -73,7 +51,7 @@ class Run:
     """
 
     path: Path
-    summary: dict[str, Any]
+    summary: Summary
     metrics: list[dict[str, Any]]
     recipe: dict[str, Any]
     title: str = ""
@@ -90,15 +68,15 @@ class Run:
             InputError: A file does not hold an array of N integers.
         """
         counts = {}
-        samples = self.summary["train_samples"]
-        for file in sorted((self.path / COUNTS).glob("epoch-*.npy")):
+        samples = self.summary.train_samples
+        for epoch, file in epoch_files(self.path / COUNTS).items():
             array = read_array(file, "counts")
             if array.shape != (samples,) or not np.issubdtype(array.dtype, np.integer):
                 raise InputError(
                     f"expected {samples} integers in {file}, got {array.dtype} of shape "
                     f"{array.shape}"
                 )
-            counts[int(file.stem.removeprefix("epoch-"))] = array
+            counts[epoch + 1] = array
         return counts
 
 
@@ -118,8 +96,7 @@ def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run
             f"expected a finished run (a folder with {SUMMARY}) in {path}, found none: "
             f"finish the run with --resume"
         )
-    summary = read_json(path / SUMMARY)
-    _check_keys(path / SUMMARY, summary, _IN_SUMMARY)
+    summary = read_summary(path / SUMMARY)
     try:
         recipe = tomllib.loads((path / RECIPE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -159,9 +136,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     return runs
 
 
-def _check_keys(place: Path | str, values: Any, types: Mapping[str, Any]) -> None:
-    if not isinstance(values, dict):
-        raise InputError(f"expected an object in {place}, got {type(values).__name__}")
+def _check_keys(place: str, values: Mapping[str, Any], types: Mapping[str, Any]) -> None:
     for key, expected in types.items():
         value = values.get(key)
         if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
@@ -171,7 +146,7 @@ def _check_keys(place: Path | str, values: Any, types: Mapping[str, Any]) -> Non
 def _check_belonging(run: Run) -> None:
     """Raise InputError unless the recipe, metrics and summary are complete and of the same run."""
     epochs = [line.get("epoch") for line in run.metrics]
-    num_epochs = run.summary["epochs"]
+    num_epochs = run.summary.epochs
     if epochs != list(range(num_epochs)):
         raise InputError(
             f"expected one line for each of the {num_epochs} epochs in {run.path / METRICS}, got "
@@ -179,7 +154,7 @@ def _check_belonging(run: Run) -> None:
         )
     for number, line in enumerate(run.metrics, start=1):
         _check_keys(f"line {number} of {run.path / METRICS}", line, _IN_METRICS)
-    evaluated_on = run.summary["evaluated_on"]
+    evaluated_on = run.summary.evaluated_on
     accuracies = [line.get(f"{evaluated_on}_accuracy") for line in run.metrics]
     from_metrics = {
         "samples_trained": sum(line["samples"] for line in run.metrics),
@@ -187,15 +162,16 @@ def _check_belonging(run: Run) -> None:
         "accuracy_last": next((a for a in reversed(accuracies) if a is not None), None),
     }
     for key, value in from_metrics.items():
-        if run.summary[key] != value:
+        expected = getattr(run.summary, key)
+        if expected != value:
             raise InputError(
-                f"expected {key} = {run.summary[key]} from the metrics, as in "
+                f"expected {key} = {expected} from the metrics, as in "
                 f"{run.path / SUMMARY}, got {value}: the files are of different runs"
             )
     recipe = (run.recipe.get("training", {}).get("epochs"), run.recipe.get("run", {}).get("seed"))
-    if recipe != (num_epochs, run.summary["seed"]):
+    if recipe != (num_epochs, run.summary.seed):
         raise InputError(
-            f"expected a recipe of {num_epochs} epochs with seed {run.summary['seed']} in "
+            f"expected a recipe of {num_epochs} epochs with seed {run.summary.seed} in "
             f"{run.path / RECIPE}, got {recipe[0]} epochs with seed {recipe[1]}: the files are of "
             f"different runs"
         )

@@ -17,8 +17,8 @@ from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.random_streams import stream
 from fineprune.pruning.sampler import samples_per_rank
 from fineprune.streams.key_index import KeyIndex
+from fineprune.streams.shard_assignment import Assignment, Coverage, assignment, coverage
 from fineprune.streams.shared_plan import SharedPlan
-from fineprune.streams.shares import Coverage, Share, coverage, share
 from fineprune.streams.shuffle_buffer import shuffled
 from fineprune.streams.stream_loader import StreamLoader
 
@@ -148,7 +148,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
 
     def _samples(self, worker: int, workers: int) -> Iterator[tuple[int, Any]]:
         kept = self._kept_per_shard()
-        own = share(
+        own = assignment(
             kept,
             self._order(),
             rank=self._rank,
@@ -160,7 +160,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         )
         done = own.begin
         while done < own.end:
-            # A worker whose share is larger than what it has reads its shards again.
+            # A worker that has fewer samples than it has to yield reads its shards again.
             begin = done % own.kept
             stored = self._stored(own, kept, begin)
             if own.kept - begin > own.end - done:
@@ -169,7 +169,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
                 yield IndexedItem((index, raw if self._decode is None else self._decode(raw)))
                 done += 1
 
-    def _stored(self, own: Share, kept: list[int], begin: int) -> Iterator[tuple[int, Any]]:
+    def _stored(self, own: Assignment, kept: list[int], begin: int) -> Iterator[tuple[int, Any]]:
         """Yield what a worker reads in one pass over its shards, from the sample ``begin`` on."""
         shards = own.shards
         if not self.shuffle_buffer:

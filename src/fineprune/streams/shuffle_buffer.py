@@ -34,7 +34,7 @@ def shuffled(items: Iterable[T], size: int, rng: np.random.Generator) -> Iterato
         if not draws:
             draws = rng.integers(size, size=_DRAWS).tolist()
         place = draws.pop()
-        leaving, buffer[place] = buffer[place], item
-        yield leaving
+        replaced, buffer[place] = buffer[place], item
+        yield replaced
     for place in rng.permutation(len(buffer)).tolist():
         yield buffer[place]

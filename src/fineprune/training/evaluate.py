@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# With at most this many classes, five of them are half or more, so that top-5 says little.
+# Top-5 accuracy says little if five classes are half of all classes or more.
 _FEW_CLASSES = 10
 
 

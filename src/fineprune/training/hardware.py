@@ -4,12 +4,12 @@ import importlib.util
 import os
 import platform
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fineprune.distributed.all_reduce import local_size
 from fineprune.errors import InputError, first_line
+from fineprune.runs.summary import Hardware
 from fineprune.training.recipe import Recipe
 
 
@@ -62,21 +62,17 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def describe(device: str, threads: int) -> dict[str, Any]:
-    """Return the ``hardware`` entry of a run's summary.
+def describe(device: str, threads: int) -> Hardware:
+    """Describe this machine, for a run's summary.
 
     Args:
         device: The device of the run, as torch names it.
         threads: The number of CPU threads that torch uses.
     """
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
-    return {
-        "cpu": _cpu_name(),
-        "cores": available_cores(),
-        "threads": threads,
-        "device": device,
-        "gpu": gpu,
-    }
+    return Hardware(
+        cpu=_cpu_name(), cores=available_cores(), threads=threads, device=device, gpu=gpu
+    )
 
 
 def _check_device(name: str) -> None:

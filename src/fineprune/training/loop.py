@@ -14,6 +14,7 @@ from fineprune.distributed.all_reduce import RankGroup, joined
 from fineprune.runs.files import read_metrics
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.lock import only_writer
+from fineprune.runs.summary import Summary
 from fineprune.training.checkpoint import save_checkpoint
 from fineprune.training.epoch_local import local_training, train_epoch_locally
 from fineprune.training.epoch_metrics import (
@@ -58,7 +59,7 @@ def train(
     resume: bool = False,
     sharing: int = 1,
     on_epoch: OnEpoch | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """Train a recipe and write its run folder.
 
     Under ``torchrun``, the processes train together: ``batch_size`` is the batch size of each
@@ -73,7 +74,7 @@ def train(
         on_epoch: Called on rank 0 with the metrics of each epoch.
 
     Returns:
-        The run's summary, as in ``summary.json``.
+        The run's summary.
 
     Raises:
         InputError: A setting is wrong, the folder holds a run that must not be continued, or its
@@ -108,8 +109,8 @@ def train(
                 totals = restore(state, saved)
                 ranks.from_main(lambda: files.go_on(**saved["metrics"]))
             train_epoch = train_epoch_on_servers if served else train_epoch_locally
-            with _reporting(state, files, on_epoch or _ignore) as report:
-                _train_epochs(state, files, totals, train_epoch, stop, report)
+            with _with_event_file(state, files, on_epoch or _ignore) as after_epoch:
+                _train_epochs(state, files, totals, train_epoch, stop, after_epoch)
             return ranks.from_main(lambda: _finish(state, files))
 
 
@@ -178,25 +179,26 @@ def _save(state: TrainState, files: RunFolder, totals: EpochTotals | None) -> No
         totals.started = time.perf_counter()  # Writing a checkpoint is not part of the training.
 
 
-def _finish(state: TrainState, files: RunFolder) -> dict[str, Any]:
+def _finish(state: TrainState, files: RunFolder) -> Summary:
+    files.metrics_digest()  # Raises an error if the metrics are not those of this run.
     result = summary(state, read_metrics(files.metrics))
     files.finish(result)
     return result
 
 
 @contextlib.contextmanager
-def _reporting(state: TrainState, files: RunFolder, on_epoch: OnEpoch) -> Iterator[OnEpoch]:
+def _with_event_file(state: TrainState, files: RunFolder, on_epoch: OnEpoch) -> Iterator[OnEpoch]:
     """Yield what to do with the metrics of each epoch on rank 0."""
     if not (state.recipe.run.tensorboard and state.ranks.main):
         yield on_epoch
         return
     with event_file(files, state.data.num_samples) as write:
 
-        def report(metrics: dict[str, Any]) -> None:
+        def write_and_call(metrics: dict[str, Any]) -> None:
             write(metrics)
             on_epoch(metrics)
 
-        yield report
+        yield write_and_call
 
 
 def _ignore(metrics: dict[str, Any]) -> None:
@@ -211,10 +213,10 @@ def _wait_for(device: str) -> None:
 @contextlib.contextmanager
 def _only_writer(folder: Path, ranks: RankGroup) -> Iterator[None]:
     """Hold the folder's lock on rank 0. If this fails, every rank raises the error."""
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
 
         def lock() -> None:
-            held.enter_context(only_writer(folder))
+            stack.enter_context(only_writer(folder))
 
         ranks.from_main(lock)
         yield

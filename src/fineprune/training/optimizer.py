@@ -87,7 +87,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
     because CPUs and GPUs need different forms.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
-    # The form decides on which device the number of steps lies, so it must be known while loading.
+    # The form decides which device the step count is kept on, so it is set before loading.
     groups = [
         {**saved, **{name: own[name] for name in _FORM if name in own}, "lr": 0.0}
         for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)

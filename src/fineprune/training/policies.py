@@ -1,14 +1,84 @@
-"""The policies that a recipe can name, and which settings decide how much each of them saves."""
+"""The policies that a recipe can name, and their arguments and defaults, from their signatures."""
 
+import functools
 import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fineprune.pruning.plan_options import NAMES
 from fineprune.pruning.policies.fine_pruning import start_and_prune
+from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.registry import POLICIES
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
-from fineprune.training.settings import TrainingSettings
 
 POLICY_NAMES = tuple(POLICIES)
+
+# Arguments that are not settings of the pruning section, but are made from other sections.
+_MADE = ("epochs", "schedule", "rates")
+
+# Options that some policies turn on by themselves. The recipe of a run contains them.
+_OWN_OPTIONS = {"infobatch": ("anneal", "rescale"), "kakurenbo": ("rescale",)}
+
+# The settings that may stand beside a policy that has no use for them, so that one recipe can be
+# trained with several policies.
+_SHARED = ("save", "prune", "tolerance", "patience", "returning", "evidence")
+
+
+@functools.cache
+def arguments_of(name: str) -> Mapping[str, Any]:
+    """Return the arguments of a policy that are settings, with the defaults of its signature.
+
+    The default is None if there is none. The options that all policies take are left out.
+    """
+    return {
+        key: None if parameter.default is parameter.empty else parameter.default
+        for key, parameter in inspect.signature(POLICIES[name]).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD and key not in _MADE
+    }
+
+
+@functools.cache
+def defaults_of(name: str) -> Mapping[str, Any]:
+    """Return the settings of a policy that have a default, with their defaults."""
+    values = {key: value for key, value in arguments_of(name).items() if value is not None}
+    if name in _OWN_OPTIONS:
+        policy: Any = POLICIES[name](epochs=100)  # type: ignore[call-arg]
+        values |= {option: getattr(policy.plan_options, option) for option in _OWN_OPTIONS[name]}
+        values["prune"] = policy.prune
+    return values
+
+
+def _only_with() -> dict[str, str]:
+    takers: dict[str, list[str]] = {}
+    for name in POLICY_NAMES:
+        for key in arguments_of(name):
+            takers.setdefault(key, []).append(name)
+    return {key: names[0] for key, names in takers.items() if key not in _SHARED}
+
+
+# The settings that one policy has and all others would ignore, each with this policy.
+ONLY_WITH = _only_with()
+
+
+def make_policy(
+    name: str, settings: Mapping[str, Any], made: Mapping[str, Callable[[], Any]]
+) -> Policy:
+    """Make a policy.
+
+    Args:
+        name: The name of the policy.
+        settings: The settings of the pruning section that are set, by name; those that are neither
+            arguments nor options of the policy are not used.
+        made: Returns an argument that is no setting of this section: the number of epochs, the
+            schedule, or the learning rates.
+
+    Raises:
+        InputError: A value is wrong.
+    """
+    takes = inspect.signature(POLICIES[name]).parameters
+    values = {key: make() for key, make in made.items() if key in takes}
+    values |= {key: settings[key] for key in (*arguments_of(name), *NAMES) if key in settings}
+    return POLICIES[name](**values)
 
 
 def follows_schedule(name: str) -> bool:
@@ -18,21 +88,21 @@ def follows_schedule(name: str) -> bool:
 
 def takes_save(name: str) -> bool:
     """Return whether a policy can save the share that ``pruning.save`` says."""
-    return name in POLICIES and "save" in inspect.signature(POLICIES[name]).parameters
+    return name in POLICIES and "save" in arguments_of(name)
 
 
-def schedule_for_saving(training: TrainingSettings, save: float) -> dict[str, Any]:
+def schedule_for_saving(epochs: int, milestones: Sequence[int], save: float) -> dict[str, Any]:
     """Return the pruning settings of the schedule of ``FinePruning.for_saving``.
 
     Args:
-        training: The training, whose milestones the schedule follows.
+        epochs: The length of the training.
+        milestones: The epochs after which the learning rate falls, which the schedule follows.
         save: The share of all sample-steps to skip, in (0, 1).
 
     Raises:
         InputError: ``save`` is out of range, or no schedule saves so much.
     """
-    milestones = [milestone for milestone in training.milestones if milestone < training.epochs]
-    start, prune = start_and_prune(training.epochs, save, milestones)
+    start, prune = start_and_prune(epochs, save, [m for m in milestones if m < epochs])
     return {
         "windows_per_interval": 1,
         "start": start,

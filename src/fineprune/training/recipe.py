@@ -10,27 +10,19 @@ import functools
 import json
 import tomllib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
-from fineprune.pruning.policies.adaptive import Adaptive
-from fineprune.pruning.policies.fine_pruning import FinePruning
-from fineprune.pruning.policies.full import FullData
-from fineprune.pruning.policies.infobatch import InfoBatch
 from fineprune.pruning.policies.kakurenbo import Kakurenbo
-from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
-from fineprune.pruning.policies.random import RandomPruning
-from fineprune.pruning.policies.rs2 import RS2
-from fineprune.pruning.policies.ucb import UCB
 from fineprune.pruning.schedule import Schedule
-from fineprune.training.earlier_recipes import as_meant, completed
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.own_policy import own_policy
+from fineprune.training.policies import make_policy
 from fineprune.training.settings import (
     DataSettings,
     NetworkSettings,
@@ -128,43 +120,15 @@ class Recipe:
 
         If it is the user's own, this runs the user's code.
         """
-        pruning, epochs, options = self.pruning, self.training.epochs, self.pruning.options()
+        pruning, epochs = self.pruning, self.training.epochs
         if pruning.own:
-            return own_policy(pruning.policy, epochs, pruning.arguments or {}, options)
-        if pruning.policy == "infobatch":
-            return InfoBatch(epochs, pruning.prune, save=pruning.save, **options)
-        if pruning.policy == "full":
-            return FullData(epochs, **options)
-        if pruning.policy == "kakurenbo":
-            assert pruning.prune is not None
-            return Kakurenbo(epochs, pruning.prune, **options, **pruning.given("confidence"))
-        if pruning.policy == "progressive-dropout":
-            return ProgressiveDropout(
-                epochs, **options, **pruning.given("form", "threshold", "decay")
-            )
-        assert pruning.save is not None  # It has a default with each of the other policies.
-        if pruning.policy == "ucb":
-            names = ("smoothing", "exploration", "period")
-            return UCB(epochs, pruning.save, **options, **pruning.given(*names))
-        if pruning.policy == "rs2":
-            replacement = bool(pruning.replacement)
-            return RS2(epochs, pruning.save, replacement=replacement, **options)
-        if pruning.policy == "adaptive":
-            return Adaptive(
-                epochs,
-                pruning.save,
-                functools.partial(rate_at, self.training),
-                patience=pruning.patience,
-                returning=pruning.returning,
-                evidence=pruning.evidence,
-                **options,
-            )
-        if pruning.policy == "matched":
-            return Matched(epochs, pruning.numbers or (), pruning.mean_weights, **options)
-        assert pruning.prune is not None
-        if pruning.policy == "random":
-            return RandomPruning(self.schedule(), pruning.prune, **options)
-        return FinePruning(self.schedule(), pruning.prune, pruning.tolerance, **options)
+            return own_policy(pruning.policy, epochs, pruning.arguments or {}, pruning.options())
+        made: dict[str, Callable[[], Any]] = {
+            "epochs": lambda: epochs,
+            "schedule": self.schedule,
+            "rates": lambda: functools.partial(rate_at, self.training),
+        }
+        return make_policy(pruning.policy, pruning.given(), made)
 
     def schedule(self) -> Schedule:
         """Make the schedule that the pruning section describes."""
@@ -246,15 +210,6 @@ def differences(
     return phrases
 
 
-def completed_sections(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the settings that a run wrote, with the defaults of the settings that are newer.
-
-    Two runs that were written by different versions can then be compared. This makes no policy and
-    imports nothing that the recipe names.
-    """
-    return completed(sections, get_type_hints(Recipe))
-
-
 def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
     """Read a recipe from TOML.
 
@@ -267,8 +222,7 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
             value.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        sections = tomllib.loads(text)
+        sections = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"expected a recipe file, cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -288,18 +242,15 @@ def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Rec
             value is wrong.
     """
     merged = {key: dict(_section(key, value)) for key, value in sections.items()}
-    changed = set()
     for change in changes:
         name, separator, text = change.partition("=")
         section, dot, key = name.strip().partition(".")
         if not separator or not dot:
             raise InputError(f"expected --set section.key=value, got {change!r}")
         merged.setdefault(section, {})[key] = _parse(text.strip())
-        changed.add((section, key))
     hints = get_type_hints(Recipe)
     built: dict[str, Any] = {}
-    meant = as_meant(merged, set_now=("data", "train_size") in changed)
-    for section, values in meant.items():
+    for section, values in merged.items():
         _check_known("section", section, hints)
         built[section] = _make_section(section, hints[section], values)
     return Recipe(**built)

@@ -27,7 +27,7 @@ def rescore(state: TrainState, epoch: int, totals: EpochTotals) -> None:
     size = _TRAINING_BATCHES * training.batch_size
     parts = iter(wanted.split(size))
     if state.local is not None:
-        # Only those of rank 0 are saved, so a resumed run would evaluate with others.
+        # The buffers of rank 0 are used, because a resumed run has only these.
         state.ranks.take_buffers_of_main(state.model)
         batches = (batch for _, batch in state.local.loader.batches(wanted, epoch, size))
     else:

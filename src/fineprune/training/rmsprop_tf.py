@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fineprune.errors import InputError
+from fineprune.override import override
 
 
 class RMSPropTF(torch.optim.Optimizer):
@@ -58,9 +59,9 @@ class RMSPropTF(torch.optim.Optimizer):
         }
         super().__init__(params, settings)
 
+    @override
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step; a closure is called first, with gradients, and its result returned."""
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -86,7 +87,9 @@ class RMSPropTF(torch.optim.Optimizer):
         scaled = torch._foreach_add(squares, group["epsilon"])
         torch._foreach_sqrt_(scaled)
         steps = torch._foreach_div(gradients, scaled)
-        torch._foreach_mul_(steps, group["lr"])  # a tensor of the device is not waited for
+        torch._foreach_mul_(
+            steps, group["lr"]
+        )  # If the rate is a tensor on the device, this does not wait.
         torch._foreach_mul_(moments, group["momentum"])
         torch._foreach_add_(moments, steps)
         torch._foreach_sub_(given, moments)

@@ -8,7 +8,7 @@ import torch
 
 from fineprune.distributed.all_reduce import RankGroup
 
-# The values of so many batches are stored at once, because each store has a fixed cost.
+# Batches are collected until there are this many, because each store has a fixed cost.
 _STORE_AT = 64
 
 NO_PREDICTION = -1

@@ -11,8 +11,9 @@ from fineprune.errors import InputError
 from fineprune.runs.files import CHECKPOINT, RECIPE, whole_lines
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.run import read_run
+from fineprune.runs.summary import Summary
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.recipe import Recipe, completed_sections, differences, read_recipe
+from fineprune.training.recipe import Recipe, differences, read_recipe
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Start:
     """
 
     checkpoint: bool = False
-    summary: dict[str, Any] | None = None
+    summary: Summary | None = None
 
 
 def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
@@ -53,7 +54,7 @@ def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
         return Start(summary=read_run(folder.path).summary)
     if folder.checkpoint.exists():
         return Start(checkpoint=True)
-    # A run that was killed before its first checkpoint has no more metrics than this.
+    # Before its first checkpoint, a run writes at most this many lines of metrics.
     epochs = len(whole_lines(folder.metrics))
     if epochs > recipe.run.checkpoint_every:
         raise InputError(
@@ -80,9 +81,7 @@ def checkpoint_of(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
     """
     state = load_checkpoint(folder.checkpoint)
     same_weights = recipe.replaced("network", weights=state["recipe"]["network"].get("weights"))
-    changed = differences(
-        completed_sections(state["recipe"]), completed_sections(same_weights.method())
-    )
+    changed = differences(state["recipe"], same_weights.method())
     if changed:
         raise InputError(_different_recipe(folder, changed))
     return state

@@ -9,6 +9,9 @@ from fineprune.errors import InputError
 from fineprune.runs.files import read_metrics
 from fineprune.runs.folder import RunFolder
 
+# The end of the name of our event files, so that no others are removed.
+_SUFFIX = ".fineprune"
+
 Write = Callable[[dict[str, Any]], None]
 
 
@@ -49,9 +52,9 @@ def event_file(files: RunFolder, num_samples: int) -> Iterator[Write]:
     """
     from torch.utils.tensorboard import SummaryWriter
 
-    for old in files.path.glob("events.out.tfevents.*"):
+    for old in files.path.glob(f"events.out.tfevents.*{_SUFFIX}"):
         old.unlink()
-    writer = SummaryWriter(str(files.path))
+    writer = SummaryWriter(str(files.path), filename_suffix=_SUFFIX)
     skipped = 0
 
     def write(metrics: dict[str, Any]) -> None:

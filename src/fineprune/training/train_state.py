@@ -169,9 +169,9 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     Raises:
         InputError: The data or the pretrained weights cannot be loaded.
     """
-    data = load_data(recipe, None if saved is None else saved.get("images"))
+    data = load_data(recipe, None if saved is None else saved["images"])
     model = recipe_network(recipe, data)
-    digest = _load_pretrained(model, recipe, data, tell=ranks.main) if saved is None else None
+    digest = _load_pretrained(model, recipe, data, warn=ranks.main) if saved is None else None
     policy = recipe.policy()
     pruner = Pruner(
         data.train,
@@ -187,12 +187,12 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     return TrainState(recipe, ranks, data, model, pruner, precision(recipe.run), average, digest)
 
 
-def _load_pretrained(model: nn.Module, recipe: Recipe, data: Data, *, tell: bool) -> str | None:
+def _load_pretrained(model: nn.Module, recipe: Recipe, data: Data, *, warn: bool) -> str | None:
     """Load the pretrained weights that a recipe names, and return the digest of their file."""
     if recipe.network.weights is None:
         return None
     loaded = load_weights(model, Path(recipe.network.weights), data.classes)
-    if loaded.new_head is not None and tell:
+    if loaded.new_head is not None and warn:
         _LOGGER.warning(
             "%s has %d classes, the network has %d: its last layer, %s, starts as initialised",
             recipe.network.weights,
@@ -288,14 +288,14 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
             checkpoint was written.
     """
     recipe, ranks = state.recipe, state.ranks
-    if saved.get("labels") != state.data.labels_digest:
+    if saved["labels"] != state.data.labels_digest:
         places = [place for place in (recipe.data.train, recipe.data.labels) if place is not None]
         what = "labels" if recipe.data.train is None else "images and labels"
         raise InputError(
             f"expected in {' and '.join(places)} the {what} with which the run began, got others: "
             f"restore the file, or train into a new folder"
         )
-    state.weights_digest = saved.get("weights")
+    state.weights_digest = saved["weights"]
     state.model.load_state_dict(saved["model"])
     if state.average is not None:
         state.average.load_state_dict(saved["average"])
@@ -315,7 +315,7 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
         totals.history.load(*history)
     totals.loss_sum = totals.loss_sum.to(recipe.run.device)
     totals.samples //= ranks.size
-    # The number of batches that the samples trained so far fill on the current number of ranks.
+    # The samples trained so far fill this many batches on the current number of ranks.
     totals.batches = totals.batches * len(saved["random"]) // ranks.size
     if not ranks.main:
         totals.loss_sum.zero_()

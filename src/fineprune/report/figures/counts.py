@@ -46,7 +46,7 @@ def draw_counts(group: Group) -> Drawing | None:
                 np.arange(top + 2) - 0.5,
                 baseline=0.5,
                 fill=True,
-                color=colour_of(run.summary["arm"]),
+                color=colour_of(run.summary.arm),
             )
             axes.set_yscale("log")
             axes.set_ylim(0.5, 1.5 * tallest)  # The same for all panels, which share the axis.
@@ -62,7 +62,7 @@ def draw_counts(group: Group) -> Drawing | None:
         f"logarithmic axis. DroppingCount is the number of epochs of the window in which the "
         f"sample was trained and its loss exceeded the mean loss of its batch by more than the "
         f"tolerance. Samples with the highest counts are skipped first. The last epoch of a window "
-        f"counts towards the next window. Run: {run.summary['arm']}, seed {run.summary['seed']}."
+        f"counts towards the next window. Run: {run.summary.arm}, seed {run.summary.seed}."
     )
     if len(shown) < len(ends):
         caption += f" {len(shown)} of {len(ends)} windows are shown, at regular intervals."

@@ -120,7 +120,7 @@ def _milestones(run: Run) -> list[int]:
 
 
 def _lengths_differ(group: Group) -> bool:
-    return len({run.summary["epochs"] for run in group.runs}) > 1
+    return len({run.summary.epochs for run in group.runs}) > 1
 
 
 def _seeds(group: Group) -> int:

@@ -34,7 +34,7 @@ class Curve:
 
 def evaluated_on(group: Group) -> str:
     """Return the name of the set that the group's runs were evaluated on."""
-    return str(group.runs[0].summary["evaluated_on"])
+    return str(group.runs[0].summary.evaluated_on)
 
 
 def average_curves(group: Group, key: str, scale: float) -> dict[str, Curve]:
@@ -111,4 +111,4 @@ def accuracy_limits(curves: dict[str, Curve], since: dict[str, float]) -> tuple[
 
 def first_tenths(group: Group) -> dict[str, float]:
     """Return the end of the first tenth of the training for each arm, in epochs."""
-    return {arm: group.of(arm)[0].summary["epochs"] / 10 for arm in group.arms}
+    return {arm: group.of(arm)[0].summary.epochs / 10 for arm in group.arms}

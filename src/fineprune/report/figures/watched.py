@@ -41,18 +41,18 @@ def draw_watched(group: Group) -> Drawing | None:
                     markevery=max(1, len(track[index][0]) // 8),
                     label=f"sample {index}",
                 )
-            axes.set_title(f"run with seed {run.summary['seed']}")
+            axes.set_title(f"run with seed {run.summary.seed}")
             axes.set_xlabel("epoch")
             axes.xaxis.set_major_locator(whole_ticks(6))
         panels[0].set_ylabel("loss of the sample, nats")
         panels[0].set_ylim(bottom=0)
-        panels[0].set_xlim(0, 1.02 * runs[0].summary["epochs"])
+        panels[0].set_xlim(0, 1.02 * runs[0].summary.epochs)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=_MOST_SAMPLES)
         svg = svg_text(figure, f"Losses of the same samples in two runs of {group.label}")
     caption = (
         f"Cross-entropy of the same training samples, without augmentation, in two runs of "
-        f"{runs[0].summary['arm']} that differ only in their seed. The samples are not a random "
+        f"{runs[0].summary.arm} that differ only in their seed. The samples are not a random "
         f"selection: of the {len(last)} watched samples, these {len(chosen)} have the last losses "
         f"that differ most between the two runs."
     )

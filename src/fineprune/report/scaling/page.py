@@ -6,12 +6,14 @@ from pathlib import Path
 from fineprune.experiments.scale_table import ScaleRow, Scaling
 from fineprune.report.facts import facts
 from fineprune.report.page_template import template
-from fineprune.report.scaling.loss_figure import draw_loss
-from fineprune.report.scaling.phases_figure import draw_phases
-from fineprune.report.scaling.speedup_figure import draw_speedup
-from fineprune.report.scaling.staleness_figure import draw_staleness
+from fineprune.report.scaling.figures import (
+    draw_loss,
+    draw_phases,
+    draw_speedup,
+    draw_staleness,
+    draw_throughput,
+)
 from fineprune.report.scaling.tables import scale_tables
-from fineprune.report.scaling.throughput_figure import draw_throughput
 from fineprune.runs.files import write_atomically
 
 
@@ -38,7 +40,7 @@ def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -
     page = template("scale.html.j2").render(
         title=f"{scaling.title}: workers and servers",
         facts=facts(runs),
-        tables=scale_tables(rows),
+        tables=scale_tables(rows, paper=True),
         drawings=[drawing for drawing in drawings if drawing is not None],
         caveats=scale_caveats(scaling),
         recipe=(runs[0].path / "recipe.toml").read_text(encoding="utf-8").strip(),
@@ -50,15 +52,15 @@ def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -
 def scale_caveats(scaling: Scaling) -> list[str]:
     """Return sentences on the limits of the results."""
     runs = [scaled.run for scaled in scaling.runs]
-    hardware = runs[0].summary["hardware"]
-    threads = max(run.summary["hardware"]["threads"] for run in runs)
+    hardware = runs[0].summary.hardware
+    threads = max(run.summary.hardware.threads for run in runs)
     # Servers and the driver also need a core each, on whichever node they are.
     busy = max(
         scaled.configuration.workers * threads
         + (scaled.configuration.servers + 1 if scaled.configuration.servers else 0)
         for scaled in scaling.runs
     )
-    kind = runs[0].summary["evaluated_on"]
+    kind = runs[0].summary.evaluated_on
     caveats = [
         f"Accuracies are measured on the {kind} set after the last epoch, with one seed each. "
         f"Differences below one percentage point may be due to chance.",
@@ -73,11 +75,11 @@ def scale_caveats(scaling: Scaling) -> list[str]:
         "The paper's results are for ResNet-50 on nodes with four K80 GPUs, connected by "
         "InfiniBand with 56 Gbit/s. They cannot be compared directly with ours.",
     ]
-    if hardware["gpu"] is None and busy > hardware["cores"]:
+    if hardware.gpu is None and busy > hardware.cores:
         caveats.insert(
             0,
             f"If all processes ran on one machine, up to {busy} threads of workers, servers and "
-            f"the driver shared {hardware['cores']} cores. Speedups are then lower than on "
+            f"the driver shared {hardware.cores} cores. Speedups are then lower than on "
             f"separate machines.",
         )
     return caveats

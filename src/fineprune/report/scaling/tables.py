@@ -1,74 +1,25 @@
-"""The tables of a scaling experiment, for the terminal, Markdown and HTML."""
+"""The tables of a scaling experiment."""
 
-import textwrap
 from collections.abc import Sequence
-
-from rich import box
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from fineprune.experiments.scale_table import SERVER_PHASES, WORKER_PHASES, ScaleRow
 from fineprune.report.scaling.paper import LEARNING, THROUGHPUT
-from fineprune.report.tables import NOTHING
-from fineprune.report.text_table import Table
+from fineprune.report.table import NOTHING, Table, decimal, percent
 
 
-def scale_tables(rows: Sequence[ScaleRow]) -> list[Table]:
-    """Return all tables for which the rows have the data."""
-    tables = [_throughput(rows), _learning(rows)]
+def scale_tables(rows: Sequence[ScaleRow], *, paper: bool = False) -> list[Table]:
+    """Return all tables for which the rows have the data.
+
+    Args:
+        rows: The rows of the experiment.
+        paper: Whether to add the paper's results to the first two tables.
+    """
+    tables = [_throughput(rows, paper), _learning(rows, paper)]
     served = [row for row in rows if row.staleness]
     return [*tables, _staleness(served), _phases(served)] if served else tables
 
 
-def rich_tables(tables: Sequence[Table], width: int) -> list[RichTable]:
-    """Return the tables for a terminal. Cells that are too long are wrapped, not truncated.
-
-    Args:
-        tables: The tables.
-        width: The width of the terminal. In a table that is wider, the headers and the names of
-            the lines are broken between words first, and only if this is not enough inside words.
-    """
-    rendered = []
-    for table in tables:
-        rich = RichTable(
-            title=Text(table.title),
-            caption=Text(table.note),
-            box=box.SIMPLE_HEAD,
-            padding=0,
-            pad_edge=False,
-            title_justify="left",
-            caption_justify="left",
-        )
-        columns = list(zip(table.headers, *table.lines, strict=True))
-        # There is a space around each column.
-        if sum(max(map(len, column)) + 1 for column in columns) + 1 > width:
-            columns = [_narrow(column) for column in columns]
-        headers, *lines = zip(*columns, strict=True)
-        for number, header in enumerate(headers):
-            rich.add_column(Text(header), justify="right" if number else "left", overflow="fold")
-        for line in lines:
-            rich.add_row(*(Text(cell) for cell in line))
-        rendered.append(rich)
-    return rendered
-
-
-def _narrow(column: Sequence[str]) -> tuple[str, ...]:
-    """Break the texts of a column between words, so that it is as wide as its longest word."""
-    width = max(len(word) for text in column for word in text.split())
-    return tuple(textwrap.fill(text, width, break_on_hyphens=False) for text in column)
-
-
-def markdown_tables(tables: Sequence[Table]) -> str:
-    """Return the tables as Markdown."""
-    parts = []
-    for table in tables:
-        ruler = ["---", *["---:"] * (len(table.headers) - 1)]
-        lines = [_line(cells) for cells in (table.headers, ruler, *table.lines)]
-        parts.append("\n".join([f"**{table.title}**", "", *lines, "", table.note, ""]))
-    return "\n".join(parts)
-
-
-def _throughput(rows: Sequence[ScaleRow]) -> Table:
+def _throughput(rows: Sequence[ScaleRow], paper: bool) -> Table:
     return Table(
         "Throughput (the paper's Tables 1 and 2)",
         (
@@ -95,14 +46,15 @@ def _throughput(rows: Sequence[ScaleRow]) -> Table:
         "Median over all epochs but the first, with quartiles. A node is a worker or a dedicated "
         "server. Speedup is relative to a single process, and efficiency is speedup divided by "
         "nodes. The last column is relative to all-reduce with the same number of workers.",
-        tuple(
-            (text, str(nodes), f"{images:,.1f}", NOTHING, _ratio(s), _ratio(e), NOTHING)
+        [
+            (f"paper: {text}", str(nodes), f"{images:,.1f}", NOTHING, _ratio(s), _ratio(e), NOTHING)
             for text, nodes, images, s, e in THROUGHPUT
-        ),
+            if paper
+        ],
     )
 
 
-def _learning(rows: Sequence[ScaleRow]) -> Table:
+def _learning(rows: Sequence[ScaleRow], paper: bool) -> Table:
     target = rows[0].target_loss
     loss = "(not available: no epoch on all data)" if target is None else f"of {target:.4f}"
     return Table(
@@ -120,7 +72,7 @@ def _learning(rows: Sequence[ScaleRow]) -> Table:
         [
             (
                 row.configuration,
-                f"{100 * row.accuracy_last:.2f}",
+                percent(row.accuracy_last),
                 f"{row.seconds:,.1f}",
                 _or_nothing(row.seconds_other, ",.1f"),
                 _or_never(row.seconds_to_target, ",.1f"),
@@ -133,10 +85,11 @@ def _learning(rows: Sequence[ScaleRow]) -> Table:
         "The loss is the mean over an epoch on all data, and the time is measured to the end of "
         "that epoch. Speedup is relative to a single process. Other: the remaining time of the "
         "run's processes, such as that for starting Ray, without evaluation.",
-        tuple(
-            (text, f"{100 * accuracy:.1f}", f"{hours:g} h", *[NOTHING] * 4, _ratio(s))
+        [
+            (f"paper: {text}", percent(accuracy, 1), f"{hours:g} h", *[NOTHING] * 4, _ratio(s))
             for text, accuracy, hours, s in LEARNING
-        ),
+            if paper
+        ],
     )
 
 
@@ -151,7 +104,7 @@ def _staleness(rows: Sequence[ScaleRow]) -> Table:
                 _or_nothing(row.staleness_mean, ".3f"),
                 _or_nothing(row.staleness_p95, "g"),
                 _or_nothing(row.staleness_max, "d"),
-                NOTHING if row.dropped is None else f"{100 * row.dropped:.2f}",
+                percent(row.dropped),
                 str(row.lost),
             )
             for row in rows
@@ -178,12 +131,8 @@ def _phases(rows: Sequence[ScaleRow]) -> Table:
     )
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
 def _ratio(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.2f}"
+    return decimal(value, 2)
 
 
 def _or_nothing(value: float | None, form: str) -> str:

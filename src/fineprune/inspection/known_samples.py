@@ -118,6 +118,6 @@ def _classes(run: Inspected) -> int:
 
 
 def _has_predictions(run: Inspected) -> bool:
-    # An epoch that trains a sample without a prediction predicts none at all.
+    # Epochs keep the predictions of all samples or of none, so a part of the samples is enough.
     some = np.arange(min(len(run.labels), 1000))
     return bool((run.history.predicted(some) >= 0).any())

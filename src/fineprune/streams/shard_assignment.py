@@ -17,7 +17,7 @@ from fineprune.errors import InputError
 
 
 @dataclass(frozen=True)
-class Share:
+class Assignment:
     """What one worker yields in an epoch.
 
     Attributes:
@@ -110,7 +110,7 @@ def coverage(kept: Sequence[int], order: Sequence[int], ranks: int, each: int) -
     )
 
 
-def share(
+def assignment(
     kept: Sequence[int],
     order: Sequence[int],
     *,
@@ -120,7 +120,7 @@ def share(
     workers: int,
     each: int,
     trained: int,
-) -> Share:
+) -> Assignment:
     """Return what one worker of one rank yields in an epoch.
 
     Args:
@@ -147,9 +147,9 @@ def share(
     lengths = [sum(kept[shard] for shard in part) for part in shards]
     ends = _ends(lengths, each)
     begins, turn = taken(ends, trained)
-    # The loader begins with its first worker, which therefore plays the one whose turn it is.
+    # The loader always begins with worker 0, so it takes the part of the worker whose turn it is.
     played = (worker + turn) % workers
-    return Share(shards[played], lengths[played], begins[played], ends[played])
+    return Assignment(shards[played], lengths[played], begins[played], ends[played])
 
 
 def _ends(lengths: Sequence[int], each: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""User-defined datasets, which are read by a ``DataLoader`` and are reproducible for each sample.
+"""SeededSamples: the samples of a user-defined dataset, reproducible one by one, and their loaders.
 
 The random numbers that a transform draws depend only on the run's seed, the epoch and the index of
 the sample. They are therefore the same with any number of loader workers or ranks and after a
@@ -12,15 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from fineprune.datasets.loader_process import TrainingLoader
-from fineprune.errors import InputError
-from fineprune.importing import import_attribute
 from fineprune.pruning.sampler import PruningSampler
-
-# The number of samples that are read twice to detect random transforms.
-_COMPARED_SAMPLES = 4
 
 
 class SeededSamples(Dataset[tuple[int, Any]]):
@@ -81,103 +76,6 @@ class PlainSamples(Dataset[Any]):
 
     def __getitem__(self, position: int) -> Any:
         return self._samples[0, int(self._indices[position])][1]
-
-
-def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
-    """Call the user's function, and check the datasets that it returns.
-
-    Args:
-        name: The name of the function, as ``module:function``. The function returns a training set
-            and a test set, and may return a third dataset: the training samples in the same order,
-            without random transforms.
-        needs_plain: Whether samples without random transforms are needed for validation.
-
-    Returns:
-        The training set, the test set, and the training samples to use for evaluation.
-
-    Raises:
-        InputError: The function returns something else, or returns no samples without random
-            transforms although they are needed.
-    """
-    function = import_attribute(name)
-    if not callable(function):
-        raise InputError(f"expected {name!r} to be a function, got {type(function).__name__}")
-    returned = function()
-    if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
-        raise InputError(
-            f"expected {name} to return (train, test) or (train, test, plain), got "
-            f"{type(returned).__name__}"
-        )
-    for dataset in returned:
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise InputError(
-                f"expected map-style datasets, with __len__ and __getitem__, from {name!r}, got "
-                f"{type(dataset).__name__}"
-            )
-        if not len(dataset):
-            raise InputError(f"expected datasets with samples from {name!r}, got an empty one")
-    train, test, *rest = returned
-    plain = rest[0] if rest else train
-    if len(plain) != len(train):
-        raise InputError(
-            f"expected the third dataset from {name} to hold the same {len(train)} training "
-            f"samples, without random transforms, got {len(plain)} samples"
-        )
-    if needs_plain and _is_random(plain):
-        raise InputError(
-            f"expected {name} to return (train, test, plain) with data.validation, got training "
-            f"samples with random transforms only: also return them without random transforms"
-        )
-    return train, test, plain
-
-
-def number_of_classes(train: Any, name: str, given: int | None) -> int:
-    """Return the number of classes, from the recipe or else from the training set.
-
-    Args:
-        train: The training set. Its attribute ``classes``, if it has one, lists the classes.
-        name: The name of the user's function, for the error message.
-        given: The recipe's number of classes; None if the recipe does not set it.
-
-    Raises:
-        InputError: Neither the recipe nor the training set gives the classes, or the recipe gives
-            fewer classes than the training set.
-    """
-    listed = len(getattr(train, "classes", ()))
-    if given is not None and given < listed:
-        raise InputError(
-            f"expected network.classes to be at least {listed}, the classes of {name}, got {given}"
-        )
-    classes = given or listed
-    if not classes:
-        raise InputError(
-            f"expected network.classes for {name}, whose training set has no attribute classes: "
-            f"add --set network.classes=..."
-        )
-    return classes
-
-
-def labels_of(train: Any, name: str) -> Any:
-    """Return the class of each training sample, without reading the samples.
-
-    Args:
-        train: The training set. Its attribute ``targets`` or ``labels`` holds the classes, as in
-            the datasets of torchvision. A ``Subset`` has those of the set that it comes from.
-        name: The name of the user's function, for the error message.
-
-    Raises:
-        InputError: The training set has no such attribute.
-    """
-    if isinstance(train, Subset):
-        return np.asarray(labels_of(train.dataset, name))[np.asarray(train.indices)]
-    for attribute in ("targets", "labels"):
-        if hasattr(train, attribute):
-            return getattr(train, attribute)
-    raise InputError(
-        f"expected the training set of {name} to have an attribute targets or labels, since "
-        f"keep_per_class needs the class of each sample, got none: add one, or set "
-        f"pruning.keep_per_class to 0"
-    )
 
 
 class SampleLoader(TrainingLoader):
@@ -244,11 +142,6 @@ def evaluation_loader(dataset: Any, batch_size: int, indices: Sequence[int] | No
     return DataLoader(plain, batch_size=batch_size, generator=torch.Generator())
 
 
-def subset(dataset: Any, indices: Any) -> Any:
-    """Return the samples of a dataset at the given indices (an array of integers)."""
-    return Subset(dataset, indices.tolist())
-
-
 @contextlib.contextmanager
 def _seeded_generators(seed: int, epoch: int, index: int) -> Iterator[None]:
     """Seed the global generators that transforms draw from, and restore them afterwards."""
@@ -263,20 +156,3 @@ def _seeded_generators(seed: int, epoch: int, index: int) -> Iterator[None]:
         torch.set_rng_state(before[0])
         np.random.set_state(before[1])  # noqa: NPY002
         random.setstate(before[2])
-
-
-def _is_random(dataset: Any) -> bool:
-    """Return whether the first samples change with the seed."""
-    samples = [SeededSamples(dataset, seed) for seed in (0, 1)]
-    return not all(
-        _equal(samples[0][0, index], samples[1][0, index])
-        for index in range(min(_COMPARED_SAMPLES, len(dataset)))
-    )
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    return bool(np.all(np.asarray(a) == np.asarray(b)))

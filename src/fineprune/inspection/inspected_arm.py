@@ -1,0 +1,199 @@
+"""InspectedArm: the figures of the run that stands for a network and an arm."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fineprune.inspection.inspected import Inspected
+from fineprune.inspection.known_samples import KnownSamples
+from fineprune.inspection.overlap import Overlap, largest
+from fineprune.inspection.per_class import ClassRow, class_rows
+from fineprune.inspection.suspects import Suspects
+from fineprune.inspection.traits import Trait, traits
+
+# Wrong labels are counted among this many first suspects, and among as many as there are of them.
+COUNTED = (100, 1000)
+
+_FIRST = 10
+
+
+@dataclass(frozen=True)
+class Found:
+    """How many of the first suspects have wrong labels.
+
+    Attributes:
+        first: The number of suspects that are looked at.
+        wrong: How many of them have wrong labels.
+        by_chance: How many would have wrong labels if samples were suspected at random.
+        suggestions_right: How many of the wrong labels have the right suggestion.
+    """
+
+    first: int
+    wrong: int
+    by_chance: float
+    suggestions_right: int
+
+    @property
+    def precision(self) -> float:
+        """The share of these suspects whose label is wrong."""
+        return self.wrong / self.first
+
+
+@dataclass(frozen=True)
+class FirstSuspect:
+    """A suspected wrong label.
+
+    Attributes:
+        index: The index of the sample in the whole training set of the dataset; in the run's
+            training set if this is not known.
+        label: The name of its label, or its number if the names are not known.
+        suggestion: The suggested label; None without a suggestion.
+        agreement: The share of the last epochs that predicted the suggestion.
+        score: The moving average of its loss.
+        wrong: Whether the label is wrong; None if this is not known.
+    """
+
+    index: int
+    label: str
+    suggestion: str | None
+    agreement: float
+    score: float
+    wrong: bool | None
+
+
+@dataclass(frozen=True)
+class InspectedArm:
+    """The figures of the run that stands for a network and an arm.
+
+    Attributes:
+        name: The name of the run.
+        heading: The heading of its section.
+        samples: The number of training samples.
+        skipped: The share of the sample-steps that was skipped.
+        suspects: The number of suspects that were asked for, at most all samples with a loss.
+        first: The first suspects, at most ten.
+        wrong_labels: The number of wrong labels; None if this is not known.
+        found: How many of the first suspects have wrong labels; empty if this is not known.
+        classes: One row per class.
+        class_names: The name of each class.
+        traits: What the most skipped tenth of the pictures looks like, or the most suspected one
+            if nothing was skipped; empty without pictures.
+        missing: One sentence for everything that cannot be shown.
+        shown: The number of suspects in the page.
+        pictures: The number of these that have a picture.
+    """
+
+    name: str
+    heading: str
+    samples: int
+    skipped: float
+    suspects: int
+    first: list[FirstSuspect]
+    wrong_labels: int | None
+    found: list[Found]
+    classes: list[ClassRow]
+    class_names: list[str]
+    traits: list[Trait]
+    missing: list[str]
+    shown: int = 0
+    pictures: int = 0
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The figures of an inspection, which ``dataclasses.asdict`` makes ready for JSON.
+
+    Attributes:
+        runs: The names of all inspected runs.
+        arms: The figures of the first run of each network and arm.
+        skipped_overlaps: The overlap of the most skipped tenth, for each pair of runs.
+        suspect_overlaps: The overlap of the most suspicious tenth, for each pair of runs.
+    """
+
+    runs: list[str]
+    arms: list[InspectedArm]
+    skipped_overlaps: list[Overlap]
+    suspect_overlaps: list[Overlap]
+
+
+def inspected_arm(
+    samples: KnownSamples, ranked: Suspects, full: Inspected | None, heading: str, most: int
+) -> InspectedArm:
+    """Return the figures of a run, of which no page shows anything yet.
+
+    Args:
+        samples: What is known about the samples of the run.
+        ranked: All samples with a loss, the most suspicious first.
+        full: The run to compare with, which trains all samples; None without one.
+        heading: The heading of the run.
+        most: The largest number of suspects to show.
+    """
+    run = samples.run
+    missing = list(samples.missing)
+    if run.evaluated is None:
+        missing.append("No confusion matrix is shown: the run has not kept its predictions.")
+    pictures = samples.pictures
+    return InspectedArm(
+        name=run.name,
+        heading=heading,
+        samples=len(samples),
+        skipped=float(samples.times_skipped.mean() / len(run.history.epochs)),
+        suspects=min(most, len(ranked)),
+        first=_first(samples, ranked, min(most, _FIRST)),
+        wrong_labels=None if samples.wrong is None else int(samples.wrong.sum()),
+        found=_found(samples, ranked),
+        classes=class_rows(run, full, len(samples.names)),
+        class_names=list(samples.names),
+        traits=[] if pictures is None else traits(pictures, most_skipped_tenth(samples)),
+        missing=missing,
+    )
+
+
+def most_skipped_tenth(samples: KnownSamples) -> npt.NDArray[np.int64]:
+    """Return the most skipped tenth of the samples, at least one.
+
+    If nothing was skipped, it is the most suspected tenth.
+    """
+    values = samples.times_skipped if samples.times_skipped.any() else samples.score
+    return largest(values, max(1, len(values) // 10), seed=0)
+
+
+def _found(samples: KnownSamples, ranked: Suspects) -> list[Found]:
+    """Return how many of the first suspects are wrong; empty if the wrong labels are not known."""
+    wrong, right_label = samples.wrong, samples.right_label
+    if wrong is None or right_label is None:
+        return []
+    total = int(wrong.sum())
+    found = []
+    for first in sorted({*COUNTED, total}):
+        if not 0 < first <= len(ranked):
+            continue
+        index = ranked.index[:first]
+        agrees = ranked.suggestion[:first] == right_label[index]
+        found.append(
+            Found(
+                first=first,
+                wrong=int(wrong[index].sum()),
+                by_chance=first * total / len(samples),
+                suggestions_right=int((agrees & wrong[index]).sum()),
+            )
+        )
+    return found
+
+
+def _first(samples: KnownSamples, ranked: Suspects, number: int) -> list[FirstSuspect]:
+    first = ranked.at(np.arange(min(number, len(ranked))))
+    return [
+        FirstSuspect(
+            index=int(samples.number[index]),
+            label=samples.name(int(label)) or "",
+            suggestion=samples.name(int(suggestion)),
+            agreement=float(agreement),
+            score=float(score),
+            wrong=None if samples.wrong is None else bool(samples.wrong[index]),
+        )
+        for index, score, label, suggestion, agreement in zip(
+            first.index, first.score, first.label, first.suggestion, first.agreement, strict=True
+        )
+    ]

@@ -1,0 +1,233 @@
+"""The figures of a scaling experiment: [D] Figures 1 to 3, staleness, and phases of a step."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from fineprune.experiments.scale_table import (
+    SERVER_PHASES,
+    WORKER_PHASES,
+    Scaled,
+    ScaleRow,
+    loss_curve,
+)
+from fineprune.report.figures.accuracy_over_time import time_unit
+from fineprune.report.figures.drawing import Drawing, svg_text
+from fineprune.report.figures.style import FAINT, INK, WIDTH, our_style, whole_ticks
+
+# The colour and the marker of each strategy, which are the same in every figure.
+_COLOURS = {
+    "one": INK,
+    "all-reduce": "#0072b2",
+    "sync": "#009e73",
+    "async": "#d55e00",
+    "mixed": "#cc79a7",
+}
+_MARKERS = {"one": "s", "all-reduce": "^", "sync": "o", "async": "D", "mixed": "v"}
+
+# The line styles that distinguish configurations with the same strategy in a figure.
+_DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
+
+_PANELS = {
+    "synchronous": ("one", "all-reduce", "sync"),
+    "asynchronous": ("one", "async", "mixed"),
+}
+
+_COLUMNS = 3
+
+_PHASE_COLOURS = {
+    "data": "#999999",
+    "compute": "#333333",
+    "group reduce": "#cc79a7",
+    "push": "#d55e00",
+    "pull": "#0072b2",
+    "wait": "#e0e0e0",
+    "queue": "#f0e442",
+    "apply": "#009e73",
+    "send": "#56b4e9",
+}
+
+
+def draw_throughput(rows: Sequence[ScaleRow]) -> Drawing:
+    """Draw the throughput of each configuration as a bar, with the quartiles over its epochs."""
+    names = [row.configuration for row in rows]
+    with our_style():
+        figure = Figure((WIDTH, 0.8 + 0.3 * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        for place, row in enumerate(rows):
+            axes.barh(place, row.throughput, height=0.66, color=_COLOURS[row.strategy])
+            axes.plot(
+                [row.throughput_low, row.throughput_high], [place, place], color=INK, linewidth=1
+            )
+            end = max(row.throughput, row.throughput_high)
+            # The gap is an offset in points, because SVG viewers remove spaces around a text.
+            axes.annotate(
+                f"{row.throughput:,.0f}",
+                (end, place),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                ha="left",
+                fontsize=8,
+            )
+        axes.set_yticks(range(len(rows)), names)
+        axes.invert_yaxis()
+        axes.set_xlabel("training samples per second")
+        axes.set_xlim(0, 1.15 * max(max(row.throughput, row.throughput_high) for row in rows))
+        svg = svg_text(figure, "Throughput by configuration")
+    caption = "Medians over all epochs but the first. The thin lines span the quartiles."
+    return Drawing("Throughput by configuration (the paper's Figure 1)", svg, caption)
+
+
+def draw_speedup(rows: Sequence[ScaleRow]) -> Drawing | None:
+    """Draw speedup against workers; None if there is no run of a single process."""
+    speedups = [(row, row.speedup) for row in rows if row.speedup is not None]
+    if not speedups:
+        return None
+    workers = max(row.workers for row in rows)
+    strategies = list(dict.fromkeys(row.strategy for row in rows))
+    with our_style():
+        figure = Figure((WIDTH, 3.0), layout="constrained")
+        for axes, (title, shown) in zip(
+            figure.subplots(1, 2, sharex=True, sharey=True), _PANELS.items(), strict=True
+        ):
+            axes.plot([1, workers], [1, workers], color=FAINT, linewidth=1, linestyle=":")
+            for row, speedup in speedups:
+                if row.strategy in shown:
+                    dedicated = row.nodes > row.workers
+                    axes.plot(
+                        row.workers,
+                        speedup,
+                        marker=_MARKERS[row.strategy],
+                        markersize=6,
+                        linestyle="none",
+                        color=_COLOURS[row.strategy],
+                        markerfacecolor="white" if dedicated else _COLOURS[row.strategy],
+                    )
+            axes.set_title(title)
+            axes.set_xlabel("workers")
+            axes.xaxis.set_major_locator(whole_ticks(8))
+            axes.set_ylim(bottom=0)
+        figure.axes[0].set_ylabel("speedup of the throughput")
+        for strategy in strategies:
+            figure.axes[0].plot(
+                [],
+                [],
+                marker=_MARKERS[strategy],
+                linestyle="none",
+                color=_COLOURS[strategy],
+                label=strategy,
+            )
+        figure.legend(loc="outside upper center", ncols=len(strategies))
+        svg = svg_text(figure, "Speedup by workers")
+    caption = (
+        "Throughput relative to that of a single process. The dotted line is a speedup equal to "
+        "the number of workers. Hollow marks are configurations with dedicated servers."
+    )
+    return Drawing("Speedup by workers (the paper's Figure 2)", svg, caption)
+
+
+def draw_loss(runs: Sequence[Scaled], target_loss: float | None) -> Drawing | None:
+    """Draw the mean training loss of each epoch on all data against the training time.
+
+    The result is None if no configuration has an epoch on all data.
+
+    Args:
+        runs: The configurations and their runs.
+        target_loss: The loss to mark with a dotted line; None for no line.
+    """
+    curves = [(scaled.configuration, *loss_curve(scaled.run)) for scaled in runs]
+    curves = [curve for curve in curves if curve[1]]
+    if not curves:
+        return None
+    unit, length = time_unit(max(seconds[-1] for _, seconds, _ in curves))
+    drawn: Counter[str] = Counter()
+    with our_style():
+        figure = Figure((WIDTH, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for configuration, seconds, losses in curves:
+            dash = _DASHES[drawn[configuration.strategy] % len(_DASHES)]
+            drawn[configuration.strategy] += 1
+            axes.plot(
+                [second / length for second in seconds],
+                losses,
+                color=_COLOURS[configuration.strategy],
+                linestyle=dash,
+                label=configuration.text,
+            )
+        if target_loss is not None:
+            axes.axhline(target_loss, color=FAINT, linewidth=0.8, linestyle=":")
+        axes.set_xlabel(f"training time, {unit}")
+        axes.set_xlim(left=0)
+        axes.set_ylabel("mean training loss of an epoch")
+        figure.legend(loc="outside upper center", ncols=4)
+        svg = svg_text(figure, "Training loss against time")
+    caption = (
+        "Mean training loss of each epoch on all data, at the end of the epoch. The time excludes "
+        "evaluation. The dotted line is the target loss of the table."
+    )
+    return Drawing("Training loss against time (the paper's Figure 3)", svg, caption)
+
+
+def draw_staleness(rows: Sequence[ScaleRow]) -> Drawing | None:
+    """Draw a histogram for each configuration with stale updates; None if there are none."""
+    stale = [row for row in rows if len(row.staleness) > 1]
+    if not stale:
+        return None
+    lines = -(-len(stale) // _COLUMNS)
+    with our_style():
+        figure = Figure((WIDTH, 0.5 + 1.7 * lines), layout="constrained")
+        panels = figure.subplots(lines, _COLUMNS, squeeze=False, sharex=True, sharey=True).flat
+        for axes, row in zip(panels, stale, strict=False):
+            shares = [100 * count / sum(row.staleness) for count in row.staleness]
+            axes.bar(range(len(shares)), shares, width=0.8, color=_COLOURS[row.strategy])
+            axes.set_title(row.configuration)
+            axes.xaxis.set_major_locator(whole_ticks(8))
+            axes.tick_params(labelbottom=True)
+        for axes in list(figure.axes)[len(stale) :]:
+            axes.set_visible(False)
+        figure.supxlabel("staleness, updates", fontsize=9)
+        figure.supylabel("share of the updates, %", fontsize=9)
+        svg = svg_text(figure, "Staleness of the updates")
+    caption = (
+        "The staleness of an update is the number of other updates between a worker's read of the "
+        "parameters and its own update. With N equal workers, it is about N - 1."
+    )
+    return Drawing("Staleness", svg, caption)
+
+
+def draw_phases(rows: Sequence[ScaleRow]) -> Drawing | None:
+    """Draw the time of each phase of workers and servers; None if no run had servers."""
+    served = [row for row in rows if row.phases]
+    if not served:
+        return None
+    places = range(len(served))
+    with our_style():
+        figure = Figure((WIDTH, 1.1 + 0.3 * len(served)), layout="constrained")
+        worker_axes, server_axes = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
+        for axes, phases, title in (
+            (worker_axes, WORKER_PHASES, "workers"),
+            (server_axes, SERVER_PHASES, "servers"),
+        ):
+            ends = [0.0] * len(served)
+            for phase in phases:
+                widths = [1e3 * row.phases.get(phase, 0.0) for row in served]
+                if not any(widths):
+                    continue
+                axes.barh(
+                    places, widths, left=ends, height=0.66, color=_PHASE_COLOURS[phase], label=phase
+                )
+                ends = [end + width for end, width in zip(ends, widths, strict=True)]
+            axes.set_title(title)
+            axes.set_xlabel("ms per gradient")
+        worker_axes.set_yticks(places, [row.configuration for row in served])
+        worker_axes.invert_yaxis()
+        figure.legend(loc="outside upper center", ncols=9)
+        svg = svg_text(figure, "Time of each phase of a step")
+    caption = (
+        "Time per applied gradient, summed over all processes. In the phase “wait”, a worker waits "
+        "for its next instruction. The phases of the servers take place during the phases “pull” "
+        "and “wait” of the workers."
+    )
+    return Drawing("Time of each phase of a step", svg, caption)

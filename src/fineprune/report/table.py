@@ -1,0 +1,126 @@
+"""Table: a table of text, and how it is shown in a terminal and as Markdown.
+
+The template ``table.html.j2`` shows it in a page.
+"""
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table as TerminalTable
+from rich.text import Text
+
+from fineprune.experiments.arm_table import Difference
+
+NOTHING = "-"
+
+# If a table is too wide for a terminal, the names of its lines may be broken at their hyphens into
+# parts of at least this width.
+_NAME_WIDTH = 13
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text.
+
+    Attributes:
+        title: The title.
+        headers: The headers of the columns. The first column contains the names of the lines.
+        lines: The cells of each line.
+        note: The explanation, in sentences; it may be empty.
+        paper: The lines with a paper's results, which have the same columns.
+        main: The header of the column with the main result; None without one.
+    """
+
+    title: str
+    headers: tuple[str, ...]
+    lines: Sequence[tuple[str, ...]]
+    note: str = ""
+    paper: Sequence[tuple[str, ...]] = ()
+    main: str | None = None
+
+
+def rich_table(table: Table, width: int) -> TerminalTable:
+    """Return a table for a terminal.
+
+    Args:
+        table: The table.
+        width: The width of the terminal. In a table that is wider, texts are broken between words,
+            and if this is not enough, the names of the lines also at their hyphens.
+    """
+    rich = TerminalTable(
+        title=Text(table.title),
+        caption=Text(table.note),
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        pad_edge=False,
+        title_justify="left",
+        caption_justify="left",
+    )
+    columns = list(zip(table.headers, *table.lines, *table.paper, strict=True))
+    if _width(columns) > width:
+        columns = [_narrow(column, r"[ \n]") for column in columns]
+    if _width(columns) > width:
+        columns[0] = _narrow(columns[0], r"[ \n]|(?<=-)", least=_NAME_WIDTH)
+    headers, *lines = zip(*columns, strict=True)
+    for number, header in enumerate(headers):
+        rich.add_column(Text(header), justify="right" if number else "left", overflow="fold")
+    for number, line in enumerate(lines):
+        style = "dim" if number >= len(table.lines) else ""
+        rich.add_row(*(Text(cell, style=style) for cell in line))
+    return rich
+
+
+def markdown_table(table: Table) -> str:
+    """Return a table as Markdown, with its title and its note."""
+    ruler = ["---", *["---:"] * (len(table.headers) - 1)]
+    lines = [_line(cells) for cells in (table.headers, ruler, *table.lines, *table.paper)]
+    return "\n".join([f"**{_escaped(table.title)}**", "", *lines, "", table.note, ""])
+
+
+def whole(value: float | None) -> str:
+    """Format a number as a whole number."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def decimal(value: float | None, digits: int) -> str:
+    """Format a number with some digits after the point."""
+    return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    """Format a fraction as a percentage, without the sign."""
+    return NOTHING if value is None else f"{100 * value:.{digits}f}"
+
+
+def points(difference: Difference | None) -> str:
+    """Format a difference of fractions in percentage points, with half its 95 % interval if any."""
+    if difference is None:
+        return NOTHING
+    text = f"{100 * difference.mean:+.2f}"
+    if difference.half_width is None:
+        return text
+    return f"{text}\N{NO-BREAK SPACE}±{100 * difference.half_width:.2f}"
+
+
+def _width(columns: Sequence[Sequence[str]]) -> int:
+    """Return the width of a table, in which there is a space around each column."""
+    widths = (max(len(part) for cell in column for part in cell.split("\n")) for column in columns)
+    return sum(width + 1 for width in widths) + 1
+
+
+def _narrow(column: Sequence[str], breaks: str, least: int = 0) -> tuple[str, ...]:
+    """Break the texts of a column where a pattern allows it, so that it is as wide as one part."""
+    width = max(least, *(len(part) for text in column for part in re.split(breaks, text)))
+    hyphens = "-" in breaks
+    return tuple(textwrap.fill(text, width, break_on_hyphens=hyphens) for text in column)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\N{NO-BREAK SPACE}", " ")

@@ -1,0 +1,168 @@
+"""Summary: the results of a finished run, as ``summary.json`` holds them."""
+
+import dataclasses
+import types
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fineprune.errors import InputError
+from fineprune.runs.files import read_json, write_json
+
+_VERSION = 1
+
+_Record = TypeVar("_Record")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """The machine that a run trained on.
+
+    Attributes:
+        cpu: The name of the CPU.
+        cores: The number of CPU cores that the run could use.
+        threads: The number of CPU threads of each process.
+        device: The device, as torch names it.
+        gpu: The name of the GPU; None without one.
+    """
+
+    cpu: str
+    cores: int
+    threads: int
+    device: str
+    gpu: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Detection:
+    """How well the suspicion of a policy finds the wrong labels, at the end of the training.
+
+    A figure is None if it is not defined; see ``training.suspicion``.
+
+    Attributes:
+        wrong: The number of training labels that are wrong.
+        wrong_share: The share of the training labels that are wrong.
+        roc_area: The probability that a wrong label is more suspicious than a right one.
+        average_precision: The mean precision over the wrong labels, in the order of the suspicion.
+        suspects: The number of samples that the policy itself calls suspicious.
+        precision: The share of these suspects whose label is wrong.
+        recall: The share of the wrong labels that are among these suspects.
+        r_precision: The precision of as many suspects as there are wrong labels.
+    """
+
+    wrong: int
+    wrong_share: float
+    roc_area: float | None
+    average_precision: float | None
+    suspects: int | None
+    precision: float | None
+    recall: float | None
+    r_precision: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The results of a finished run. Shares and accuracies are fractions, times are seconds.
+
+    Attributes:
+        version: The version of the file's format.
+        arm: The name of the run's arm in a comparison; by default that of the policy.
+        policy: The policy that chose the samples.
+        seed: The seed of the run.
+        epochs: The number of epochs.
+        network: The name of the network.
+        dataset: The name of the dataset.
+        parameters: The number of parameters of the network.
+        train_samples: The number of training samples, N.
+        samples_trained: The number of sample-steps, that is, of samples summed over the epochs.
+        forward_samples: The number of forward passes of one sample in the training.
+        samples_full: The number of sample-steps that training on all data takes.
+        skipped_share: The share of ``samples_full`` that the plans skipped.
+        steps: The number of optimizer steps.
+        pruned_epochs: The number of epochs that skipped samples.
+        seconds_train: The wall-clock time of the training, with bookkeeping, without evaluation.
+        seconds_bookkeeping: The part of it that was spent on losses, counts and plans.
+        seconds_evaluate: The wall-clock time of the evaluations.
+        median_full_epoch_seconds: The median time of the epochs on all data; None without one.
+        median_pruned_epoch_seconds: The same of the epochs that skipped samples.
+        accuracy_last: The accuracy after the last epoch.
+        accuracy_best3: The mean of the three best accuracies, which the paper reports.
+        top5_last: The top-5 accuracy after the last epoch; None with too few classes.
+        evaluated_on: The set that the accuracies are measured on, ``test`` or ``validation``.
+        hardware: The machine.
+        versions: The versions of fineprune, torch, numpy and Python.
+        precision: The precision, ``float32`` or ``bfloat16``.
+        ranks: The number of processes that computed gradients.
+        git: The git revision of the working directory; None outside a repository.
+        weights_sha256: The digest of the file with the pretrained weights; None without one.
+        suspicion: How well the policy found the wrong labels; None if these are not known.
+    """
+
+    version: int = _VERSION
+    arm: str
+    policy: str
+    seed: int
+    epochs: int
+    network: str
+    dataset: str
+    parameters: int
+    train_samples: int
+    samples_trained: int
+    forward_samples: int
+    samples_full: int
+    skipped_share: float
+    steps: int
+    pruned_epochs: int
+    seconds_train: float
+    seconds_bookkeeping: float
+    seconds_evaluate: float
+    median_full_epoch_seconds: float | None
+    median_pruned_epoch_seconds: float | None
+    accuracy_last: float
+    accuracy_best3: float
+    top5_last: float | None
+    evaluated_on: str
+    hardware: Hardware
+    versions: dict[str, str]
+    precision: str
+    ranks: int
+    git: str | None
+    weights_sha256: str | None
+    suspicion: Detection | None
+
+
+def read_summary(path: Path) -> Summary:
+    """Read and check the summary of a run.
+
+    Raises:
+        InputError: The file cannot be read, or an entry is missing or of the wrong type.
+    """
+    return _record(Summary, read_json(path), str(path))
+
+
+def write_summary(path: Path, summary: Summary) -> None:
+    """Write a summary, and replace a file at ``path`` atomically.
+
+    Raises:
+        WriteError: The file cannot be written.
+    """
+    write_json(path, dataclasses.asdict(summary))
+
+
+def _record(kind: type[_Record], values: Any, place: str) -> _Record:
+    """Make a dataclass from the JSON object at a place, whose name errors contain."""
+    if not isinstance(values, dict):
+        raise InputError(f"expected an object in {place}, got {type(values).__name__}")
+    hints = get_type_hints(kind)
+    return kind(**{name: _value(hints[name], name, values.get(name), place) for name in hints})
+
+
+def _value(hint: Any, name: str, value: Any, place: str) -> Any:
+    union = get_origin(hint) in (Union, types.UnionType)
+    for option in get_args(hint) if union else (hint,):
+        if dataclasses.is_dataclass(option) and isinstance(value, dict):
+            return _record(option, value, f"{name} in {place}")  # type: ignore[arg-type]
+        if type(value) is (get_origin(option) or option):
+            return value
+        if option is float and type(value) is int:
+            return float(value)
+    raise InputError(f"expected {name} in {place}, got {value!r}: the file is damaged")

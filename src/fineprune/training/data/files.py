@@ -1,0 +1,141 @@
+"""Image files, which are read while the training needs them."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.datasets.broken_files import BrokenFiles
+from fineprune.datasets.image_decoder import check_decoder
+from fineprune.datasets.image_files import ImageFiles, View
+from fineprune.datasets.image_index import ImageIndex, load_index
+from fineprune.datasets.image_loader import EvaluationImages, ImageFetcher, ImageLoader
+from fineprune.pruning.pruner import Pruner
+from fineprune.pruning.random_streams import stream
+from fineprune.training.data.run_data import (
+    FIXED_SEED,
+    Data,
+    Fetch,
+    check_batches,
+    number_of_classes,
+    split,
+    watched_samples,
+)
+from fineprune.training.data.seeded_samples import EpochIndices
+from fineprune.training.recipe import Recipe
+from fineprune.training.settings import DataSettings
+from fineprune.training.weak_labels import WeakLabels, weak_labels
+
+
+def image_files(recipe: Recipe, digest: str | None) -> Data:
+    """Load the indexes of image files, which are read while they are needed."""
+    settings, run = recipe.data, recipe.run
+    check_decoder()
+    # The settings replace None by their defaults.
+    assert settings.train is not None
+    assert settings.image_size is not None
+    assert settings.crop is not None
+    assert settings.resize is not None
+    assert settings.broken_limit is not None
+    limit = settings.broken_limit
+    index = load_index(Path(settings.train), digest)
+    classes = number_of_classes(index, settings.train, recipe.network.classes)
+    labels, kept, held_out, weak = _chosen(settings, index)
+    centre = View(settings.image_size, settings.resize)
+    view = replace(centre, crop=settings.crop, flip=settings.flip is not False, seed=run.seed)
+    train, plain = (ImageFiles(index, labels, seen, kept) for seen in (view, centre))
+    if held_out is not None:
+        evaluated = ImageFiles(index, index.labels[held_out], centre, held_out)
+    else:
+        assert settings.test is not None
+        test, source = load_index(Path(settings.test)), Path(settings.test)
+        evaluated = ImageFiles(test, test.numbered(index.classes, source), centre)
+    broken = BrokenFiles(len(train), limit)
+    watched = watched_samples(recipe, len(train))
+    options: dict[str, Any] = {"batch_size": recipe.training.batch_size, "device": run.device}
+
+    def make_loader(pruner: Pruner) -> ImageLoader:
+        check_batches(recipe, pruner)
+        return ImageLoader(
+            train,
+            EpochIndices(pruner.sampler),
+            workers=settings.workers,
+            broken=broken,
+            drop_last=recipe.training.drop_last,
+            **options,
+        )
+
+    def make_fetch() -> Fetch:
+        return ImageFetcher(train, device=run.device, threads=settings.workers, broken=broken)
+
+    return Data(
+        train=len(train),
+        make_loader=make_loader,
+        make_fetch=make_fetch,
+        evaluation=EvaluationImages(
+            evaluated,
+            None,
+            workers=settings.workers,
+            broken=BrokenFiles(len(evaluated), limit),
+            **options,
+        ),
+        evaluated_on="test" if held_out is None else "validation",
+        watched=(
+            watched,
+            EvaluationImages(plain, watched, workers=0, broken=broken, replace=True, **options),
+        ),
+        num_samples=len(train),
+        # A copy, because torch warns of arrays that cannot be written, such as a mapped file.
+        labels=lambda: np.array(labels),
+        classes=classes,
+        channels=3,
+        blank=torch.zeros(1, 3, settings.image_size, settings.image_size),
+        wrong=None if weak is None else weak.wrong,
+        labels_digest=_digest(index.digest, weak),
+        images_digest=index.digest,
+    )
+
+
+def _chosen(
+    settings: DataSettings, index: ImageIndex
+) -> tuple[
+    npt.NDArray[np.integer],
+    npt.NDArray[np.int64] | None,
+    npt.NDArray[np.int64] | None,
+    WeakLabels | None,
+]:
+    """Choose the images to train on and to hold out.
+
+    Returns:
+        The labels to train with, shape (M,); the images to train on, sorted, int64, shape (M,), or
+        None for all of them; those held out for validation, or None; and where the labels come
+        from, as ``weak_labels`` returns it.
+    """
+    kept, held_out = None, None
+    if settings.validation:
+        kept, held_out = split(len(index), settings.validation)
+    available = len(index) if kept is None else len(kept)
+    limit = settings.limited(available)
+    if limit < available:
+        # Not the first ones, because an index may be in the order of the classes.
+        order = stream(FIXED_SEED, 0, "train_size").permutation(available)
+        chosen = np.sort(order[:limit])
+        kept = chosen if kept is None else kept[chosen]
+    if settings.labels is None and settings.label_noise is None:
+        labels = index.labels if kept is None else index.labels[kept]
+        return labels, kept, held_out, None
+    whole = np.arange(len(index)) if kept is None else kept
+    weak = weak_labels(settings, index.labels, index.classes, whole)
+    assert weak is not None
+    return weak.labels, weak.index, held_out, weak
+
+
+def _digest(images: str, weak: WeakLabels | None) -> str:
+    """Return a digest of image files and of the labels to train on."""
+    if weak is None or weak.digest is None:
+        return images
+    return hashlib.sha256(f"{images} {weak.digest}".encode()).hexdigest()

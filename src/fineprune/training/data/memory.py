@@ -1,0 +1,138 @@
+"""Built-in data that fit into memory: their images lie on the device of the run."""
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.datasets.augment import Augment
+from fineprune.datasets.cifar import load_cifar10, load_cifar100
+from fineprune.datasets.device_loader import DeviceImages, DeviceLoader, evaluation_batches
+from fineprune.datasets.digits import load_digits
+from fineprune.datasets.image_set import ImageSet, channel_statistics
+from fineprune.datasets.synthetic import make_synthetic
+from fineprune.pruning.pruner import Pruner
+from fineprune.training.data.run_data import (
+    Data,
+    Fetch,
+    check_batches,
+    evaluation_batch,
+    number_of_classes,
+    split,
+    watched_samples,
+)
+from fineprune.training.recipe import Recipe
+from fineprune.training.weak_labels import WeakLabels, weak_labels
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedImages:
+    """The images of a recipe with built-in data.
+
+    Attributes:
+        train: The images to train on, with the labels to train with.
+        evaluated: The images to evaluate on.
+        augment: How training images are augmented.
+        weak: Where the labels of ``train`` come from; None if they are those of the dataset.
+        index: The index of each image of ``train`` in the whole training set of the dataset,
+            sorted; int64, shape (N,).
+        given: The labels of the whole training set of the dataset; int64.
+    """
+
+    train: ImageSet
+    evaluated: ImageSet
+    augment: Augment
+    weak: WeakLabels | None
+    index: npt.NDArray[np.int64]
+    given: npt.NDArray[np.int64]
+
+
+def load_images(recipe: Recipe) -> LoadedImages:
+    """Load the images of a recipe with built-in data that fit into memory.
+
+    The errors are those of ``load_data``.
+    """
+    settings = recipe.data
+    if settings.name == "digits":
+        assert settings.train_size is not None
+        train, test = load_digits(settings.train_size)
+        default = Augment(padding=2, flip=False)  # A mirrored digit is not a valid digit.
+    elif settings.name == "synthetic":
+        assert settings.train_size is not None
+        assert settings.image_size is not None
+        train, test = make_synthetic(
+            settings.train_size, size=settings.image_size, classes=recipe.network.classes or 10
+        )
+        default = Augment(padding=4, flip=True)
+    else:
+        load = load_cifar10 if settings.name == "cifar10" else load_cifar100
+        train, test = load(Path(settings.dir), download=settings.download)
+        default = Augment(padding=4, flip=True)
+    padding = default.padding if settings.crop_padding is None else settings.crop_padding
+    flip = default.flip if settings.flip is None else settings.flip
+    kept, held_out = split(len(train), settings.validation)
+    kept = kept[: settings.limited(len(kept))]
+    evaluated = train.subset(torch.from_numpy(held_out)) if settings.validation else test
+    given = train.labels.numpy()
+    weak = weak_labels(settings, given, train.classes, kept)
+    if weak is not None:
+        kept = weak.index
+        train = replace(train.subset(torch.from_numpy(kept)), labels=torch.from_numpy(weak.labels))
+    elif len(kept) < len(train):
+        train = train.subset(torch.from_numpy(kept))
+    augment = Augment(padding=padding, flip=flip)
+    return LoadedImages(train, evaluated, augment, weak, kept, given)
+
+
+def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
+    """Return the data of a recipe from its images; what it trains on is put on its device."""
+    train, augment, weak = loaded.train, loaded.augment, loaded.weak
+    mean, std = channel_statistics(train.images)
+    device = recipe.run.device
+    watched = watched_samples(recipe, len(train))
+
+    def make_loader(pruner: Pruner) -> DeviceLoader:
+        check_batches(recipe, pruner)
+        return DeviceLoader(
+            train,
+            recipe.training.batch_size,
+            sampler=pruner.sampler,
+            seed=recipe.run.seed,
+            device=device,
+            augment=augment,
+            mean=mean,
+            std=std,
+            drop_last=recipe.training.drop_last,
+        )
+
+    def make_fetch() -> Fetch:
+        seed = recipe.run.seed
+        images = DeviceImages(train, seed=seed, device=device, augment=augment, mean=mean, std=std)
+        return images.fetch
+
+    prepare = functools.partial(
+        evaluation_batches,
+        batch_size=evaluation_batch(device),
+        device=device,
+        mean=mean,
+        std=std,
+    )
+    samples = train.subset(torch.tensor(watched, dtype=torch.int64))
+    return Data(
+        train=len(train),
+        make_loader=make_loader,
+        make_fetch=make_fetch,
+        evaluation=prepare(loaded.evaluated),
+        evaluated_on="validation" if recipe.data.validation else "test",
+        watched=(watched, prepare(samples) if watched else ()),
+        num_samples=len(train),
+        labels=lambda: train.labels,
+        classes=number_of_classes(train, recipe.data.name, recipe.network.classes),
+        channels=train.images.shape[1],
+        blank=torch.zeros(1, *train.images.shape[1:]),
+        wrong=None if weak is None else weak.wrong,
+        labels_digest=None if weak is None else weak.digest,
+    )

@@ -1,0 +1,128 @@
+"""Data: what a run trains and evaluates on, and the choices that are the same for every source."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.errors import InputError
+from fineprune.pruning.pruner import Pruner
+from fineprune.pruning.random_streams import stream
+from fineprune.training.recipe import Recipe
+
+# Evaluation keeps nothing for a backward pass, so its batches can be larger than those of training.
+# On a CPU, they are smaller than on a GPU so that the activations stay in the cache. Both sizes
+# divide the size of CIFAR's test set.
+_EVALUATION_BATCH = {"cpu": 500, "cuda": 2000}
+
+# The validation part and the watched samples are drawn from this seed instead of the run's, so that
+# runs with different seeds can be compared.
+FIXED_SEED = 0
+
+Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
+Fetch = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data that a run trains and evaluates on.
+
+    Attributes:
+        train: The first argument of ``Pruner``: the training dataset, or its number of samples.
+        make_loader: Builds the training loader for a pruner; it yields ``(index, (x, y))``.
+        make_fetch: Builds a function that takes the indices of a batch (int64, shape (B,)) and an
+            epoch and returns ``(x, y)``. Workers of parameter servers load their batches with it.
+        evaluation: The batches ``(x, y)`` to evaluate on; they can be iterated more than once.
+        evaluated_on: The name of the set to evaluate on, ``test`` or ``validation``.
+        watched: The indices of the watched training samples, and batches of these samples in the
+            same order.
+        num_samples: The number of training samples, N.
+        labels: Returns the class of each training sample, integers, shape (N,). It raises
+            InputError if the classes of user-defined data are not known.
+        classes: The number of classes of the network to build.
+        channels: The number of input channels of the network to build.
+        blank: Zeros with the shape (1, ...) and dtype of the ``x`` of one sample, to check that the
+            network fits the data.
+        wrong: Which training labels are wrong; bool, shape (N,). None if this is not known.
+        labels_digest: The digest of training labels that come from a file of the user, and of
+            the names of image files with their labels; None for other data.
+        images_digest: The digest of the index of the training images if they are files; None for
+            other data.
+    """
+
+    train: Any
+    make_loader: Callable[[Pruner], Any]
+    make_fetch: Callable[[], Fetch]
+    evaluation: Batches
+    evaluated_on: str
+    watched: tuple[list[int], Batches]
+    num_samples: int
+    labels: Callable[[], Any]
+    classes: int
+    channels: int
+    blank: torch.Tensor
+    wrong: npt.NDArray[np.bool_] | None = None
+    labels_digest: str | None = None
+    images_digest: str | None = None
+
+
+def number_of_classes(train: Any, name: str, given: int | None) -> int:
+    """Return the number of classes, from the recipe or else from the training set.
+
+    Args:
+        train: The training set. Its attribute ``classes``, if it has one, lists the classes.
+        name: The name of the user's function, for the error message.
+        given: The recipe's number of classes; None if the recipe does not set it.
+
+    Raises:
+        InputError: Neither the recipe nor the training set gives the classes, or the recipe gives
+            fewer classes than the training set.
+    """
+    listed = len(getattr(train, "classes", ()))
+    if given is not None and given < listed:
+        raise InputError(
+            f"expected network.classes to be at least {listed}, the classes of {name}, got {given}"
+        )
+    classes = given or listed
+    if not classes:
+        raise InputError(
+            f"expected network.classes for {name}, whose training set has no attribute classes: "
+            f"add --set network.classes=..."
+        )
+    return classes
+
+
+def check_batches(recipe: Recipe, pruner: Pruner) -> None:
+    """Raise InputError if every batch of an epoch would be dropped as incomplete."""
+    samples, size = len(pruner.sampler), recipe.training.batch_size
+    if recipe.training.drop_last and samples < size:
+        raise InputError(
+            f"expected training.batch_size of at most {samples}, the samples of each process, with "
+            f"training.drop_last, got {size}: every batch would be dropped"
+        )
+
+
+def evaluation_batch(device: str) -> int:
+    """Return the number of samples per evaluation batch of data that fit into memory."""
+    return _EVALUATION_BATCH.get(device.partition(":")[0], 500)
+
+
+def split(num_samples: int, validation: int) -> tuple[Any, Any]:
+    """Return the indices of the samples to train on, and of those held out for validation."""
+    if validation >= num_samples:
+        raise InputError(
+            f"expected data.validation to be below {num_samples}, the number of training samples, "
+            f"got {validation}"
+        )
+    order = stream(FIXED_SEED, 0, "validation").permutation(num_samples)
+    return np.sort(order[validation:]), np.sort(order[:validation])
+
+
+def watched_samples(recipe: Recipe, num_samples: int) -> list[int]:
+    """Return the indices of the watched training samples, sorted."""
+    size = min(recipe.run.watch, num_samples)
+    chosen = stream(FIXED_SEED, 0, "watch").choice(num_samples, size=size, replace=False)
+    return sorted(int(index) for index in chosen)

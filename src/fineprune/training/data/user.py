@@ -1,0 +1,179 @@
+"""User-defined datasets: what the function that a recipe names returns, checked and loaded."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Subset, default_collate
+
+from fineprune.errors import InputError
+from fineprune.importing import import_attribute
+from fineprune.pruning.pruner import Pruner
+from fineprune.training.data.run_data import (
+    Data,
+    check_batches,
+    evaluation_batch,
+    number_of_classes,
+    split,
+    watched_samples,
+)
+from fineprune.training.data.seeded_samples import (
+    PlainSamples,
+    SeededSamples,
+    evaluation_loader,
+    fetch,
+    training_loader,
+)
+from fineprune.training.recipe import Recipe
+
+# The number of samples that are read twice to detect random transforms.
+_COMPARED_SAMPLES = 4
+
+
+def own_data(recipe: Recipe) -> Data:
+    """Load user-defined datasets, which are read through a ``DataLoader``."""
+    settings, run = recipe.data, recipe.run
+    train, test, plain = load_own(settings.name, needs_plain=settings.validation > 0)
+    classes = number_of_classes(train, settings.name, recipe.network.classes)
+    evaluated = test
+    if settings.validation:
+        kept, held_out = split(len(train), settings.validation)
+        train, plain, evaluated = subset(train, kept), subset(plain, kept), subset(plain, held_out)
+    watched = watched_samples(recipe, len(train))
+    size = evaluation_batch(run.device)
+    blank = _blank(settings.name, PlainSamples(plain)[0])
+
+    def make_loader(pruner: Pruner) -> Any:
+        check_batches(recipe, pruner)
+        return training_loader(
+            train,
+            pruner.sampler,
+            seed=run.seed,
+            batch_size=recipe.training.batch_size,
+            drop_last=recipe.training.drop_last,
+            workers=settings.workers,
+            pin_memory=run.device.startswith("cuda"),
+        )
+
+    def fetch_batch(index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = fetch(train, run.seed, index, epoch)
+        return x.to(run.device), y.to(run.device)
+
+    return Data(
+        train=train,
+        make_loader=make_loader,
+        make_fetch=lambda: fetch_batch,
+        evaluation=evaluation_loader(evaluated, size),
+        evaluated_on="validation" if settings.validation else "test",
+        watched=(watched, evaluation_loader(plain, size, watched) if watched else ()),
+        num_samples=len(train),
+        labels=functools.partial(labels_of, train, settings.name),
+        classes=classes,
+        channels=blank.shape[1],
+        blank=blank,
+    )
+
+
+def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
+    """Call the user's function, and check the datasets that it returns.
+
+    Args:
+        name: The name of the function, as ``module:function``. The function returns a training set
+            and a test set, and may return a third dataset: the training samples in the same order,
+            without random transforms.
+        needs_plain: Whether samples without random transforms are needed for validation.
+
+    Returns:
+        The training set, the test set, and the training samples to use for evaluation.
+
+    Raises:
+        InputError: The function returns something else, or returns no samples without random
+            transforms although they are needed.
+    """
+    function = import_attribute(name)
+    if not callable(function):
+        raise InputError(f"expected {name!r} to be a function, got {type(function).__name__}")
+    returned = function()
+    if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
+        raise InputError(
+            f"expected {name} to return (train, test) or (train, test, plain), got "
+            f"{type(returned).__name__}"
+        )
+    for dataset in returned:
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise InputError(
+                f"expected map-style datasets, with __len__ and __getitem__, from {name!r}, got "
+                f"{type(dataset).__name__}"
+            )
+        if not len(dataset):
+            raise InputError(f"expected datasets with samples from {name!r}, got an empty one")
+    train, test, *rest = returned
+    plain = rest[0] if rest else train
+    if len(plain) != len(train):
+        raise InputError(
+            f"expected the third dataset from {name} to hold the same {len(train)} training "
+            f"samples, without random transforms, got {len(plain)} samples"
+        )
+    if needs_plain and _is_random(plain):
+        raise InputError(
+            f"expected {name} to return (train, test, plain) with data.validation, got training "
+            f"samples with random transforms only: also return them without random transforms"
+        )
+    return train, test, plain
+
+
+def labels_of(train: Any, name: str) -> Any:
+    """Return the class of each training sample, without reading the samples.
+
+    Args:
+        train: The training set. Its attribute ``targets`` or ``labels`` holds the classes, as in
+            the datasets of torchvision. A ``Subset`` has those of the set that it comes from.
+        name: The name of the user's function, for the error message.
+
+    Raises:
+        InputError: The training set has no such attribute.
+    """
+    if isinstance(train, Subset):
+        return np.asarray(labels_of(train.dataset, name))[np.asarray(train.indices)]
+    for attribute in ("targets", "labels"):
+        if hasattr(train, attribute):
+            return getattr(train, attribute)
+    raise InputError(
+        f"expected the training set of {name} to have an attribute targets or labels, since "
+        f"keep_per_class needs the class of each sample, got none: add one, or set "
+        f"pruning.keep_per_class to 0"
+    )
+
+
+def subset(dataset: Any, indices: Any) -> Any:
+    """Return the samples of a dataset at the given indices (an array of integers)."""
+    return Subset(dataset, indices.tolist())
+
+
+def _blank(name: str, item: Any) -> torch.Tensor:
+    """Return zeros with the shape and dtype of the ``x`` of a sample, plus a batch dimension."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        x = default_collate([item])[0]
+        if isinstance(x, torch.Tensor) and x.ndim > 1:
+            return torch.zeros_like(x)
+    raise InputError(
+        f"expected items (x, y) with x of shape (channels, ...) from {name!r}, got {type(item)}"
+    )
+
+
+def _is_random(dataset: Any) -> bool:
+    """Return whether the first samples change with the seed."""
+    samples = [SeededSamples(dataset, seed) for seed in (0, 1)]
+    return not all(
+        _equal(samples[0][0, index], samples[1][0, index])
+        for index in range(min(_COMPARED_SAMPLES, len(dataset)))
+    )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return bool(np.all(np.asarray(a) == np.asarray(b)))

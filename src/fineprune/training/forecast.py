@@ -1,0 +1,233 @@
+"""What a recipe will train and cost, as far as this is known before the training."""
+
+from dataclasses import dataclass
+
+from fineprune.errors import InputError
+from fineprune.pruning.policies.full import FullData
+from fineprune.pruning.policies.matched import Matched
+from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.policies.scheduled import ScheduledPolicy
+from fineprune.pruning.savings import (
+    Savings,
+    closed_form_pruned_epochs,
+    planned_numbers,
+    predict_savings,
+)
+from fineprune.pruning.schedule import Schedule
+from fineprune.pruning.step_counts import BatchShape, bind
+from fineprune.training.policies import takes_save
+from fineprune.training.recipe import Recipe
+
+# The sizes of training sets that are known without their files.
+_TRAINING_IMAGES = {"cifar10": 50_000, "cifar100": 50_000}
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """What a recipe will train.
+
+    Attributes:
+        policy: The policy of the recipe, bound to the samples.
+        num_samples: The number of training samples, N.
+        kept: How many samples each epoch keeps. With ``adaptive``, they are those of a training in
+            which no sample contradicts the others.
+        batch_size: The number of samples per batch, on each rank or worker.
+        samples_per_step: The number of samples of an optimizer step, over all ranks and workers.
+        savings: The predicted cost; None for the control ``matched``, whose numbers of samples are
+            those of a finished run.
+    """
+
+    policy: Policy
+    num_samples: int
+    kept: list[int]
+    batch_size: int
+    samples_per_step: int
+    savings: Savings | None
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule that the policy follows; None without one."""
+        return self.policy.schedule if isinstance(self.policy, ScheduledPolicy) else None
+
+    @property
+    def prunes(self) -> list[bool]:
+        """Whether each epoch skips samples."""
+        if self.schedule is None:
+            return [number < self.num_samples for number in self.kept]
+        return [
+            self.schedule.prunes(epoch) and not self.policy.anneals(epoch)
+            for epoch in range(self.schedule.epochs)
+        ]
+
+    @property
+    def closed_form(self) -> int | None:
+        """The paper's formula 3 or 4 for the pruned epochs; None without windows of one length."""
+        if self.schedule is None or isinstance(self.schedule.window, tuple):
+            return None
+        return closed_form_pruned_epochs(self.schedule)
+
+    @property
+    def skipped_share(self) -> float:
+        """The share of all sample-steps that are skipped."""
+        return 1 - sum(self.kept) / (self.num_samples * len(self.kept))
+
+
+def forecast(
+    recipe: Recipe,
+    num_samples: int,
+    *,
+    ranks: int = 1,
+    step_time: float | None = None,
+    overhead: float = 0.0,
+) -> Forecast:
+    """Return what a recipe will train.
+
+    Args:
+        recipe: The recipe.
+        num_samples: The number of training samples, N.
+        ranks: The number of processes that ``torchrun`` starts; 1 with parameter servers.
+        step_time: The time per optimizer step in seconds (the paper's T); None if it is not known.
+        overhead: The bookkeeping time per pruned epoch in seconds (the paper's t0).
+
+    Raises:
+        InputError: A value is out of range, or the policy is the user's own, skips nothing, or
+            keeps numbers of samples that depend on the losses.
+    """
+    if recipe.pruning.own:
+        raise InputError(
+            f"expected a policy of fineprune, got {recipe.pruning.policy!r}: planning does not run "
+            f"code of your own; use fineprune.predict_savings"
+        )
+    policy, shape = _bound(recipe, num_samples, ranks)
+    if isinstance(policy, FullData):
+        raise InputError(
+            f"expected a policy with a schedule, got policy = {recipe.pruning.policy!r}: "
+            f'set pruning.policy = "fine-pruning"'
+        )
+    savings = None
+    if not isinstance(policy, Matched):
+        if not cost_is_known(recipe, num_samples):
+            advice = "set pruning.save" if takes_save(policy.name) else "a run's metrics show them"
+            raise InputError(
+                f"expected a policy whose numbers of samples are known before the training, got "
+                f"policy = {policy.name!r}, whose numbers depend on the losses: {advice}"
+            )
+        savings = predicted_cost(
+            recipe, num_samples, ranks=ranks, step_time=step_time, overhead=overhead
+        )
+    # It steps through the epochs with a policy of its own.
+    kept = planned_numbers(_bound(recipe, num_samples, ranks)[0], num_samples, shape)
+    return Forecast(
+        policy=policy,
+        num_samples=num_samples,
+        kept=kept,
+        batch_size=recipe.training.batch_size,
+        samples_per_step=shape.multiple,
+        savings=savings,
+    )
+
+
+def predicted_cost(
+    recipe: Recipe,
+    num_samples: int,
+    *,
+    ranks: int = 1,
+    step_time: float | None = None,
+    overhead: float = 0.0,
+) -> Savings:
+    """Predict the cost of a recipe, and that of training on all data ([P] section 4.4).
+
+    The arguments are those of ``forecast``.
+
+    Raises:
+        InputError: A value is out of range, or the number of kept samples depends on the data.
+    """
+    shape = _shape(recipe, ranks)
+    assert shape.batch_size is not None
+    return predict_savings(
+        recipe.policy(),
+        num_samples,
+        shape.batch_size,
+        step_time=step_time,
+        overhead=overhead,
+        drop_last=shape.drop_last,
+        accumulation=shape.accumulation,
+        num_replicas=shape.num_replicas,
+    )
+
+
+def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
+    """Return whether the number of sample-steps of a recipe is known before it is trained.
+
+    Args:
+        recipe: The recipe.
+        num_samples: The number of training samples, N.
+    """
+    policy, _ = _bound(recipe, num_samples)
+    numbers = (policy.num_kept(epoch) for epoch in range(policy.epochs))
+    return policy.total_steps is not None or all(number is not None for number in numbers)
+
+
+def saved_share(recipe: Recipe, num_samples: int) -> float:
+    """Return the share of the training that a recipe saves.
+
+    Args:
+        recipe: The recipe.
+        num_samples: The number of training samples, N.
+
+    Returns:
+        The argument ``save`` of the recipe's policy, if it has one; otherwise, the share of the
+        sample-steps that it will skip.
+
+    Raises:
+        InputError: The number of kept samples depends on the data.
+    """
+    save: float | None = getattr(recipe.policy(), "save", None)
+    return predicted_cost(recipe, num_samples).skipped_share if save is None else save
+
+
+def known_training_samples(recipe: Recipe) -> int:
+    """Return the number of training samples of a recipe, without reading any data.
+
+    Raises:
+        InputError: It is not known; the message names the option ``--samples``.
+    """
+    data = recipe.data
+    if data.labels is not None:
+        raise InputError(
+            f"expected --samples with data.labels, got none: give the number of training samples "
+            f"that {data.labels} does not leave out"
+        )
+    if data.name in ("digits", "synthetic"):
+        assert data.train_size is not None
+        return data.train_size - data.validation
+    if data.name == "images":
+        # Counting millions of files may take a minute, and they need not be on this machine.
+        raise InputError(
+            f"expected --samples with image files, {data.train}, got none: give the number of "
+            f"training images"
+        )
+    if data.name not in _TRAINING_IMAGES:
+        # The data set would tell, but asking it would run the user's code, which planning does not.
+        raise InputError(
+            f"expected --samples with data of your own, {data.name}, got none: give the "
+            f"number of training samples"
+        )
+    return data.limited(_TRAINING_IMAGES[data.name] - data.validation)
+
+
+def _bound(recipe: Recipe, num_samples: int, ranks: int = 1) -> tuple[Policy, BatchShape]:
+    """Return the policy of a recipe, bound to the samples and the steps, and how they are grouped.
+
+    What rounding to whole steps costs is not checked; ``predicted_cost`` does this.
+    """
+    policy, shape = recipe.policy(), _shape(recipe, ranks)
+    bind(policy, num_samples, shape)
+    return policy, shape
+
+
+def _shape(recipe: Recipe, ranks: int) -> BatchShape:
+    training = recipe.training
+    # The number of samples per update and rank; kept sets are rounded up to a multiple of it.
+    size = training.batch_size * recipe.distributed.batches_per_update
+    return BatchShape(size, training.accumulation, ranks, training.drop_last)

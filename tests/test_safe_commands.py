@@ -1,0 +1,284 @@
+"""Commands that cannot hurt: only own files are removed, and no output replaces an input."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from made_images import write_folder
+from test_bad_input import state_of
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.datasets.image_index import load_index
+from fineprune.errors import RunError
+from fineprune.runs.files import WriteError
+from fineprune.runs.run import read_run
+from fineprune.training.loop import train
+from fineprune.training.recipe import read_recipe
+
+RECIPE = """\
+# Written by hand.
+[data]
+name = "digits"
+train_size = 128
+[training]
+epochs = 3
+batch_size = 32
+lr = 0.02
+[pruning]
+policy = "fine-pruning"
+window = 3
+start = 1
+prune = 0.5
+[run]
+threads = 1
+device = "cpu"
+precision = "float32"
+compile = "off"
+watch = 2
+"""
+
+
+def run(command):
+    return CliRunner().invoke(app, shlex.split(command))
+
+
+def refused(result, message):
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert result.stderr.startswith("fineprune: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "q.toml").write_text(RECIPE)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run, whose labels come from a file."""
+    home = tmp_path_factory.mktemp("finished")
+    np.save(home / "labels.npy", np.arange(128) % 10)
+    (home / "q.toml").write_text(RECIPE)
+    changes = ["data.train_size=128", f"data.labels={home}/labels.npy"]
+    train(read_recipe(home / "q.toml", changes), home / "done")
+    return home
+
+
+@pytest.fixture
+def done(finished, tmp_path, monkeypatch):
+    """The folder of a copy of this run, which is called done, in the current folder."""
+    shutil.copytree(finished, tmp_path / "home")
+    monkeypatch.chdir(tmp_path / "home")
+    return tmp_path / "home"
+
+
+# Only own files are removed
+
+
+def test_training_keeps_everything_that_is_not_its_own(folder):
+    out = folder / "mine"
+    (out / "cache.tmp").mkdir(parents=True)
+    theirs = ("notes.tmp", "draft.npy.tmp", "events.out.tfevents.1.host")
+    for name in (*theirs, "cache.tmp/file"):
+        (out / name).write_text("mine")
+    before = state_of(out)
+    result = run("train q.toml --out mine --set run.tensorboard=true")
+    assert result.exit_code == 0, result.output
+    after = state_of(out)
+    assert {name: after.get(name) for name in before} == before
+
+
+def test_resuming_keeps_files_with_other_names_beside_the_counts(done):
+    theirs = [done / "done" / name for name in ("counts/epoch-best.npy", "history/x.tmp")]
+    for file in theirs:
+        file.write_text("mine")
+    (done / "done/checkpoint.pt.tmp").write_text("left by a process that was killed")
+    (done / "done/summary.json").unlink()
+    train(read_recipe(done / "done/recipe.toml"), done / "done", resume=True)
+    assert all(file.read_text() == "mine" for file in theirs)
+    assert not (done / "done/checkpoint.pt.tmp").exists()
+    assert read_run(done / "done").counts().keys() == {3}
+
+
+def test_a_lock_of_another_program_is_not_overwritten(folder):
+    (folder / "mine").mkdir()
+    (folder / "mine/.lock").write_text("locked by an editor")
+    refused(run("train q.toml --out mine"), "expected no file .lock of another program in mine")
+    assert (folder / "mine/.lock").read_text() == "locked by an editor"
+
+
+# No output replaces an input
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("slurm q.toml --nodes 2 --out q.toml", "expected --out to be another file than q.toml"),
+        ("plan q.toml --svg q.toml", "expected --svg to be another file than q.toml"),
+        ("plan q.toml --svg ./x/../q.toml", "expected --svg to be another file than q.toml"),
+        (
+            "plan q.toml --samples 9 --set data.labels=labels.npy --svg labels.npy",
+            "expected --svg to be another file than labels.npy",
+        ),
+        ("report done --out done/summary.json", "expected --out not to be a file of a run"),
+        ("report done --out done/recipe.toml", "expected --out not to be a file of a run"),
+        ("report done --out done/counts/epoch-0003.npy", "expected --out not to be a file of"),
+        ("inspect done --csv done/metrics.jsonl", "expected --csv not to be a file of a run"),
+        ("inspect done --csv {labels}", "expected --csv to be another file than"),
+        ("report done --out {labels}", "expected --out to be another file than"),
+        ("inspect done --out x --csv x", "expected --out and --csv to be two files, got x"),
+        ("inspect done --csv x --parquet ./x", "expected --csv and --parquet to be two files"),
+        ("train done/recipe.toml --out done --resume", "expected --out to be a folder without"),
+        ("compare q.toml --out .", "expected a folder for a comparison, got ., which holds"),
+        ("scale q.toml one --out page", "expected a folder for scale, got page, which holds"),
+        ("train q.toml --out ''", "expected a path, got an empty text"),
+        ("report done --out ''", "expected a path, got an empty text"),
+        ("compare q.toml --out ''", "expected a path, got an empty text"),
+        ("relabel done --out ''", "expected a path, got an empty text"),
+    ],
+)
+def test_an_output_never_replaces_an_input(command, message, done, finished):
+    (done / "report.html").write_text("mine")
+    (done / "recipe.toml").write_text(RECIPE)
+    (done / "page").mkdir()
+    (done / "page/report.html").write_text("mine")
+    before = state_of(done), state_of(finished)
+    refused(run(command.format(labels=finished / "labels.npy")), message)
+    assert (state_of(done), state_of(finished)) == before
+
+
+def test_a_page_may_stand_beside_the_run_and_be_replaced(done):
+    for _ in range(2):
+        assert run("report done --out done/report.html --json").exit_code == 0
+
+
+def test_a_comparison_whose_start_was_killed_is_continued(folder):
+    """Its recipe is written after ``compare.json``, which says that the folder is ours."""
+    command = "compare q.toml --out c --arms full"
+    assert run(command).exit_code == 0
+    (folder / "c/recipe.toml").unlink()
+    assert run(command).exit_code == 0
+    assert (folder / "c/recipe.toml").exists()
+
+
+# A run says what it is
+
+
+def test_a_crash_before_the_summary_loses_nothing(done):
+    before = state_of(done / "done")
+    (done / "done/summary.json").unlink()
+    train(read_recipe(done / "done/recipe.toml"), done / "done", resume=True)
+    after = state_of(done / "done")
+    assert "history/evaluated.npy" in before
+    changing = {"summary.json", ".lock"}
+    assert {name: after.get(name) for name in before if name not in changing} == {
+        name: digest for name, digest in before.items() if name not in changing
+    }
+
+
+@pytest.mark.parametrize("damage", ["removed", "emptied", "shortened", "changed"])
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+def test_metrics_that_change_while_a_run_trains_are_an_error(damage, epoch, tmp_path):
+    file = tmp_path / "run/metrics.jsonl"
+
+    def harm(metrics):
+        if metrics["epoch"] != epoch:
+            return
+        text = file.read_text()
+        if damage == "removed":
+            file.unlink()
+        else:
+            whole = text[: len(text) // 2] if damage == "shortened" else ""
+            file.write_text(text.replace("lr", "LR") if damage == "changed" else whole)
+
+    (tmp_path / "q.toml").write_text(RECIPE)
+    recipe = read_recipe(tmp_path / "q.toml")
+    with pytest.raises(RunError, match=r"metrics\.jsonl was changed while the run trained"):
+        train(recipe, tmp_path / "run", on_epoch=harm)
+    assert not (tmp_path / "run/summary.json").exists()
+
+
+def test_a_folder_that_is_moved_while_a_run_trains_is_one_line(folder):
+    def move(metrics):
+        if metrics["epoch"] == 1:
+            os.rename(folder / "run", folder / "moved")
+
+    with pytest.raises(WriteError, match=r"cannot write .*run"):
+        train(read_recipe(folder / "q.toml"), folder / "run", on_epoch=move)
+    assert not (folder / "run").exists()
+
+
+# Each wrong input is one line
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("plan q.toml --samples 1000000000000", "expected --samples of at most 1,000,000,000"),
+        ("compare q.toml --seeds 100000000", "expected at most 1000 seeds, got 100000000"),
+        ("train q.toml --set data.labels=long.csv", "expected an index of 0 to 127 in line 2"),
+        (
+            "train q.toml --set data.labels=long.txt",
+            "of a class in line 1 of long.txt, got '1111",
+        ),
+        (f"scale q.toml 'async {'9' * 5000}+1'", "expected a configuration such as"),
+        ("train q.toml --out b\udce4d", "expected --out to be a path in UTF-8"),
+        ("report done --out b\udce4d.html", "expected --out to be a path in UTF-8"),
+    ],
+)
+def test_a_wrong_value_is_one_line(command, message, done):
+    (done / "long.csv").write_text(f"index,label\n{'1' * 5000},0\n")
+    (done / "long.txt").write_text(f"{'1' * 5000}\n" * 128)
+    before = state_of(done)
+    refused(run(command), message)
+    assert state_of(done) == before
+
+
+def test_a_list_of_image_files_may_name_huge_classes(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_folder(tmp_path / "images", 4)
+    first = next(path for path in (tmp_path / "images").rglob("*.*") if path.is_file())
+    (tmp_path / "list.csv").write_text(f"path,label\n{first},{'1' * 5000}\n{first},2\n")
+    assert load_index(tmp_path / "list.csv").classes == ("2", "1" * 5000)
+
+
+def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "q.toml").write_text(RECIPE, encoding="utf-8-sig")
+    assert read_recipe(tmp_path / "q.toml").training.epochs == 3
+
+
+def test_own_data_that_exits_is_a_failure(folder):
+    (folder / "leaving.py").write_text("import sys\n\ndef data():\n    sys.exit(0)\n")
+    result = run("train q.toml --set data.name=leaving:data data.train_size=none")
+    assert result.exit_code == 1
+    assert "the code called sys.exit(0)" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["slurm q.toml --nodes 1 --out f", "plan q.toml --svg f"])
+def test_a_full_disk_leaves_the_old_file(command, folder, monkeypatch):
+    (folder / "f").write_text("old")
+
+    def full(number):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fineprune.runs.files.os.fsync", full)
+    result = run(command)
+    assert result.exit_code == 1
+    assert result.stderr == "fineprune: cannot write f: No space left on device\n"
+    assert (folder / "f").read_text() == "old"
+    assert sorted(os.listdir(folder)) == ["f", "q.toml"]
+
+
+def test_json_of_a_refused_command_is_empty(folder):
+    result = run("plan q.toml --json --samples 0")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert json.loads(run("plan q.toml --json").stdout)["num_samples"] == 128
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
