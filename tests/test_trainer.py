@@ -1,7 +1,6 @@
 """The Trainer of transformers with pruning: it trains what a plain loop trains."""
 
 import gc
-import inspect
 import math
 import multiprocessing
 import os
@@ -29,9 +28,15 @@ from transformers import (  # noqa: E402
     ViTForImageClassification,
 )
 
-from fineprune.integrations import transformers as integration  # noqa: E402
-from fineprune.integrations.sample_losses import class_losses, token_losses  # noqa: E402
-from fineprune.integrations.transformers import PruningMixin, PruningTrainer  # noqa: E402
+from fineprune.integrations.transformers import (  # noqa: E402
+    PruningMixin,
+    PruningTrainer,
+    checks,
+)
+from fineprune.integrations.transformers.sample_losses import (  # noqa: E402
+    class_losses,
+    token_losses,
+)
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 N, BATCH, EPOCHS, WORDS, LENGTH = 80, 8, 5, 24, 6
@@ -617,7 +622,7 @@ def test_a_loader_without_indices_is_refused(tmp_path):
     with pytest.raises(InputError, match="do not override get_train_dataloader"):
         trained("image", tmp_path, made=OwnLoader)
     tuples = {"data_collator": lambda items: [item["labels"] for item in items]}
-    with pytest.raises(InputError, match="expected batches that are dicts"):
+    with pytest.raises(InputError, match="expected a dict from the collate function"):
         trained("image", tmp_path, more=tuples)
 
 
@@ -632,31 +637,42 @@ def test_a_model_of_another_kind_is_refused(tmp_path):
 # -- the release of transformers ------------------------------------------------------------------
 
 
-PARAMETERS = {
-    "_get_dataloader": "dataset description batch_size sampler_fn is_training dataloader_key",
-    "_get_collator_with_removed_columns": "data_collator description",
-    "_get_train_sampler": "train_dataset",
-    "_init_training_state": "max_steps num_update_steps_per_epoch num_train_epochs "
-    "resume_from_checkpoint trial",
-    "_run_epoch": "model epoch train_dataloader steps_in_epoch num_update_steps_per_epoch trial "
-    "ignore_keys_for_eval start_time resume_from_checkpoint epochs_trained "
-    "steps_trained_in_current_epoch",
-    "_save_optimizer_and_scheduler": "output_dir",
-}
-
-
-def test_the_private_methods_are_those_of_the_tested_release(monkeypatch, tmp_path):
-    assert set(PARAMETERS) == set(integration.OVERRIDDEN)
-    for name, parameters in PARAMETERS.items():
-        found = list(inspect.signature(getattr(Trainer, name)).parameters)
-        assert found == ["self", *parameters.split()], name
+def test_the_table_names_all_private_methods_that_are_overridden():
     overridden = {
-        name for name in vars(PruningMixin) if name.startswith("_") and hasattr(Trainer, name)
+        name
+        for part in PruningMixin.__mro__
+        if part.__module__.startswith("fineprune.")
+        for name in vars(part)
+        if name.startswith("_") and not name.startswith("__") and hasattr(Trainer, name)
     }
-    assert {name for name in overridden if not name.startswith("__")} == set(PARAMETERS)
-    monkeypatch.delattr(Trainer, "_run_epoch")
-    with pytest.raises(InputError, match=r"expected a Trainer with _run_epoch, as in transformers"):
+    assert overridden == set(checks.OVERRIDDEN)
+
+
+def test_a_release_with_other_private_methods_is_refused(monkeypatch, tmp_path):
+    expected = r"expected transformers 5\.19 to .* which has other ones"
+    monkeypatch.setattr(Trainer, "_run_epoch", lambda self, model, epoch: None)
+    with pytest.raises(InputError, match=expected):
         trained("image", tmp_path)
+    monkeypatch.delattr(Trainer, "_run_epoch")
+    with pytest.raises(InputError, match=expected):
+        trained("image", tmp_path)
+
+
+def test_a_release_that_was_not_tested_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(f"{checks.__name__}.transformers.__version__", "5.99.0")
+    with pytest.warns(UserWarning, match=r"not with 5\.99\.0"):
+        trained("image", tmp_path, max_steps=1)
+    monkeypatch.setattr(f"{checks.__name__}.transformers.__version__", "5.3.0")
+    with pytest.raises(InputError, match=r"expected transformers .* got 5\.3\.0"):
+        trained("image", tmp_path)
+
+
+def test_the_releases_are_those_of_the_extra_and_of_the_jobs():
+    root = Path(__file__).parents[1]
+    oldest, newest = checks.OLDEST[1], checks.NEWEST[1]
+    assert f'"transformers>=5.{oldest},<6"' in (root / "pyproject.toml").read_text()
+    releases = ", ".join(f'"5.{minor}"' for minor in range(oldest, newest + 1))
+    assert f"transformers: [{releases}]" in (root / ".github/workflows/ci.yml").read_text()
 
 
 # -- two processes --------------------------------------------------------------------------------
