@@ -152,9 +152,9 @@ CASES = {
 }
 
 
-def arguments(folder, **changes):
+def arguments(folder, made=TrainingArguments, **changes):
     """Return arguments, with SGD of a fixed rate if there is no other scheduler."""
-    return TrainingArguments(
+    return made(
         **{
             "output_dir": str(folder),
             "num_train_epochs": EPOCHS,
@@ -449,6 +449,109 @@ def test_a_compute_loss_that_does_not_record_is_refused(tmp_path):
         trained("image", tmp_path, made=Silent)
     with pytest.raises(InputError, match="expected loss_is_scaled_for_ga to be set"):
         trained("image", tmp_path, made=Undecided, gradient_accumulation_steps=2)
+
+
+# -- forward passes -------------------------------------------------------------------------------
+
+
+class OwnBase(Trainer):
+    """Its loss is that of the model, which it computes itself."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+def translator():
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=WORDS,
+        d_model=8,
+        d_kv=4,
+        d_ff=8,
+        num_layers=1,
+        num_heads=2,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+BASES = {
+    "trainer": (Trainer, TrainingArguments, vit, images, {}),
+    "own": (OwnBase, TrainingArguments, vit, images, {}),
+    "translation": (
+        transformers.Seq2SeqTrainer,
+        transformers.Seq2SeqTrainingArguments,
+        translator,
+        texts,
+        {"predict_with_generate": True, "generation_max_length": 4},
+    ),
+}
+
+
+def counted_passes(base, folder, policy=None):
+    """Train and evaluate; return the trainer, and its forward passes with and without gradients."""
+    kind, settings, model, data, changes = BASES[base]
+    network, passes = model(), {True: 0, False: 0}
+
+    def count(*_):
+        passes[torch.is_grad_enabled()] += 1
+
+    network.register_forward_hook(count)
+    args = arguments(folder, settings, eval_strategy="epoch", **changes)
+    pruning = {} if policy is None else {"pruning": policy}
+    made = kind if policy is None else type("Pruning", (PruningMixin, kind), {})
+    trainer = made(network, args, train_dataset=data(), eval_dataset=data()[:16], **pruning)
+    trainer.train()
+    return trainer, passes
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_trainer_makes_as_many_forward_passes_as_without_the_mixin(base, tmp_path):
+    alone, passes = counted_passes(base, tmp_path)
+    unpruned, same = counted_passes(base, tmp_path, fp.FullData(EPOCHS))
+    assert same == passes
+    assert passes[True] == 10 * EPOCHS
+    pruned, fewer = counted_passes(base, tmp_path, POLICY)
+    assert fewer == {True: sum(BATCHES), False: passes[False]}
+    assert pruned.pruner.counts.sum() > 0
+    evaluations = [
+        [set(log) for log in trainer.state.log_history if "eval_loss" in log]
+        for trainer in (alone, unpruned, pruned)
+    ]
+    assert evaluations[0] == evaluations[1] == evaluations[2]
+
+
+def test_a_compute_loss_that_calls_another_model_is_refused(tmp_path):
+    class Elsewhere(OwnBase):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return vit()(**inputs).loss
+
+    class Pruning(PruningMixin, Elsewhere):
+        pass
+
+    with pytest.raises(InputError, match="expected compute_loss to call the model"):
+        trained("image", tmp_path, made=Pruning)
+
+
+def test_a_compiled_model_trains_the_same(tmp_path):
+    plain = trained("image", tmp_path)
+    compiled = trained("image", tmp_path, torch_compile=True, torch_compile_backend="eager")
+    assert compiled.plans == plain.plans
+    torch.testing.assert_close(weights(compiled.model), weights(plain.model), rtol=1e-4, atol=1e-6)
+
+
+def test_a_trainer_that_needs_its_own_sampler_is_refused(tmp_path):
+    class Repeating(Trainer):
+        def _get_train_sampler(self, train_dataset=None):
+            return DistributedSampler(train_dataset, 1, 0)
+
+    class Pruning(PruningMixin, Repeating):
+        pass
+
+    with pytest.raises(InputError, match="got Pruning, which needs its own"):
+        trained("image", tmp_path, made=Pruning)
 
 
 def test_a_loss_function_of_ones_own_comes_with_the_losses_of_the_samples(tmp_path):
