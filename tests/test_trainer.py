@@ -268,12 +268,7 @@ def plain_loop(case, accumulation, policy=POLICY):
             total = sum(share.sum() for *_, share in parts)
             for index, losses, shares in parts:
                 pruner.record(index, losses.detach())
-                rescaled = (
-                    losses * pruner.plan.weights[index]
-                    if pruner.plan.weights is not None
-                    else losses
-                )
-                ((rescaled * shares).sum() / total).backward()
+                ((pruner.weighted(index, losses) * shares).sum() / total).backward()
             optimizer.step()
             optimizer.zero_grad()
             steps += 1

@@ -1,7 +1,6 @@
 """The callback, which begins, resumes and ends the epochs of the pruner with those of Lightning."""
 
 import os
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -119,10 +118,6 @@ class DataPruning(LossRecording):
         self.pruner.end_epoch()
         trainer.reload_dataloaders_every_n_epochs = 1
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave the setting of the ``Trainer`` as it was."""
-        trainer.reload_dataloaders_every_n_epochs = 0
-
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
@@ -203,7 +198,7 @@ class DataPruning(LossRecording):
             batch_size=given.batch_size,
             accumulation=trainer.accumulate_grad_batches,
             drop_last=given.drop_last,
-            log=_to_loggers(trainer),
+            log=partial(_log, trainer),
         )
         check_ranks(trainer, self._pruner)
         check_validation(trainer, self._pruner)
@@ -259,14 +254,9 @@ def _order_seed(loader: DataLoader[Any]) -> int:
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))  # ``seed_everything`` sets it.
 
 
-def _to_loggers(trainer: pl.Trainer) -> Callable[[dict[str, float], int], None]:
-    """Return a function that gives the values of an epoch to the loggers of the ``Trainer``."""
-
-    def write(values: dict[str, float], step: int) -> None:
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step)
-
-    return write
+def _log(trainer: pl.Trainer, values: dict[str, float], step: int) -> None:
+    for logger in trainer.loggers:
+        logger.log_metrics(values, step)
 
 
 def _finish_batch(fit_loop: dict[str, Any]) -> None:

@@ -72,25 +72,13 @@ class LossRecording(pl.Callback):
         self._batch = index, losses.detach().clone()
         return self.pruner.weighted(index, losses).mean()
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, *args: Any) -> None:
         """Hand the losses of the batch to the pruner, now that the optimizer has used them."""
-        if self._batch is None:
-            if self._loader is not None and self._loader.index is not None:
-                raise InputError(
-                    "expected training_step to return record(self, losses), got a step that "
-                    'recorded nothing: give it one loss per sample (reduction="none")'
-                )
-            return
-        if outputs or not pl_module.automatic_optimization:
-            # The pruner then checks that the scalar of this batch was backpropagated.
-            self._batch[1].requires_grad_()
+        if self._batch is None and self._loader is not None and self._loader.index is not None:
+            raise InputError(
+                "expected training_step to return record(self, losses), got a step that recorded "
+                'nothing: give it one loss per sample (reduction="none")'
+            )
         self.settle()
 
     def settle(self) -> None:

@@ -21,6 +21,20 @@ OVERRIDDEN = {
     "steps_trained_in_current_epoch",
     "_save_optimizer_and_scheduler": "output_dir",
 }
+# What must be off, where it is set, and why.
+_REFUSED = {
+    "auto_find_batch_size": ("args", "the plans need a fixed batch size"),
+    "ignore_data_skip": ("args", "a resumed epoch would train its first batches twice"),
+    "enable_jit_checkpoint": (
+        "args",
+        "it saves between the losses of a batch and its optimizer step; use save_steps",
+    ),
+    "padding_free": (  # TRL also sets it if texts are packed.
+        "trainer",
+        "several texts in one row have no losses of their own; pack them with "
+        "packing_strategy='wrapped', if at all",
+    ),
+}
 OLDEST, NEWEST = (5, 19), (5, 23)
 
 
@@ -60,24 +74,8 @@ def check_arguments(trainer: Any) -> None:
     args = trainer.args
     if trainer.train_dataset is None:
         raise InputError("expected a train_dataset, got None: give it to the trainer")
-    refused = {
-        "auto_find_batch_size": (args.auto_find_batch_size, "the plans need a fixed batch size"),
-        "ignore_data_skip": (
-            args.ignore_data_skip,
-            "a resumed epoch would train its first batches twice",
-        ),
-        "enable_jit_checkpoint": (
-            args.enable_jit_checkpoint,
-            "it saves between the losses of a batch and its optimizer step; use save_steps",
-        ),
-        "padding_free": (  # Of TRL.
-            getattr(trainer, "padding_free", False),
-            "several texts in one row have no losses of their own; leave out packing, too, or set "
-            "packing_strategy='wrapped'",
-        ),
-    }
-    for name, (given, reason) in refused.items():
-        if given:
+    for name, (owner, reason) in _REFUSED.items():
+        if getattr(args if owner == "args" else trainer, name, False):
             raise InputError(f"expected {name}=False, got True: {reason}")
     strategy = args.train_sampling_strategy
     if strategy not in ("random", "group_by_length"):
@@ -85,8 +83,8 @@ def check_arguments(trainer: Any) -> None:
             f"expected train_sampling_strategy 'random' or 'group_by_length', got {strategy!r}: "
             f"the pruner shuffles the samples that it keeps"
         )
-    uneven = not (args.accelerator_config.even_batches or args.dataloader_drop_last)
-    if args.world_size > 1 and uneven:
+    even = args.accelerator_config.even_batches or args.dataloader_drop_last
+    if args.world_size > 1 and not even:
         raise InputError(
             "expected even_batches=True in accelerator_config, got False: processes with different "
             "numbers of batches wait for each other forever; or set dataloader_drop_last=True"
