@@ -311,31 +311,32 @@ def results(file: Path) -> list[dict[str, Any]]:
 
 def table(lines: list[dict[str, Any]]) -> str:
     """Return a table of the arms, in the order of their first lines."""
-    head = (
-        "| arm | n | loss on clean held-out text | sample-steps saved | tokens per second | "
-        "skipped: clean | random bytes | reordered |"
-    )
-    rows = [head, "|---|---|---|---|---|---|---|---|"]
+    kinds = list(lines[0]["skipped"])
+    head = ["arm", "n", "saved, %", "loss on held-out text", "to full"]
+    head += [f"skipped: {kind}, %" for kind in kinds]
+    rows = [head, ["---"] + (len(head) - 1) * ["---:"]]
+    full = {line["seed"]: line["loss"] for line in lines if line["arm"] == "full"}
     for name in dict.fromkeys(line["arm"] for line in lines):
         own = [line for line in lines if line["arm"] == name]
         losses = [line["loss"] for line in own]
-        spread = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
-        skipped = [
-            f"{100 * statistics.fmean(line['skipped'][kind] for line in own):.0f} %"
-            for kind in own[0]["skipped"]
-        ]
+        spread = f" ±{statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
+        differences = [line["loss"] - full[line["seed"]] for line in own if line["seed"] in full]
+        compared = name != "full" and differences
         saved = 1 - statistics.fmean(line["share_trained"] for line in own)
-        rate = statistics.fmean(line["tokens_per_second"] for line in own)
-        cells = [
-            name,
-            str(len(own)),
-            f"{statistics.fmean(losses):.3f}{spread}",
-            f"{100 * saved:.1f} %",
-            f"{rate:,.0f}",
-            *skipped,
-        ]
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+        rows.append(
+            [
+                name,
+                str(len(own)),
+                f"{100 * saved:.1f}",
+                f"{statistics.fmean(losses):.3f}{spread}",
+                f"{statistics.fmean(differences):+.3f}" if compared else "-",
+                *(
+                    f"{100 * statistics.fmean(line['skipped'][kind] for line in own):.0f}"
+                    for kind in kinds
+                ),
+            ]
+        )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main() -> None:

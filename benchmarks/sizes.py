@@ -33,6 +33,7 @@ from torch.multiprocessing.spawn import spawn
 
 import fineprune as fp
 from fineprune.pruning.dropping_count import threshold_of
+from fineprune.pruning.epoch_cycle import EpochCycle
 from fineprune.pruning.replicas import Number, Replicas
 from fineprune.pruning.sample_counts import SampleCounts
 from fineprune.pruning.sharded.sampler import ShardedSampler
@@ -113,7 +114,7 @@ def measure(samples: int, ranks: int) -> dict[str, Any]:
     num_kept = int(samples * KEPT) // ranks * ranks
     replicas = FirstOfMany(samples, ranks, num_kept)
     own = len(owned_samples(samples, ranks, 0))
-    sampler = ShardedSampler(lambda epoch: None)
+    sampler = ShardedSampler(EpochCycle(), lambda epoch: None)
     # The first call of a function loads code that is no part of its working memory.
     warm_up(sampler)
     peak_bytes(reset=True)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import fineprune as fp
 from fineprune.errors import InputError
+from fineprune.pruning.learning_rates import rates_of_epochs, relative_rates
 from fineprune.pruning.savings import planned_numbers
-from fineprune.pruning.step_budget import relative_rates, steps_of_epoch
+from fineprune.pruning.step_budget import steps_of_epoch
 from fineprune.pruning.step_counts import BatchShape, bind
 from fineprune.training.recipe import make_recipe
 
@@ -47,11 +48,13 @@ def first_high_then_low(epoch, index):
 
 
 def test_rates_are_relative_to_the_largest_and_a_warm_up_counts_as_the_largest():
-    assert relative_rates(milestones, 10) == pytest.approx(
+    assert relative_rates(rates_of_epochs(milestones, 10)) == pytest.approx(
         [1] * 3 + [0.2] * 3 + [0.04] * 2 + [0.008] * 2
     )
-    assert relative_rates([1, 2, 4, 2, 1], 5) == (1, 1, 1, 0.5, 0.25)
-    assert relative_rates(None, 3) == (1, 1, 1)
+    assert relative_rates([1, 2, 4, 2, 1]) == (1, 1, 1, 0.5, 0.25)
+    # After the largest rate, a valley counts as what it is.
+    assert relative_rates([2, 4, 1, 4, 1]) == (1, 1, 0.25, 1, 0.25)
+    assert fp.Adaptive(3).rates == (1, 1, 1)
 
 
 @pytest.mark.parametrize("options", [{}, {"patience": 0}, {"anneal": 0.2}])
@@ -70,7 +73,7 @@ def test_the_planned_numbers_are_those_of_a_training_in_which_no_sample_contradi
 @pytest.mark.parametrize("rates", [[1, 2], [0, 0, 0], [1, -1, 1], [1, math.nan, 1]])
 def test_wrong_rates_are_refused(rates):
     with pytest.raises(InputError, match=r"expected (one )?learning rate"):
-        relative_rates(rates, 3)
+        rates_of_epochs(rates, 3)
 
 
 @given(
@@ -101,15 +104,25 @@ def test_epochs_with_small_rates_are_shortened_first():
 
 @pytest.mark.parametrize("save", [0, 0.1, 0.35, 0.5, 0.9, 0.99])
 @pytest.mark.parametrize(
-    "shape", [{}, {"accumulation": 3}, {"drop_last": True}, {"num_replicas": 2, "rank": 1}]
+    "shape",
+    [
+        {},
+        {"accumulation": 3},
+        {"drop_last": True},
+        {"num_replicas": 2, "rank": 1, "all_gather": lambda array: [array, array]},
+    ],
 )
 def test_the_number_of_steps_is_known_before_the_start(save, shape):
     samples, epochs = 137, 8
     policy = fp.Adaptive(epochs, save, milestones)
-    pruner = fp.Pruner(samples, policy, batch_size=FIRST_BATCH, **shape)
     full = fp.Pruner(samples, fp.FullData(epochs), batch_size=FIRST_BATCH, **shape).total_steps()
-    expected = pruner.total_steps()
-    assert expected == max(round((1 - save) * full), epochs)
+    expected = round((1 - save) * full)
+    if expected < epochs:
+        with pytest.raises(InputError, match=r"expected save of at most 0\.\d+ with one step"):
+            fp.Pruner(samples, policy, batch_size=FIRST_BATCH, **shape)
+        return
+    pruner = fp.Pruner(samples, policy, batch_size=FIRST_BATCH, **shape)
+    assert pruner.total_steps() == expected
     steps = 0
     for epoch in pruner.epochs():
         own = torch.tensor(list(pruner.sampler))
@@ -172,7 +185,9 @@ def test_one_loss_below_chance_clears_a_sample():
         losses = first_high_then_low(epoch, index)
         return torch.where(torch.tensor(epoch >= 7), CHANCE / 2, losses)
 
-    pruner = fp.Pruner(1000, fp.Adaptive(8, 0.1, returning=1.0), batch_size=FIRST_BATCH)
+    pruner = fp.Pruner(
+        1000, fp.Adaptive(8, 0.1, rates=[1] * 8, returning=1.0), batch_size=FIRST_BATCH
+    )
     trained(pruner, relenting)
     assert not pruner.counts.any()
 
@@ -185,7 +200,7 @@ def test_contradicting_samples_fill_a_budget_that_the_others_cannot_use():
 
 
 def test_chance_is_the_mean_of_the_first_batch_unless_it_is_given():
-    for policy, expected in ((fp.Adaptive(1), CHANCE), (fp.Adaptive(1, chance=3.5), 3.5)):
+    for policy, expected in ((fp.Adaptive(1, 0), CHANCE), (fp.Adaptive(1, 0, chance=3.5), 3.5)):
         pruner = fp.Pruner(20, policy, batch_size=FIRST_BATCH)
         for _ in pruner.epochs():
             pruner.record(torch.arange(10), torch.full((10,), CHANCE))
@@ -259,7 +274,7 @@ def test_a_recipe_gives_the_policy_its_learning_rates():
     policy = recipe.policy()
     assert isinstance(policy, fp.Adaptive)
     assert policy.save == 0.2
-    assert policy.rates == pytest.approx(relative_rates(milestones, 10))
+    assert policy.rates == pytest.approx(relative_rates(rates_of_epochs(milestones, 10)))
 
 
 def test_a_recipe_with_a_schedule_can_be_trained_with_the_policy():

@@ -24,7 +24,9 @@ def train(pruner, losses=losses_of, stop=None):
     """Train, and return (kept samples, weights) of each epoch, and a state taken at ``stop``."""
     plans: list[tuple[list[int], list[float] | None]] = []
     for epoch in pruner.epochs():
-        for number, index in enumerate(pruner.sampler.order().split(BATCH)):
+        for number, index in enumerate(
+            pruner.sampler.order().split(pruner.shape.batch_size or BATCH)
+        ):
             if (epoch, number) == stop:
                 return plans, pruner.state_dict()
             parameter = torch.ones((), requires_grad=True)

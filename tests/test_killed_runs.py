@@ -83,8 +83,8 @@ SCENARIOS = {
     "async many updates": ("train", served("async", *MANY_UPDATES), False),
     "mixed": ("train", served("mixed", "distributed.group=2"), False),
 }
-# The number of kills in each scenario, out of ten: when this file is a script, and in an ordinary
-# run of the tests, in which test_compare.py, test_kills.py and test_epoch_served.py kill others.
+# The number of kills in each scenario: out of ten if this file is a script, and as a test, beside
+# which test_compare.py, test_kills.py and test_epoch_served.py make the other kills.
 SHARES = {"train": 3, "compare": 2, "sync": 2, "async": 1, "async many updates": 1, "mixed": 1}
 ORDINARY = {"train": 4, "sync": 1}
 

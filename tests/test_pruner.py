@@ -1,5 +1,7 @@
 """The contract of Pruner in one process: when counts change, what is recorded, and the state."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -88,6 +90,22 @@ def test_a_few_other_samples_beside_the_sampler_are_no_reason_to_warn():
         pruner.record([0, 1], torch.ones(2))
 
 
+@pytest.mark.parametrize("kind", [fp.FinePruning, fp.RandomPruning])
+def test_a_loader_without_the_sampler_is_an_error_if_the_batch_size_is_known(kind):
+    pruner = made(kind(fp.Schedule(6, 6, 1), prune=32), batch_size=16)
+    shuffle = torch.Generator().manual_seed(0)
+    message = r"at most 96 samples in epoch 0, .*pruner\.epochs\(\).*sampler=pruner\.sampler"
+
+    def train():
+        for epoch in pruner.epochs():
+            for indices in torch.randperm(N, generator=shuffle).split(16):
+                pruner.record(indices, losses_of(epoch, indices))
+
+    with pytest.raises(InputError, match=message):
+        train()
+    assert pruner.position == fp.Position(0, 6, 96)
+
+
 def test_a_loop_that_never_records_is_noticed_after_its_first_epoch():
     pruner = made(batch_size=16)
     data = TensorDataset(torch.arange(N))
@@ -127,11 +145,11 @@ def test_epochs_that_train_nothing_or_need_no_losses_do_not_warn():
         assert len(random.sampler.order())
 
 
-@pytest.mark.parametrize("kind", [fp.FinePruning, fp.RandomPruning])
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_batches_that_are_sharded_twice_are_noticed_at_once(kind, rank, ranks):
-    pruner = made(kind(SCHEDULE, 32), length=512, num_replicas=2, rank=rank)
+def test_batches_that_are_sharded_twice_are_noticed_at_once(rank, ranks):
+    policy = fp.RandomPruning(SCHEDULE, 32)
+    pruner = made(policy, length=512, num_replicas=2, rank=rank)
 
     def train():
         """Record every second or fourth batch, as a rank does if its batches are sharded again."""
@@ -176,12 +194,12 @@ def test_a_dropped_last_batch_is_no_reason_to_warn(batch_size):
 @pytest.mark.parametrize("skips", ["the sampler", "the trainer"])
 def test_training_the_rest_of_an_epoch_is_no_reason_to_warn(skips):
     first = made(batch_size=8)
-    run(first, upto=6)
+    run(first, upto=6, batch=8)
     train_epoch(first, 6, batch=8, stop_after=10)
     second = made(batch_size=8)
     second.load_state_dict(first.state_dict())
     if skips == "the sampler":
-        run(second)
+        run(second, batch=8)
     else:
         second.set_epoch(6)
         for indices in second.sampler.order().split(8)[10:]:
@@ -271,7 +289,7 @@ def test_counts_do_not_change_inside_an_epoch():
     assert torch.equal(once, pruner.counts)
 
 
-def test_record_leaves_the_given_tensors_alone_and_keeps_copies():
+def test_record_leaves_the_given_tensors_alone():
     pruner = made(length=2)
     pruner.set_epoch(0)
     index, losses = torch.tensor([0, 1]), torch.tensor([1.0, 2.0], requires_grad=True)
@@ -279,11 +297,64 @@ def test_record_leaves_the_given_tensors_alone_and_keeps_copies():
     loss.backward()
     assert losses.grad is not None
     assert torch.equal(losses.grad, torch.tensor([0.5, 0.5]))
-    with torch.no_grad():
-        losses.copy_(torch.tensor([2.0, 1.0]))
-    index.fill_(0)
+    assert losses.tolist() == [1.0, 2.0]
+    assert index.tolist() == [0, 1]
     pruner.end_epoch()
     assert pruner.counts.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("changed", ["index", "losses", "a view of the losses"])
+@pytest.mark.parametrize("batches", [1, 64])
+def test_a_batch_that_is_changed_in_place_is_an_error_that_says_so(changed, batches):
+    pruner = made(length=2 * batches)
+    index, losses = torch.tensor([0, 1]), torch.tensor([1.0, 2.0])
+    pruner.record(index, losses)
+    if changed == "index":
+        index.fill_(0)
+    elif changed == "losses":
+        losses.mul_(2)
+    else:
+        losses[0] = 3.0
+
+    def more():
+        for first in range(2, 2 * batches, 2):
+            pruner.record([first, first + 1], torch.ones(2))
+        if batches == 1:
+            pruner.end_epoch()
+
+    with pytest.raises(InputError, match=r"changed in place.*losses\.clone\(\)"):
+        more()
+
+
+def test_tensors_of_the_inference_mode_and_numpy_arrays_are_copied():
+    pruner = made(length=4)
+    with torch.inference_mode():
+        index, losses = torch.tensor([0, 1]), torch.tensor([1.0, 2.0])
+        pruner.record(index, losses)
+        losses.fill_(7.0)
+    array = np.array([2, 3])
+    pruner.record(array, torch.tensor([3.0, 1.0]))
+    array[:] = 0
+    pruner.end_epoch()
+    assert pruner.counts.tolist() == [0, 1, 1, 0]
+
+
+def test_a_view_of_a_large_tensor_is_copied_and_does_not_keep_it_alive():
+    pruner = made(length=2)
+    base = torch.rand(2, 1000, requires_grad=True) * 1.0
+    alive = weakref.ref(base.untyped_storage())
+    losses = base[:, 0]
+    pruner.record([0, 1], losses).backward()
+    del base, losses
+    assert alive() is None
+
+
+def test_a_large_batch_is_joined_at_once(monkeypatch):
+    monkeypatch.setattr("fineprune.pruning.loss_buffer._JOIN_LOSSES", 100)
+    pruner = made()
+    for indices in torch.arange(N).split(64):
+        pruner.record(indices, losses_of(0, indices))
+        assert len(pruner._recorder._buffer) == int(indices[-1]) + 1
 
 
 def test_half_precision_losses_keep_their_samples_apart():
@@ -463,13 +534,13 @@ def test_set_epoch_ends_another_epoch_that_has_records():
     assert torch.equal(one.counts, other.counts)
 
 
-def run(pruner, upto=None, seen=None):
+def run(pruner, upto=None, seen=None, batch=16):
     """Train with the made-up losses, and return the indices of every epoch in order."""
     seen = {} if seen is None else seen
     for epoch in pruner.epochs():
         if epoch == upto:
             break
-        for indices in pruner.sampler.order().split(16):
+        for indices in pruner.sampler.order().split(batch):
             pruner.record(indices, losses_of(epoch, indices))
             seen.setdefault(epoch, []).extend(indices.tolist())
     return seen
@@ -838,8 +909,8 @@ def test_recording_inside_a_compiled_step_is_left_out_of_it():
 
     for epoch in range(2):
         pruner.set_epoch(epoch)
-        for index in torch.arange(8).split(4):
-            step(index, torch.randn(4, 2)).backward()
+        for index in pruner.sampler.order().split(4):
+            step(index, torch.randn(len(index), 2)).backward()
         pruner.end_epoch()
     assert 0 < pruner.counts.sum() <= 16
 
@@ -858,7 +929,8 @@ def test_recording_on_a_gpu_does_not_wait_for_it(policy):
 def test_a_small_flush_block_changes_nothing(monkeypatch):
     expected = made(batch_size=16)
     run(expected)
-    monkeypatch.setattr("fineprune.pruning.loss_recorder._FLUSH_AT", 20)
+    monkeypatch.setattr("fineprune.pruning.loss_buffer._JOIN_LOSSES", 20)
+    monkeypatch.setattr("fineprune.pruning.recorder._FLUSH_AT", 20)
     flushed = made(batch_size=16)
     run(flushed)
     assert torch.equal(expected.counts, flushed.counts)
@@ -873,7 +945,7 @@ def test_counts_need_two_bytes_only_beyond_255_epochs():
     assert dtype(256) == torch.int16
 
 
-@pytest.mark.parametrize("policy", [fp.Adaptive(6, save=0.5), fp.FullData(6)])
+@pytest.mark.parametrize("policy", [fp.Adaptive(6, save=0.5, rates=[1] * 6), fp.FullData(6)])
 def test_the_state_of_a_finished_training_can_be_loaded(policy):
     losses = torch.rand(6, 64, generator=torch.Generator().manual_seed(0))
 

@@ -135,8 +135,11 @@ def warned(rank, early):
         return [str(warning.message) for warning in found], pruner.nonfinite
 
     def ignores(pruner):
-        for index in torch.arange(N)[rank::WORLD].split(BATCH):
-            pruner.record(index, losses_of(0, index))
+        """Train samples of all ranks, in as many batches as there should be."""
+        for epoch in PRUNED[:3]:
+            pruner.set_epoch(epoch)
+            for index in torch.arange(N)[rank::WORLD][: len(pruner.sampler)].split(BATCH):
+                pruner.record(index, losses_of(0, index))
 
     def little(pruner):
         for number, (index, _) in enumerate(pruner.loader()):

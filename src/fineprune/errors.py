@@ -2,6 +2,7 @@
 
 import difflib
 import math
+from numbers import Integral
 
 
 class InputError(ValueError):
@@ -35,10 +36,15 @@ def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         )
 
 
-def check_whole_number(name: str, value: object, least: int) -> None:
-    """Raise InputError unless ``value`` is an int (and no bool) of at least ``least``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def check_whole_number(name: str, value: object, least: int) -> int:
+    """Return ``value`` as an int.
+
+    Raises:
+        InputError: It is no whole number (a bool is none) of at least ``least``.
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise InputError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
+    return int(value)
 
 
 def check_at_least(name: str, value: float, least: float) -> None:

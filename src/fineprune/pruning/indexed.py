@@ -1,7 +1,8 @@
 """Indexed: a data set whose items come with their indices and are otherwise unchanged."""
 
-from collections.abc import Callable, MutableMapping, Sequence, Sized
+from collections.abc import Callable, Mapping, MutableMapping, Sequence, Sized
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, cast
 
 from torch.utils.data import Dataset, IterableDataset, default_collate
@@ -21,15 +22,23 @@ class Indexed(Dataset[tuple[int, Any]]):
     The index assigns a loss to its sample. The position of the sampler could not, because loaders
     fetch batches in advance. The items themselves (tuples, dicts, tensors) are unchanged.
 
+    Other attributes, such as ``classes`` or ``tensors``, are those of the data set.
+
     Args:
         dataset: Any map-style data set, for example a ``Subset``. The indices refer to this data
             set.
 
     Raises:
-        TypeError: The data set is iterable-style or has no length.
+        TypeError: The data set is iterable-style, has no length, or is a dict.
     """
 
     def __init__(self, dataset: Any) -> None:
+        if isinstance(dataset, Mapping):
+            raise TypeError(
+                f"expected a data set whose items have the numbers 0 to N - 1, got a dict with the "
+                f"keys {', '.join(map(str, dataset))}: give one data set, such as "
+                f"TensorDataset(x, y), or the number of samples"
+            )
         if isinstance(dataset, IterableDataset) or not (
             hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         ):
@@ -39,6 +48,12 @@ class Indexed(Dataset[tuple[int, Any]]):
                 f"fineprune.streams"
             )
         self.dataset = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        # Without the first condition, a copy that is not filled yet would ask itself for ever.
+        if name == "dataset" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
 
     def __len__(self) -> int:
         return len(cast(Sized, self.dataset))
@@ -65,14 +80,12 @@ def indexed_and_length(dataset_or_length: Any) -> tuple[Indexed | None, int]:
         InputError: The length is not a whole number of at least 1.
         TypeError: The data set is iterable-style or has no length.
     """
-    if isinstance(dataset_or_length, int):
-        indexed, length = None, dataset_or_length
-    else:
-        given = dataset_or_length
+    given = dataset_or_length
+    indexed = None
+    if not isinstance(given, Integral):
         indexed = given if isinstance(given, Indexed) else Indexed(given)
-        length = len(indexed)
-    check_whole_number("the number of samples", length, 1)
-    return indexed, length
+    length = given if indexed is None else len(indexed)
+    return indexed, check_whole_number("the number of samples", length, 1)
 
 
 @dataclass(frozen=True)

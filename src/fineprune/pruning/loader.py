@@ -1,7 +1,9 @@
 """The DataLoader over a pruner's samples, and a check of options that would undo the pruning."""
 
+import copy
+import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
@@ -68,6 +70,32 @@ def loader_batch_size(own: int | None, given: int | None) -> int:
     return size
 
 
+class PrunedLoader(DataLoader[Any]):
+    """A ``DataLoader`` that knows its pruner, and whether it is in the middle of an epoch.
+
+    Attributes:
+        pruner: The pruner that made it.
+    """
+
+    pruner: Any
+    _batches: "weakref.ref[Generator[Any, None, None]] | None" = None
+
+    def __iter__(self) -> Any:
+        batches = _unfinished(super().__iter__())
+        self._batches = weakref.ref(batches)
+        return batches
+
+    @property
+    def is_iterating(self) -> bool:
+        """Whether somebody holds an iterator that has not reached its end."""
+        batches = None if self._batches is None else self._batches()
+        return batches is not None and inspect.getgeneratorstate(batches) != inspect.GEN_CLOSED
+
+
+def _unfinished(batches: Iterator[Any]) -> Generator[Any, None, None]:
+    yield from batches
+
+
 class PrunedLoaders:
     """Makes the loaders of a pruner, and remembers the last one as long as somebody uses it.
 
@@ -88,7 +116,11 @@ class PrunedLoaders:
         self._num_samples = num_samples
         self._batch_size = batch_size
         self._drop_last = drop_last
-        self._last: tuple[Indexed, dict[str, Any], weakref.ref[DataLoader[Any]]] | None = None
+        self._last: tuple[Indexed, dict[str, Any], weakref.ref[PrunedLoader]] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PrunedLoaders":
+        sampler = copy.deepcopy(self._sampler, memo)
+        return PrunedLoaders(sampler, self._num_samples, self._batch_size, self._drop_last)
 
     def get(
         self,
@@ -98,10 +130,10 @@ class PrunedLoaders:
         num_workers: int,
         collate_fn: Callable[[list[Any]], Any] | None,
         **options: Any,
-    ) -> DataLoader[Any]:
+    ) -> PrunedLoader:
         """Return the last loader if it was made with the same arguments and is still in use.
 
-        Otherwise, return a new one.
+        Otherwise, and if that loader is in the middle of an epoch, return a new one.
 
         Args:
             dataset: The data set, with or without indices.
@@ -135,8 +167,10 @@ class PrunedLoaders:
         if self._last is not None:
             made_of, made_with, reference = self._last
             last = reference()
-            if last is not None and made_of.dataset is indexed.dataset and made_with == arguments:
+            same = made_of.dataset is indexed.dataset and made_with == arguments
+            # A second iterator over a loader with persistent workers would end the first one.
+            if last is not None and same and not last.is_iterating:
                 return last
-        loader = DataLoader(indexed, sampler=self._sampler, **arguments)
+        loader = PrunedLoader(indexed, sampler=self._sampler, **arguments)
         self._last = indexed, arguments, weakref.ref(loader)
         return loader

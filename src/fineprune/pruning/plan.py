@@ -4,6 +4,7 @@ import zlib
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, check_whole_number
@@ -43,6 +44,18 @@ class EpochPlan:
             _check_vector("weights", self.weights, torch.float32)
             if not self.weights.isfinite().all():
                 raise InputError("expected finite weights, got some that are NaN or infinite")
+
+    @property
+    def number(self) -> int:
+        """The number of kept samples."""
+        return len(self.kept)
+
+    def includes(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which of the samples, int64, shape (n,), are kept."""
+        kept = self.kept.numpy()
+        places = np.searchsorted(kept, index)
+        included: npt.NDArray[np.bool_] = kept[np.minimum(places, len(kept) - 1)] == index
+        return included
 
 
 def check_plan(plan: object, epoch: int, num_kept: int | None, num_samples: int) -> EpochPlan:

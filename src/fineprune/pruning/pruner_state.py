@@ -1,7 +1,7 @@
 """The state dict of ``Pruner``: packed, checked and unpacked by functions without side effects."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +9,22 @@ import numpy as np
 import torch
 
 from fineprune.errors import InputError, first_line
-from fineprune.pruning.loss_recorder import Progress
+from fineprune.pruning.epoch_cycle import Progress
 from fineprune.pruning.plan import EpochPlan, check_plan
 
 STATE_VERSION = 1
 
-_KEYS = ("epoch", "open", "synchronized", "nonfinite", "progress", "learned")
+_KEYS = (
+    "epoch",
+    "open",
+    "synchronized",
+    "nonfinite",
+    "asked_to_rescore",
+    "progress",
+    "learned",
+    "skips",
+    "totals",
+)
 
 
 @dataclass(frozen=True)
@@ -24,24 +34,27 @@ class PrunerState:
     Attributes:
         epoch: The current epoch, or the one in progress if there is one.
         open: Whether that epoch has not ended.
-        progress: What was recorded of the epoch in progress; None if nothing was.
+        progress: What was recorded of the epoch in progress; None if nothing was. A loaded one does
+            not know how many samples are planned.
         synchronized: Whether the state includes the losses of all ranks.
         nonfinite_so_far: Number of losses of the epoch in progress, on all ranks together, that
             were NaN or infinite.
+        asked_to_rescore: Whether the loop has asked for samples to rescore in any epoch.
         learned: The state dict of the policy.
         skips: The number of epochs in a row in which each sample was skipped, uint8, shape (N,);
             None if no option of the policy needs it.
-        totals: The sums over the epochs that ended, by their names; None if they are not known.
+        totals: The sums over the epochs that ended, by their names.
     """
 
     epoch: int
     open: bool
-    progress: Progress | None
+    progress: Progress[EpochPlan] | None
     synchronized: bool
     nonfinite_so_far: int
+    asked_to_rescore: bool
     learned: dict[str, Any]
-    skips: torch.Tensor | None = None
-    totals: dict[str, int] | None = None
+    skips: torch.Tensor | None
+    totals: dict[str, int]
 
 
 def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +66,8 @@ def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
             loads the state only if it agrees with all of them.
 
     Raises:
-        InputError: The state was taken in the middle of an epoch without ``synchronize()``.
+        InputError: The state was taken in the middle of an epoch without ``synchronize()``, or it
+            holds something that does not load with ``weights_only=True``.
     """
     if not state.synchronized:
         raise InputError(unsynchronized(state.epoch))
@@ -66,19 +80,23 @@ def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
             "weights": state.progress.plan.weights,
             "batches": state.progress.batches,
             "samples": state.progress.samples,
+            "rescored": state.progress.rescored,
         }
-    return {
+    packed: dict[str, Any] = {
         "version": STATE_VERSION,
         **identity,
         "epoch": state.epoch,
         "open": state.open,
         "synchronized": state.synchronized,
         "nonfinite": state.nonfinite_so_far,
+        "asked_to_rescore": state.asked_to_rescore,
         "progress": progress,
         "learned": state.learned,
         "skips": state.skips,
         "totals": state.totals,
     }
+    loadable: dict[str, Any] = plain(packed, "the state")
+    return loadable
 
 
 def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerState:
@@ -87,13 +105,13 @@ def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerStat
     Args:
         packed: A dict from ``pack_state``.
         identity: ``num_samples``, ``seed``, ``settings`` and ``options`` of the pruner that
-            loads the state. A state of an older version has no options: all of them were off.
+            loads the state.
 
     Raises:
         InputError: The state is incomplete, has another version, comes from a run with another N,
             seed or policy, or was taken in the middle of an epoch without ``synchronize()``.
     """
-    check_state(packed, {"version": STATE_VERSION, **identity}, _KEYS)
+    check_state(packed, plain({"version": STATE_VERSION, **identity}, "the settings"), _KEYS)
     if not packed["synchronized"]:
         raise InputError(unsynchronized(packed["epoch"]))
     progress = None
@@ -103,16 +121,45 @@ def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerStat
         kept = torch.from_numpy(np.flatnonzero(mask))
         plan = EpochPlan(packed["epoch"], kept, saved["weights"])
         check_plan(plan, packed["epoch"], None, identity["num_samples"])
-        progress = Progress(plan, saved["batches"], saved["samples"])
+        counts = {name: saved[name] for name in ("batches", "samples", "rescored")}
+        progress = Progress(plan, 0, **counts)
     return PrunerState(
         epoch=packed["epoch"],
         open=packed["open"],
         progress=progress,
         synchronized=True,
         nonfinite_so_far=packed["nonfinite"],
+        asked_to_rescore=packed["asked_to_rescore"],
         learned=packed["learned"],
-        skips=packed.get("skips"),
-        totals=packed.get("totals"),
+        skips=packed["skips"],
+        totals=packed["totals"],
+    )
+
+
+def plain(value: Any, name: str) -> Any:
+    """Return a value of which ``torch.load`` with ``weights_only=True`` loads every part.
+
+    Numbers of NumPy become those of Python, and tuples become lists.
+
+    Args:
+        value: Tensors, numbers, strings, bytes, None, and lists, tuples and dicts of these.
+        name: What the value is called in the error.
+
+    Raises:
+        InputError: There is something else in it.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {plain(key, name): plain(item, f"{name}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{name}[{number}]") for number, item in enumerate(value)]
+    if value is None or isinstance(value, torch.Tensor | bool | int | float | str | bytes):
+        return value
+    raise InputError(
+        f"expected {name} as a tensor, a number, a string, or a list or dict of these, which "
+        f"torch.load loads with weights_only=True, got {type(value).__name__}: return such values "
+        f"from settings() and state_dict() of the policy"
     )
 
 

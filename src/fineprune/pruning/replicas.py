@@ -1,6 +1,7 @@
 """Replicas: the ranks that train one model together, and what they exchange."""
 
 import os
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,12 +13,17 @@ from fineprune.errors import InputError, check_whole_number
 
 Number = TypeVar("Number", bound=np.generic)
 
+# Returns the arrays that all ranks give it, in the order of the ranks.
+AllGather = Callable[[npt.NDArray[Any]], list[npt.NDArray[Any]]]
+
 
 class Replicas:
-    """The process group over which counts are merged. Without a group, it is a single process.
+    """The ranks over which counts are merged. Without a process group, it is a single process.
 
     Args:
         process_group: A ``torch.distributed`` group. None stands for the initialised world.
+        all_gather: Exchanges arrays in place of a process group.
+        num_replicas, rank: The number of ranks that call ``all_gather``, and which one this is.
 
     Attributes:
         group: The group as it was given.
@@ -29,7 +35,22 @@ class Replicas:
         RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
     """
 
-    def __init__(self, process_group: Any = None) -> None:
+    def __init__(
+        self,
+        process_group: Any = None,
+        all_gather: AllGather | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        self._all_gather = all_gather
+        if all_gather is not None:
+            if process_group is not None or num_replicas is None or rank is None:
+                raise InputError(
+                    "expected all_gather together with num_replicas and rank and without "
+                    "process_group: give the numbers of the framework whose function it is"
+                )
+            self.group, self.size, self.rank = None, num_replicas, rank
+            return
         active = dist.is_available() and dist.is_initialized()
         launched = int(os.environ.get("WORLD_SIZE", "1"))
         if launched > 1 and not active:
@@ -46,23 +67,40 @@ class Replicas:
                 "not: give each process its own group"
             )
 
-    def outgrown(self) -> int | None:
+    def late_world(self) -> int | None:
         """Return the size of a world that was initialised too late; None if there is none.
 
         Without a group of its own, this process then trains as if it were alone.
         """
-        if self.group is not None or not (dist.is_available() and dist.is_initialized()):
+        if self._all_gather is not None or self.group is not None:
+            return None
+        if not (dist.is_available() and dist.is_initialized()):
             return None
         size = dist.get_world_size()
         return size if size > self.size else None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Replicas":
+        return self  # Process groups cannot be copied.
+
     def sum(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """Return the sum of an array over all ranks, elementwise, with its shape and dtype."""
-        return self._all_reduce(values, dist.ReduceOp.SUM) if self.size > 1 else values
+        if self.size == 1:
+            return values
+        if self._all_gather is not None:
+            total: npt.NDArray[Number] = np.sum(
+                self._all_gather(values), axis=0, dtype=values.dtype
+            )
+            return total
+        return self._all_reduce(values, dist.ReduceOp.SUM)
 
     def maximum(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """Return the maximum of an array over all ranks, elementwise, with its shape and dtype."""
-        return self._all_reduce(values, dist.ReduceOp.MAX) if self.size > 1 else values
+        if self.size == 1:
+            return values
+        if self._all_gather is not None:
+            largest: npt.NDArray[Number] = np.max(self._all_gather(values), axis=0)
+            return largest
+        return self._all_reduce(values, dist.ReduceOp.MAX)
 
     def gather(self, values: npt.NDArray[Number], length: int) -> list[npt.NDArray[Number]]:
         """Return the arrays of all ranks, in the order of the ranks.
@@ -75,6 +113,8 @@ class Replicas:
         padded[: len(values)] = values
         if self.size == 1:
             return [padded]
+        if self._all_gather is not None:
+            return list(self._all_gather(padded))
         own = self._tensor(padded)
         parts = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(parts, own, group=self.group)

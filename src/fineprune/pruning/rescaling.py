@@ -36,11 +36,11 @@ class Rescaling:
                 backpropagated.
         """
         mean = self._times_weights(index, losses).mean()
-        if mean.requires_grad:
+        if mean.requires_grad:  # Otherwise, it cannot be backpropagated, which is noticed, too.
             mean.register_hook(self._note_use)
-            self._returned += 1
-            if self._returned > self._patience:
-                self.check_used()
+        self._returned += 1
+        if self._returned > self._patience:
+            self.check_used()
         return mean
 
     def weighted(self, index: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:

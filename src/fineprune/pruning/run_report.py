@@ -10,7 +10,12 @@ from typing import Any
 
 from fineprune.errors import InputError, check_one_of
 from fineprune.pruning.policies.policy import Policy
-from fineprune.pruning.step_counts import BatchShape, predicted_saving, total_steps
+from fineprune.pruning.step_counts import (
+    BatchShape,
+    predicted_saving,
+    steps_of,
+    total_steps,
+)
 
 # Number of samples that a summary lists as the most suspicious.
 _SUSPECTS = 10
@@ -86,8 +91,14 @@ class RunReport:
             self._seconds += time.perf_counter() - began
 
     def add_epoch(self, kept: int, batches: int) -> None:
-        """Add an epoch that kept so many samples, with the batches that this rank recorded."""
-        self.totals.add(kept, batches, math.ceil(batches / self._shape.accumulation))
+        """Add an epoch that kept so many samples, with the batches that this rank recorded.
+
+        If it recorded none, it took the planned steps, as far as these are known.
+        """
+        steps = math.ceil(batches / self._shape.accumulation)
+        if not batches and self._shape.batch_size is not None:
+            steps = steps_of(kept, self._shape)
+        self.totals.add(kept, batches, steps)
 
     def add_writer(self, target: Any, by: str) -> None:
         """Report each epoch to ``target``; see ``Pruner.log``.
@@ -115,11 +126,12 @@ class RunReport:
         for write, by_steps in self._writers:
             write(dict(known), self.totals.steps if by_steps else self.totals.epochs)
 
-    def summary(self, batches: int) -> dict[str, Any]:
+    def summary(self, batches: int, steps_done: int) -> dict[str, Any]:
         """Return the summary of ``Pruner.summary``.
 
         Args:
             batches: Number of batches that this rank has recorded of the epoch in progress.
+            steps_done: Number of optimizer steps so far.
         """
         suspects: list[int] = []
         if self._policy.suspicion() is not None:
@@ -134,7 +146,7 @@ class RunReport:
             "epochs_done": self.totals.epochs,
             "skipped": self.skipped,
             "predicted_saving": predicted_saving(self._policy, self._num_samples, self._shape),
-            "steps": self.totals.steps + math.ceil(batches / self._shape.accumulation),
+            "steps": steps_done,
             "total_steps": steps,
             "record_calls": self.totals.batches + batches,
             "bookkeeping_seconds": self._seconds,

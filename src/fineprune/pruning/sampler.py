@@ -5,9 +5,13 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DistributedSampler
 
+from fineprune.pruning.epoch_cycle import EpochCycle
+from fineprune.pruning.loop_checks import check_length
 from fineprune.pruning.plan import EpochPlan
 
 # Number of indices that are converted to Python integers at a time, so that no long list is needed.
@@ -27,11 +31,8 @@ class PruningSampler(DistributedSampler[Any]):
         seed: Seeds the order, together with the epoch, as in ``DistributedSampler``.
         drop_last: Whether the last samples are dropped if they do not divide among the ranks, as in
             ``DistributedSampler``. Otherwise, some samples are repeated.
+        cycle: The state of the current epoch, in which the sampler notes that it was read.
         choose_epoch: Function that ``set_epoch`` calls with its argument.
-
-    Attributes:
-        was_read: Whether indices of the current plan were asked for.
-        epoch_was_set: Whether the user set the epoch. A state of another epoch is then ignored.
     """
 
     def __init__(
@@ -42,20 +43,21 @@ class PruningSampler(DistributedSampler[Any]):
         rank: int,
         seed: int,
         drop_last: bool,
+        cycle: EpochCycle[EpochPlan],
         choose_epoch: Callable[[int], None],
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle=True, seed=seed, drop_last=drop_last)
+        self._num_samples = len(dataset)
+        self._cycle = cycle
         self._choose_epoch = choose_epoch
         self._plan: EpochPlan  # ``Pruner`` calls ``follow`` before anything else is called.
         self._start = 0
         self._chunk: Iterator[int] = iter(())
         self._chunk_end = 0
-        self.epoch_was_set = False
-        self.was_read = False
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the ``Pruner``. This may be called any number of times, in any order."""
-        self.epoch_was_set = True
+        self._cycle.named = True
         self._choose_epoch(epoch)
 
     def follow(self, plan: EpochPlan, start: int = 0) -> None:
@@ -71,37 +73,35 @@ class PruningSampler(DistributedSampler[Any]):
         self.total_size = self.num_samples * self.num_replicas
         self._start = start
         self._chunk, self._chunk_end = iter(()), 0
-        self.was_read = False
 
     def order(self) -> torch.Tensor:
-        """Return the indices that this rank has yet to train in the epoch: int64, on the CPU."""
-        self.was_read = True
-        order = _fitted(self.shuffled(), self.total_size)[self._start :]
+        """Return the indices that this rank has yet to train in the epoch: int64, on the CPU.
+
+        Raises:
+            InputError: The number of samples in the data set has changed.
+        """
+        self._cycle.read_sampler()
+        return self._order()
+
+    def leading(self, number: int) -> npt.NDArray[np.int64]:
+        """Return the first of these indices, at most ``number`` of them."""
+        return self._order()[:number].numpy()
+
+    def _order(self) -> torch.Tensor:
+        check_length(self.dataset, self._num_samples)
+        order = _fitted(self._shuffled(), self.total_size)[self._start :]
         # After the number of ranks has changed, the rest may not divide: repeat a few samples.
         rest = -(-len(order) // self.num_replicas) * self.num_replicas
         return _fitted(order, rest)[self.rank :: self.num_replicas]
 
-    def is_complete(self, plan: EpochPlan, trained: int, batch_size: int | None) -> bool:
-        """Return whether an epoch has no batches left.
-
-        Args:
-            plan: The plan of the epoch.
-            trained: Number of samples in the order of all ranks together that were trained.
-            batch_size: Number of samples per batch and rank; None if it is not known.
-        """
-        own = samples_per_rank(len(plan.kept), self.num_replicas, self.drop_last)
-        left = own - trained // self.num_replicas
-        # An incomplete last batch is dropped.
-        return left <= 0 or (self.drop_last and batch_size is not None and left < batch_size)
-
-    def shuffled(self) -> torch.Tensor:
+    def _shuffled(self) -> torch.Tensor:
         """Return the kept samples in the order of all ranks together: int64, on the CPU."""
         shuffle = torch.Generator()
         shuffle.manual_seed(self.seed + self.epoch)
         kept = self._plan.kept
         order = torch.randperm(len(kept), generator=shuffle)
         # A full plan is 0..N-1.
-        if len(kept) == len(self.dataset):  # type: ignore[arg-type]
+        if len(kept) == self._num_samples:
             return order
         return kept.index_select(0, order)
 
@@ -120,7 +120,7 @@ class PruningSampler(DistributedSampler[Any]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue from a state, if it belongs to the current epoch or no epoch was set."""
-        if not self.epoch_was_set:
+        if not self._cycle.named:
             self.set_epoch(state["epoch"])
         if state["epoch"] == self.epoch:
             self._start = state["yielded"] * self.num_replicas

@@ -1,43 +1,18 @@
 """Distributes a budget of optimizer steps over epochs, in proportion to their learning rates."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from fineprune.errors import InputError
+from fineprune.pruning.learning_rates import relative_rates
 
 # The smallest share of a full epoch that an epoch is given, as long as the budget allows it.
 _SMALLEST_SHARE = 0.05
 
-
-def relative_rates(
-    rates: Callable[[float], float] | Sequence[float] | None, epochs: int
-) -> tuple[float, ...]:
-    """Return the largest learning rate from each epoch on, relative to the largest of all.
-
-    While the rate rises (warm-up), the value is 1: a small rate at the start is no reason to skip.
-
-    Args:
-        rates: The rate of each epoch, or a function of the progress in epochs, which is evaluated
-            in the middle of each epoch; None for a constant rate.
-        epochs: Number of epochs in the training.
-
-    Raises:
-        InputError: There is not one rate per epoch, or a rate is negative or not finite, or all of
-            them are 0.
-    """
-    if rates is None:
-        return (1.0,) * epochs
-    given = [rates(epoch + 0.5) for epoch in range(epochs)] if callable(rates) else list(rates)
-    if len(given) != epochs:
-        raise InputError(
-            f"expected one learning rate for each of {epochs} epochs, got {len(given)}"
-        )
-    if not all(math.isfinite(rate) and rate >= 0 for rate in given) or not any(given):
-        raise InputError(f"expected learning rates of at least 0 and one above 0, got {given}")
-    largest = max(given)
-    return tuple(max(given[epoch:]) / largest for epoch in range(epochs))
+# The lengths of the epochs follow from their rates, and these from the lengths. This converges in a
+# few rounds, if at all; the lengths of neighbouring epochs may then differ by a step or so.
+_ROUNDS = 20
 
 
 def steps_of_epoch(rates: Sequence[float], budget: int, *, most: int, full: int) -> int:
@@ -47,22 +22,50 @@ def steps_of_epoch(rates: Sequence[float], budget: int, *, most: int, full: int)
     remaining epochs follow this function, they use the budget exactly.
 
     Args:
-        rates: The relative learning rate of each remaining epoch, which does not increase.
+        rates: The relative learning rate of each remaining epoch, above 0 in one of them.
         budget: The number of steps left for these epochs, at least one per epoch and at most
             ``full`` per epoch.
         most: The number of steps for which there are samples that should be trained.
         full: The number of steps of an epoch that trains all samples.
     """
     left = len(rates)
+    steps = round(float(_in_proportion(rates, budget, most, full)[0]))
+    # The later epochs must be able to use up the rest, and each needs at least one step.
+    return max(min(max(steps, budget - (left - 1) * full), budget - (left - 1)), 1)
+
+
+def rates_along_steps(rates: Sequence[float], epochs: int, full: int) -> list[float]:
+    """Return the rate of each epoch if the rate is given for each step of a shortened training.
+
+    Args:
+        rates: The rate of each optimizer step that the training takes.
+        epochs: Number of epochs, which share these steps in proportion to their rates.
+        full: The number of steps of an epoch that trains all samples.
+    """
+    budget = len(rates)
+    lengths = np.full(epochs, budget / epochs)
+    found: list[float] = []
+    for _ in range(_ROUNDS):
+        middles = np.cumsum(lengths) - lengths / 2
+        before, found = found, [rates[min(int(middle), budget - 1)] for middle in middles]
+        if found == before:
+            break
+        lengths = _in_proportion(relative_rates(found), budget, full, full)
+    return found
+
+
+def _in_proportion(
+    rates: Sequence[float], budget: int, most: int, full: int
+) -> npt.NDArray[np.float64]:
+    """Return a number of steps for each epoch, in proportion to its rate, within the limits."""
     smallest = min(_SMALLEST_SHARE * full, most)
-    each = np.asarray(rates)
-    low, high = 0.0, 2.0 * full / max(rates[-1], 1e-9)
+    each = np.asarray(rates, dtype=np.float64)
+    low, high = 0.0, 2.0 * full / max(each.min(), 1e-9)
     for _ in range(100):
         middle = (low + high) / 2
         if np.clip(middle * each, smallest, most).sum() < budget:
             low = middle
         else:
             high = middle
-    steps = round(min(max(high * rates[0], smallest), most))
-    # The later epochs must be able to use up the rest, and each needs at least one step.
-    return min(max(steps, budget - (left - 1) * full, 1), budget - (left - 1))
+    lengths: npt.NDArray[np.float64] = np.clip(high * each, smallest, most)
+    return lengths

@@ -5,11 +5,11 @@ before the training, and all ranks get the same results.
 """
 
 import math
-import warnings
 from dataclasses import dataclass
 from numbers import Integral
 
 from fineprune.errors import InputError, check_whole_number
+from fineprune.pruning.loop_checks import warn_user
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.sampler import samples_per_rank
 
@@ -38,9 +38,10 @@ class BatchShape:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        check_whole_number("batch_size", 1 if self.batch_size is None else self.batch_size, 1)
-        check_whole_number("accumulation", self.accumulation, 1)
-        check_whole_number("num_replicas", self.num_replicas, 1)
+        for name in ("batch_size", "accumulation", "num_replicas"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, check_whole_number(name, value, 1))
         if self.accumulation > 1 and self.batch_size is None:
             raise InputError(
                 f"expected batch_size beside accumulation={self.accumulation}, got None"
@@ -63,9 +64,7 @@ def bind(policy: Policy, num_samples: int, shape: BatchShape) -> None:
     """
     policy.bind(num_samples)
     own = samples_per_rank(num_samples, shape.num_replicas, shape.drop_last)
-    full = _steps(own, shape)
-    if full:  # With drop_last, a rank may have less than one batch.
-        policy.bind_steps(shape.multiple, full)
+    policy.bind_steps(shape.multiple, _steps(own, shape))
 
 
 def _batches(samples: int, shape: BatchShape) -> int:
@@ -149,17 +148,8 @@ def predicted_saving(policy: Policy, num_samples: int, shape: BatchShape) -> flo
     return 1 - sum(known) / (policy.epochs * num_samples)
 
 
-def check_epoch(epoch: int, epochs: int) -> None:
-    """Raise InputError unless ``epoch`` (counted from 0) is one of the training's ``epochs``."""
-    if not 0 <= epoch < epochs:
-        raise InputError(
-            f"expected an epoch in 0..{epochs - 1}, got {epoch}: "
-            f"make the schedule as long as the training"
-        )
-
-
 def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
-    """Warn the caller's caller if rounding to whole batches loses a tenth of the saving or more.
+    """Warn the user if rounding to whole batches loses a tenth of the saving or more.
 
     The policy must be bound.
 
@@ -175,13 +165,13 @@ def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
         left = num_samples - _rounded_up(keep, shape.multiple)
         if left > (1 - _WORTH_A_WARNING) * skip:
             continue
-        said = (
+        cost = (
             f"the policy skips {skip} of {num_samples} samples, but whole steps of "
             f"{shape.multiple} samples (batch x ranks x accumulation) leave {max(left, 0)} skipped"
         )
         if left <= 0:
-            raise InputError(f"{said}: expected a larger prune or a smaller batch_size")
-        warnings.warn(f"{said}: a tenth of the saving or more is lost", UserWarning, stacklevel=3)
+            raise InputError(f"{cost}: expected a larger prune or a smaller batch_size")
+        warn_user(f"{cost}: a tenth of the saving or more is lost", UserWarning)
 
 
 def _wanted(policy: Policy, num_samples: int, epoch: int) -> int | None:

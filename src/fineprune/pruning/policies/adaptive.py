@@ -1,24 +1,27 @@
 """Adaptive: save a given share of the steps where this costs the least."""
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, check_whole_number
+from fineprune.errors import InputError, check_one_of, check_whole_number
 from fineprune.pruning.dropping_count import add_marks, keep_least_counted
 from fineprune.pruning.kept_numbers import check_save
+from fineprune.pruning.learning_rates import (
+    Rates,
+    rates_of_epochs,
+    rates_of_steps,
+    relative_rates,
+)
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, annealed_epochs
 from fineprune.pruning.policies.epoch_losses import EpochLosses
 from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.replicas import Replicas
-from fineprune.pruning.step_budget import relative_rates, steps_of_epoch
-
-Rates = Callable[[float], float] | Sequence[float]
+from fineprune.pruning.step_budget import rates_along_steps, steps_of_epoch
 
 _LONGEST_STREAK = 255
 
@@ -29,12 +32,14 @@ class Adaptive(Policy):
     Three rules decide:
 
     1. *Samples that contradict the others are skipped.* These are the samples whose loss was above
-       chance in each of their last ``patience`` epochs. A share of them returns in each epoch, and
-       a single loss below chance clears a sample. With wrong labels, most of the skipped samples
-       are wrong ones. With correct labels, there are few such samples, and they are hard ones that
-       are worth training; so none is skipped unless they are at least ``evidence`` of all samples.
+       chance in each of their last ``patience`` epochs. A share of them returns in each full epoch,
+       and fewer in a shortened one; a single loss below chance clears a sample. With wrong labels,
+       most of the skipped samples are wrong ones. With correct labels, there are few such samples,
+       and they are hard ones that are worth training; so none is skipped unless they are at least
+       ``evidence`` of all samples.
     2. *The rest of the budget is taken where the learning rate is smallest.* An epoch keeps a
-       number of samples in proportion to its learning rate, but never more than there are.
+       number of samples in proportion to its learning rate, but never more than there are. Before
+       the largest rate is reached (warm-up), epochs are as long as at this rate.
     3. *A shortened epoch chooses its samples at random, without repeats until all were chosen.*
 
     The number of optimizer steps of the whole training is exact and known before the start: after
@@ -44,9 +49,10 @@ class Adaptive(Policy):
     Args:
         epochs: Number of epochs in the training.
         save: The share of the optimizer steps to save, in [0, 1).
-        rates: The learning rate of each epoch: a sequence of ``epochs`` numbers, or a function that
-            returns the rate at a point of the training, measured in epochs (0.0 to ``epochs``).
-            Only their ratios matter. The default is a constant rate.
+        rates: The learning rate of each epoch: a sequence of ``epochs`` numbers, a function that
+            returns the rate at a point of the training, measured in epochs (0.0 to ``epochs``), or
+            a scheduler of torch that is stepped once per epoch. Only their ratios matter. For rates
+            that change per step, see ``Pruner.set_rates``. The default is a constant rate.
         patience: The number of epochs in a row with a loss above chance after which a sample is
             skipped. With 0, no sample is skipped for this reason.
         returning: The share of the contradicting samples that are trained all the same per epoch.
@@ -62,10 +68,15 @@ class Adaptive(Policy):
 
     name: ClassVar[str] = "adaptive"
     needs_losses: bool = True
+    without_rates: ClassVar[str] = (
+        "Adaptive was given no learning rates and takes them to be constant, so all epochs are "
+        "shortened alike; if the rate falls, this costs more accuracy than to shorten the epochs "
+        "with small rates: give rates=..., or call pruner.set_rates(scheduler)"
+    )
 
     def __init__(
         self,
-        epochs: int,
+        epochs: float,
         save: float = 0.35,
         rates: Rates | None = None,
         *,
@@ -75,9 +86,8 @@ class Adaptive(Policy):
         chance: float | None = None,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(**options)
-        check_whole_number("epochs", epochs, 1)
-        check_whole_number("patience", patience, 0)
+        super().__init__(epochs, **options)
+        patience = check_whole_number("patience", patience, 0)
         if not 0 <= save < 1:
             raise InputError(f"expected save as a share in [0, 1), got {save!r}")
         if not 0 <= returning <= 1:
@@ -88,43 +98,75 @@ class Adaptive(Policy):
             raise InputError(f"expected patience of at most {_LONGEST_STREAK}, got {patience}")
         if chance is not None and not (math.isfinite(chance) and chance > 0):
             raise InputError(f"expected chance as a loss above 0, got {chance!r}")
-        self._annealed = annealed_epochs(self.plan_options.anneal, epochs)
+        self._annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
         if save:
-            check_save(save, epochs - self._annealed, epochs)
-        self._epochs = epochs
+            check_save(save, self.epochs - self._annealed, self.epochs)
         self.save = float(save)
         self.patience = patience
         self.returning = float(returning)
         self.evidence = float(evidence)
-        self.rates = relative_rates(rates, epochs)
-        self._given_chance = chance
-        self._chance = math.nan if chance is None else float(chance)
+        self.rates: tuple[float, ...] = (1.0,) * self.epochs
+        self._has_rates = rates is not None
+        if rates is not None:
+            self.set_rates(rates)
+        self._given_chance = None if chance is None else float(chance)
+        self._chance = math.nan
         self._streaks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._chosen: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self._losses = EpochLosses(0)
-        self._step_size = self._full_steps = self._budget = self._used = 0
+        self._step_size = self._full_steps = self._budget = 0
+        # How long each epoch was, as a share of a full one; None for one that was not trained.
+        self._lengths: list[float | None] = []
 
     @property
-    def epochs(self) -> int:
-        """Number of epochs in the training."""
-        return self._epochs
+    def wants_rates(self) -> bool:
+        """Whether a constant learning rate is assumed because none was given."""
+        return not self._has_rates and self.save > 0
+
+    def set_rates(self, rates: Rates, by: str = "epochs") -> None:
+        """Receive the learning rates; see ``Pruner.set_rates``."""
+        check_one_of("by", by, ("epochs", "steps"))
+        if by == "steps":
+            each = rates_of_steps(rates, self._budget)
+            found = rates_along_steps(each, self.epochs, self._full_steps)
+        else:
+            found = rates_of_epochs(rates, self.epochs)
+        self.rates = relative_rates(found)
+        self._has_rates = True
 
     def bind(self, num_samples: int) -> None:
         """Allocate eight bytes per sample, and count each sample as an optimizer step."""
+        self._chance = math.nan if self._given_chance is None else self._given_chance
+        self._lengths = [None] * self.epochs
         self._streaks = np.zeros(num_samples, dtype=np.uint8)
         self._chosen = np.zeros(num_samples, dtype=np.bool_)
         self._losses = EpochLosses(num_samples)
         self.bind_steps(1, num_samples)
 
     def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
-        """Receive the size of an optimizer step, and compute the budget in steps."""
+        """Receive the size of an optimizer step, and compute the budget in steps.
+
+        Raises:
+            InputError: There is no step, or one step in each epoch is too much to save the share.
+        """
+        if not steps_per_full_epoch:
+            raise InputError(
+                f"expected at least one step of {samples_per_step} samples (batch x ranks x "
+                f"accumulation) per epoch, got {len(self._streaks)} samples with drop_last: set a "
+                f"smaller batch_size, or no drop_last"
+            )
         self._step_size = samples_per_step
         self._full_steps = steps_per_full_epoch
-        full = self._epochs * steps_per_full_epoch
-        shortened = self._epochs - self._annealed
+        full = self.epochs * steps_per_full_epoch
+        shortened = self.epochs - self._annealed
         least = self._annealed * steps_per_full_epoch + shortened
-        self._budget = max(round((1 - self.save) * full), least)
-        self._used = 0
+        self._budget = round((1 - self.save) * full)
+        if self._budget < least:
+            raise InputError(
+                f"expected save of at most {1 - least / full:.3g} with one step of "
+                f"{samples_per_step} samples (batch x ranks x accumulation) in each epoch, got "
+                f"{self.save}: save less, or set a smaller batch_size or anneal"
+            )
 
     @property
     def total_steps(self) -> int:
@@ -134,7 +176,7 @@ class Adaptive(Policy):
     def planned_numbers(self) -> list[int]:
         """Return how many samples each epoch keeps if none contradicts the others."""
         numbers, used = [], 0
-        for epoch in range(self._epochs):
+        for epoch in range(self.epochs):
             steps = self._steps(epoch, used, contradicting=0)
             numbers.append(self._number_kept(steps))
             used += steps
@@ -147,7 +189,7 @@ class Adaptive(Policy):
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Choose the samples of an epoch, which fill the steps that it is given."""
         total = len(self._streaks)
-        number = self._number_kept(self._steps(epoch, self._used, self._number_contradicting()))
+        number = self._number_kept(self._steps_now(epoch))
         if number == total:
             return EpochPlan(epoch, torch.arange(total))
         skipped = self._contradicting()
@@ -174,7 +216,7 @@ class Adaptive(Policy):
 
     def end_epoch(self, epoch: int) -> None:
         """Lengthen or clear the streaks of the trained samples, and charge the epoch's steps."""
-        steps = self._steps(epoch, self._used, self._number_contradicting())
+        steps = self._steps_now(epoch)
         if self._number_kept(steps) < len(self._streaks):
             self._note_chosen()
         losses = self._losses.values.numpy()
@@ -182,7 +224,7 @@ class Adaptive(Policy):
         self._streaks *= above  # An untrained sample keeps its streak, because it has infinity.
         add_marks(self._streaks, above & (losses < np.inf), clear=False)
         self._losses.end_epoch()
-        self._used += steps
+        self._lengths[epoch] = steps / self._full_steps
 
     @property
     def counts(self) -> torch.Tensor:
@@ -205,7 +247,7 @@ class Adaptive(Policy):
         """Return the arguments, with which a state must agree."""
         return {
             "policy": self.name,
-            "epochs": self._epochs,
+            "epochs": self.epochs,
             "save": self.save,
             "rates": list(self.rates),
             "patience": self.patience,
@@ -215,21 +257,21 @@ class Adaptive(Policy):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the streaks, the samples chosen in this round, and the steps used so far."""
+        """Return the streaks, the samples chosen in this round, and the lengths of the epochs."""
         return {
             "streaks": self.counts,
             "chosen": torch.from_numpy(np.packbits(self._chosen)),
-            "used_share": self._used / self._budget,
+            "lengths": list(self._lengths),
             "chance": self._chance,
             "losses": self._losses.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state. If the size of a step has changed, the used share is kept."""
+        """Continue from a state. If the size of a step has changed, shares of epochs are kept."""
         self._streaks = state["streaks"].numpy().copy()
         count = len(self._streaks)
         self._chosen = np.unpackbits(state["chosen"].numpy(), count=count).view(np.bool_)
-        self._used = round(state["used_share"] * self._budget)
+        self._lengths = list(state["lengths"])
         self._chance = state["chance"]
         self._losses.load_state_dict(state["losses"])
 
@@ -249,6 +291,19 @@ class Adaptive(Policy):
     def _number_returning(self, contradicting: int) -> int:
         return round(self.returning * contradicting)
 
+    def _steps_now(self, epoch: int) -> int:
+        """Return the number of steps of an epoch, after those that were trained before it.
+
+        Epochs that the training left out count as if they had been trained as planned.
+        """
+        used = 0
+        for earlier, length in enumerate(self._lengths[:epoch]):
+            if length is None:
+                used += self._steps(earlier, used, contradicting=0)
+            else:
+                used += round(length * self._full_steps)
+        return self._steps(epoch, used, self._number_contradicting())
+
     def _steps(self, epoch: int, used: int, contradicting: int) -> int:
         """Return the number of steps of an epoch.
 
@@ -261,7 +316,7 @@ class Adaptive(Policy):
             return self._full_steps
         available = len(self._streaks) - contradicting + self._number_returning(contradicting)
         return steps_of_epoch(
-            self.rates[epoch : self._epochs - self._annealed],
+            self.rates[epoch : self.epochs - self._annealed],
             self._budget - used - self._annealed * self._full_steps,
             most=min(-(-available // self._step_size), self._full_steps),
             full=self._full_steps,

@@ -4,7 +4,7 @@ from typing import ClassVar, Unpack
 
 import numpy as np
 
-from fineprune.errors import InputError, check_whole_number
+from fineprune.errors import InputError
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options
 from fineprune.pruning.policies.policy import Policy
@@ -23,16 +23,9 @@ class FullData(Policy):
 
     name: ClassVar[str] = "full"
 
-    def __init__(self, epochs: int, **options: Unpack[Options]) -> None:
-        super().__init__(**options)
-        check_whole_number("epochs", epochs, 1)
-        self._epochs = epochs
+    def __init__(self, epochs: float, **options: Unpack[Options]) -> None:
+        super().__init__(epochs, **options)
         self._num_samples = 0
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs in the training."""
-        return self._epochs
 
     def bind(self, num_samples: int) -> None:
         """Receive the number of samples."""

@@ -50,7 +50,7 @@ class InfoBatch(LastLosses):
 
     def __init__(
         self,
-        epochs: int,
+        epochs: float,
         prune: float | None = None,
         *,
         save: float | None = None,
@@ -64,6 +64,7 @@ class InfoBatch(LastLosses):
             prune = _PRUNE
         if prune is not None and not 0 <= prune < 1:
             raise InputError(f"expected prune as a probability in [0, 1), got {prune!r}")
+        epochs = self.epochs
         self._shortened = epochs - annealed_epochs(self.plan_options.anneal, epochs)
         self.prune = None if prune is None else float(prune)
         self.save = None if save is None else check_save(save, self._shortened, epochs)
@@ -83,7 +84,7 @@ class InfoBatch(LastLosses):
         """
         if self.save is not None:
             self._numbers = kept_numbers(
-                self.save, self._epochs, self._shortened, len(self.losses), samples_per_step
+                self.save, self.epochs, self._shortened, len(self.losses), samples_per_step
             )
 
     def num_kept(self, epoch: int) -> int | None:
@@ -126,7 +127,7 @@ class InfoBatch(LastLosses):
         """Return the arguments, with which a state must agree."""
         return {
             "policy": self.name,
-            "epochs": self._epochs,
+            "epochs": self.epochs,
             "prune": self.prune,
             "save": self.save,
         }

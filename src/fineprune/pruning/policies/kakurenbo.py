@@ -51,7 +51,7 @@ class Kakurenbo(LastLosses):
 
     def __init__(
         self,
-        epochs: int,
+        epochs: float,
         prune: float = 0.3,
         *,
         confidence: float = 0.7,
@@ -98,13 +98,13 @@ class Kakurenbo(LastLosses):
         """Return the arguments, with which a state must agree."""
         return {
             "policy": self.name,
-            "epochs": self._epochs,
+            "epochs": self.epochs,
             "prune": self.prune,
             "confidence": self.confidence,
         }
 
     def _most(self, epoch: int) -> int:
         """Return the largest number of samples that the epoch may hide."""
-        factor = next(f for start, f in reversed(_FACTORS) if 100 * epoch >= start * self._epochs)
+        factor = next(f for start, f in reversed(_FACTORS) if 100 * epoch >= start * self.epochs)
         # The small addend prevents 0.8 * 0.3 * 100 from losing a sample.
         return int(factor * prune_count(self.prune, len(self.losses)) + 1e-9)

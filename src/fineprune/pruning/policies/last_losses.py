@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import check_whole_number
 from fineprune.pruning.plan_options import Options
 from fineprune.pruning.policies.policy import LossRecords, Policy
 
@@ -31,16 +30,9 @@ class LastLosses(Policy):
 
     needs_losses: bool = True
 
-    def __init__(self, epochs: int, **options: Unpack[Options]) -> None:
-        super().__init__(**options)
-        check_whole_number("epochs", epochs, 1)
-        self._epochs = epochs
+    def __init__(self, epochs: float, **options: Unpack[Options]) -> None:
+        super().__init__(epochs, **options)
         self.losses: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs in the training."""
-        return self._epochs
 
     def bind(self, num_samples: int) -> None:
         """Allocate the losses."""

@@ -36,13 +36,13 @@ class Matched(Policy):
 
     def __init__(
         self,
-        epochs: int,
+        epochs: float,
         numbers: Sequence[int],
         mean_weights: Sequence[float] | None = None,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(**options)
-        check_whole_number("epochs", epochs, 1)
+        super().__init__(epochs, **options)
+        epochs = self.epochs
         weights = [1.0] * epochs if mean_weights is None else mean_weights
         for name, values in (("numbers", numbers), ("mean_weights", weights)):
             if len(values) != epochs:
@@ -57,11 +57,6 @@ class Matched(Policy):
         self.numbers = tuple(numbers)
         self.mean_weights = tuple(float(weight) for weight in weights)
         self._num_samples = 0
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs in the training."""
-        return len(self.numbers)
 
     def bind(self, num_samples: int) -> None:
         """Receive the number of samples.

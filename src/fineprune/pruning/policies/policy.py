@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, check_whole_number
+from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, PlanOptions, annealed_epochs
 from fineprune.pruning.replicas import Replicas
@@ -43,6 +44,7 @@ class Policy(ABC):
     A ``Pruner`` works on its own copy, so one policy object may be given to several pruners.
 
     Args:
+        epochs: Number of epochs in the training. A subclass may instead override the property.
         options: The options that every policy takes: ``anneal``, ``rescale``, ``keep_per_class``
             and ``max_skips``; see ``PlanOptions``. A subclass that does not call this constructor
             has all of them off.
@@ -53,23 +55,29 @@ class Policy(ABC):
         rescores: Whether the policy needs losses of samples that an epoch did not train. The
             training loop then evaluates them at the end of the epoch; see ``Pruner.to_rescore``.
         plan_options: The options, which ``Pruner`` applies to the plans of the policy.
+        without_rates: What the policy assumes if it wants learning rates and was given none.
 
     Raises:
-        InputError: An option is out of range.
+        InputError: A value is out of range.
     """
 
     name: ClassVar[str]
     needs_losses: bool = False
     rescores: bool = False
+    without_rates: ClassVar[str] = ""
     plan_options: PlanOptions = PlanOptions()
 
-    def __init__(self, **options: Unpack[Options]) -> None:
+    def __init__(self, epochs: float | None = None, **options: Unpack[Options]) -> None:
+        if epochs is not None:
+            # Some trainers have the number of epochs as a float, such as 3.0.
+            whole = int(epochs) if isinstance(epochs, float) and epochs.is_integer() else epochs
+            self._epochs = check_whole_number("epochs", whole, 1)
         self.plan_options = PlanOptions(**options)
 
     @property
-    @abstractmethod
     def epochs(self) -> int:
         """Number of epochs in the training."""
+        return self._epochs
 
     def anneals(self, epoch: int) -> bool:
         """Return whether ``epoch`` (counted from 0) trains all samples because of ``anneal``.
@@ -78,8 +86,23 @@ class Policy(ABC):
         """
         return epoch >= self.epochs - annealed_epochs(self.plan_options.anneal, self.epochs)
 
+    @property
+    def wants_rates(self) -> bool:
+        """Whether the policy uses learning rates and was given none."""
+        return False
+
+    def set_rates(self, rates: Rates, by: str = "epochs") -> None:
+        """Receive the learning rates of the training; see ``Pruner.set_rates``.
+
+        Raises:
+            InputError: The policy takes no learning rates, or they do not fit.
+        """
+        raise InputError(
+            f"expected a policy that uses learning rates, got {self.name!r}, which uses none"
+        )
+
     def bind(self, num_samples: int) -> None:  # noqa: B027 (a policy need not learn anything)
-        """Receive the number of samples, once, before any other method is called.
+        """Receive the number of samples, before any other method, and forget all that was learned.
 
         Raises:
             InputError: The policy cannot work with so few samples.
@@ -91,7 +114,8 @@ class Policy(ABC):
         Args:
             samples_per_step: Number of samples per optimizer step of all ranks. It is the number of
                 ranks if the batch size is not known.
-            steps_per_full_epoch: Number of steps of an epoch that trains all samples.
+            steps_per_full_epoch: Number of steps of an epoch that trains all samples; 0 if a rank
+                has less than one batch, which ``drop_last`` leaves out.
         """
 
     def bind_seed(self, seed: int) -> None:  # noqa: B027
@@ -242,6 +266,24 @@ class Policy(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
         """Continue from the result of ``state_dict``. This is called after ``bind``."""
+
+
+def check_is_policy(policy: object) -> None:
+    """Raise TypeError unless ``policy`` is a ``Policy`` with a name and a number of epochs."""
+    if not isinstance(policy, Policy):
+        raise TypeError(
+            f"expected a policy such as FinePruning(schedule, 0.3), got {type(policy).__name__}"
+        )
+    if not isinstance(getattr(policy, "name", None), str):
+        raise TypeError(
+            f"expected a policy with a name, got {type(policy).__name__}: set its class attribute "
+            f"name to a string"
+        )
+    if getattr(policy, "epochs", None) is None:
+        raise TypeError(
+            f"expected a policy with a number of epochs, got {type(policy).__name__}: call "
+            f"super().__init__(epochs)"
+        )
 
 
 def prune_count(prune: float, num_samples: int) -> int:

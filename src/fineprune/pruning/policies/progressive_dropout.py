@@ -47,7 +47,7 @@ class ProgressiveDropout(LastLosses):
 
     def __init__(
         self,
-        epochs: int,
+        epochs: float,
         form: str = "difficulty",
         *,
         threshold: float = 0.3,
@@ -55,7 +55,7 @@ class ProgressiveDropout(LastLosses):
         **options: Unpack[Options],
     ) -> None:
         given: Options = {**options}
-        if "anneal" not in given and isinstance(epochs, int) and epochs > 0:
+        if "anneal" not in given and isinstance(epochs, int | float) and epochs > 0:
             given["anneal"] = 1 / epochs
         super().__init__(epochs, **given)
         if form not in FORMS:
@@ -102,7 +102,7 @@ class ProgressiveDropout(LastLosses):
         """Return the arguments, with which a state must agree."""
         return {
             "policy": self.name,
-            "epochs": self._epochs,
+            "epochs": self.epochs,
             "form": self.form,
             "threshold": self.threshold,
             "decay": self.decay,

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, check_whole_number
+from fineprune.errors import InputError
 from fineprune.pruning.kept_numbers import check_save
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, annealed_epochs
@@ -42,31 +42,24 @@ class RS2(Policy):
 
     def __init__(
         self,
-        epochs: int,
+        epochs: float,
         save: float = 0.35,
         *,
         replacement: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(**options)
-        check_whole_number("epochs", epochs, 1)
+        super().__init__(epochs, **options)
         if not isinstance(replacement, bool):
             raise InputError(f"expected replacement as True or False, got {replacement!r}")
-        shortened = epochs - annealed_epochs(self.plan_options.anneal, epochs)
-        self._epochs = epochs
-        self.save = check_save(save, shortened, epochs)
-        self._save_per_epoch = save * epochs / shortened
+        shortened = self.epochs - annealed_epochs(self.plan_options.anneal, self.epochs)
+        self.save = check_save(save, shortened, self.epochs)
+        self._save_per_epoch = save * self.epochs / shortened
         self.replacement = replacement
         self._num_samples = self._seed = 0
         self._kept = 0
         # The current round and its order. It is made again if it is missing.
         self._round = -1
         self._order: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs in the training."""
-        return self._epochs
 
     def bind(self, num_samples: int) -> None:
         """Receive the number of samples."""
@@ -100,7 +93,7 @@ class RS2(Policy):
         """Return the arguments, with which a state must agree."""
         return {
             "policy": self.name,
-            "epochs": self._epochs,
+            "epochs": self.epochs,
             "save": self.save,
             "replacement": self.replacement,
         }

@@ -47,6 +47,7 @@ class ScheduledPolicy(Policy):
         """
         prune_count(self.prune, num_samples)
         self._num_samples = num_samples
+        self.schedule = self.given_schedule
 
     def num_kept(self, epoch: int) -> int:
         """Return N, minus ``prune`` if the epoch prunes."""

@@ -44,7 +44,7 @@ class UCB(Policy):
 
     def __init__(
         self,
-        epochs: int,
+        epochs: float,
         save: float = 0.35,
         *,
         smoothing: float = 0.8,
@@ -52,18 +52,16 @@ class UCB(Policy):
         period: int = 1,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(**options)
-        check_whole_number("epochs", epochs, 1)
+        super().__init__(epochs, **options)
         check_whole_number("period", period, 1)
         check_share("smoothing", smoothing)
         if smoothing == 1:
             raise InputError("expected smoothing below 1, since losses would be ignored, got 1")
         if not 0 <= exploration < np.inf:
             raise InputError(f"expected exploration of at least 0, got {exploration!r}")
-        annealed = annealed_epochs(self.plan_options.anneal, epochs)
-        self._shortened = max(epochs - annealed - period, 0)
-        self._epochs = epochs
-        self.save = check_save(save, self._shortened, epochs)
+        annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
+        self._shortened = max(self.epochs - annealed - period, 0)
+        self.save = check_save(save, self._shortened, self.epochs)
         self.smoothing = float(smoothing)
         self.exploration = float(exploration)
         self.period = period
@@ -71,11 +69,6 @@ class UCB(Policy):
         self._numbers: list[int] = []
         self._new: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
         self._mean, self._variance, self._scores = self._new, self._new, self._new
-
-    @property
-    def epochs(self) -> int:
-        """Number of epochs in the training."""
-        return self._epochs
 
     def bind(self, num_samples: int) -> None:
         """Allocate four float32 per sample."""
@@ -92,7 +85,7 @@ class UCB(Policy):
             InputError: The steps are too large to save anything, or to save as much.
         """
         self._numbers = kept_numbers(
-            self.save, self._epochs, self._shortened, len(self._new), samples_per_step
+            self.save, self.epochs, self._shortened, len(self._new), samples_per_step
         )
 
     def bind_seed(self, seed: int) -> None:
@@ -137,7 +130,7 @@ class UCB(Policy):
         """Return the arguments, with which a state must agree."""
         return {
             "policy": self.name,
-            "epochs": self._epochs,
+            "epochs": self.epochs,
             "save": self.save,
             "smoothing": self.smoothing,
             "exploration": self.exploration,

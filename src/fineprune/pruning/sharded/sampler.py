@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 from torch.utils.data import Sampler
 
-from fineprune.pruning.sharded.share import Share
+from fineprune.pruning.epoch_cycle import EpochCycle
+from fineprune.pruning.sharded.share import Indices, Share
 
 # Number of indices that are computed and converted to Python integers at a time.
 _CHUNK = 4096
@@ -18,19 +19,17 @@ class ShardedSampler(Sampler[int]):
     ``ShardedPruner`` creates it.
 
     Args:
+        cycle: The state of the current epoch, in which the sampler notes that it was read.
         choose_epoch: Function that ``set_epoch`` calls with its argument.
-
-    Attributes:
-        was_read: Whether indices of the current epoch were asked for.
     """
 
-    def __init__(self, choose_epoch: Callable[[int], None]) -> None:
+    def __init__(self, cycle: EpochCycle[Share], choose_epoch: Callable[[int], None]) -> None:
+        self._cycle = cycle
         self._choose_epoch = choose_epoch
         self._share: Share  # ``ShardedPruner`` calls ``follow`` before anything else is called.
         self._start = 0
         self._chunk: Iterator[int] = iter(())
         self._chunk_end = 0
-        self.was_read = False
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the ``ShardedPruner``. Every rank must call it."""
@@ -46,7 +45,10 @@ class ShardedSampler(Sampler[int]):
         self._share = share
         self._start = start
         self._chunk, self._chunk_end = iter(()), start
-        self.was_read = False
+
+    def leading(self, number: int) -> Indices:
+        """Return the first samples that this rank has yet to train, at most ``number`` of them."""
+        return self._share.indices(self._start, min(self._start + number, self._share.length))
 
     def __iter__(self) -> Iterator[int]:
         return itertools.chain.from_iterable(self._chunks())
@@ -66,7 +68,7 @@ class ShardedSampler(Sampler[int]):
             self._start = state["yielded"]
 
     def _chunks(self) -> Iterator[Iterator[int]]:
-        self.was_read = True
+        self._cycle.read_sampler()
         share, length = self._share, self._share.length
         for begin in range(self._start, length, _CHUNK):
             self._chunk_end = min(begin + _CHUNK, length)

@@ -32,6 +32,11 @@ class Share:
     order: Permutation
     length: int
 
+    @property
+    def number(self) -> int:
+        """The number of samples that the rank trains."""
+        return self.length
+
     def indices(self, begin: int, end: int) -> Indices:
         """Return the samples at the positions from ``begin`` to ``end - 1`` of the order."""
         positions = np.arange(begin, end)

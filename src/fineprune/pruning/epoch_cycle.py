@@ -1,0 +1,201 @@
+"""EpochCycle: the one owner of an epoch's state: what was planned, recorded, restored and ended.
+
+::
+
+    follow ------> PLANNED --+
+                             +-- begin --> RECORDING -- end --> ENDED
+    restore -----> RESTORED -+
+
+A plan that is followed replaces the current epoch, with one exception. Some trainers set every
+earlier epoch once after a state was loaded. A restored epoch is therefore set aside while an
+earlier one is shown, and it is taken up again when its turn comes.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from fineprune.pruning.loop_checks import overfull
+
+
+class Phase(enum.Enum):
+    """What has happened to the current epoch."""
+
+    PLANNED = "planned"  # Nothing was recorded.
+    RESTORED = "restored"  # A loaded state has losses of it; this process has recorded none.
+    RECORDING = "recording"  # This process has recorded losses.
+    ENDED = "ended"  # It takes no more losses.
+
+
+class OfEpoch(Protocol):
+    """What an epoch trains on, in any form."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, counted from 0."""
+
+
+Plan = TypeVar("Plan", bound=OfEpoch)
+PlanIn = TypeVar("PlanIn", bound=OfEpoch, contravariant=True)  # Of what only takes plans.
+
+
+@dataclass
+class Progress(Generic[Plan]):
+    """An epoch, and how much of it was recorded.
+
+    Attributes:
+        plan: What the epoch trains on.
+        planned: The number of samples with which the epoch is complete, counted as ``samples``.
+        batches: Number of ``record`` calls so far, which is the same on every rank.
+        samples: Number of samples recorded so far: those of all ranks together for ``Pruner``, so
+            that the number of ranks may change, and those of this rank for ``ShardedPruner``.
+        rescored: Number of samples that all ranks have rescored so far.
+        restored: Whether a part of it comes from a loaded state.
+    """
+
+    plan: Plan
+    planned: int
+    batches: int = 0
+    samples: int = 0
+    rescored: int = 0
+    restored: bool = False
+
+
+class EpochCycle(Generic[Plan]):
+    """The state of the current epoch, and the transitions from one epoch to the next.
+
+    Attributes:
+        current: The current epoch. It is missing until ``follow`` or ``restore`` is called.
+        phase: What has happened to it.
+        sampler_read, plan_read: Whether the loop has asked the sampler for indices of it, and
+            whether it has read its plan; see ``read_sampler`` and ``read_plan``.
+        named: Whether the user has named an epoch, so that the state of a loader names none.
+        ended_here: Whether this process has ended an epoch.
+    """
+
+    current: Progress[Plan]
+
+    def __init__(self) -> None:
+        self.phase = Phase.PLANNED
+        self.sampler_read = self.plan_read = False
+        self.named = self.ended_here = False
+        self._aside: Progress[Plan] | None = None
+        self._driver: object | None = None
+        self._most: float = 0
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, counted from 0."""
+        return self.current.plan.epoch
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the current epoch has not ended."""
+        return self.phase is not Phase.ENDED
+
+    @property
+    def unfinished(self) -> Progress[Plan] | None:
+        """The epoch that has losses and has not ended; None if there is none.
+
+        It is the current one, unless it was restored and set aside.
+        """
+        has_losses = self.phase in (Phase.RESTORED, Phase.RECORDING)
+        return self.current if has_losses else self._aside
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch with which the training goes on; the number of epochs if all have ended."""
+        if self.unfinished is not None:
+            return self.unfinished.plan.epoch
+        return self.epoch if self.is_open else self.epoch + 1
+
+    @property
+    def driven(self) -> bool:
+        """Whether a loop, or ``start_epoch``, has the current epoch in progress."""
+        return self._driver is not None
+
+    def drive(self, driver: object) -> None:
+        """Give the current epoch to a loop over the epochs, or to the user of ``start_epoch``."""
+        self._driver = driver
+        self.named = True
+
+    def let_go(self, driver: object | None = None) -> None:
+        """Take the current epoch back from this driver; from any driver if none is given."""
+        if driver is None or driver is self._driver:
+            self._driver = None
+
+    def must_end_before(self, epoch: int) -> bool:
+        """Return whether another epoch has losses and must end before ``epoch`` becomes current."""
+        unfinished = self.unfinished
+        if unfinished is None or unfinished.plan.epoch == epoch:
+            return False
+        return self.phase is Phase.RECORDING or epoch > unfinished.plan.epoch
+
+    def follow(self, plan: Plan, planned: int) -> None:
+        """Make an epoch current of which nothing was recorded."""
+        if self.phase is Phase.RESTORED:
+            self._aside = self.current
+        self._show(Progress(plan, planned), Phase.PLANNED)
+
+    def take_up(self, epoch: int) -> bool:
+        """Make an epoch current again if it was set aside; return whether it was."""
+        if self._aside is None or self._aside.plan.epoch != epoch:
+            return False
+        self._show(self._aside, Phase.RESTORED)
+        self._aside = None
+        return True
+
+    def restore(self, progress: Progress[Plan], phase: Phase) -> None:
+        """Make the epoch of a loaded state current, and forget all others."""
+        self._aside = None
+        self._show(progress, phase)
+
+    def begin(self, most: float) -> None:
+        """Begin to record the current epoch, which takes at most so many samples in all."""
+        self.phase = Phase.RECORDING
+        self._most = most
+
+    def read_sampler(self) -> None:
+        """Note that the loop asks the sampler for indices."""
+        self.sampler_read = True
+        self._limit()
+
+    def read_plan(self) -> None:
+        """Note that the loop reads the plan."""
+        self.plan_read = True
+        self._limit()
+
+    def _limit(self) -> None:
+        """Take no more samples if the loop begins a complete epoch anew."""
+        if self.phase is Phase.RECORDING and self.current.samples >= self.current.planned:
+            self._most = self.current.samples
+
+    def add(self, samples: int) -> None:
+        """Count a batch of the current epoch, with which so many more samples are recorded.
+
+        Raises:
+            InputError: The epoch has recorded all samples that it was to train.
+        """
+        current = self.current
+        samples += current.samples
+        if samples > self._most:
+            raise overfull(current.plan.epoch, current.planned)
+        current.samples = samples
+        current.batches += 1
+
+    def end(self, progress: Progress[Plan]) -> None:
+        """End the current epoch or, if this is another one, the epoch that was set aside."""
+        self._aside = None
+        if progress is self.current:
+            self.phase = Phase.ENDED
+            self._driver = None
+        self.ended_here = True
+
+    def close(self) -> None:
+        """End the current epoch, of which nothing was recorded, and keep the one set aside."""
+        self.phase = Phase.ENDED
+
+    def _show(self, progress: Progress[Plan], phase: Phase) -> None:
+        self.current = progress
+        self.phase = phase
+        self.sampler_read = self.plan_read = False

@@ -1,0 +1,716 @@
+"""EpochLoop: what a training loop calls, which is the same for every pruner.
+
+A subclass says what an epoch trains on (``_choose``) and what is learned at its end (``_learn``).
+The state of the epoch is in ``EpochCycle``. What a loop can do wrong is in ``loop_checks``.
+"""
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol
+
+import torch
+from torch.utils.data import DataLoader
+
+from fineprune.errors import InputError
+from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, PlanIn, Progress
+from fineprune.pruning.indexed import Indexed
+from fineprune.pruning.loader import PrunedLoaders
+from fineprune.pruning.loop_checks import (
+    LoopChecks,
+    check_batch,
+    check_epoch,
+    check_epochs_left,
+    check_in_progress,
+    check_may_load,
+    check_not_driven,
+    check_not_ended,
+    check_range,
+    warn_user,
+)
+from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.position import Position
+from fineprune.pruning.pruner_state import from_bytes, to_bytes
+from fineprune.pruning.replicas import Replicas
+from fineprune.pruning.rescaling import Rescaling
+from fineprune.pruning.run_report import RunReport, as_html
+from fineprune.pruning.step_counts import BatchShape, batches_of, num_kept, steps_of, total_steps
+
+
+class PlanRecorder(Protocol[PlanIn]):
+    """What keeps the losses of an epoch until a policy learns from them."""
+
+    nonfinite: int
+    flat: bool
+
+    @property
+    def flushed(self) -> bool:
+        """Whether everything was learned that was recorded."""
+
+    def clear(self) -> None:
+        """Forget everything that was recorded."""
+
+    def begin(self, number: int) -> None:
+        """Prepare for an epoch whose batches have so many samples."""
+
+    def append(self, plan: PlanIn, index: torch.Tensor, losses: torch.Tensor) -> None:
+        """Add a batch of an epoch."""
+
+    def flush(self, plan: PlanIn) -> None:
+        """Learn from what was recorded of an epoch."""
+
+
+class EpochLoop(ABC, Generic[Plan]):
+    """The life cycle of epochs: plan, record, end.
+
+    Args:
+        policy: The policy of the training, which this object owns and which is bound.
+        dataset: The data set with indices; None for a loop over arrays in memory.
+        num_samples: Number of samples N.
+        shape: How samples are grouped into batches and optimizer steps.
+        replicas: The ranks that learn together.
+        cycle: The state of the current epoch.
+        sampler: The sampler of this rank.
+        recorder: Keeps the losses; None if the policy needs none.
+        checks: Compares the loop with the plans.
+        samples_per_loss: As how many samples each loss that this rank records is counted.
+        samples_per_batch: As how many samples a full batch is counted; None if it is not known.
+        batch_size: The batch size of this rank's loader; None if it is not known.
+
+    Attributes:
+        sampler: The sampler of this rank.
+        nonfinite: Number of losses that all ranks together recorded in the last epoch that ended
+            and that were NaN or infinite. It is 0 if the policy needs no losses.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        dataset: Indexed | None,
+        num_samples: int,
+        shape: BatchShape,
+        replicas: Replicas,
+        *,
+        cycle: EpochCycle[Plan],
+        sampler: Any,
+        recorder: PlanRecorder[Plan],
+        checks: LoopChecks,
+        samples_per_loss: int,
+        samples_per_batch: int | None,
+        batch_size: int | None,
+    ) -> None:
+        self.sampler = sampler
+        self.nonfinite = 0
+        self._policy = policy
+        self._dataset = dataset
+        self._num_samples = num_samples
+        self._shape = shape
+        self._replicas = replicas
+        self._cycle = cycle
+        self._recorder = recorder
+        self._checks = checks
+        self._samples_per_loss = samples_per_loss
+        self._samples_per_batch = samples_per_batch
+        self._rescaling: Rescaling | None = None
+        self._learns = policy.needs_losses
+        self._loaders = PrunedLoaders(sampler, num_samples, batch_size, shape.drop_last)
+        self._report = RunReport(policy, num_samples, shape)
+        # A compiled training step must not trace the bookkeeping.
+        self._keep_untraced: Callable[..., None] = torch.compiler.disable(EpochLoop._keep)
+        self._show(0)
+
+    # -- what a subclass says -------------------------------------------------------------------
+
+    @abstractmethod
+    def _choose(self, epoch: int) -> Plan:
+        """Return what ``epoch`` trains on, chosen by what has been learned."""
+
+    @abstractmethod
+    def _follow(self, plan: Plan, start: int = 0) -> int:
+        """Let the sampler yield the samples of a plan.
+
+        Args:
+            plan: What an epoch trains on.
+            start: Number of its samples that were recorded already.
+
+        Returns:
+            The number of samples with which the epoch is complete.
+        """
+
+    @abstractmethod
+    def _learn(self, plan: Plan) -> None:
+        """Learn at the end of an epoch from what was recorded of it and flushed."""
+
+    @abstractmethod
+    def _number(self, plan: Plan) -> int:
+        """Return how many samples all ranks together train in an epoch, without padding."""
+
+    def _most(self, planned: int) -> float:
+        """Return how many samples may be recorded of an epoch, whose last batch may be padded.
+
+        Without a batch size, it is not known how the samples are grouped and which are repeated.
+        What is noticed then is only a loop that begins a complete epoch anew.
+
+        Args:
+            planned: The number of samples with which the epoch is complete.
+        """
+        batch = self._samples_per_batch
+        return math.inf if batch is None else -(-planned // batch) * batch
+
+    # -- the data ---------------------------------------------------------------------------------
+
+    @property
+    def dataset(self) -> Indexed:
+        """The data set wrapped in ``Indexed``.
+
+        Raises:
+            InputError: The pruner was given a length instead of a data set.
+        """
+        if self._dataset is None:
+            raise InputError(
+                f"expected a pruner of a data set, got one of {self._num_samples} samples: give "
+                f"{type(self).__name__} the data set, or index your own arrays with plan.kept"
+            )
+        return self._dataset
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples N."""
+        return self._num_samples
+
+    @property
+    def shape(self) -> BatchShape:
+        """How the samples are grouped into batches and optimizer steps."""
+        return self._shape
+
+    @property
+    def policy(self) -> Policy:
+        """This pruner's own copy of the policy."""
+        return self._policy
+
+    def loader(
+        self,
+        dataset: Any = None,
+        *,
+        batch_size: int | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **options: Any,
+    ) -> DataLoader[Any]:
+        """Return a ``DataLoader`` over this pruner's samples, whose batches are ``(index, batch)``.
+
+        It may stand in the loop over the epochs. If you keep it in a variable, its workers persist
+        from epoch to epoch (and see no change of the data set between epochs, unless you give
+        ``persistent_workers=False``); as long as you keep it, a call with the same arguments
+        returns it again, unless it is in the middle of an epoch. Its attribute ``pruner`` is this
+        pruner, so that a function that is given the loader can record losses.
+
+        Args:
+            dataset: Another data set with the same N samples. The default is that of the pruner.
+            batch_size: Number of samples per batch and rank. The default is that of the pruner.
+            num_workers: Number of worker processes.
+            collate_fn: Your collate function, which receives the items without their indices and
+                must keep their order. With ``IndexedCollate(function, key="index")``, the batches
+                are dicts that contain the indices.
+            options: Further keyword arguments of ``DataLoader``, such as ``pin_memory``.
+
+        Raises:
+            InputError: An option would undo the pruning (``shuffle``, ``sampler``,
+                ``batch_sampler``, ``in_order=False``, another ``drop_last`` or another batch size
+                than the pruner's); there is no batch size or no data set; or the data set has
+                another number of samples.
+        """
+        loader = self._loaders.get(
+            self.dataset if dataset is None else dataset,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            **options,
+        )
+        loader.pruner = self
+        return loader
+
+    # -- the epochs -------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> Position:
+        """Where this rank is: the epoch in progress (or the next one), and what it recorded."""
+        unfinished = self._cycle.unfinished
+        if unfinished is None:
+            return Position(self._cycle.next_epoch, 0, 0)
+        samples = unfinished.samples // self._samples_per_loss
+        return Position(unfinished.plan.epoch, unfinished.batches, samples)
+
+    def epochs(self, start: int | None = None) -> Iterator[int]:
+        """Iterate over the epochs: start each one, yield its number, and end it.
+
+        After a state was loaded, the iteration continues where that state was taken. If that was in
+        the middle of an epoch, the sampler yields the rest of this epoch. If it was after the last
+        batch of an epoch, that epoch is ended at once, and the iteration continues with the next
+        one. (If the loop rescores skipped samples, which some policies need, an epoch that was not
+        rescored yet is yielded again.) Leaving the loop by ``break`` leaves the epoch open.
+
+        Args:
+            start: The first epoch, counted from 0. The default is the epoch that is still open, or
+                else the next one. If losses of another epoch have been recorded, that epoch is
+                ended first, and ``start`` begins with its first batch. Epochs that are left out
+                count as trained as planned. An epoch that is named here is yielded even if it has
+                no batches left: ``epochs(pruner.position.epoch)`` runs the end of the loop's body
+                for it.
+
+        Raises:
+            InputError: ``start`` is outside the training, or this process has trained all epochs
+                and no ``start`` is given.
+        """
+        cycle, epochs = self._cycle, self._policy.epochs
+        if start is not None and not 0 <= start < epochs:
+            raise InputError(f"expected start in 0..{epochs - 1}, got {start}")
+        if start is None:
+            check_epochs_left(epochs, cycle.next_epoch < epochs or not cycle.ended_here)
+            if self._is_complete():
+                self._commit()
+        driver = object()
+        for epoch in range(cycle.next_epoch if start is None else start, epochs):
+            self.start_epoch(epoch)
+            cycle.drive(driver)
+            try:
+                yield epoch
+            except GeneratorExit:  # The loop was left by ``break``.
+                cycle.let_go(driver)
+                raise
+            self.end_epoch()
+
+    def iterate(self, loader: Any) -> Iterator[Any]:
+        """Iterate over all batches of the training that are left, for loops that count iterations.
+
+        The epochs are started and ended as in ``epochs``. An epoch is ended when the batch after
+        its last one is asked for; ``steps_left`` is 0 after the last batch of the training.
+
+        Args:
+            loader: A loader over the samples of this pruner, such as ``pruner.loader()``.
+
+        Yields:
+            The batches of the loader, such as ``(index, batch)``.
+
+        Raises:
+            InputError: This process has trained all epochs.
+        """
+        for _ in self.epochs():
+            yield from loader
+
+    def start_epoch(self, epoch: int) -> None:
+        """Begin ``epoch`` (counted from 0), or continue it where the losses recorded so far end.
+
+        This is one pass of ``epochs``, for loops of frameworks: call ``end_epoch`` after the last
+        batch. Until then, ``set_epoch`` to another epoch is an error. If losses of another epoch
+        have been recorded, that epoch is ended first.
+
+        Raises:
+            InputError: The epoch is outside the training.
+        """
+        check_epoch(epoch, self._policy.epochs)
+        cycle = self._cycle
+        cycle.let_go()
+        unfinished = cycle.unfinished
+        if unfinished is not None and unfinished.plan.epoch != epoch:
+            self._commit()
+        self.set_epoch(epoch)
+        if cycle.unfinished is not None:
+            self._follow(cycle.current.plan, cycle.current.samples)
+        cycle.drive(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make ``epoch`` (counted from 0) current, and plan it from the counts as they are.
+
+        This changes no count and keeps the plan of an epoch in progress, so it may be called any
+        number of times and in any order. If losses of another epoch have been recorded, that epoch
+        is ended first.
+
+        Raises:
+            InputError: The epoch is outside the training, or ``epochs`` or ``start_epoch`` has
+                another one in progress.
+        """
+        check_epoch(epoch, self._policy.epochs)
+        cycle = self._cycle
+        check_not_driven(cycle.driven, cycle.epoch, epoch)
+        if epoch == cycle.epoch and cycle.is_open:
+            return
+        # Some trainers call set_epoch for each earlier epoch after a state was loaded. An epoch
+        # that comes from this state is kept until the trainer goes beyond it.
+        if cycle.must_end_before(epoch):
+            self._commit()
+        self._show(epoch)
+
+    def record(self, index: Any, losses: torch.Tensor) -> torch.Tensor:
+        """Record the losses of a batch, and return the scalar to backpropagate.
+
+        On a CPU, the tensors are kept and not copied; change neither of them in place until the
+        epoch has ended. On other devices, they are copied without synchronisation.
+
+        Args:
+            index: Indices of the samples, integers, shape (B,): the first part of each batch.
+            losses: One loss per sample, floating point, shape (B,) (``reduction="none"``).
+
+        Returns:
+            The mean of the losses, shape (). If the plan has weights, each loss is multiplied by
+            its weight first.
+
+        Raises:
+            InputError: A shape, a type or an index is wrong; the epoch has ended or has recorded
+                all samples of its plan; an earlier batch was changed in place; or the ranks do not
+                exchange the losses from which the policy learns.
+            RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
+        """
+        if not isinstance(index, torch.Tensor):
+            index = torch.tensor(index)
+        if torch.compiler.is_compiling():
+            self._keep_untraced(self, index, losses.detach())
+        else:  # Outside a compiled step, the call above takes longer.
+            self._keep(index, losses)
+        return losses.mean() if self._rescaling is None else self._rescaling.mean(index, losses)
+
+    def observe(self, index: Any, losses: torch.Tensor) -> None:
+        """Record losses that were backpropagated elsewhere, such as in another process.
+
+        If the plan has weights, they must have been applied there; ``record`` would miss the
+        gradient.
+
+        Args:
+            index: Indices of the samples, integers, shape (B,).
+            losses: One loss per sample, floating point, shape (B,).
+
+        Raises:
+            InputError: As for ``record``.
+        """
+        self._keep(index if isinstance(index, torch.Tensor) else torch.tensor(index), losses)
+
+    def end_epoch(self) -> None:
+        """End the current epoch: batch means, marks, one exchange, clear, add (Algorithm 1).
+
+        A second call in the same epoch does nothing. If there are several ranks, all of them must
+        call this method.
+
+        Warns:
+            RuntimeWarning: Losses were NaN or infinite, or the loop does not do what the plan says;
+                see ``loop_checks``.
+
+        Raises:
+            InputError: An index is out of range, or the ranks have different plans.
+            RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
+        """
+        cycle = self._cycle
+        cycle.let_go()
+        if not cycle.is_open:
+            return
+        if cycle.unfinished not in (None, cycle.current):
+            # The epoch with losses comes from a loaded state. The current one precedes it and
+            # recorded nothing, so it had ended before the state was taken.
+            cycle.close()
+            return
+        self._commit()
+
+    def open_window(self) -> None:
+        """Clear the counts at the end of the current epoch and begin a new window.
+
+        This is for learning rates that fall while training: call it on every rank in the epoch in
+        which the plateau scheduler reduced the rate.
+
+        Raises:
+            InputError: The epoch has ended, or the policy has no windows.
+        """
+        check_in_progress(self._cycle.is_open, self._cycle.epoch, "open_window")
+        self._policy.open_window(self._cycle.epoch)
+
+    # -- state ------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Exchange what was recorded so far, so that ``state_dict`` includes all ranks.
+
+        If there is more than one rank, this must precede a ``state_dict()`` in the middle of an
+        epoch. All ranks must call it after the same batch.
+        """
+        self._recorder.flush(self._in_progress.plan)
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a resumed run needs, without communication."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+
+    def state_bytes(self) -> bytes:
+        """Return ``state_dict()`` as bytes, for formats that need a state of constant structure.
+
+        An example is ``torch.distributed.checkpoint``, which loads only the keys and shapes that
+        the new pruner's own state has.
+
+        Raises:
+            InputError: As for ``state_dict``.
+        """
+        return to_bytes(self.state_dict())
+
+    def load_state_bytes(self, data: bytes) -> None:
+        """Continue from the result of ``state_bytes``, as ``load_state_dict`` does.
+
+        Raises:
+            InputError: These are not such bytes, or ``load_state_dict`` refuses the state.
+        """
+        self.load_state_dict(from_bytes(data))
+
+    def _check_may_load(self) -> None:
+        check_may_load(self._cycle.driven, self._cycle.epoch)
+
+    def _restore(self, plan: Plan, phase: Phase, **counts: int) -> None:
+        """Continue with an epoch of a loaded state, of which so much was recorded."""
+        self._checks.forget()
+        self._cycle.restore(Progress(plan, self._follow(plan), restored=True, **counts), phase)
+
+    # -- numbers known in advance -----------------------------------------------------------------
+
+    def total_steps(self) -> int:
+        """Return the number of optimizer steps of the whole training, known before it starts.
+
+        Raises:
+            InputError: ``batch_size`` was not given, or the numbers of the policy depend on data.
+        """
+        return total_steps(self._policy, self._num_samples, self._shape)
+
+    @property
+    def steps_done(self) -> int:
+        """The number of optimizer steps so far, for schedulers that count steps.
+
+        A step counts from the moment in which the losses of its last batch are recorded. Incomplete
+        accumulation at the end of an epoch is a step, too.
+        """
+        unfinished = self._cycle.unfinished
+        batches = 0 if unfinished is None else unfinished.batches
+        whole, rest = divmod(batches, self._shape.accumulation)
+        return self._report.totals.steps + whole + (rest > 0 and self._is_complete())
+
+    @property
+    def steps_left(self) -> int:
+        """The number of optimizer steps that are left to train.
+
+        Raises:
+            InputError: As for ``total_steps``.
+        """
+        return self.total_steps() - self.steps_done
+
+    @property
+    def step_is_due(self) -> bool:
+        """Whether the batch that was recorded last completes an optimizer step.
+
+        With ``accumulation``, this is so after that many batches, and after the last batch of an
+        epoch.
+        """
+        unfinished = self._cycle.unfinished
+        if unfinished is None or not unfinished.batches:
+            return False
+        return unfinished.batches % self._shape.accumulation == 0 or self._is_complete()
+
+    def num_kept(self, epoch: int) -> int | None:
+        """Return how many samples all ranks together train in ``epoch``, without padding.
+
+        The number is rounded up to whole batches if some samples are skipped. It is None if it
+        depends on data.
+
+        Raises:
+            InputError: The epoch is outside the training.
+        """
+        check_epoch(epoch, self._policy.epochs)
+        return num_kept(self._policy, self._num_samples, epoch, self._shape)
+
+    def batches(self, epoch: int) -> int:
+        """Return the number of batches per rank of ``epoch``, exact, also before the training.
+
+        Raises:
+            InputError: The epoch is outside the training, ``batch_size`` was not given, or the
+                length of the epoch depends on data and it is not the current one.
+        """
+        return batches_of(self._length(epoch), self._shape)
+
+    def steps(self, epoch: int) -> int:
+        """Return the number of optimizer steps of ``epoch``, exact, also before the training.
+
+        Raises:
+            InputError: As for ``batches``.
+        """
+        return steps_of(self._length(epoch), self._shape)
+
+    # -- reports ----------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """Return what the training has cost so far and what it will save: JSON values only.
+
+        Returns:
+            - ``policy``: its name;
+            - ``epochs``, ``epochs_done``: the epochs of the training, and those that were trained;
+            - ``skipped``: the share of the sample-steps of these epochs that was skipped;
+            - ``predicted_saving``: the share of the steps that the whole training saves (of the
+              sample-steps, without ``batch_size``); None if it depends on data;
+            - ``steps``, ``total_steps``: the optimizer steps so far, and of the whole training
+              (None if they are not known);
+            - ``record_calls``: the number of batches that this rank recorded;
+            - ``bookkeeping_seconds``: the time that this process spent on choosing samples and on
+              ending epochs, without ``record``; with a GPU, it includes waiting for it;
+            - ``suspects``: the samples whose labels should be checked first, at most ten; see
+              ``Policy.suspects``. Empty if the policy suspects none.
+        """
+        unfinished = self._cycle.unfinished
+        batches = 0 if unfinished is None else unfinished.batches
+        return self._report.summary(batches, self.steps_done)
+
+    def log(self, target: Any, by: str = "steps") -> None:
+        """Report each epoch to ``target`` when it ends, on the first rank of the group only.
+
+        The values are ``fineprune/epoch`` (counted from 0), ``fineprune/skipped`` (the share of the
+        samples that the epoch skipped), ``fineprune/saved`` (the share of the sample-steps so far),
+        ``fineprune/overhead_seconds`` (see ``summary``) and, if the policy names suspects,
+        ``fineprune/suspects`` (their number).
+
+        Args:
+            target: Any ``callable(dict, step)``, such as ``wandb.log``, ``mlflow.log_metrics`` or
+                ``trackio.log``, or TensorBoard's ``SummaryWriter``.
+            by: What ``step`` counts: "steps" for the optimizer steps so far, or "epochs" for the
+                epochs so far.
+
+        Raises:
+            InputError: ``target`` or ``by`` is neither of these.
+        """
+        self._report.add_writer(target, by)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._num_samples} samples, policy {self._policy.name!r}, "
+            f"{self._report.totals.epochs} of {self._policy.epochs} epochs done, "
+            f"{self._report.skipped:.1%} skipped)"
+        )
+
+    def _repr_html_(self) -> str:
+        return as_html(repr(self), self.summary())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "EpochLoop[Plan]":
+        """Return a copy at the same position, without the loops and loaders of this pruner."""
+        made: EpochLoop[Plan] = type(self).__new__(type(self))
+        memo[id(self)] = made
+        for name, value in vars(self).items():
+            setattr(made, name, copy.deepcopy(value, memo))
+        made._cycle.let_go()
+        return made
+
+    # -- internals --------------------------------------------------------------------------------
+
+    @property
+    def _in_progress(self) -> Progress[Plan]:
+        """The epoch with losses; without losses, the current one."""
+        return self._cycle.unfinished or self._cycle.current
+
+    def _length(self, epoch: int) -> int:
+        """Return how many samples all ranks together train in ``epoch``."""
+        kept = self.num_kept(epoch)
+        for progress in (self._in_progress, self._cycle.current):
+            if progress.plan.epoch == epoch:
+                return self._number(progress.plan)
+        if kept is None:
+            raise InputError(
+                f"expected an epoch whose length is known in advance, got epoch {epoch} of policy "
+                f"{self._policy.name!r}, which depends on data: ask when it is the current one"
+            )
+        return kept
+
+    def _is_complete(self) -> bool:
+        """Return whether nothing is left to train of the epoch with losses."""
+        unfinished = self._cycle.unfinished
+        if unfinished is None:
+            return False
+        # With drop_last, an incomplete last batch is left out.
+        least = (self._samples_per_batch or 1) if self._shape.drop_last else 1
+        return unfinished.planned - unfinished.samples < least
+
+    def _show(self, epoch: int) -> None:
+        """Make ``epoch`` current: with the plan of a restored epoch if it is this one."""
+        if self._cycle.take_up(epoch):
+            self._follow(self._cycle.current.plan)
+            return
+        with self._report.bookkeeping():
+            plan = self._choose(epoch)
+        self._cycle.follow(plan, self._follow(plan))
+
+    def _keep(self, index: torch.Tensor, losses: torch.Tensor) -> None:
+        """Count a batch, and keep its losses if the policy learns from them."""
+        cycle = self._cycle
+        shape = losses.shape
+        if cycle.phase is not Phase.RECORDING or index.shape != shape or len(shape) != 1:
+            self._begin(index, losses)
+        cycle.add(shape[0] * self._samples_per_loss)
+        if self._checks.watching:
+            self._checks.see(index)
+        if not self._learns:
+            return
+        kept = losses.detach()
+        if not losses.is_cpu or losses._is_view():
+            check_batch(index, losses)
+            kept = kept.clone()  # A view would keep all of its base alive.
+        if not index.is_cpu:
+            index = index.clone()
+        self._recorder.append(cycle.current.plan, index, kept)
+
+    def _begin(self, index: torch.Tensor, losses: torch.Tensor) -> None:
+        """Begin to record the current epoch with its first batch.
+
+        Raises:
+            InputError: The batch is wrong, the epoch has ended, or an index is out of range. Only
+                indices on the CPU are checked here; all others are checked when they are flushed,
+                because on a GPU this would wait for the device.
+        """
+        check_batch(index, losses)
+        cycle = self._cycle
+        check_not_ended(not cycle.is_open, cycle.epoch)
+        if index.is_cpu:
+            check_range(int(index.min()), int(index.max()), self._num_samples)
+        if cycle.unfinished not in (None, cycle.current):
+            # It comes from a loaded state, and the user went back before it.
+            assert cycle.unfinished is not None
+            self._end(cycle.unfinished)
+        self._check_first()
+        cycle.begin(self._most(cycle.current.planned))
+        self._recorder.begin(len(losses))
+
+    def _check_first(self) -> None:
+        """Check what can only be checked when losses are recorded."""
+
+    def _commit(self) -> None:
+        """End the epoch with losses; without losses, the current one."""
+        progress = self._in_progress
+        with self._report.bookkeeping():
+            self._recorder.flush(progress.plan)
+        self._end(progress)
+
+    def _end(self, progress: Progress[Plan]) -> None:
+        """End an epoch, which must have been flushed."""
+        cycle = self._cycle
+        number = self._number(progress.plan)
+        if progress.batches or cycle.sampler_read or cycle.plan_read:
+            self._report.add_epoch(number, progress.batches)
+        with self._report.bookkeeping():
+            self._learn(progress.plan)
+            planned = None
+            if self._shape.batch_size is not None and not progress.restored:
+                planned = batches_of(number, self._shape)
+            messages = self._checks.end_epoch(
+                progress, cycle, self.sampler, planned, self._recorder.flat
+            )
+            if self._recorder.nonfinite:
+                messages.append(
+                    f"{self._recorder.nonfinite} losses of epoch {progress.plan.epoch} were NaN or "
+                    f"infinite; they received no mark and were left out of the mean of their batch"
+                )
+            self.nonfinite = self._recorder.nonfinite
+            self._recorder.clear()
+            cycle.end(progress)
+        for message in messages:
+            warn_user(message)
+        if self._replicas.rank == 0:
+            self._report.write(progress.plan.epoch, number)

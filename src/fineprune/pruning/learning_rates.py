@@ -1,0 +1,134 @@
+"""Learning rates in the forms in which users have them: numbers, a function, or a scheduler."""
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from fineprune.errors import InputError
+
+Rates = Callable[[float], float] | Sequence[float] | npt.NDArray[Any] | torch.Tensor | LRScheduler
+
+
+def rates_of_epochs(rates: Rates, epochs: int) -> list[float]:
+    """Return the learning rate of each epoch.
+
+    Args:
+        rates: One number per epoch; a function of the progress in epochs, which is evaluated in the
+            middle of each epoch; or a scheduler of torch that is stepped once per epoch.
+        epochs: Number of epochs in the training.
+
+    Raises:
+        InputError: There is not one rate per epoch, a rate is negative or not finite, all rates are
+            0, or they cannot be known in advance.
+    """
+    if isinstance(rates, LRScheduler):
+        return _checked(_stepped(rates, epochs))
+    if callable(rates):
+        return _checked([rates(epoch + 0.5) for epoch in range(epochs)])
+    given = _listed(rates)
+    if len(given) != epochs:
+        raise InputError(
+            f"expected one learning rate for each of {epochs} epochs, got {len(given)}"
+        )
+    return _checked(given)
+
+
+def rates_of_steps(rates: Rates, steps: int) -> list[float]:
+    """Return the learning rate of each optimizer step of a training.
+
+    Args:
+        rates: At least one number per step; a function of the number of steps taken; or a scheduler
+            of torch that is stepped once per optimizer step.
+        steps: Number of optimizer steps in the training.
+
+    Raises:
+        InputError: There are fewer rates than steps, a rate is negative or not finite, all rates
+            are 0, or they cannot be known in advance.
+    """
+    if isinstance(rates, LRScheduler):
+        return _checked(_stepped(rates, steps))
+    if callable(rates):
+        return _checked([rates(step) for step in range(steps)])
+    given = _listed(rates)
+    if len(given) < steps:
+        raise InputError(
+            f"expected one learning rate for each of {steps} steps, got {len(given)}: make the "
+            f"scheduler with pruner.total_steps()"
+        )
+    return _checked(given[:steps])
+
+
+def relative_rates(rates: Sequence[float]) -> tuple[float, ...]:
+    """Return learning rates relative to the largest one, and 1 for those before it.
+
+    While the rate rises (warm-up), a small rate is no reason to skip samples.
+
+    Args:
+        rates: The rate of each epoch.
+    """
+    peak = max(range(len(rates)), key=rates.__getitem__)
+    return tuple(1.0 if epoch < peak else rate / rates[peak] for epoch, rate in enumerate(rates))
+
+
+def _listed(rates: object) -> list[float]:
+    if isinstance(rates, str) or not isinstance(rates, Sequence | np.ndarray | torch.Tensor):
+        raise InputError(
+            f"expected rates as one number per epoch, a function, or a torch learning-rate "
+            f"scheduler, got {type(rates).__name__}"
+        )
+    return [float(rate) for rate in rates]
+
+
+def _checked(rates: Sequence[float]) -> list[float]:
+    listed = [float(rate) for rate in rates]
+    if not all(math.isfinite(rate) and rate >= 0 for rate in listed) or not any(listed):
+        raise InputError(f"expected learning rates of at least 0 and one above 0, got {rates}")
+    return listed
+
+
+def _stepped(scheduler: LRScheduler, number: int) -> list[float]:
+    """Return the rate before each of so many steps of a scheduler.
+
+    A copy is stepped whose optimizer has the same groups and no parameters of the user's. The rate
+    is the largest of all groups.
+    """
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise InputError(
+            "expected learning rates that are known in advance, got ReduceLROnPlateau: give the "
+            "rates that you expect, or leave them out"
+        )
+    taken = getattr(scheduler, "last_epoch", 0)  # A ChainedScheduler has none.
+    if taken > 0:
+        raise InputError(
+            f"expected a scheduler that was not stepped, since the rates of the whole training are "
+            f"needed, got one after {taken} steps: give the rates before the "
+            f"training, or as numbers"
+        )
+    groups: list[dict[str, Any]] = [
+        {**group, "params": [torch.zeros(1)]} for group in scheduler.optimizer.param_groups
+    ]
+    stand_in = torch.optim.SGD(groups, lr=0.0)
+    copied = copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})
+    rates = []
+    with warnings.catch_warnings():
+        # The optimizer takes no steps, of which schedulers warn.
+        warnings.simplefilter("ignore")
+        for _ in range(number):
+            rates.append(max(float(group["lr"]) for group in stand_in.param_groups))
+            try:
+                copied.step()
+            except ValueError as error:  # OneCycleLR refuses a step too many.
+                if len(rates) < number:
+                    raise InputError(
+                        f"expected a scheduler for {number} steps, got one that ends after "
+                        f"{len(rates)}: make it with pruner.total_steps(), or give by='steps' if "
+                        f"it is stepped once per optimizer step"
+                    ) from error
+    return rates

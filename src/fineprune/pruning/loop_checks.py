@@ -1,0 +1,408 @@
+"""Errors and warnings about a training loop that does not do what the plan of the epoch says.
+
+Errors, as soon as the loop does something that cannot be right:
+
+- It names an epoch outside the training, or another one than the epoch in progress.
+- It records losses of an epoch that has ended, or more samples than the epoch was to train. This is
+  how a loop is noticed that forgets ``pruner.epochs()``, that records validation losses, that makes
+  two passes per epoch, or whose loader lacks the sampler.
+- It records one number for all samples of a batch, or losses of a rank whose losses no other rank
+  learns.
+
+Warnings, at the end of an epoch, for what may be intended:
+
+- The loop never records a loss, although the policy learns from losses; or it uses nothing of the
+  pruner at all.
+- It trains samples that the plan skips.
+- A framework shards batches that the sampler has already divided among the ranks, so a part of the
+  kept samples is never trained.
+- No framework shards the batches, although the pruner was told to leave this to one, or the process
+  group was initialised after the pruner was made. Every rank then trains all kept samples.
+- The batches have another size than the pruner was given, so it counts other steps.
+- All samples of a batch have the same loss.
+
+The indices of the first batches of each epoch are kept, and they are compared with the plan when
+the epoch ends. This is cheap, needs no synchronisation inside the epoch, and works for policies
+that need no losses too.
+"""
+
+import inspect
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.errors import InputError
+from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.replicas import Replicas
+
+if TYPE_CHECKING:  # It raises the errors of this file.
+    from fineprune.pruning.epoch_cycle import EpochCycle, Progress
+
+# Number of epochs in a row that recorded nothing before a warning is given. In a loop that has not
+# recorded anything before, one epoch that read the sampler is enough.
+_SILENT_EPOCHS = 3
+
+# The first batches of each epoch are compared with the plan: at least so many batches and indices.
+_WATCHED_BATCHES = 8
+_WATCHED_INDICES = 1024
+
+# Number of pruning epochs in a row that trained skipped samples before a warning is given.
+_IGNORED_EPOCHS = 3
+
+# An epoch recorded far fewer samples than the plan keeps if it recorded at most this share of them.
+_FEW = 2 / 3
+
+# Consecutive batches follow each other in the epoch's order at a distance of one batch. If batches
+# are sharded once more or recorded only now and then, the distance is two batches or more.
+_FAR = 1.5
+
+# With fewer batches, a framework may have given a rank all kept samples in order to fill a batch.
+_ENOUGH_BATCHES = 4
+
+# The part of an epoch's order in which its first batches are looked for, as a multiple of them.
+_SEARCHED = 8
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+# -- errors -----------------------------------------------------------------------------------
+
+
+def check_epoch(epoch: int, epochs: int) -> None:
+    """Raise InputError if ``epoch`` (counted from 0) is not one of the training's ``epochs``."""
+    if not 0 <= epoch < epochs:
+        raise InputError(
+            f"expected an epoch in 0..{epochs - 1}, got {epoch}: "
+            f"make the schedule as long as the training"
+        )
+
+
+def check_not_driven(driven: bool, epoch: int, wanted: int) -> None:
+    """Raise InputError if ``epoch`` is in progress and another one is wanted."""
+    if driven and wanted != epoch:
+        raise InputError(
+            f"expected set_epoch({epoch}), since this epoch is in progress, got {wanted}: call "
+            f"end_epoch() first, or let the framework count from epoch {epoch} on"
+        )
+
+
+def check_epochs_left(epochs: int, left: bool) -> None:
+    """Raise InputError if a loop begins although this process has trained all epochs."""
+    if not left:
+        raise InputError(
+            f"expected a pruner with epochs left to train, got one that has trained all {epochs}: "
+            f"make a new Pruner for another training, or go back with epochs(start)"
+        )
+
+
+def check_may_load(driven: bool, epoch: int) -> None:
+    """Raise InputError if a state is loaded although ``epoch`` is in progress."""
+    if driven:
+        raise InputError(
+            f"expected load_state_dict() before the loop over the epochs, got it inside of epoch "
+            f"{epoch}: load the state first, and the loop continues where it was taken"
+        )
+
+
+def check_in_progress(in_progress: bool, epoch: int, method: str) -> None:
+    """Raise InputError if ``epoch`` has ended, since ``method`` must be called before its end."""
+    if not in_progress:
+        raise InputError(
+            f"expected an epoch in progress, but epoch {epoch} has ended: "
+            f"call {method}() before end_epoch()"
+        )
+
+
+def check_not_ended(ended: bool, epoch: int) -> None:
+    """Raise InputError if losses are recorded although ``epoch`` has ended."""
+    if ended:
+        raise InputError(
+            f"expected losses of another epoch, since epoch {epoch} has ended: "
+            f"loop over pruner.epochs(), or call set_epoch({epoch + 1})"
+        )
+
+
+def overfull(epoch: int, planned: int) -> InputError:
+    """Return the error about more recorded samples than an epoch was to train."""
+    return InputError(
+        f"expected at most {planned} samples in epoch {epoch}, which are all that its plan keeps, "
+        f"got more: loop over pruner.epochs() or pruner.iterate(loader), give the loader "
+        f"sampler=pruner.sampler, and record every training batch once and no other batches"
+    )
+
+
+def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
+    """Raise InputError unless these are B integer indices and B floating-point losses."""
+    if losses.ndim != 1 or index.shape != losses.shape:
+        raise InputError(
+            f"expected one loss for each index, both of shape (B,), got losses of shape "
+            f'{tuple(losses.shape)} and indices of shape {tuple(index.shape)}: use reduction="none"'
+        )
+    if not len(losses):
+        raise InputError("expected at least one loss in a batch, got none")
+    if not losses.is_floating_point():
+        raise InputError(f"expected floating-point losses, got {losses.dtype}")
+    if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        raise InputError(
+            f"expected integer indices, got {index.dtype}: a large index is not exact in a float"
+        )
+    if len(losses) > 1 and losses.stride() == (0,):
+        raise InputError(
+            f"expected one loss for each of {len(losses)} samples, got one number that was "
+            f'expanded: use reduction="none"'
+        )
+
+
+def check_range(lowest: int, highest: int, num_samples: int) -> None:
+    """Raise InputError if the indices from ``lowest`` to ``highest`` are not all in 0..N-1."""
+    if lowest < 0 or highest >= num_samples:
+        raise InputError(f"expected indices in 0..{num_samples - 1}, got {lowest}..{highest}")
+
+
+def check_length(dataset: Any, num_samples: int) -> None:
+    """Raise InputError if a data set has not the number of samples that it had at the start."""
+    if len(dataset) != num_samples:
+        raise InputError(
+            f"expected a data set of {num_samples} samples, as it was when the Pruner was made, "
+            f"got one of {len(dataset)}: make a new Pruner for a data set that has changed"
+        )
+
+
+def check_exchange(policy: Policy, num_replicas: int, replicas: Replicas) -> None:
+    """Raise InputError if ranks share the samples, but not what the policy learns from losses."""
+    if policy.needs_losses and replicas.size < num_replicas:
+        raise InputError(
+            f"expected {num_replicas} ranks that exchange their losses, since policy "
+            f"{policy.name!r} learns from them, got a group of {replicas.size}: initialise "
+            f"torch.distributed before making the Pruner, or give it all_gather, such as "
+            f"hvd.allgather_object"
+        )
+
+
+# -- warnings ---------------------------------------------------------------------------------
+
+
+def warn_user(message: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warn, and name the line outside this package from which it was called."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
+class Leading(Protocol):
+    """A sampler, as far as its order is compared with what was recorded."""
+
+    def leading(self, number: int) -> npt.NDArray[np.int64]:
+        """Return the first samples that this rank has yet to train, at most ``number`` of them."""
+
+
+class LoopChecks:
+    """Compares what one rank trains with the plans of the epochs.
+
+    Args:
+        policy: The policy that makes the plans.
+        num_samples: Number of samples N in the data set.
+        num_replicas: Number of ranks among which the sampler divides the samples.
+        num_ranks: Number of ranks that train the samples of an epoch together.
+        replicas: The ranks that merge what they learn.
+        has_dataset: Whether the pruner was made of a data set. A loop over arrays in memory may
+            leave out epochs without a sign.
+
+    Attributes:
+        watching: Whether ``see`` needs the next batch of the epoch.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        num_samples: int,
+        num_replicas: int,
+        num_ranks: int,
+        replicas: Replicas,
+        has_dataset: bool,
+    ) -> None:
+        self._policy = policy
+        self._num_samples = num_samples
+        self._num_replicas = num_replicas
+        self._num_ranks = num_ranks
+        self._replicas = replicas
+        self._has_recorded = False
+        self._silent_in_a_row = self._unused_in_a_row = self._ignored_in_a_row = 0
+        self._warned: set[str] = set()
+        if not policy.needs_losses:
+            self._warned.add("silent")
+        if not has_dataset:
+            self._warned.add("unused")
+        self.forget()
+
+    def see(self, index: torch.Tensor) -> None:
+        """Keep a copy of the indices of a batch, shape (B,), one of the first of its epoch."""
+        self._batches.append(index.clone())
+        self._watched += len(index)
+        enough = self._watched >= _WATCHED_INDICES
+        self.watching = not enough or len(self._batches) < _WATCHED_BATCHES
+
+    def forget(self) -> None:
+        """Forget the batches of the epoch in progress."""
+        self._batches: list[torch.Tensor] = []
+        self._watched = 0
+        self.watching = True
+
+    def end_epoch(
+        self,
+        progress: "Progress[Any]",
+        cycle: "EpochCycle[Any]",
+        sampler: Leading,
+        planned_batches: int | None,
+        flat: bool,
+    ) -> list[str]:
+        """Return the warnings that an epoch gives rise to.
+
+        Args:
+            progress: The epoch and what was recorded of it.
+            cycle: Says what the loop has read.
+            sampler: The sampler of this rank, which follows the plan.
+            planned_batches: The number of batches of this rank; None if it is not known.
+            flat: Whether all samples of each batch had the same loss.
+        """
+        watched = [index.cpu().numpy() for index in self._batches]  # This waits for the device.
+        self.forget()
+        if not progress.batches:
+            return self._of_silence(progress, cycle)
+        self._has_recorded = True
+        self._silent_in_a_row = self._unused_in_a_row = 0
+        found = {
+            "repeats": self._of_repeats(progress),
+            "unplanned": self._of_unplanned(progress, watched),
+            "gaps": self._of_gaps(progress, watched, sampler),
+            "batches": _of_batches(progress, planned_batches),
+            "flat": _of_flat_losses(progress) if flat else None,
+        }
+        return self._once(found)
+
+    def _once(self, found: dict[str, str | None]) -> list[str]:
+        new = {kind: text for kind, text in found.items() if text and kind not in self._warned}
+        self._warned.update(new)
+        return list(new.values())
+
+    def _of_silence(self, progress: "Progress[Any]", cycle: "EpochCycle[Any]") -> list[str]:
+        epoch = progress.plan.epoch
+        used = cycle.sampler_read or cycle.plan_read
+        self._silent_in_a_row += used
+        self._unused_in_a_row = 0 if used else self._unused_in_a_row + 1
+        never = cycle.sampler_read and not self._has_recorded
+        silent = never or self._silent_in_a_row == _SILENT_EPOCHS
+        unused = self._unused_in_a_row == _SILENT_EPOCHS
+        return self._once(
+            {
+                "silent": f"epoch {epoch} recorded no losses, so policy {self._policy.name!r} "
+                f"learns nothing: pass the losses of each batch to pruner.record(index, losses)"
+                if silent
+                else None,
+                "unused": f"{_SILENT_EPOCHS} epochs up to epoch {epoch} used neither the sampler "
+                f"nor the plan of the pruner, so nothing was skipped: train with pruner.loader(), "
+                f"or give your loader sampler=pruner.sampler"
+                if unused
+                else None,
+            }
+        )
+
+    def _of_repeats(self, progress: "Progress[Any]") -> str | None:
+        epoch, planned = progress.plan.epoch, progress.planned
+        world = self._replicas.late_world()
+        if world is not None:
+            return (
+                f"this pruner was made before the process group of {world} ranks, so every rank "
+                f"trains all samples and learns alone: make it after init_process_group()"
+            )
+        all_of_them = progress.samples >= self._num_ranks * planned
+        sharded_by_loader = self._num_replicas < self._num_ranks
+        if sharded_by_loader and all_of_them and progress.batches >= _ENOUGH_BATCHES:
+            return (
+                f"epoch {epoch} keeps {planned} samples, and each of {self._num_ranks} ranks "
+                f"trained all of them: leave out num_replicas and sharded_by_loader, which are for "
+                f"frameworks that shard the batches"
+            )
+        return None
+
+    def _of_unplanned(
+        self, progress: "Progress[Any]", watched: list[npt.NDArray[np.int64]]
+    ) -> str | None:
+        """Warn if skipped samples were trained in so many epochs that this is no exception."""
+        plan = progress.plan
+        skipped_share = 1 - plan.number / self._num_samples
+        if not watched or not skipped_share:
+            return None
+        index = np.concatenate(watched)
+        unplanned = np.count_nonzero(~plan.includes(index)) / len(index)
+        # A loader without the sampler trains skipped samples as often as all others.
+        ignored = unplanned >= skipped_share / 2
+        self._ignored_in_a_row = self._ignored_in_a_row + 1 if ignored else 0
+        if self._ignored_in_a_row < _IGNORED_EPOCHS:
+            return None
+        return (
+            f"in {_IGNORED_EPOCHS} pruning epochs up to epoch {plan.epoch}, the samples to skip "
+            f"were trained all the same: give the loader sampler=pruner.sampler"
+        )
+
+    def _of_gaps(
+        self, progress: "Progress[Any]", watched: list[npt.NDArray[np.int64]], sampler: Leading
+    ) -> str | None:
+        """Warn if far too few samples were recorded, because batches between them are missing."""
+        if not watched or progress.samples > _FEW * progress.planned or "gaps" in self._warned:
+            return None
+        number = sum(map(len, watched))
+        # If a framework shards the batches, this rank trains every so manieth of the order.
+        per_batch = number / len(watched) * self._num_ranks / self._num_replicas
+        order = sampler.leading(round(_SEARCHED * per_batch * len(watched)))
+        if batch_distance(watched, order) <= _FAR * per_batch:
+            return None
+        return (
+            f"epoch {progress.plan.epoch} recorded {progress.samples} samples, but its plan keeps "
+            f"{progress.planned}, and there are gaps between the recorded batches: if a framework "
+            f"shards the batches itself, make the Pruner with sharded_by_loader=True (or "
+            f"num_replicas=1 and the batch size of all ranks together); otherwise, record every "
+            f"batch"
+        )
+
+
+def _of_batches(progress: "Progress[Any]", planned: int | None) -> str | None:
+    """Warn if a whole epoch was recorded in another number of batches than was planned."""
+    batches = progress.batches
+    if planned is None or progress.samples < progress.planned or batches in (1, planned):
+        return None
+    return (
+        f"epoch {progress.plan.epoch} was recorded in {batches} batches instead of {planned}, so "
+        f"total_steps() counts other optimizer steps than were taken: give Pruner the batch size "
+        f"of the loader"
+    )
+
+
+def _of_flat_losses(progress: "Progress[Any]") -> str:
+    return (
+        f"all samples of each batch of epoch {progress.plan.epoch} had the same loss, so no sample "
+        f'differs from another: record one loss per sample, with reduction="none"'
+    )
+
+
+def batch_distance(batches: list[npt.NDArray[np.int64]], order: npt.NDArray[np.int64]) -> float:
+    """Return the distance in the order at which the batches follow the first one.
+
+    It is the median, so that a few missing batches do not matter. It is 0 for fewer than three
+    batches, and if the first one is not in the order. A batch that is not in it is infinitely far.
+
+    Args:
+        batches: The indices of some batches, shape (B,) each.
+        order: Samples in their order, shape (n,).
+    """
+    places = {sample: place for place, sample in reversed(list(enumerate(order.tolist())))}
+    starts = [min(places.get(sample, np.inf) for sample in batch.tolist()) for batch in batches]
+    if len(batches) < 3 or starts[0] == np.inf:
+        return 0.0
+    steps = [(start - starts[0]) / number for number, start in enumerate(starts) if number]
+    return float(np.median(steps))

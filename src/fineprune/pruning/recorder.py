@@ -1,0 +1,160 @@
+"""Recorder: what happens to the losses that ``Pruner.record`` is given.
+
+Inside an epoch, a buffer keeps them. At the end of the epoch (and whenever a state needs them), the
+buffer is flushed: the mean of each batch is taken over all ranks, and the policy observes the
+losses together with these means.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.errors import InputError
+from fineprune.pruning.dropping_count import batch_means, batch_sums
+from fineprune.pruning.loop_checks import check_range
+from fineprune.pruning.loss_buffer import Drained, LossBuffer, are_flat
+from fineprune.pruning.plan import EpochPlan, fingerprint
+from fineprune.pruning.policies.policy import LossRecords, Policy
+from fineprune.pruning.replicas import Number, Replicas
+
+# A single process flushes the buffer when it holds about so many losses (48 MB), however many
+# samples an epoch has. The host waits for the device in each flush.
+_FLUSH_AT = 1 << 22
+
+
+class Recorder:
+    """Buffers the losses of the epoch in progress and hands them to the policy.
+
+    Args:
+        policy: Observes the losses, if it needs them.
+        replicas: The ranks over which batch means are taken and observations are merged.
+        num_samples: Number of samples N in the data set.
+        seed: The seed of the pruner, which must be the same on every rank.
+
+    Attributes:
+        nonfinite: Number of losses that all ranks recorded in the epoch in progress and that were
+            NaN or infinite, as of the last flush.
+        flat: Whether all samples of each batch had the same loss, as of the last flush.
+    """
+
+    def __init__(self, policy: Policy, replicas: Replicas, num_samples: int, seed: int) -> None:
+        self._policy = policy
+        self._replicas = replicas
+        self._num_samples = num_samples
+        self._seed = seed
+        self._policy_merges = type(policy).merge is not Policy.merge
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything that was recorded."""
+        self.nonfinite = 0
+        self.flat = False
+        self._buffer = LossBuffer()
+        self._rescored = LossBuffer()
+
+    @property
+    def flushed(self) -> bool:
+        """Whether the policy has observed everything that was recorded."""
+        return self._buffer.is_empty and self._rescored.is_empty
+
+    def begin(self, number: int) -> None:
+        """Prepare for an epoch whose batches have so many samples."""
+        self._buffer.expect(number)
+
+    def append(self, plan: EpochPlan, index: torch.Tensor, losses: torch.Tensor) -> None:
+        """Add a batch to the epoch in progress; index and losses have shape (B,)."""
+        joined = self._buffer.append(index, losses)
+        if joined and len(self._buffer) >= _FLUSH_AT and self._replicas.size == 1:
+            self.flush(plan)
+
+    def append_rescored(self, plan: EpochPlan, index: torch.Tensor, losses: torch.Tensor) -> None:
+        """Add losses of samples that the epoch of ``plan`` did not train, both of shape (B,)."""
+        joined = self._rescored.append(index, losses)
+        if joined and len(self._rescored) >= _FLUSH_AT and self._replicas.size == 1:
+            self.flush(plan)
+
+    def flush(self, plan: EpochPlan) -> None:
+        """Let the policy observe the buffered losses with the means of their batches.
+
+        Then let it observe the losses of rescored samples, if it rescores. With several ranks, this
+        is a collective operation. A policy that needs no losses makes it do nothing.
+
+        Args:
+            plan: The plan of the epoch in progress, or of the current epoch if this rank has
+                recorded nothing.
+
+        Raises:
+            InputError: An index is out of range, or the ranks have different plans.
+        """
+        if self._policy.needs_losses:
+            self._flush_trained(plan)
+        if self._policy.rescores:
+            self._flush_rescored(plan)
+
+    def _flush_trained(self, plan: EpochPlan) -> None:
+        drained = self._drained(self._buffer)
+        batches = self._most_batches(plan, len(drained.sizes))
+        if not batches:
+            return
+        self.flat = are_flat(drained)
+        sums = np.zeros((batches, 3))
+        sums[: len(drained.sizes)] = batch_sums(drained.losses, drained.sizes)
+        sums = self._replicas.sum(sums)
+        self.nonfinite += int(sums[:, 2].sum())
+        means = batch_means(sums)
+        if self._replicas.size == 1 or self._policy_merges:
+            own_means = np.repeat(means[: len(drained.sizes)], drained.sizes)
+            records = LossRecords(drained.indices, drained.losses, own_means)
+        else:
+            records = self._gathered(drained, means)
+        self._policy.observe(plan.epoch, records)
+        self._policy.merge(self._replicas)
+
+    def _flush_rescored(self, plan: EpochPlan) -> None:
+        own = self._drained(self._rescored)
+        index, losses = own.indices, own.losses
+        if self._replicas.size > 1:
+            numbers = self._replicas.gather(np.array([len(index)]), 1)
+            lengths = [int(number[0]) for number in numbers]
+            if not max(lengths):
+                return
+            index = _joined(self._replicas.gather(index, max(lengths)), lengths)
+            losses = _joined(self._replicas.gather(losses, max(lengths)), lengths)
+        if len(index):
+            self._policy.observe_rescored(plan.epoch, index, losses)
+
+    def _drained(self, buffer: LossBuffer) -> Drained:
+        drained = buffer.drain()
+        if drained.indices.size:
+            check_range(int(drained.indices.min()), int(drained.indices.max()), self._num_samples)
+        return drained
+
+    def _most_batches(self, plan: EpochPlan, batches: int) -> int:
+        """Return the largest number of batches of a rank, and check that the plans are equal."""
+        if self._replicas.size == 1:
+            return batches
+        own = fingerprint(plan, self._seed)
+        most, largest, smallest = self._replicas.maximum(np.array([batches, own, -own]))
+        if largest != -smallest:
+            raise InputError(
+                f"expected the same seed and the same plan on every rank, got different ones in "
+                f"epoch {plan.epoch}: give every rank the same seed and policy, let select() draw "
+                f"from its argument rng only, and let merge() exchange all that observe() learns"
+            )
+        return int(most)
+
+    def _gathered(self, own: Drained, means: npt.NDArray[np.float64]) -> LossRecords:
+        """Return the losses of all ranks, batch after batch, each in the order of the ranks."""
+        sizes = self._replicas.gather(own.sizes, len(means))
+        lengths = [int(of_rank.sum()) for of_rank in sizes]
+        indices = self._replicas.gather(own.indices, max(lengths))
+        losses = self._replicas.gather(own.losses, max(lengths))
+        batch = np.concatenate([np.repeat(np.arange(len(means)), of_rank) for of_rank in sizes])
+        order = np.argsort(batch, kind="stable")
+        return LossRecords(
+            _joined(indices, lengths)[order], _joined(losses, lengths)[order], means[batch[order]]
+        )
+
+
+def _joined(parts: list[npt.NDArray[Number]], lengths: list[int]) -> npt.NDArray[Number]:
+    return np.concatenate([part[:length] for part, length in zip(parts, lengths, strict=True)])

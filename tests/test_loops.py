@@ -1,0 +1,684 @@
+"""Loops as strangers write them: each trains what was planned, or fails in one clear line."""
+
+import copy
+import itertools
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import fineprune as fp
+from fineprune.errors import InputError
+
+N, BATCH, EPOCHS = 96, 8, 6
+RATES = [1.0, 1.0, 1.0, 0.1, 0.1, 0.01]
+
+
+def data(n=N):
+    chance = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 4, generator=chance)
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def network():
+    layer = torch.nn.Linear(4, 2)
+    with torch.no_grad():
+        layer.weight.fill_(0.01)
+        layer.bias.zero_()
+    return layer
+
+
+def new(policy=None, **options):
+    policy = policy or fp.Adaptive(EPOCHS, save=0.35, rates=RATES)
+    return fp.Pruner(data(), policy, **{"batch_size": BATCH, "seed": 1, **options})
+
+
+class Run:
+    """A network that is trained, and which samples it was trained on in which epoch."""
+
+    def __init__(self):
+        self.model = network()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.seen = []
+
+    def losses(self, x, y):
+        return F.cross_entropy(self.model(x), y, reduction="none")
+
+    def step(self, pruner, index, batch, backward=True):
+        """Take one training step, as the README's loop does."""
+        x, y = batch
+        loss = pruner.record(index, self.losses(x, y))
+        self.seen.append((pruner.plan.epoch, index.tolist()))
+        if backward:
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+def plain(pruner, run):
+    for _ in pruner.epochs():
+        for index, batch in pruner.loader():
+            run.step(pruner, index, batch)
+
+
+def iterations(pruner, run):
+    batches = pruner.iterate(pruner.loader())
+    while pruner.steps_left:
+        run.step(pruner, *next(batches))
+    pruner.end_epoch()
+
+
+def for_each_batch(pruner, run):
+    for index, batch in pruner.iterate(pruner.loader()):
+        run.step(pruner, index, batch)
+
+
+def mixed_precision(pruner, run):
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for _ in pruner.epochs():
+        for index, (x, y) in pruner.loader():
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+                loss = pruner.record(index, run.losses(x, y))
+            run.seen.append((pruner.plan.epoch, index.tolist()))
+            scaler.scale(loss).backward()
+            scaler.step(run.optimizer)
+            scaler.update()
+            run.optimizer.zero_grad()
+
+
+def evaluation_inside(pruner, run):
+    held_out = DataLoader(data(), batch_size=BATCH)
+    for _ in pruner.epochs():
+        for index, batch in pruner.loader():
+            run.step(pruner, index, batch)
+            if index[0] % 5 == 0:
+                with torch.no_grad():
+                    for x, y in held_out:
+                        run.losses(x, y).mean()
+
+
+def own_loader(pruner, run):
+    loader = DataLoader(pruner.dataset, batch_size=BATCH, sampler=pruner.sampler)
+    for _ in pruner.epochs():
+        for index, batch in loader:
+            run.step(pruner, index, batch)
+
+
+def set_epoch_only(pruner, run):
+    loader = pruner.loader()
+    for epoch in range(EPOCHS):
+        pruner.sampler.set_epoch(epoch)
+        for index, batch in loader:
+            run.step(pruner, index, batch)
+    pruner.end_epoch()
+
+
+def arrays_in_memory(pruner, run):
+    x, y = pruner.dataset.tensors
+    for _ in pruner.epochs():
+        for index in pruner.sampler.order().split(BATCH):
+            run.step(pruner, index, (x[index], y[index]))
+
+
+def prefetcher(pruner, run):
+    """A thread that is two batches ahead."""
+    for _ in pruner.epochs():
+        ahead: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        free, done = threading.Semaphore(2), threading.Event()
+
+        def fill(ahead=ahead, free=free, done=done):
+            for item in pruner.loader():
+                free.acquire()
+                ahead.append(item)
+            done.set()
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        while not done.is_set() or ahead:
+            if ahead:
+                run.step(pruner, *ahead.pop(0))
+                free.release()
+        thread.join()
+
+
+def resume_from_the_middle(pruner, run):
+    for _ in pruner.epochs():
+        for index, batch in itertools.islice(pruner.loader(), 3):
+            run.step(pruner, index, batch)
+        break
+    state = pruner.state_dict()
+    again = new()
+    again.load_state_dict(state)
+    plain(again, run)
+    return again
+
+
+def interrupted_notebook_cell(pruner, run):
+    def cell(stop):
+        for epoch in pruner.epochs():
+            for number, (index, batch) in enumerate(pruner.loader()):
+                run.step(pruner, index, batch)
+                if (epoch, number) == stop:
+                    raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cell(stop=(2, 4))
+    cell(stop=None)
+
+
+RIGHT = [
+    plain,
+    iterations,
+    for_each_batch,
+    mixed_precision,
+    evaluation_inside,
+    own_loader,
+    set_epoch_only,
+    arrays_in_memory,
+    prefetcher,
+    resume_from_the_middle,
+    interrupted_notebook_cell,
+]
+
+
+@pytest.fixture(scope="module")
+def expected():
+    pruner, run = new(), Run()
+    plain(pruner, run)
+    assert pruner.steps_done == pruner.total_steps() == len(run.seen) < EPOCHS * N / BATCH
+    return run
+
+
+@pytest.mark.parametrize("loop", RIGHT, ids=lambda loop: loop.__name__)
+def test_a_loop_trains_what_was_planned_bit_for_bit(loop, expected):
+    pruner, run = new(), Run()
+    pruner = loop(pruner, run) or pruner
+    assert run.seen == expected.seen
+    assert torch.equal(run.model.weight, expected.model.weight)
+    assert pruner.steps_done == pruner.total_steps()
+    assert pruner.steps_left == 0
+    assert pruner.summary()["epochs_done"] == EPOCHS
+
+
+def test_accumulation_takes_as_many_steps_as_planned():
+    pruner, run, steps = new(accumulation=5), Run(), 0
+    for _ in pruner.epochs():
+        for index, batch in pruner.loader():
+            x, y = batch
+            pruner.record(index, run.losses(x, y)).backward()
+            assert pruner.steps_done == steps + pruner.step_is_due
+            if pruner.step_is_due:
+                run.optimizer.step()
+                run.optimizer.zero_grad()
+                steps += 1
+    assert steps == pruner.total_steps() == pruner.steps_done
+
+
+def test_early_stopping_leaves_a_state_that_continues(expected):
+    pruner, run = new(), Run()
+    for epoch in pruner.epochs():
+        for index, batch in pruner.loader():
+            run.step(pruner, index, batch)
+        if epoch == 2:
+            break
+    assert pruner.position.epoch == 2
+    plain(pruner, run)  # Somebody has more patience.
+    assert run.seen == expected.seen
+
+
+def test_two_phases_with_two_pruners_do_not_influence_each_other(expected):
+    policy = fp.Adaptive(EPOCHS, save=0.35, rates=RATES)
+    first, run = new(policy), Run()
+    plain(first, run)
+    second, again = new(first.policy), Run()
+    plain(second, again)
+    assert again.seen == expected.seen
+
+
+# --- loops that are wrong ------------------------------------------------------------------------
+
+
+def forgets_epochs(pruner, run):
+    for _ in range(EPOCHS):
+        for index, batch in pruner.loader():
+            run.step(pruner, index, batch)
+
+
+def cycles_the_loader(pruner, run):
+    for index, batch in itertools.islice(itertools.cycle(pruner.loader()), 100):
+        run.step(pruner, index, batch)
+
+
+def begins_the_loader_again(pruner, run):
+    loader = pruner.loader()
+    batches = iter(loader)
+    for _ in range(100):
+        try:
+            item = next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            item = next(batches)
+        run.step(pruner, *item)
+
+
+def two_passes_per_epoch(pruner, run):
+    for _ in pruner.epochs():
+        for _ in range(2):
+            for index, batch in pruner.loader():
+                run.step(pruner, index, batch)
+
+
+def records_validation(pruner, run):
+    for _ in pruner.epochs():
+        for loader in (pruner.loader(), DataLoader(fp.Indexed(data()), batch_size=BATCH)):
+            for index, batch in loader:
+                run.step(pruner, index, batch)
+
+
+def loader_without_the_sampler(pruner, run):
+    for _ in pruner.epochs():
+        for index, batch in DataLoader(pruner.dataset, batch_size=BATCH, shuffle=True):
+            run.step(pruner, index, batch)
+
+
+def ranks_by_hand(pruner, run):
+    plain(new(num_replicas=2, rank=0), run)
+
+
+def one_loss_for_all(pruner, run):
+    for _ in pruner.epochs():
+        for index, (x, y) in pruner.loader():
+            loss = F.cross_entropy(run.model(x), y)
+            pruner.record(index, loss.expand(len(index))).backward()
+
+
+def notebook_cell_run_twice(pruner, run):
+    plain(pruner, run)
+    plain(pruner, run)
+
+
+def loads_inside_the_loop(pruner, run):
+    for epoch in pruner.epochs():
+        state = pruner.state_dict()
+        for index, batch in pruner.loader():
+            run.step(pruner, index, batch)
+        if epoch == 2:
+            pruner.load_state_dict(state)
+
+
+def changes_losses_in_place(pruner, run):
+    for _ in pruner.epochs():
+        for index, (x, y) in pruner.loader():
+            losses = run.losses(x, y)
+            pruner.record(index, losses)
+            losses.mul_(2.0).mean().backward()
+
+
+def grows_the_data(pruner, run):
+    samples = list(data())
+    pruner = fp.Pruner(samples, fp.Adaptive(EPOCHS, save=0.35, rates=RATES), batch_size=BATCH)
+    for _ in pruner.epochs():
+        for index, batch in pruner.loader():
+            run.step(pruner, index, batch)
+        samples.append(samples[0])
+
+
+def detaches_weighted_losses(pruner, run):
+    pruner = new(fp.InfoBatch(EPOCHS))
+    for _ in pruner.epochs():
+        for index, (x, y) in pruner.loader():
+            losses = run.losses(x, y)
+            pruner.record(index, losses.detach())
+            losses.mean().backward()
+            run.optimizer.step()
+
+
+OVERFULL = r"expected at most \d+ samples in epoch \d, .*pruner\.epochs\(\)"
+WRONG = {
+    forgets_epochs: (InputError, OVERFULL),
+    cycles_the_loader: (InputError, OVERFULL),
+    begins_the_loader_again: (InputError, OVERFULL),
+    two_passes_per_epoch: (InputError, OVERFULL),
+    records_validation: (InputError, OVERFULL),
+    loader_without_the_sampler: (InputError, OVERFULL),
+    ranks_by_hand: (InputError, "expected 2 ranks that exchange their losses"),
+    one_loss_for_all: (InputError, 'one number that was expanded: use reduction="none"'),
+    notebook_cell_run_twice: (InputError, "trained all 6: make a new Pruner"),
+    loads_inside_the_loop: (InputError, "load_state_dict.* before the loop over the epochs"),
+    changes_losses_in_place: (InputError, "changed in place afterwards"),
+    grows_the_data: (InputError, "data set of .*96 samples, .*got one of 97"),
+    detaches_weighted_losses: (RuntimeError, "scalar that record.* backpropagated"),
+}
+
+
+@pytest.mark.parametrize("loop", WRONG, ids=lambda loop: loop.__name__)
+def test_a_wrong_loop_fails_in_one_clear_line(loop):
+    error, message = WRONG[loop]
+    with pytest.raises(error, match=message) as caught:
+        loop(new(), Run())
+    assert "\n" not in str(caught.value)
+
+
+POLICIES = {
+    "fine-pruning": lambda: fp.FinePruning(fp.Schedule(EPOCHS, 3, 1), prune=24),
+    "random": lambda: fp.RandomPruning(fp.Schedule(EPOCHS, 3, 1), prune=24),
+    "rs2": lambda: fp.RS2(EPOCHS, save=0.35),
+    "ucb": lambda: fp.UCB(EPOCHS, save=0.35),
+    "full": lambda: fp.FullData(EPOCHS),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("batch_size", [BATCH, None])
+def test_a_loop_that_forgets_the_epochs_is_noticed_with_every_policy(policy, batch_size):
+    pruner = new(POLICIES[policy](), batch_size=batch_size)
+    loader = DataLoader(pruner.dataset, batch_size=BATCH, sampler=pruner.sampler)
+    with pytest.raises(InputError, match=OVERFULL):
+        forgets_epochs_of_any(pruner, loader)
+    assert pruner.position.samples == len(pruner.plan.kept)
+
+
+def test_a_sharded_pruner_notices_such_a_loop_too():
+    pruner = fp.ShardedPruner(data(), POLICIES["fine-pruning"](), batch_size=BATCH)
+    with pytest.raises(InputError, match=OVERFULL):
+        forgets_epochs_of_any(pruner, pruner.loader())
+
+
+def forgets_epochs_of_any(pruner, loader):
+    for _ in range(EPOCHS):
+        for index, (x, _) in loader:
+            pruner.record(index, x.sum(1))
+
+
+def test_a_loader_whose_batches_have_another_size_is_noticed_at_the_end_of_the_epoch():
+    pruner, run = new(), Run()
+    loader = DataLoader(pruner.dataset, batch_size=2 * BATCH, sampler=pruner.sampler)
+
+    def train():
+        for _ in pruner.epochs():
+            for index, batch in loader:
+                run.step(pruner, index, batch)
+
+    with pytest.warns(RuntimeWarning, match="in 6 batches instead of 12.*batch size") as caught:
+        train()
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("policy", ["random", "fine-pruning"])
+def test_a_loop_that_uses_nothing_of_the_pruner_is_noticed(policy):
+    pruner = new(POLICIES[policy]())
+
+    def train():
+        for _ in pruner.epochs():
+            for _ in DataLoader(data(), batch_size=BATCH):
+                pass
+
+    with pytest.warns(RuntimeWarning, match="neither the sampler nor the plan") as caught:
+        train()
+    assert len(caught) == 1
+
+
+def test_one_loss_per_batch_is_noticed_also_if_it_is_repeated():
+    pruner = new(POLICIES["fine-pruning"]())
+
+    def train():
+        for _ in pruner.epochs():
+            for index, (x, _) in pruner.loader():
+                pruner.record(index, x.sum(1).mean().repeat(len(index)))
+
+    with pytest.warns(RuntimeWarning, match="all samples of each batch") as caught:
+        train()
+    assert len(caught) == 1
+
+
+# --- copies, states, and going back --------------------------------------------------------------
+
+
+def test_a_copy_trains_by_its_own_plan():
+    pruner, run = new(), Run()
+    loader = pruner.loader()
+    for epoch in pruner.epochs():
+        for index, batch in loader:
+            run.step(pruner, index, batch)
+        if epoch == 3:
+            break
+    copied = copy.deepcopy(pruner)
+    assert copied.loader() is not loader
+    assert copied.loader().pruner is copied
+    before = pruner.state_bytes()
+    plain(copied, Run())
+    assert copied.position.epoch == EPOCHS
+    assert pruner.state_bytes() == before
+    copied.load_state_dict(pruner.state_dict())
+    assert copied.position == pruner.position
+
+
+def test_a_copy_made_inside_the_loop_can_load_a_state():
+    pruner = new()
+    for _ in pruner.epochs():
+        copied = copy.deepcopy(pruner)
+        copied.load_state_dict(new().state_dict())
+        copied.set_epoch(3)
+        assert (copied.plan.epoch, pruner.plan.epoch) == (3, 0)
+        break
+
+
+def test_a_copy_records_for_itself_inside_a_compiled_step():
+    pruner = new(fp.FinePruning(fp.Schedule(EPOCHS, 3, 3), prune=24))
+    copied = copy.deepcopy(pruner)
+
+    @torch.compile(backend="eager")
+    def step(index, x):
+        return copied.record(index, x.square())
+
+    step(torch.arange(BATCH), torch.randn(BATCH))
+    assert (copied.position.samples, pruner.position.samples) == (BATCH, 0)
+
+
+def numpys(kind: str, value: float) -> Any:
+    """Return a number of NumPy, which is none of Python's."""
+    return np.dtype(kind).type(value)
+
+
+NUMPYS = [
+    fp.Adaptive(
+        EPOCHS,
+        numpys("f8", 0.3),
+        rates=np.linspace(1, 0.1, EPOCHS),
+        chance=numpys("f4", 2.3),
+        returning=numpys("f4", 0.25),
+        evidence=numpys("f8", 0.1),
+        patience=numpys("i8", 2),
+    ),
+    fp.Adaptive(EPOCHS, rates=torch.linspace(1, 0.1, EPOCHS), anneal=numpys("f8", 0.2)),
+    fp.FinePruning(fp.Schedule(EPOCHS, 3, 1), numpys("f8", 0.25), tolerance=numpys("f4", 0.1)),
+    fp.FinePruning(
+        fp.Schedule(EPOCHS, numpys("i4", 3), numpys("i8", 1)), 24, max_skips=numpys("i8", 2)
+    ),
+    fp.InfoBatch(EPOCHS, numpys("f8", 0.5), anneal=numpys("f8", 0.2)),
+    fp.Kakurenbo(EPOCHS, numpys("i8", 20), confidence=numpys("f8", 0.7)),
+    fp.ProgressiveDropout(EPOCHS, threshold=numpys("f8", 0.5)),
+    fp.RS2(EPOCHS, numpys("f8", 0.25)),
+    fp.UCB(EPOCHS, numpys("f8", 0.3), smoothing=numpys("f8", 0.5), period=numpys("i8", 2)),
+    fp.RandomPruning(fp.Schedule(EPOCHS, 3, 1), numpys("i4", 24)),
+]
+
+
+@pytest.mark.parametrize("policy", NUMPYS, ids=lambda policy: policy.name)
+def test_what_a_pruner_accepts_can_be_saved_and_loaded(policy, tmp_path):
+    def make():
+        options = {"batch_size": numpys("i8", BATCH), "seed": numpys("i8", 3)}
+        return fp.Pruner(numpys("i8", N), policy, drop_last=True, **options)
+
+    pruner = make()
+    pruner.start_epoch(0)
+    pruner.observe(pruner.sampler.order()[:BATCH], torch.rand(BATCH))
+    torch.save(pruner.state_dict(), tmp_path / "state.pt")
+    again = make()
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert again.position == pruner.position
+
+
+def test_a_policy_whose_state_cannot_be_loaded_is_named():
+    class Own(fp.FullData):
+        name = "own"
+
+        def state_dict(self):
+            return {"seen": {"losses": np.zeros(3)}}
+
+    with pytest.raises(InputError, match=r"\['learned'\]\['seen'\]\['losses'\].* got ndarray"):
+        new(Own(3)).state_dict()
+
+
+@pytest.mark.parametrize("start", [0, 2, 5])
+def test_going_back_trains_the_epochs_again_within_the_budget(start):
+    pruner, run = new(), Run()
+    plain(pruner, run)
+    lengths = [sum(seen[0] == epoch for seen in run.seen) for epoch in range(EPOCHS)]
+    again = []
+    for epoch in pruner.epochs(start):
+        again.append(sum(1 for _ in pruner.sampler.order().split(BATCH)))
+        for index, batch in pruner.loader():
+            run.step(pruner, index, batch)
+        assert epoch == start + len(again) - 1
+    assert again == lengths[start:]
+
+
+def test_a_training_that_begins_later_saves_its_share_of_what_is_left():
+    pruner, run = new(), Run()
+    numbers = fp.Adaptive(EPOCHS, save=0.35, rates=RATES)
+    whole = new(numbers)
+    plan = [len(plan) for plan in [[0] * n for n in planned(whole)]]
+    for _ in pruner.epochs(3):
+        for index, batch in pruner.loader():
+            run.step(pruner, index, batch)
+    assert len(run.seen) * BATCH == sum(plan[3:]) < 3 * N
+
+
+def planned(pruner):
+    numbers = []
+    for _ in pruner.epochs():
+        numbers.append(len(pruner.plan.kept))
+        for index, (x, _) in pruner.loader():
+            pruner.observe(index, x.sum(1) * 0)
+    return numbers
+
+
+@pytest.mark.parametrize("kind", [fp.Kakurenbo, fp.ProgressiveDropout])
+@pytest.mark.parametrize("rescores", [False, True])
+def test_a_state_saved_at_the_end_of_the_body_continues_with_the_next_epoch(kind, rescores):
+    """A scheduler at the end of the body then takes one step per epoch."""
+
+    def body(pruner, stop=None):
+        done = []
+        for epoch in pruner.epochs():
+            for index, (x, _) in pruner.loader():
+                pruner.observe(index, x.sum(1).abs() / 3)
+            wanted = pruner.to_rescore() if rescores else None
+            if wanted is not None:
+                pruner.rescore(wanted, torch.full((len(wanted),), 0.2))
+            done.append(epoch)
+            if epoch == stop:
+                break
+        return done
+
+    for stop in range(EPOCHS):
+        first = new(kind(EPOCHS, rescale=False))
+        done = body(first, stop)
+        second = new(kind(EPOCHS, rescale=False))
+        second.load_state_dict(first.state_dict())
+        assert done + body(second) == list(range(EPOCHS))
+
+
+def test_two_iterators_over_loaders_with_workers_do_not_end_each_other():
+    pruner = new(POLICIES["full"]())
+    outer = pruner.loader(num_workers=1)
+    seen = 0
+    for number, _ in enumerate(outer):
+        if number == 2:
+            inner = pruner.loader(num_workers=1)
+            assert inner is not outer
+            assert sum(1 for _ in inner) == N / BATCH
+        seen += 1
+    assert seen == N / BATCH
+    assert pruner.loader(num_workers=1) in (inner, outer)  # It is used again when it is free.
+
+
+# --- small things --------------------------------------------------------------------------------
+
+
+def test_lengths_and_epochs_may_be_other_numbers():
+    pruner = fp.Pruner(np.int64(N), fp.Adaptive(3.0, rates=[1, 1, 1]), batch_size=BATCH)
+    assert (pruner.num_samples, pruner.policy.epochs) == (N, 3)
+    with pytest.raises(InputError, match=r"epochs to be a whole number of at least 1, got 3\.5"):
+        fp.Adaptive(3.5)
+
+
+def test_a_dict_of_arrays_is_no_data_set_of_two_samples():
+    with pytest.raises(TypeError, match="a dict with the keys x, y: give one data set"):
+        fp.Pruner({"x": [1, 2, 3], "y": [0, 1, 0]}, fp.FullData(3))
+
+
+def test_the_indexed_data_set_has_the_attributes_of_the_users():
+    pruner = new()
+    assert pruner.dataset.tensors[0].shape == (N, 4)
+    with pytest.raises(AttributeError, match="classes"):
+        _ = pruner.dataset.classes
+    assert copy.deepcopy(pruner.dataset).tensors[1].shape == (N,)
+
+
+def test_less_than_one_batch_per_rank_is_refused_where_it_matters():
+    with pytest.raises(InputError, match="expected at least one step of 100 samples"):
+        new(batch_size=100, drop_last=True)
+    assert new(POLICIES["full"](), batch_size=100, drop_last=True).total_steps() == 0
+
+
+def test_ranks_of_another_framework_exchange_what_they_learn_by_its_function():
+    """Two pruners in two threads, as Horovod's ranks, against one with batches of both."""
+    barrier, shelf = threading.Barrier(2), [np.empty(0)] * 2
+
+    def gather(rank):
+        def all_gather(array):
+            shelf[rank] = array
+            barrier.wait()
+            both = [part.copy() for part in shelf]
+            barrier.wait()
+            return both
+
+        return all_gather
+
+    policy = fp.FinePruning(fp.Schedule(EPOCHS, 3, 1), prune=32)
+    counts = {}
+
+    def train(rank):
+        pruner = new(policy, num_replicas=2, rank=rank, all_gather=gather(rank))
+        for epoch in pruner.epochs():
+            for index, _ in pruner.loader():
+                pruner.record(index, losses_of(epoch, index))
+        counts[rank] = pruner.counts.tolist()
+
+    def losses_of(epoch, index):
+        return ((index * 37 + epoch * 11) % 17).float()
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    # One process whose batches are those of both ranks together: its order interleaves theirs.
+    alone = new(policy, batch_size=2 * BATCH)
+    for epoch in alone.epochs():
+        for index, _ in alone.loader():
+            alone.record(index, losses_of(epoch, index))
+    assert counts[0] == counts[1] == alone.counts.tolist()
+    assert max(counts[0]) > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"num_replicas": 2}, {"process_group": object()}])
+def test_a_function_that_gathers_needs_the_numbers_of_its_ranks(options):
+    with pytest.raises(InputError, match="all_gather together with num_replicas and rank"):
+        new(all_gather=lambda array: [array], **options)
