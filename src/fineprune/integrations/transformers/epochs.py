@@ -147,7 +147,7 @@ class PlannedEpochs(_Base):
         A pruner takes rates before its state is loaded, and the ``Trainer`` makes its scheduler
         later. The one that is made here has an optimizer of its own, with the same groups.
         """
-        if not getattr(self.pruner.policy, "wants_rates", False):
+        if not self.pruner.policy.wants_rates:
             return
         self.create_optimizer()
         groups = [{**group, "params": [torch.zeros(1)]} for group in self.optimizer.param_groups]
