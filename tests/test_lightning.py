@@ -134,6 +134,76 @@ def test_two_ranks_equal_lightning_alone_and_one_process(runs, pruning, undistur
             torch.testing.assert_close(found["weights"][name], value, rtol=1e-4, atol=1e-6)
 
 
+# --- learning rates -----------------------------------------------------------------------------
+
+
+SAVING = {"save": 0.3, "patience": 0}
+
+
+@pytest.fixture
+def said(caplog):
+    """What the callback says."""
+    return lambda: [line for line in caplog.messages if line.startswith("fineprune:")]
+
+
+def test_the_policy_finds_the_learning_rates_of_the_scheduler(runs, pruning, said):
+    """A plain loop gives them itself; the training is the same."""
+    adaptive = fp.Adaptive(runs.EPOCHS, **SAVING)
+    net = runs.fit(pruning(adaptive))
+    (line,) = said()
+    assert line == (
+        "fineprune: adaptive takes the learning rates from OneCycleLR, which steps per step"
+    )
+    network, pruner, steps = runs.plain_loop(adaptive, gives_rates=True)
+    assert pruner.policy.rates[-1] < 0.2 < max(pruner.policy.rates)
+    assert runs.pruner_of(net).policy.rates == pruner.policy.rates
+    assert runs.equal_weights(net.network, network)
+    assert net.trainer.global_step == steps == round(0.7 * 13 * runs.EPOCHS)
+    assert net.lengths[0] == 13 > 2 * net.lengths[-1]
+
+
+def test_a_resumed_run_finds_the_learning_rates_of_the_whole_training(runs, pruning, tmp_path):
+    adaptive = fp.Adaptive(runs.EPOCHS, **SAVING)
+    whole = runs.fit(pruning(adaptive), runs.every_step(tmp_path))
+    for step in (5, 30):
+        file = tmp_path / f"step={step}.ckpt"
+        assert_continues(runs, runs.fit(pruning(adaptive), ckpt_path=file), whole)
+
+
+SCHEDULERS = {
+    "per epoch": ({"interval": "epoch"}, "which steps per epoch", 0.01),
+    "per step": ({"interval": "step"}, "which steps per step", 0.01),
+    "now and then": ({"interval": "epoch", "frequency": 2}, "to be constant", 1),
+    "none": (None, None, 1),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+@pytest.mark.filterwarnings("ignore:Adaptive was given no learning rates")
+def test_schedulers_per_epoch_and_per_step_and_none(runs, pruning, said, kind):
+    options, words, last = SCHEDULERS[kind]
+    net = runs.Scheduled(options)
+    runs.fit(pruning(fp.Adaptive(3, **SAVING)), net=net, max_epochs=3)
+    found = runs.pruner_of(net).policy.rates
+    assert (found[0], found[-1]) == pytest.approx((1, last))
+    assert len(said()) == (words is not None)
+    assert words is None or words in said()[0]
+    assert net.trainer.global_step == round(0.7 * 3 * 13)
+
+
+def test_without_learning_rates_the_policy_says_what_it_assumes(runs, pruning):
+    with pytest.warns(UserWarning, match="Adaptive was given no learning rates"):
+        runs.fit(
+            pruning(fp.Adaptive(3, **SAVING)), net=runs.Scheduled(None, plateau=True), max_epochs=3
+        )
+
+
+def test_learning_rates_that_were_given_stay(runs, pruning, said):
+    net = runs.fit(pruning(fp.Adaptive(runs.EPOCHS, rates=[6, 5, 4, 3, 2, 1], **SAVING)))
+    assert runs.pruner_of(net).policy.rates[-1] == pytest.approx(1 / 6)
+    assert not said()
+
+
 # --- resume -------------------------------------------------------------------------------------
 
 

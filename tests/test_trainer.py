@@ -446,6 +446,77 @@ def test_a_compute_loss_that_does_not_record_is_refused(tmp_path):
         trained("image", tmp_path, made=Undecided, gradient_accumulation_steps=2)
 
 
+# -- learning rates -------------------------------------------------------------------------------
+
+
+SAVING = fp.Adaptive(EPOCHS, save=0.3, patience=0)
+FOUND = "fineprune: adaptive takes the learning rates from LambdaLR, which steps per step"
+
+
+def said(capsys):
+    """Return what the trainer says about the learning rates."""
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("fineprune:")]
+
+
+def test_the_policy_finds_the_learning_rates_of_the_scheduler(tmp_path, capsys):
+    trainer = trained("image", tmp_path, SAVING, lr_scheduler_type="linear", warmup_steps=3)
+    assert said(capsys) == [FOUND]
+    numbers = [len(plan) for plan in trainer.plans.values()]
+    assert numbers[0] == N > 2 * numbers[-1]
+    assert trainer.state.global_step == trainer.pruner.total_steps() == 35
+
+    given = fp.Pruner(images(), SAVING, batch_size=BATCH, seed=42)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    scheduler = transformers.get_scheduler("linear", optimizer, 3, 35)
+    given.set_rates(scheduler, by="steps")
+    assert trainer.pruner.policy.rates == given.policy.rates
+    same = trained("image", tmp_path, given, lr_scheduler_type="linear", warmup_steps=3)
+    assert same.plans == trainer.plans
+    assert torch.equal(weights(same.model), weights(trainer.model))
+    assert not said(capsys)
+
+    trainer.model.load_state_dict(vit().state_dict())
+    trainer.train()  # The rates stay, and the scheduler of the first training does not count.
+    assert torch.equal(weights(same.model), weights(trainer.model))
+
+
+def test_a_resumed_training_finds_the_rates_of_the_whole_one(tmp_path, capsys):
+    changes = {"lr_scheduler_type": "cosine", "save_strategy": "steps", "save_steps": 4}
+    whole = trained("language", tmp_path / "whole", SAVING, **changes)
+    for step in (4, 32):
+        inside = str(tmp_path / "whole" / f"checkpoint-{step}")
+        resumed = trained("language", tmp_path / "again", SAVING, resume=inside, **changes)
+        assert resumed.pruner.policy.rates == whole.pruner.policy.rates
+        assert torch.equal(weights(resumed.model), weights(whole.model))
+    assert said(capsys) == [FOUND] * 3
+
+
+def test_a_scheduler_of_ones_own_gives_its_learning_rates(tmp_path, capsys):
+    model = vit()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.1)
+    trainer = Watched(
+        model, arguments(tmp_path), train_dataset=images(), pruning=SAVING,
+        optimizers=(optimizer, scheduler),
+    )  # fmt: skip
+    trainer.train()
+    assert "from StepLR" in said(capsys)[0]
+    assert trainer.pruner.policy.rates[0] == 1
+    assert trainer.pruner.policy.rates[-1] == pytest.approx(0.1)
+    assert scheduler.last_epoch == trainer.state.global_step == 35
+
+
+@pytest.mark.parametrize("kind", ["reduce_lr_on_plateau", "greedy"])
+def test_learning_rates_that_depend_on_the_loss_are_taken_to_be_constant(kind, tmp_path, capsys):
+    with pytest.warns(UserWarning, match="Adaptive was given no learning rates"):
+        trainer = trained(
+            "image", tmp_path, SAVING, lr_scheduler_type=kind, eval_strategy="epoch",
+            more={"eval_dataset": images()},
+        )  # fmt: skip
+    assert "takes the learning rate to be constant" in said(capsys)[0]
+    assert set(trainer.pruner.policy.rates) == {1}
+
+
 # -- forward passes -------------------------------------------------------------------------------
 
 

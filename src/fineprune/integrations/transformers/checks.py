@@ -1,13 +1,13 @@
 """What would undo the pruning in a ``Trainer``. Each is an InputError before the training."""
 
 import inspect
-import warnings
 from typing import Any
 
 import transformers
 from transformers import Trainer
 
 from fineprune.errors import InputError
+from fineprune.pruning.loop_checks import warn_user
 
 # The private methods that are overridden, with their parameters in all releases that were tested.
 OVERRIDDEN = {
@@ -57,11 +57,10 @@ def check_release() -> None:
             f"overrides, got {found}, which has other ones: install 'transformers=={newest}.*'"
         )
     if release > NEWEST:
-        warnings.warn(
+        warn_user(
             f"the pruning was tested with transformers {oldest} to {newest}, not with {found}: "
             f"compare the number of steps with trainer.pruner.total_steps()",
             UserWarning,
-            stacklevel=4,
         )
 
 

@@ -1,7 +1,6 @@
 """The losses of the samples: from the forward pass of the ``Trainer`` to the pruner."""
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from fineprune.integrations.transformers.sample_losses import (
     for_model,
     labeled_tokens,
 )
+from fineprune.pruning.loop_checks import warn_user
 from fineprune.pruning.pruner import Pruner
 
 if TYPE_CHECKING:
@@ -202,4 +202,4 @@ class LossRecording(_Base):
                 f"losses, by which they are pruned, is {mean:.4g}: if the difference is not "
                 f"intended, give the trainer sample_losses"
             )
-        warnings.warn(said, RuntimeWarning, stacklevel=2)
+        warn_user(said)
