@@ -58,10 +58,12 @@ def network(tokens: PreTrainedTokenizerFast, size: int = 64) -> LlamaForCausalLM
 
 
 def main(number: int = 640, output_dir: str | None = None) -> PruningSFTTrainer:
+    output_dir = output_dir or tempfile.mkdtemp()
     torch.manual_seed(0)
     tokens = tokenizer()
+    model, train_set = network(tokens), sums(number)
     args = SFTConfig(
-        output_dir=output_dir or tempfile.mkdtemp(),
+        output_dir=output_dir,
         num_train_epochs=EPOCHS,  # As many as the policy has.
         per_device_train_batch_size=16,
         learning_rate=3e-3,
@@ -73,9 +75,9 @@ def main(number: int = 640, output_dir: str | None = None) -> PruningSFTTrainer:
         dataloader_pin_memory=torch.cuda.is_available(),
     )
     trainer = PruningSFTTrainer(
-        model=network(tokens),
+        model=model,
         args=args,
-        train_dataset=sums(number),
+        train_dataset=train_set,
         processing_class=tokens,
         pruning=fp.Adaptive(EPOCHS, save=0.3, patience=0),  # 2
     )

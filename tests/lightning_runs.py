@@ -92,8 +92,8 @@ class Scheduled(Net):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         if self.plateau:
-            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-            return [optimizer], [{"scheduler": scheduler, "monitor": "loss"}]
+            waiting = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return [optimizer], [{"scheduler": waiting, "monitor": "loss"}]
         if self.options is None:
             return optimizer
         per_epoch = self.options["interval"] == "epoch"
@@ -109,6 +109,23 @@ class Fetching(pl.LightningModule):
 
     def training_step(self, dataloader_iter):
         raise NotImplementedError
+
+
+class Data(pl.LightningDataModule):
+    """The data of these trainings."""
+
+    def train_dataloader(self):
+        return loader()
+
+    def val_dataloader(self):
+        return DataLoader(DATA, batch_size=100)
+
+
+class SeedPerBatch(pl.Callback):
+    """Dropout then depends on the number of the batch only, also after a resume."""
+
+    def on_train_batch_start(self, trainer, *_):
+        torch.manual_seed(trainer.fit_loop.total_batch_idx)
 
 
 def optimization(network, steps):

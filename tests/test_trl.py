@@ -99,13 +99,12 @@ KINDS = {
 }
 
 
-def trained(kind, folder, policy=None, made=None, more=None, **changes):
+def trained(kind, folder, policy=None, made=None, more=None, resume=None, **changes):
     """Train with a policy, or with TRL alone; return the trainer and the counts of its passes."""
     alone, pruning, config, data = KINDS[kind]
     counted = Counted()
-    more = dict(more or {})
-    if kind == "dpo":
-        more["ref_model"] = EXAMPLE["network"](counted.tokens, 8)
+    reference = {"ref_model": EXAMPLE["network"](counted.tokens, 8)} if kind == "dpo" else {}
+    more = {**reference, **(more or {})}
     trainer = (made or (alone if policy is None else pruning))(
         model=counted.model,
         args=arguments(config, folder, **changes),
@@ -115,7 +114,7 @@ def trained(kind, folder, policy=None, made=None, more=None, **changes):
         **({} if policy is None else {"pruning": policy}),
         **more,
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     return trainer, counted.passes
 
 
@@ -154,8 +153,9 @@ def test_pruning_saves_the_forward_passes_of_the_steps_that_it_saves(kind, tmp_p
     assert trainer.pruner.counts.sum() > 0
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_pruning_the_weights_are_those_of_trl_alone(kind, tmp_path):
+def test_without_pruning_the_weights_are_those_of_trl_alone(kind, accumulation, tmp_path):
     """Both train in the order of the data."""
 
     def in_order(base):
@@ -164,9 +164,24 @@ def test_without_pruning_the_weights_are_those_of_trl_alone(kind, tmp_path):
         )
 
     alone, pruning, *_ = KINDS[kind]
-    unpruned, _ = trained(kind, tmp_path, fp.FullData(EPOCHS), made=in_order(pruning))
-    expected, _ = trained(kind, tmp_path, made=in_order(alone))
+    changes = {"gradient_accumulation_steps": accumulation}
+    unpruned, _ = trained(kind, tmp_path, fp.FullData(EPOCHS), made=in_order(pruning), **changes)
+    expected, _ = trained(kind, tmp_path, made=in_order(alone), **changes)
     assert torch.equal(weights(unpruned), weights(expected))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_training_equals_the_undisturbed_one(kind, tmp_path):
+    """The checkpoint is inside the second epoch; the policy finds the learning rates each time."""
+    changes = {"save_strategy": "steps", "save_steps": 7, "lr_scheduler_type": "linear"}
+    policy = fp.Adaptive(EPOCHS, save=0.3, patience=0)
+    whole, _ = trained(kind, tmp_path, policy, **changes)
+    resumed, passes = trained(
+        kind, tmp_path, policy, resume=str(tmp_path / "checkpoint-7"), **changes
+    )
+    assert torch.equal(weights(resumed), weights(whole))
+    assert passes[True] == whole.state.global_step - 7 == 14 - 7
+    assert whole.pruner.policy.settings()["rates"][-1] < 0.5
 
 
 # -- the losses ------------------------------------------------------------------------------------
@@ -209,6 +224,15 @@ def test_the_weights_of_a_policy_reach_the_loss_of_trl(kind, tmp_path):
     policies = [fp.InfoBatch(EPOCHS, save=0.2, anneal=0.2, rescale=on) for on in (True, False)]
     one, other = (weights(trained(kind, tmp_path, policy)[0]) for policy in policies)
     assert (one - other).abs().max() > 1e-6
+
+
+def test_a_model_with_an_adapter_is_its_own_reference(tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    adapter = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    more = {"peft_config": adapter, "ref_model": None}
+    trainer, passes = trained("dpo", tmp_path, POLICY, more=more)
+    assert trainer.state.global_step == passes[True] == sum(BATCHES)
+    assert trainer.pruner.counts.sum() > 0
 
 
 def test_another_loss_of_dpo_needs_the_losses_of_pairs(tmp_path):
