@@ -80,15 +80,14 @@ class PlannedEpochs(_Base):
         """Return the number of epochs that are begun, and of optimizer steps."""
         policy, wanted = self.pruner.policy, self.args.max_steps
         if wanted <= 0:
-            if policy.total_steps is None and None in map(
-                self.pruner.num_kept, range(policy.epochs)
-            ):
+            try:
+                return policy.epochs, self.pruner.total_steps()
+            except InputError as error:
                 raise InputError(
                     f"expected max_steps, at which the learning rate ends, since the number of "
                     f"steps of policy {policy.name!r} depends on data, got none: set max_steps in "
                     f"TrainingArguments"
-                )
-            return policy.epochs, self.pruner.total_steps()
+                ) from error
         before = 0
         for epoch in range(policy.epochs):
             if self.pruner.num_kept(epoch) is None:  # It depends on data.
