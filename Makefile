@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
-.PHONY: demo test pytest long integrations oldest coverage lint docs release clean
+.PHONY: demo test pytest long integrations transformers oldest coverage lint docs release clean
 
 demo: $(INSTALLED)
 	rm -rf runs/demo
@@ -29,9 +29,16 @@ long: $(INSTALLED)
 
 # The tests of the frameworks, which `make test` skips unless they are installed.
 integrations: $(INSTALLED)
-	$(INSTALL) --editable '.[lightning,accelerate,transformers]'
+	$(INSTALL) --editable '.[lightning,accelerate,trl]' 'jsonargparse[signatures]' peft
 	$(COMPILE)
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/test_lightning.py tests/test_trainer.py tests/test_accelerate.py tests/test_fsdp.py tests/test_adopt_pages.py
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/test_lightning.py tests/test_trainer.py tests/test_trl.py tests/test_accelerate.py tests/test_fsdp.py tests/test_adopt_pages.py
+
+# The Trainer of one minor release: make transformers TRANSFORMERS=5.19
+TRANSFORMERS ?= 5.19
+transformers:
+	test -x .venv-transformers/bin/python || $(PYTHON) -m venv .venv-transformers
+	.venv-transformers/bin/python -m pip install --quiet torch 'transformers==$(TRANSFORMERS).*' --editable '.[test,transformers]'
+	.venv-transformers/bin/python -m pytest -n 2 tests/test_trainer.py
 
 # The library and the integrations with the oldest torch and NumPy that they support. These warn of
 # what newer ones have removed, so warnings are no errors here.
@@ -63,7 +70,7 @@ release: $(INSTALLED)
 	$(BIN)/python .ci/check_release.py dist
 
 clean:
-	rm -rf $(VENV) .venv-oldest runs site dist htmlcov .coverage .coverage.*
+	rm -rf $(VENV) .venv-oldest .venv-transformers runs site dist htmlcov .coverage .coverage.*
 
 # torch comes first and alone: then only the pinned version is fetched, also without a GPU.
 $(INSTALLED): pyproject.toml constraints.txt

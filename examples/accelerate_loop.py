@@ -1,10 +1,10 @@
-"""Fine-pruning in a loop with Accelerate, with checkpoints. Takes seconds.
+"""Pruning in a loop with Accelerate, with checkpoints. Takes seconds.
 
     python examples/accelerate_loop.py
     accelerate launch --cpu --num_processes 2 examples/accelerate_loop.py
 
-Accelerate divides the batches among the processes, so the pruner has one replica and the batch size
-of all processes together. A checkpoint holds the pruner, and may be written after any step.
+Accelerate divides the batches among the processes, which ``sharded_by_loader`` tells the pruner. A
+checkpoint holds the pruner, and may be written after any step.
 """
 
 import sys
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from sklearn.datasets import load_digits
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import fineprune as fp
 
@@ -22,7 +22,10 @@ EPOCHS, BATCH, ACCUMULATION = 8, 16, 2
 
 
 def main(
-    save_to: Path | None = None, save_at: int = 0, resume_from: Path | None = None
+    save_to: Path | None = None,
+    save_at: int = 0,
+    resume_from: Path | None = None,
+    dropout: float = 0.0,
 ) -> tuple[torch.nn.Module, fp.Pruner, int]:
     """Train, and return the model, the pruner and the number of optimizer steps.
 
@@ -30,6 +33,7 @@ def main(
         save_to: The folder to which a checkpoint is written; None for no checkpoint.
         save_at: The optimizer step after which it is written. The training ends there.
         resume_from: The folder of a checkpoint from which the training continues.
+        dropout: The share of hidden values that are set to 0.
     """
     accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION)
     digits = load_digits()
@@ -37,29 +41,35 @@ def main(
     train_set = TensorDataset(x[:640], torch.tensor(digits.target)[:640])
 
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    model: torch.nn.Module = torch.nn.Sequential(
+        torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Dropout(dropout), torch.nn.Linear(32, 10)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    schedule = fp.Schedule(epochs=EPOCHS, window=4, start=1, block=2, count=1)
     pruner = fp.Pruner(
         train_set,
-        fp.FinePruning(schedule, prune=0.3),
-        batch_size=BATCH * accelerator.num_processes,
+        fp.Adaptive(EPOCHS, save=0.3),
+        batch_size=BATCH,  # That of one process.
         accumulation=ACCUMULATION,
-        num_replicas=1,
+        sharded_by_loader=True,
     )
-    loader = DataLoader(pruner.dataset, batch_size=BATCH, sampler=pruner.sampler)
-    # Not prepared: a prepared scheduler would step once per process.
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=0.2, total_steps=pruner.total_steps()
+    loader = DataLoader(
+        pruner.dataset,
+        batch_size=BATCH,
+        sampler=pruner.sampler,
+        collate_fn=fp.IndexedCollate(default_collate),
+        generator=torch.Generator(),  # For dropout that is the same after a resume.
     )
+    steps = pruner.total_steps()
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
+    pruner.set_rates(scheduler, by="steps")
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     accelerator.register_for_checkpointing(pruner, scheduler)
     accelerator.register_save_state_pre_hook(lambda *_: pruner.synchronize())
-    if resume_from is not None:
+    if resume_from is not None:  # This replaces all other code of the script for this.
         accelerator.load_state(str(resume_from))
 
-    steps = 0
+    taken = 0
     for epoch in pruner.epochs():
         loader.set_epoch(epoch)  # After a resume, the loader would begin with epoch 0.
         for index, (inputs, targets) in loader:
@@ -68,15 +78,14 @@ def main(
                 accelerator.backward(pruner.record(index, losses))
                 optimizer.step()
                 optimizer.zero_grad()
-            if not accelerator.sync_gradients:
-                continue
-            scheduler.step()
-            steps += 1
-            if save_to is not None and steps == save_at:
-                accelerator.save_state(str(save_to))
-                return accelerator.unwrap_model(model), pruner, steps
+            if accelerator.sync_gradients:
+                scheduler.step()  # It is not prepared, or it would step once per process.
+                taken += 1
+                if save_to is not None and taken == save_at:
+                    accelerator.save_state(str(save_to))
+                    return accelerator.unwrap_model(model), pruner, taken
         accelerator.print(f"epoch {epoch + 1}: trained on {len(pruner.plan.kept)} of 640 samples")
-    return accelerator.unwrap_model(model), pruner, steps
+    return accelerator.unwrap_model(model), pruner, taken
 
 
 if __name__ == "__main__":

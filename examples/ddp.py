@@ -1,4 +1,4 @@
-"""Fine-pruning with ``DistributedDataParallel``, which continues where it was stopped.
+"""Pruning with ``DistributedDataParallel``, which continues where it was stopped.
 
     torchrun --nproc-per-node 2 examples/ddp.py
     torchrun --nproc-per-node 2 examples/ddp.py CHECKPOINT
@@ -23,7 +23,7 @@ EPOCHS, BATCH = 8, 16
 
 
 def main(checkpoint: Path | None = None) -> tuple[torch.nn.Module, fp.Pruner, int]:
-    """Train in an initialised process group; return the model, the pruner and the steps.
+    """Train in an initialised process group; return the model, the pruner and the steps taken.
 
     Args:
         checkpoint: The file to write after each epoch, and to continue from; None for none.
@@ -38,23 +38,27 @@ def main(checkpoint: Path | None = None) -> tuple[torch.nn.Module, fp.Pruner, in
     model = DistributedDataParallel(network.to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    schedule = fp.Schedule(epochs=EPOCHS, window=4, start=1, block=2, count=1)
-    pruner = fp.Pruner(train_set, fp.FinePruning(schedule, prune=0.3), batch_size=BATCH)  # 2
+    pruner = fp.Pruner(train_set, fp.Adaptive(EPOCHS, save=0.3), batch_size=BATCH)  # 2
+    steps = pruner.total_steps()
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
+    pruner.set_rates(scheduler, by="steps")  # 3
     if checkpoint is not None and checkpoint.exists():
         state = torch.load(checkpoint, map_location=device, weights_only=True)
         network.load_state_dict(state["network"])
         optimizer.load_state_dict(state["optimizer"])
+        scheduler.load_state_dict(state["scheduler"])
         pruner.load_state_dict(state["pruner"])
 
-    steps = 0
-    loader = pruner.loader()  # 3
-    for epoch in pruner.epochs():  # 4
-        for index, (inputs, targets) in loader:  # 5
+    taken = 0
+    loader = pruner.loader()  # 4
+    for epoch in pruner.epochs():  # 5
+        for index, (inputs, targets) in loader:  # 6
             losses = F.cross_entropy(model(inputs.to(device)), targets.to(device), reduction="none")
-            pruner.record(index, losses).backward()  # 6
+            pruner.record(index, losses).backward()  # 7
             optimizer.step()
             optimizer.zero_grad()
-            steps += 1
+            scheduler.step()
+            taken += 1
         pruner.synchronize()  # On all ranks, because only one of them saves.
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: trained on {len(pruner.plan.kept)} of 640 samples")
@@ -62,11 +66,12 @@ def main(checkpoint: Path | None = None) -> tuple[torch.nn.Module, fp.Pruner, in
                 state = {
                     "network": network.state_dict(),
                     "optimizer": optimizer.state_dict(),
+                    "scheduler": scheduler.state_dict(),
                     "pruner": pruner.state_dict(),
                 }
                 torch.save(state, checkpoint.with_suffix(".new"))
                 checkpoint.with_suffix(".new").replace(checkpoint)
-    return model, pruner, steps
+    return model, pruner, taken
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Fine-pruning with FSDP2 (``fully_shard``) and a distributed checkpoint. Takes seconds.
+"""Pruning with FSDP2 (``fully_shard``) and a distributed checkpoint. Takes seconds.
 
     torchrun --nproc-per-node 2 examples/fsdp2.py
     torchrun --nproc-per-node 2 examples/fsdp2.py CHECKPOINT_FOLDER
 
-The three lines of the pruning are those of a loop with DDP. With a second argument, the training
+The lines of the pruning are those of a loop with DDP. With a second argument, the training
 continues from a checkpoint, which may have been written inside an epoch.
 """
 
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
 import fineprune as fp
 
@@ -30,14 +30,20 @@ EPOCHS, BATCH = 8, 16
 class Training:
     """All that a checkpoint holds; a ``Stateful`` of ``torch.distributed.checkpoint``."""
 
-    def __init__(self, model: Any, optimizer: Any, pruner: fp.Pruner) -> None:
-        self.model, self.optimizer, self.pruner = model, optimizer, pruner
+    def __init__(self, model: Any, optimizer: Any, scheduler: Any, pruner: fp.Pruner) -> None:
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.pruner = pruner
 
     def state_dict(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer)
         # As bytes, because the structure of a pruner's state depends on where it is taken, and a
         # distributed checkpoint is loaded into a state of the same structure.
-        return {"model": model, "optimizer": optimizer, "pruner": self.pruner.state_bytes()}
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": self.scheduler.state_dict(),
+            "pruner": self.pruner.state_bytes(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         set_state_dict(
@@ -46,13 +52,14 @@ class Training:
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
+        self.scheduler.load_state_dict(state["scheduler"])
         self.pruner.load_state_bytes(state["pruner"])
 
 
 def main(
     save_to: Path | None = None, save_at: int = 0, resume_from: Path | None = None
 ) -> tuple[torch.nn.Module, fp.Pruner, int]:
-    """Train in an initialised process group; return the model, the pruner and the steps.
+    """Train in an initialised process group; return the model, the pruner and the steps taken.
 
     Args:
         save_to: The folder to which a checkpoint is written; None for no checkpoint.
@@ -70,33 +77,32 @@ def main(
     fully_shard(model.to(device), mesh=mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    schedule = fp.Schedule(epochs=EPOCHS, window=4, start=1, block=2, count=1)
-    pruner = fp.Pruner(
-        train_set,
-        fp.FinePruning(schedule, prune=0.3),
-        batch_size=BATCH,
-        process_group=mesh["dp"].get_group(),
-    )
-    loader = DataLoader(pruner.dataset, batch_size=BATCH, sampler=pruner.sampler)  # 1
-    training = Training(model, optimizer, pruner)
+    policy, group = fp.Adaptive(EPOCHS, save=0.3), mesh["dp"].get_group()
+    pruner = fp.Pruner(train_set, policy, batch_size=BATCH, process_group=group)
+    steps = pruner.total_steps()
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
+    pruner.set_rates(scheduler, by="steps")
+    loader = pruner.loader()
+    training = Training(model, optimizer, scheduler, pruner)
     if resume_from is not None:
         load({"training": training}, checkpoint_id=resume_from)
 
-    steps = 0
-    for epoch in pruner.epochs():  # 2
+    taken = 0
+    for epoch in pruner.epochs():
         for index, (inputs, targets) in loader:
             losses = F.cross_entropy(model(inputs.to(device)), targets.to(device), reduction="none")
-            pruner.record(index, losses).backward()  # 3
+            pruner.record(index, losses).backward()
             optimizer.step()
             optimizer.zero_grad()
-            steps += 1
-            if save_to is not None and steps == save_at:
+            scheduler.step()
+            taken += 1
+            if save_to is not None and taken == save_at:
                 pruner.synchronize()  # Inside an epoch, before the state is taken.
                 save({"training": training}, checkpoint_id=save_to)
-                return model, pruner, steps
+                return model, pruner, taken
         if dist.get_rank() == 0:
             print(f"epoch {epoch + 1}: trained on {len(pruner.plan.kept)} of 640 samples")
-    return model, pruner, steps
+    return model, pruner, taken
 
 
 if __name__ == "__main__":

@@ -85,6 +85,9 @@ def main(folder: Path) -> float:
     index = KeyIndex.scan(shards, keys)
     policy = fp.Adaptive(EPOCHS, save=0.35)
     pruner = fp.Pruner(len(index), policy, batch_size=64, seed=SEED)
+    steps = pruner.total_steps()
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
+    pruner.set_rates(scheduler, by="steps")
     stream = PrunedStream(pruner, index, read, decode=decode, shuffle_buffer=256)
     loader = stream.loader(num_workers=1)
 
@@ -94,6 +97,7 @@ def main(folder: Path) -> float:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            scheduler.step()
         print(f"epoch {epoch + 1}: {len(loader)} batches, the loss of the last is {loss:.3f}")
 
     with torch.no_grad():

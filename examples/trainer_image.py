@@ -25,6 +25,9 @@ def main(samples: int = 1200, output_dir: str | None = None) -> PruningTrainer:
         {"pixel_values": image, "labels": int(label)}
         for image, label in zip(pixels, digits.target, strict=True)
     ]
+    train_set, test_set = data[:samples], data[1400:]
+
+    output_dir = output_dir or tempfile.mkdtemp()
     torch.manual_seed(0)
     config = ViTConfig(
         image_size=8,
@@ -36,8 +39,9 @@ def main(samples: int = 1200, output_dir: str | None = None) -> PruningTrainer:
         intermediate_size=64,
         num_labels=10,
     )
+    model = ViTForImageClassification(config)
     args = TrainingArguments(
-        output_dir=output_dir or tempfile.mkdtemp(),
+        output_dir=output_dir,
         num_train_epochs=EPOCHS,  # As many as the policy has.
         per_device_train_batch_size=32,
         learning_rate=3e-3,
@@ -49,10 +53,10 @@ def main(samples: int = 1200, output_dir: str | None = None) -> PruningTrainer:
         dataloader_pin_memory=torch.cuda.is_available(),
     )
     trainer = PruningTrainer(
-        model=ViTForImageClassification(config),
+        model=model,
         args=args,
-        train_dataset=data[:samples],
-        eval_dataset=data[1400:],
+        train_dataset=train_set,
+        eval_dataset=test_set,
         compute_metrics=lambda given: {
             "accuracy": float((given.predictions.argmax(1) == given.label_ids).mean())
         },

@@ -41,6 +41,7 @@ def collate(items: list[dict[str, bytes]]) -> dict[str, torch.Tensor]:
 
 def main(number: int = 640, output_dir: str | None = None) -> PruningTrainer:
     data: list[Any] = [{"text": text} for text in texts()[:number]]
+    output_dir = output_dir or tempfile.mkdtemp()
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=258,
@@ -54,11 +55,12 @@ def main(number: int = 640, output_dir: str | None = None) -> PruningTrainer:
         pad_token_id=PADDING,
     )
     args = TrainingArguments(
-        output_dir=output_dir or tempfile.mkdtemp(),
+        output_dir=output_dir,
         num_train_epochs=EPOCHS,  # As many as the policy has.
         per_device_train_batch_size=16,
         gradient_accumulation_steps=2,
         learning_rate=3e-3,
+        lr_scheduler_type="linear",
         logging_strategy="epoch",
         save_strategy="no",
         report_to=[],

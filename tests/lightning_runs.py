@@ -73,11 +73,59 @@ class Net(pl.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
+class Scheduled(Net):
+    """Its learning rate falls to a tenth at a third and two thirds of the training.
+
+    Args:
+        options: When Lightning steps the scheduler; None for no such scheduler.
+        plateau: Whether the scheduler waits for the loss instead.
+    """
+
+    def __init__(self, options, plateau=False):
+        super().__init__()
+        self.options = options
+        self.plateau = plateau
+
+    def validation_step(self, batch, batch_idx):
+        self.log("loss", super().validation_step(batch, batch_idx))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        if self.plateau:
+            waiting = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return [optimizer], [{"scheduler": waiting, "monitor": "loss"}]
+        if self.options is None:
+            return optimizer
+        per_epoch = self.options["interval"] == "epoch"
+        total = 3 if per_epoch else self.trainer.estimated_stepping_batches
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda number: 0.1 ** (3 * number // total)
+        )
+        return [optimizer], [{"scheduler": scheduler, **self.options}]
+
+
 class Fetching(pl.LightningModule):
     """Its training step fetches the batches itself."""
 
     def training_step(self, dataloader_iter):
         raise NotImplementedError
+
+
+class Data(pl.LightningDataModule):
+    """The data of these trainings."""
+
+    def train_dataloader(self):
+        return loader()
+
+    def val_dataloader(self):
+        return DataLoader(DATA, batch_size=100)
+
+
+class SeedPerBatch(pl.Callback):
+    """Dropout then depends on the number of the batch only, also after a resume."""
+
+    def on_train_batch_start(self, trainer, *_):
+        torch.manual_seed(trainer.fit_loop.total_batch_idx)
 
 
 def optimization(network, steps):
@@ -126,11 +174,13 @@ def pruner_of(net):
     return pruning.pruner
 
 
-def plain_loop(policy, steps=None, accumulation=1):
+def plain_loop(policy, steps=None, accumulation=1, gives_rates=False):
     """Train without Lightning; return the network, the pruner and the number of steps."""
     network = new_network()
     pruner = fp.Pruner(DATA, policy, batch_size=BATCH, accumulation=accumulation)
     optimizer, scheduler = optimization(network, steps or pruner.total_steps())
+    if gives_rates:
+        pruner.set_rates(scheduler, by="steps")
     batches = DataLoader(pruner.dataset, batch_size=BATCH, sampler=pruner.sampler)
     taken = 0
     for _ in pruner.epochs():

@@ -4,6 +4,7 @@ import os
 import runpy
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,8 @@ import fineprune as fp
 pytest.importorskip("accelerate")
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "accelerate_loop.py"
-# Epochs 1 and 5 keep 448 of 640 samples.
-STEPS = [20, 14, 20, 20, 20, 14, 20, 20]
+# The learning rate falls to 0, so the last epochs are the shortest ones.
+STEPS = [20, 20, 20, 20, 20, 10, 1, 1]
 
 
 pytestmark = pytest.mark.usefixtures("one_thread_everywhere")
@@ -46,11 +47,10 @@ def plain_loop():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    schedule = fp.Schedule(epochs=8, window=4, start=1, block=2, count=1)
-    policy = fp.FinePruning(schedule, prune=0.3)
-    pruner = fp.Pruner(train_set, policy, batch_size=16, accumulation=2)
+    pruner = fp.Pruner(train_set, fp.Adaptive(8, save=0.3), batch_size=16, accumulation=2)
     loader = DataLoader(pruner.dataset, batch_size=16, sampler=pruner.sampler)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, pruner.total_steps())
+    pruner.set_rates(scheduler, by="steps")
     steps = []
     for _ in pruner.epochs():
         steps.append(len(loader) // 2)
@@ -73,14 +73,29 @@ def test_it_trains_as_a_plain_loop_does(whole):
     assert torch.equal(weights(whole[0]), weights(model))
 
 
-# Inside a full epoch, inside a pruned one, and after the last steps of both.
-@pytest.mark.parametrize("step", [1, 25, 34, 54, 147])
-def test_a_resumed_loop_equals_the_undisturbed_one(step, example, whole, tmp_path):
-    example(save_to=tmp_path, save_at=step)
-    model, pruner, steps = example(resume_from=tmp_path)
+# Inside a full epoch and a shortened one, and after the last steps of both.
+@pytest.mark.parametrize("step", [1, 25, 40, 104, 110])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_resumed_loop_equals_the_undisturbed_one(dropout, step, example, tmp_path):
+    whole = example(dropout=dropout)
+    example(save_to=tmp_path, save_at=step, dropout=dropout)
+    model, pruner, steps = example(resume_from=tmp_path, dropout=dropout)
     assert steps == sum(STEPS) - step
     assert torch.equal(pruner.counts, whole[1].counts)
     assert torch.equal(weights(model), weights(whole[0]))
+
+
+def test_without_a_generator_of_its_own_the_loader_changes_dropout_after_a_resume(tmp_path):
+    """The iterator of a loader draws a number from the generator from which dropout draws, too."""
+    lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
+    without = [line for line in lines if "generator=torch.Generator()" not in line]
+    assert len(without) == len(lines) - 1
+    names: dict[str, Any] = {"__name__": "example"}
+    exec("\n".join(without), names)
+    names["main"](save_to=tmp_path, save_at=25, dropout=0.3)
+    whole, resumed = (names["main"](resume_from=one, dropout=0.3) for one in (None, tmp_path))
+    assert not torch.equal(weights(resumed[0]), weights(whole[0]))
+    assert resumed[2] == whole[2] - 25
 
 
 def train_rank(rank, folder, port):
@@ -110,8 +125,7 @@ def test_two_processes_train_every_kept_sample_and_resume(fast_spawn, tmp_path):
     spawn(train_rank, (str(tmp_path), port), nprocs=2)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
     for whole, resumed in ranks:
-        # Steps of 64 samples; 448 are 7 of them.
-        assert whole["steps"] == 6 * 10 + 2 * 7
+        assert whole["steps"] == round(0.7 * 8 * 10)  # Steps of 64 samples.
         assert resumed["steps"] == whole["steps"] - 14
         assert torch.equal(whole["counts"], ranks[0][0]["counts"])
         assert torch.equal(whole["counts"], resumed["counts"])

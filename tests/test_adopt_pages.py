@@ -1,34 +1,223 @@
-"""The pages about frameworks: the code that they show is that of the examples, which tests run."""
+"""The pages about frameworks: their code is that of the examples, and trains as a reader pastes it.
 
+Each page has one block of code with everything that the pruning needs, from the optimizer to the
+loop. The reader has the imports of the framework, the data and the network.
+"""
+
+import importlib
 import re
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+import fineprune as fp
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = {
-    "trainer": "trainer_image",
-    "accelerate": "accelerate_loop",
-    "ddp": "ddp",
-    "fsdp2": "fsdp2",
-    "streams": "stream_shards",
+EPOCHS, BATCH = 8, 32
+
+pytestmark = pytest.mark.usefixtures("one_thread_everywhere")
+
+
+def blocks(page):
+    text = (ROOT / f"docs/adopt/{page}.md").read_text(encoding="utf-8")
+    return re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def digits():
+    data = load_digits()
+    x = torch.tensor(data.data, dtype=torch.float32) / 16
+    return TensorDataset(x[:640], torch.tensor(data.target)[:640])
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+
+
+def of_a_loop(folder):
+    """What a reader with a loop of their own has."""
+    return {
+        "torch": torch,
+        "F": F,
+        "DataLoader": DataLoader,
+        "default_collate": default_collate,
+        "train_set": digits(),
+        "model": network(),
+        "device": "cpu",
+        "EPOCHS": EPOCHS,
+        "BATCH": BATCH,
+    }
+
+
+def of_ddp(folder):
+    parallel = importlib.import_module("torch.nn.parallel").DistributedDataParallel
+    return {**of_a_loop(folder), "network": network(), "DistributedDataParallel": parallel}
+
+
+def of_fsdp2(folder):
+    made = importlib.import_module("torch.distributed.device_mesh").init_device_mesh
+    shard = importlib.import_module("torch.distributed.fsdp").fully_shard
+    return {**of_a_loop(folder), "dist": dist, "init_device_mesh": made, "fully_shard": shard}
+
+
+def of_accelerate(folder):
+    made = pytest.importorskip("accelerate", reason="accelerate is not installed").Accelerator
+    return {**of_a_loop(folder), "Accelerator": made, "BATCH": BATCH // 2, "ACCUMULATION": 2}
+
+
+def of_streams(folder):
+    example = runpy.run_path(str(ROOT / "examples/stream_shards.py"))
+    data = load_digits()
+    shards = example["write_shards"](folder, data.data[:640], data.target[:640])
+    functions = {name: example[name] for name in ("keys", "read", "decode")}
+    return {**of_a_loop(folder), **functions, "shards": shards, "SEED": 0}
+
+
+def of_lightning(folder):
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    pl = importlib.import_module("lightning.pytorch")
+    loader = DataLoader(digits(), batch_size=BATCH, shuffle=True)
+    own = {"pl": pl, "Any": Any, "network": network(), "train_loader": loader}
+    return {
+        **of_a_loop(folder),
+        **own,
+        "test_loader": DataLoader(digits(), batch_size=BATCH),
+        "checkpoint": None,
+    }
+
+
+def of_trainer(folder):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    data = load_digits()
+    pixels = torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(
+        image_size=8, patch_size=4, num_channels=1, hidden_size=8, num_hidden_layers=1,
+        num_attention_heads=1, intermediate_size=8, num_labels=10,
+    )  # fmt: skip
+    return {
+        "TrainingArguments": transformers.TrainingArguments,
+        "output_dir": str(folder),
+        "EPOCHS": EPOCHS,
+        "model": transformers.ViTForImageClassification(config),
+        "train_set": [
+            {"pixel_values": image, "labels": int(label)}
+            for image, label in zip(pixels[:640], data.target[:640], strict=True)
+        ],
+    }
+
+
+def of_trl(folder):
+    trl = pytest.importorskip("trl", reason="trl is not installed")
+    example = runpy.run_path(str(ROOT / "examples/trl_sft.py"))
+    tokens = example["tokenizer"]()
+    return {
+        "SFTConfig": trl.SFTConfig,
+        "output_dir": str(folder),
+        "EPOCHS": 3,
+        "model": example["network"](tokens, 8),
+        "train_set": example["sums"](320),
+        "tokens": tokens,
+    }
+
+
+# The example of a page, and what its reader has.
+PAGES = {
+    "ddp": ("ddp", of_ddp),
+    "fsdp2": ("fsdp2", of_fsdp2),
+    "accelerate": ("accelerate_loop", of_accelerate),
+    "streams": ("stream_shards", of_streams),
+    "lightning": ("lightning_trainer", of_lightning),
+    "trainer": ("trainer_image", of_trainer),
+    "trl": ("trl_sft", of_trl),
 }
 
 
-@pytest.mark.parametrize(("page", "example"), EXAMPLES.items())
-def test_the_code_of_a_page_is_that_of_its_example(page, example):
-    text = (ROOT / f"docs/adopt/{page}.md").read_text(encoding="utf-8")
-    code = (ROOT / f"examples/{example}.py").read_text(encoding="utf-8")
-    lines = {line.strip() for line in code.splitlines()}
-    (block,) = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert not [line for line in block.splitlines() if line.strip() not in lines]
+@pytest.mark.parametrize("page", PAGES)
+def test_the_code_of_a_page_is_an_excerpt_of_its_example(page):
+    example, _ = PAGES[page]
+    left = iter((ROOT / f"examples/{example}.py").read_text(encoding="utf-8").splitlines())
+    (block,) = blocks(page)
+    lines = [line.strip() for line in left]
+    found = [lines.index(line.strip()) for line in block.splitlines() if line.strip()]
+    # Lines that occur twice in the example, such as brackets, may be found too early.
+    unique = [place for place in found if lines.count(lines[place]) == 1]
+    assert unique == sorted(unique)
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    yield lambda: dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # Of TRL and transformers.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*Starting from v1.9.0, `tensorboardX`")
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")
+@pytest.mark.filterwarnings("ignore:.*validation data, you should set `shuffle=False`")
+@pytest.mark.filterwarnings("ignore:.*'pin_memory' argument is set as true")
+def test_the_code_of_a_page_trains_as_it_is_pasted(page, process_group, tmp_path, monkeypatch):
+    """The learning rate falls, the policy knows it, and the number of steps is the planned one."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.chdir(tmp_path)  # Lightning writes its logs there.
+    if page in ("ddp", "fsdp2"):
+        process_group()
+    names: dict[str, Any] = {"__name__": "pasted", **PAGES[page][1](tmp_path)}
+    (block,) = blocks(page)
+    exec(compile(block, f"docs/adopt/{page}.md", "exec"), names)
+
+    trainer = names.get("trainer")
+    if page == "lightning":
+        (pruner,) = (one.pruner for one in trainer.callbacks if hasattr(one, "pruner"))
+        scheduler = trainer.lr_scheduler_configs[0].scheduler
+    elif trainer is not None:
+        pruner, scheduler = trainer.pruner, trainer.lr_scheduler
+    else:
+        pruner, scheduler = names["pruner"], names["scheduler"]
+    full = pruner.policy.epochs * -(-pruner.num_samples // pruner.shape.multiple)
+    assert pruner.steps_done == pruner.total_steps() < 0.75 * full
+    assert scheduler.last_epoch == pruner.total_steps()
+    assert scheduler.get_last_lr()[0] < 0.1 * max(scheduler.base_lrs)
+    rates = pruner.policy.settings()["rates"]
+    assert rates[-1] < 0.5 < rates[0]
 
 
 def test_the_code_for_other_packages_is_that_of_the_tests():
     text = (ROOT / "docs/adopt/streams.md").read_text(encoding="utf-8")
     tests = [ROOT / "tests" / name for name in ("test_streams.py", "made_streams.py")]
     lines = {line.strip() for file in tests for line in file.read_text("utf-8").splitlines()}
-    blocks = re.findall(r"^```py title=.*?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
-    for block in blocks:
+    found = re.findall(r"^```py title=.*?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(found) == 2
+    for block in found:
         assert not [line for line in block.splitlines() if line.strip() not in lines]
+
+
+# -- counters of steps -----------------------------------------------------------------------------
+
+
+def test_the_length_of_the_loader_is_no_counter_of_steps_but_the_pruner_has_one():
+    schedule = fp.Schedule(6, window=3, start=1)
+    pruner = fp.Pruner(digits(), fp.RandomPruning(schedule, prune=0.3), batch_size=BATCH)
+    loader, products, counted = pruner.loader(), [], []
+    for epoch in pruner.epochs():
+        for number, (index, _) in enumerate(loader):
+            products.append(epoch * len(loader) + number)
+            counted.append(pruner.steps_done)
+            pruner.record(index, torch.zeros(len(index)))
+    assert products != sorted(products)
+    assert counted == list(range(pruner.total_steps()))
+    assert pruner.steps_left == 0

@@ -443,6 +443,7 @@ FRAMEWORKS = (
     "lightning_trainer",
     "trainer_image",
     "trainer_text",
+    "trl_sft",
 )
 EXAMPLES = [path for path in (ROOT / "examples").glob("*.py") if path.stem not in FRAMEWORKS]
 

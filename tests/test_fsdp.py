@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import fineprune as fp
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-# Two processes with batches of 16: epochs 1 and 5 keep 448 of 640 samples.
-STEPS = [20, 14, 20, 20, 20, 14, 20, 20]
+# Two processes with batches of 16. The learning rate falls to 0, and so do the epochs' lengths.
+STEPS = [20, 20, 20, 20, 20, 10, 1, 1]
 
 
 def digits():
@@ -106,7 +106,7 @@ def test_ddp_continues_where_it_was_stopped(ranks):
 
 def test_fsdp2_resumes_from_a_distributed_checkpoint_inside_an_epoch(ranks):
     for told in ranks:
-        assert told["resumed"]["steps"] == sum(STEPS) - 27  # Step 27 is inside epoch 1.
+        assert told["resumed"]["steps"] == sum(STEPS) - 27  # Step 27 is inside an epoch.
         assert_equal(told["resumed"], told["whole"])
 
 

@@ -134,6 +134,75 @@ def test_two_ranks_equal_lightning_alone_and_one_process(runs, pruning, undistur
             torch.testing.assert_close(found["weights"][name], value, rtol=1e-4, atol=1e-6)
 
 
+# --- learning rates -----------------------------------------------------------------------------
+
+
+def adaptive(epochs, rates=None):
+    return fp.Adaptive(epochs, 0.3, rates, patience=0)
+
+
+@pytest.fixture
+def said(caplog):
+    """What the callback says."""
+    return lambda: [line for line in caplog.messages if line.startswith("fineprune:")]
+
+
+def test_the_policy_finds_the_learning_rates_of_the_scheduler(runs, pruning, said):
+    """A plain loop gives them itself; the training is the same."""
+    policy = adaptive(runs.EPOCHS)
+    net = runs.fit(pruning(policy))
+    (line,) = said()
+    assert line == (
+        "fineprune: adaptive takes the learning rates from OneCycleLR, which steps per step"
+    )
+    network, pruner, steps = runs.plain_loop(policy, gives_rates=True)
+    assert pruner.policy.settings()["rates"][-1] < 0.2 < max(pruner.policy.settings()["rates"])
+    assert runs.pruner_of(net).policy.settings()["rates"] == pruner.policy.settings()["rates"]
+    assert runs.equal_weights(net.network, network)
+    assert net.trainer.global_step == steps == round(0.7 * 13 * runs.EPOCHS)
+    assert net.lengths[0] == 13 > 2 * net.lengths[-1]
+
+
+def test_a_resumed_run_finds_the_learning_rates_of_the_whole_training(runs, pruning, tmp_path):
+    policy = adaptive(runs.EPOCHS)
+    whole = runs.fit(pruning(policy), runs.every_step(tmp_path))
+    for step in (5, 30):
+        file = tmp_path / f"step={step}.ckpt"
+        assert_continues(runs, runs.fit(pruning(policy), ckpt_path=file), whole)
+
+
+SCHEDULERS = {
+    "per epoch": ({"interval": "epoch"}, "which steps per epoch", 0.01),
+    "per step": ({"interval": "step"}, "which steps per step", 0.01),
+    "now and then": ({"interval": "epoch", "frequency": 2}, "to be constant", 1),
+    "none": (None, None, 1),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+@pytest.mark.filterwarnings("ignore:Adaptive was given no learning rates")
+def test_schedulers_per_epoch_and_per_step_and_none(runs, pruning, said, kind):
+    options, words, last = SCHEDULERS[kind]
+    net = runs.Scheduled(options)
+    runs.fit(pruning(adaptive(3)), net=net, max_epochs=3)
+    found = runs.pruner_of(net).policy.settings()["rates"]
+    assert (found[0], found[-1]) == pytest.approx((1, last))
+    assert len(said()) == (words is not None)
+    assert words is None or words in said()[0]
+    assert net.trainer.global_step == round(0.7 * 3 * 13)
+
+
+def test_without_learning_rates_the_policy_says_what_it_assumes(runs, pruning):
+    with pytest.warns(UserWarning, match="Adaptive was given no learning rates"):
+        runs.fit(pruning(adaptive(3)), net=runs.Scheduled(None, plateau=True), max_epochs=3)
+
+
+def test_learning_rates_that_were_given_stay(runs, pruning, said):
+    net = runs.fit(pruning(adaptive(runs.EPOCHS, [6, 5, 4, 3, 2, 1])))
+    assert runs.pruner_of(net).policy.settings()["rates"][-1] == pytest.approx(1 / 6)
+    assert not said()
+
+
 # --- resume -------------------------------------------------------------------------------------
 
 
@@ -154,6 +223,25 @@ def test_a_resumed_run_equals_the_undisturbed_one(runs, pruning, undisturbed, st
     assert net.validations == validations
     left = len(net.lengths)  # Lightning does not announce the epoch in which a run is resumed.
     assert net.lengths == runs.BATCHES[runs.EPOCHS - left :]
+
+
+def test_with_dropout_a_resumed_run_differs_with_and_without_pruning(runs, pruning, tmp_path):
+    """Lightning does not save the random state. A seed per batch makes up for it."""
+
+    def trained(*callbacks, **options):
+        net, data = runs.Net(dropout=0.3), runs.ordered_loader()
+        return runs.fit(*callbacks, net=net, data=data, **options)
+
+    for name, made in {
+        "alone": list,
+        "pruned": lambda: [pruning(runs.POLICY)],
+        "seeded": lambda: [pruning(runs.POLICY), runs.SeedPerBatch()],
+    }.items():
+        folder = tmp_path / name
+        whole = trained(*made(), runs.every_epoch(folder))
+        resumed = trained(*made(), ckpt_path=folder / "epoch=1.ckpt")
+        assert resumed.trainer.global_step == whole.trainer.global_step
+        assert runs.equal_weights(resumed, whole) == (name == "seeded")
 
 
 def test_a_resumed_run_with_accumulation_and_two_validations_per_epoch(runs, pruning, tmp_path):
@@ -218,6 +306,29 @@ def test_the_trainer_is_left_as_it_was(runs, pruning, undisturbed):
         _ = pruned.pruner
 
 
+# --- the command line ---------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Of jsonargparse, by Lightning.
+def test_the_configuration_of_the_page_prunes_with_lightning_cli(runs, tmp_path, monkeypatch):
+    pytest.importorskip("jsonargparse", reason="jsonargparse is not installed: make integrations")
+    cli = importlib.import_module("lightning.pytorch.cli").LightningCLI
+    page = (ROOT / "docs/adopt/lightning.md").read_text(encoding="utf-8")
+    (config,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # The CLI sets them.
+        monkeypatch.setenv(name, "0")
+    Path("training.yaml").write_text(config)
+    quiet = ["--trainer.logger=false", "--trainer.enable_progress_bar=false"]
+    quiet += ["--trainer.enable_checkpointing=false", "--trainer.accelerator=cpu"]
+    args = ["fit", "--config=training.yaml", "--seed_everything=0", *quiet]
+    made = cli(runs.Net, runs.Data, args=args)
+    epochs = made.trainer.max_epochs
+    assert made.trainer.global_step == round(0.65 * 13 * epochs) < 13 * epochs
+    assert made.model.lengths[-1] < 13 == made.model.lengths[0]
+
+
 # --- what would undo the pruning ------------------------------------------------------------------
 
 
@@ -266,7 +377,10 @@ def test_numbers_that_depend_on_the_losses_are_refused_where_they_are_needed(run
 
 
 LOADERS = {
-    "in order": (lambda data: DataLoader(data, 16), "shuffle=True, .* with a SequentialSampler"),
+    "in order": (
+        lambda data: DataLoader(data, 16),
+        "got one with a SequentialSampler: give it shuffle=True",
+    ),
     "with replacement": (
         lambda data: DataLoader(data, 16, sampler=RandomSampler(data, replacement=True)),
         "shuffle=True",
@@ -347,7 +461,7 @@ def another_scalar(net, step, batch):
 )
 def test_a_step_that_does_not_record_as_it_should_is_refused(runs, pruning, change, message):
     weighted = fp.InfoBatch(runs.EPOCHS, prune=0.5)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises((InputError, RuntimeError), match=message):
         runs.fit(pruning(weighted), net=runs.recording(change))
 
 

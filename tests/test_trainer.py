@@ -1,7 +1,6 @@
 """The Trainer of transformers with pruning: it trains what a plain loop trains."""
 
 import gc
-import inspect
 import math
 import multiprocessing
 import os
@@ -29,9 +28,15 @@ from transformers import (  # noqa: E402
     ViTForImageClassification,
 )
 
-from fineprune.integrations import transformers as integration  # noqa: E402
-from fineprune.integrations.sample_losses import class_losses, token_losses  # noqa: E402
-from fineprune.integrations.transformers import PruningMixin, PruningTrainer  # noqa: E402
+from fineprune.integrations.transformers import (  # noqa: E402
+    PruningMixin,
+    PruningTrainer,
+    checks,
+)
+from fineprune.integrations.transformers.sample_losses import (  # noqa: E402
+    class_losses,
+    token_losses,
+)
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 N, BATCH, EPOCHS, WORDS, LENGTH = 80, 8, 5, 24, 6
@@ -147,9 +152,9 @@ CASES = {
 }
 
 
-def arguments(folder, **changes):
+def arguments(folder, made=TrainingArguments, **changes):
     """Return arguments, with SGD of a fixed rate if there is no other scheduler."""
-    return TrainingArguments(
+    return made(
         **{
             "output_dir": str(folder),
             "num_train_epochs": EPOCHS,
@@ -263,12 +268,7 @@ def plain_loop(case, accumulation, policy=POLICY):
             total = sum(share.sum() for *_, share in parts)
             for index, losses, shares in parts:
                 pruner.record(index, losses.detach())
-                rescaled = (
-                    losses * pruner.plan.weights[index]
-                    if pruner.plan.weights is not None
-                    else losses
-                )
-                ((rescaled * shares).sum() / total).backward()
+                ((pruner.weighted(index, losses) * shares).sum() / total).backward()
             optimizer.step()
             optimizer.zero_grad()
             steps += 1
@@ -446,6 +446,180 @@ def test_a_compute_loss_that_does_not_record_is_refused(tmp_path):
         trained("image", tmp_path, made=Undecided, gradient_accumulation_steps=2)
 
 
+# -- learning rates -------------------------------------------------------------------------------
+
+
+SAVING = fp.Adaptive(EPOCHS, save=0.3, patience=0)
+FOUND = "fineprune: adaptive takes the learning rates from LambdaLR, which steps per step"
+
+
+def said(capsys):
+    """Return what the trainer says about the learning rates."""
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("fineprune:")]
+
+
+def test_the_policy_finds_the_learning_rates_of_the_scheduler(tmp_path, capsys):
+    trainer = trained("image", tmp_path, SAVING, lr_scheduler_type="linear", warmup_steps=3)
+    assert said(capsys) == [FOUND]
+    numbers = [len(plan) for plan in trainer.plans.values()]
+    assert numbers[0] == N > 2 * numbers[-1]
+    assert trainer.state.global_step == trainer.pruner.total_steps() == 35
+
+    given = fp.Pruner(images(), SAVING, batch_size=BATCH, seed=42)
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    scheduler = transformers.get_scheduler("linear", optimizer, 3, 35)
+    given.set_rates(scheduler, by="steps")
+    assert trainer.pruner.policy.settings()["rates"] == given.policy.settings()["rates"]
+    same = trained("image", tmp_path, given, lr_scheduler_type="linear", warmup_steps=3)
+    assert same.plans == trainer.plans
+    assert torch.equal(weights(same.model), weights(trainer.model))
+    assert not said(capsys)
+
+    trainer.model.load_state_dict(vit().state_dict())
+    trainer.train()  # The rates stay, and the scheduler of the first training does not count.
+    assert torch.equal(weights(same.model), weights(trainer.model))
+
+
+def test_a_resumed_training_finds_the_rates_of_the_whole_one(tmp_path, capsys):
+    changes = {"lr_scheduler_type": "cosine", "save_strategy": "steps", "save_steps": 4}
+    whole = trained("language", tmp_path / "whole", SAVING, **changes)
+    for step in (4, 32):
+        inside = str(tmp_path / "whole" / f"checkpoint-{step}")
+        resumed = trained("language", tmp_path / "again", SAVING, resume=inside, **changes)
+        assert resumed.pruner.policy.settings()["rates"] == whole.pruner.policy.settings()["rates"]
+        assert torch.equal(weights(resumed.model), weights(whole.model))
+    assert said(capsys) == [FOUND] * 3
+
+
+def test_a_scheduler_of_ones_own_gives_its_learning_rates(tmp_path, capsys):
+    model = vit()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.1)
+    trainer = Watched(
+        model, arguments(tmp_path), train_dataset=images(), pruning=SAVING,
+        optimizers=(optimizer, scheduler),
+    )  # fmt: skip
+    trainer.train()
+    assert "from StepLR" in said(capsys)[0]
+    assert trainer.pruner.policy.settings()["rates"][0] == 1
+    assert trainer.pruner.policy.settings()["rates"][-1] == pytest.approx(0.1)
+    assert scheduler.last_epoch == trainer.state.global_step == 35
+
+
+@pytest.mark.parametrize("kind", ["reduce_lr_on_plateau", "greedy"])
+def test_learning_rates_that_depend_on_the_loss_are_taken_to_be_constant(kind, tmp_path, capsys):
+    with pytest.warns(UserWarning, match="Adaptive was given no learning rates"):
+        trainer = trained(
+            "image", tmp_path, SAVING, lr_scheduler_type=kind, eval_strategy="epoch",
+            more={"eval_dataset": images()},
+        )  # fmt: skip
+    assert "takes the learning rate to be constant" in said(capsys)[0]
+    assert set(trainer.pruner.policy.settings()["rates"]) == {1}
+
+
+# -- forward passes -------------------------------------------------------------------------------
+
+
+class OwnBase(Trainer):
+    """Its loss is that of the model, which it computes itself."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+def translator():
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=WORDS,
+        d_model=8,
+        d_kv=4,
+        d_ff=8,
+        num_layers=1,
+        num_heads=2,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+BASES = {
+    "trainer": (Trainer, TrainingArguments, vit, images, {}),
+    "own": (OwnBase, TrainingArguments, vit, images, {}),
+    "translation": (
+        transformers.Seq2SeqTrainer,
+        transformers.Seq2SeqTrainingArguments,
+        translator,
+        texts,
+        {"predict_with_generate": True, "generation_max_length": 4},
+    ),
+}
+
+
+def counted_passes(base, folder, policy=None):
+    """Train and evaluate; return the trainer, and its forward passes with and without gradients."""
+    kind, settings, model, data, changes = BASES[base]
+    network, passes = model(), {True: 0, False: 0}
+
+    def count(*_):
+        passes[torch.is_grad_enabled()] += 1
+
+    network.register_forward_hook(count)
+    args = arguments(folder, settings, eval_strategy="epoch", **changes)
+    pruning = {} if policy is None else {"pruning": policy}
+    made = kind if policy is None else type("Pruning", (PruningMixin, kind), {})
+    trainer = made(network, args, train_dataset=data(), eval_dataset=data()[:16], **pruning)
+    trainer.train()
+    return trainer, passes
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_trainer_makes_as_many_forward_passes_as_without_the_mixin(base, tmp_path):
+    alone, passes = counted_passes(base, tmp_path)
+    unpruned, same = counted_passes(base, tmp_path, fp.FullData(EPOCHS))
+    assert same == passes
+    assert passes[True] == 10 * EPOCHS
+    pruned, fewer = counted_passes(base, tmp_path, POLICY)
+    assert fewer == {True: sum(BATCHES), False: passes[False]}
+    assert pruned.pruner.counts.sum() > 0
+    evaluations = [
+        [set(log) for log in trainer.state.log_history if "eval_loss" in log]
+        for trainer in (alone, unpruned, pruned)
+    ]
+    assert evaluations[0] == evaluations[1] == evaluations[2]
+
+
+def test_a_compute_loss_that_calls_another_model_is_refused(tmp_path):
+    class Elsewhere(OwnBase):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return vit()(**inputs).loss
+
+    class Pruning(PruningMixin, Elsewhere):
+        pass
+
+    with pytest.raises(InputError, match="expected compute_loss to call the model"):
+        trained("image", tmp_path, made=Pruning)
+
+
+def test_a_compiled_model_trains_the_same(tmp_path):
+    plain = trained("image", tmp_path)
+    compiled = trained("image", tmp_path, torch_compile=True, torch_compile_backend="eager")
+    assert compiled.plans == plain.plans
+    torch.testing.assert_close(weights(compiled.model), weights(plain.model), rtol=1e-4, atol=1e-6)
+
+
+def test_a_trainer_that_needs_its_own_sampler_is_refused(tmp_path):
+    class Repeating(Trainer):
+        def _get_train_sampler(self, train_dataset=None):
+            return DistributedSampler(train_dataset, 1, 0)
+
+    class Pruning(PruningMixin, Repeating):
+        pass
+
+    with pytest.raises(InputError, match="got Pruning, which needs its own"):
+        trained("image", tmp_path, made=Pruning)
+
+
 def test_a_loss_function_of_ones_own_comes_with_the_losses_of_the_samples(tmp_path):
     def loss_of_batch(outputs, labels, num_items_in_batch=None):
         return F.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
@@ -617,7 +791,7 @@ def test_a_loader_without_indices_is_refused(tmp_path):
     with pytest.raises(InputError, match="do not override get_train_dataloader"):
         trained("image", tmp_path, made=OwnLoader)
     tuples = {"data_collator": lambda items: [item["labels"] for item in items]}
-    with pytest.raises(InputError, match="expected batches that are dicts"):
+    with pytest.raises(InputError, match="expected a dict from the collate function"):
         trained("image", tmp_path, more=tuples)
 
 
@@ -632,31 +806,42 @@ def test_a_model_of_another_kind_is_refused(tmp_path):
 # -- the release of transformers ------------------------------------------------------------------
 
 
-PARAMETERS = {
-    "_get_dataloader": "dataset description batch_size sampler_fn is_training dataloader_key",
-    "_get_collator_with_removed_columns": "data_collator description",
-    "_get_train_sampler": "train_dataset",
-    "_init_training_state": "max_steps num_update_steps_per_epoch num_train_epochs "
-    "resume_from_checkpoint trial",
-    "_run_epoch": "model epoch train_dataloader steps_in_epoch num_update_steps_per_epoch trial "
-    "ignore_keys_for_eval start_time resume_from_checkpoint epochs_trained "
-    "steps_trained_in_current_epoch",
-    "_save_optimizer_and_scheduler": "output_dir",
-}
-
-
-def test_the_private_methods_are_those_of_the_tested_release(monkeypatch, tmp_path):
-    assert set(PARAMETERS) == set(integration.OVERRIDDEN)
-    for name, parameters in PARAMETERS.items():
-        found = list(inspect.signature(getattr(Trainer, name)).parameters)
-        assert found == ["self", *parameters.split()], name
+def test_the_table_names_all_private_methods_that_are_overridden():
     overridden = {
-        name for name in vars(PruningMixin) if name.startswith("_") and hasattr(Trainer, name)
+        name
+        for part in PruningMixin.__mro__
+        if part.__module__.startswith("fineprune.")
+        for name in vars(part)
+        if name.startswith("_") and not name.startswith("__") and hasattr(Trainer, name)
     }
-    assert {name for name in overridden if not name.startswith("__")} == set(PARAMETERS)
-    monkeypatch.delattr(Trainer, "_run_epoch")
-    with pytest.raises(InputError, match=r"expected a Trainer with _run_epoch, as in transformers"):
+    assert overridden == set(checks.OVERRIDDEN)
+
+
+def test_a_release_with_other_private_methods_is_refused(monkeypatch, tmp_path):
+    expected = r"expected transformers 5\.19 to .* which has other ones"
+    monkeypatch.setattr(Trainer, "_run_epoch", lambda self, model, epoch: None)
+    with pytest.raises(InputError, match=expected):
         trained("image", tmp_path)
+    monkeypatch.delattr(Trainer, "_run_epoch")
+    with pytest.raises(InputError, match=expected):
+        trained("image", tmp_path)
+
+
+def test_a_release_that_was_not_tested_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(f"{checks.__name__}.transformers.__version__", "5.99.0")
+    with pytest.warns(UserWarning, match=r"not with 5\.99\.0"):
+        trained("image", tmp_path, max_steps=1)
+    monkeypatch.setattr(f"{checks.__name__}.transformers.__version__", "5.3.0")
+    with pytest.raises(InputError, match=r"expected transformers .* got 5\.3\.0"):
+        trained("image", tmp_path)
+
+
+def test_the_releases_are_those_of_the_extra_and_of_the_jobs():
+    root = Path(__file__).parents[1]
+    oldest, newest = checks.OLDEST[1], checks.NEWEST[1]
+    assert f'"transformers>=5.{oldest},<6"' in (root / "pyproject.toml").read_text()
+    releases = ", ".join(f'"5.{minor}"' for minor in range(oldest, newest + 1))
+    assert f"transformers: [{releases}]" in (root / ".github/workflows/ci.yml").read_text()
 
 
 # -- two processes --------------------------------------------------------------------------------

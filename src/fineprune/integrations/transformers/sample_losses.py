@@ -1,7 +1,7 @@
 """The loss of each sample, from the outputs of a ``transformers`` model and its labels.
 
 A model of ``transformers`` returns the loss of the batch only. The pruning needs the loss of every
-sample, so it is computed once more from the logits, without gradients.
+sample, so it is computed once more from the logits.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,6 +21,9 @@ from fineprune.errors import InputError
 
 # The label of a token that has no loss, in all losses of ``transformers``.
 IGNORED = -100
+
+# The output of a model without logits, whose head TRL has fused with the loss.
+FUSED = "log_probs"
 
 # Receives the outputs of the model and its inputs with the labels; returns losses of shape (B,).
 SampleLosses = Callable[[Any, Mapping[str, Any]], torch.Tensor]
@@ -49,8 +52,12 @@ def for_model(model: Any, label_name: str, *, shifts_labels: bool) -> SampleLoss
             _logits(outputs), _labels(inputs, label_name), model.config
         )
     if loss in _TOKENS:
-        return lambda outputs, inputs: token_losses(
-            _logits(outputs), _labels(inputs, label_name), shifts_labels=shifts_labels
+        return lambda outputs, inputs: (
+            fused_losses(outputs)
+            if FUSED in outputs
+            else token_losses(
+                _logits(outputs), _labels(inputs, label_name), shifts_labels=shifts_labels
+            )
         )
     raise InputError(
         f"expected a model for classification or language modelling, got {type(model).__name__}, "
@@ -104,6 +111,18 @@ def token_losses(
         for row, of_row in zip(logits, labels, strict=True)
     ]
     return torch.stack(sums) / labeled_tokens(labels).clamp(min=1)
+
+
+def fused_losses(outputs: Any) -> torch.Tensor:
+    """Return the mean loss over each sample's labelled tokens, float32, shape (B,).
+
+    Args:
+        outputs: Those of a language model whose head TRL has fused with the loss: the logarithms of
+            the probabilities of the next tokens, shape (B, T - 1), 0 for tokens without a label.
+    """
+    log_probs: torch.Tensor = outputs[FUSED]
+    tokens: torch.Tensor = outputs["label_mask"].sum(1)
+    return -log_probs.float().sum(1) / tokens.clamp(min=1)
 
 
 def labeled_tokens(labels: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,39 @@
+"""The learning rates of a framework's own scheduler, for a policy that was given none."""
+
+import inspect
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from fineprune.pruning.pruner import Pruner
+
+
+def give_rates(pruner: Pruner, scheduler: Any, by: str | None) -> str:
+    """Give the policy of a pruner the rates of a scheduler, and return one line that says so.
+
+    The scheduler stays as it is, because a copy is stepped. If its rates are not known in advance,
+    the line says this, and the policy takes the rate to be constant.
+
+    Args:
+        pruner: A pruner that recorded nothing so far.
+        scheduler: A scheduler of torch that took no step so far.
+        by: Whether it is stepped per "epochs" or "steps"; None if it is neither.
+
+    Raises:
+        InputError: The scheduler is not one for the steps of this training.
+    """
+    policy, kind = pruner.policy.name, type(scheduler).__name__
+    if by is None or not isinstance(scheduler, LRScheduler) or _needs_metrics(scheduler):
+        return (
+            f"fineprune: {policy} takes the learning rate to be constant, since that of {kind} is "
+            f"not known in advance: give the policy rates="
+        )
+    pruner.set_rates(scheduler, by)
+    return f"fineprune: {policy} takes the learning rates from {kind}, which steps per {by[:-1]}"
+
+
+def _needs_metrics(scheduler: LRScheduler) -> bool:
+    parameters = inspect.signature(scheduler.step).parameters.values()
+    return any(
+        one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters
+    )

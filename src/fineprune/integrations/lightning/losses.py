@@ -1,0 +1,88 @@
+"""The losses of a batch: from ``training_step`` to the pruner, once the optimizer has used them."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from fineprune.errors import InputError
+from fineprune.integrations.lightning.loader import PrunedLoader
+from fineprune.pruning.pruner import Pruner
+
+
+def record(module: pl.LightningModule, losses: torch.Tensor) -> torch.Tensor:
+    """Record the losses of a batch in ``training_step``, and return the scalar to backpropagate.
+
+    Outside of the training, and with a ``Trainer`` without pruning, this is the mean of the losses,
+    so a step that training and validation share may call it.
+
+    Args:
+        module: The module whose step calls this, ``self``.
+        losses: One loss per sample, floating point, shape (B,) (``reduction="none"``).
+
+    Returns:
+        The mean of the losses, shape (). If the policy weights them, it is that of the weighted
+        losses.
+
+    Raises:
+        InputError: A shape or a type is wrong, or the losses of this batch were recorded already.
+    """
+    mean: torch.Tensor = _record_untraced(module, losses)
+    return mean
+
+
+def _record(module: pl.LightningModule, losses: torch.Tensor) -> torch.Tensor:
+    try:
+        trainer = module.trainer
+    except RuntimeError:  # The module is used without a Trainer.
+        return losses.mean()
+    if isinstance(trainer, pl.Trainer) and trainer.training:
+        for callback in trainer.callbacks:
+            if isinstance(callback, LossRecording):
+                return callback.record(losses)
+    return losses.mean()
+
+
+# A compiled training step must not trace the bookkeeping.
+_record_untraced = torch.compiler.disable(_record)
+
+
+class LossRecording(pl.Callback):
+    """The part of the callback that takes the losses."""
+
+    def __init__(self) -> None:
+        self._loader: PrunedLoader | None = None
+        # The indices and the losses of a batch that the optimizer has not used yet.
+        self._batch: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def pruner(self) -> Pruner:
+        """The ``Pruner`` of the training."""
+        raise NotImplementedError
+
+    def record(self, losses: torch.Tensor) -> torch.Tensor:
+        """Do what the function ``record`` does in the training."""
+        assert self._loader is not None
+        index, self._loader.index = self._loader.index, None
+        if index is None:
+            raise InputError(
+                "expected one call of record() in each training_step, got a second one: record "
+                "the losses of a sample as their sum"
+            )
+        self._batch = index, losses.detach().clone()
+        return self.pruner.weighted(index, losses).mean()
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Hand the losses of the batch to the pruner, now that the optimizer has used them."""
+        if self._batch is None and self._loader is not None and self._loader.index is not None:
+            raise InputError(
+                "expected training_step to return record(self, losses), got a step that recorded "
+                'nothing: give it one loss per sample (reduction="none")'
+            )
+        self.settle()
+
+    def settle(self) -> None:
+        """Record the losses of the batch that the optimizer has used, if there is one."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            self.pruner.record(*batch)

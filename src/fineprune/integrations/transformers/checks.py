@@ -1,0 +1,114 @@
+"""What would undo the pruning in a ``Trainer``. Each is an InputError before the training."""
+
+import inspect
+from typing import Any
+
+import transformers
+from transformers import Trainer
+
+from fineprune.errors import InputError
+from fineprune.pruning.loop_checks import warn_user
+
+# The private methods that are overridden, with their parameters in all releases that were tested.
+OVERRIDDEN = {
+    "_get_dataloader": "dataset description batch_size sampler_fn is_training dataloader_key",
+    "_get_collator_with_removed_columns": "data_collator description",
+    "_get_train_sampler": "train_dataset",
+    "_init_training_state": "max_steps num_update_steps_per_epoch num_train_epochs "
+    "resume_from_checkpoint trial",
+    "_run_epoch": "model epoch train_dataloader steps_in_epoch num_update_steps_per_epoch trial "
+    "ignore_keys_for_eval start_time resume_from_checkpoint epochs_trained "
+    "steps_trained_in_current_epoch",
+    "_save_optimizer_and_scheduler": "output_dir",
+}
+# What must be off, where it is set, and why.
+_REFUSED = {
+    "auto_find_batch_size": ("args", "the plans need a fixed batch size"),
+    "ignore_data_skip": ("args", "a resumed epoch would train its first batches twice"),
+    "enable_jit_checkpoint": (
+        "args",
+        "it saves between the losses of a batch and its optimizer step; use save_steps",
+    ),
+    "padding_free": (  # TRL also sets it if texts are packed.
+        "trainer",
+        "several texts in one row have no losses of their own; pack them with "
+        "packing_strategy='wrapped', if at all",
+    ),
+}
+OLDEST, NEWEST = (5, 19), (5, 23)
+
+
+def check_release() -> None:
+    """Raise InputError if this release of transformers has other private methods.
+
+    Warns:
+        UserWarning: The release is newer than the newest one that was tested.
+    """
+    found = transformers.__version__
+    oldest, newest = (".".join(map(str, release)) for release in (OLDEST, NEWEST))
+    release = tuple(map(int, found.split(".")[:2]))
+    fits = release >= OLDEST
+    for name, parameters in OVERRIDDEN.items():
+        method = getattr(Trainer, name, None)
+        fits &= method is not None and _parameters(method) == ["self", *parameters.split()]
+    if not fits:
+        raise InputError(
+            f"expected transformers {oldest} to {newest}, whose private methods the pruning "
+            f"overrides, got {found}, which has other ones: install 'transformers=={newest}.*'"
+        )
+    if release > NEWEST:
+        warn_user(
+            f"the pruning was tested with transformers {oldest} to {newest}, not with {found}: "
+            f"compare the number of steps with trainer.pruner.total_steps()",
+            UserWarning,
+        )
+
+
+def _parameters(method: Any) -> list[str]:
+    return list(inspect.signature(method).parameters)
+
+
+def check_arguments(trainer: Any) -> None:
+    """Raise InputError if an argument of the training would undo the pruning."""
+    args = trainer.args
+    if trainer.train_dataset is None:
+        raise InputError("expected a train_dataset, got None: give it to the trainer")
+    for name, (owner, reason) in _REFUSED.items():
+        if getattr(args if owner == "args" else trainer, name, False):
+            raise InputError(f"expected {name}=False, got True: {reason}")
+    strategy = args.train_sampling_strategy
+    if strategy not in ("random", "group_by_length"):
+        raise InputError(
+            f"expected train_sampling_strategy 'random' or 'group_by_length', got {strategy!r}: "
+            f"the pruner shuffles the samples that it keeps"
+        )
+    even = args.accelerator_config.even_batches or args.dataloader_drop_last
+    if args.world_size > 1 and not even:
+        raise InputError(
+            "expected even_batches=True in accelerator_config, got False: processes with different "
+            "numbers of batches wait for each other forever; or set dataloader_drop_last=True"
+        )
+    if args.n_gpu > 1:
+        raise InputError(
+            f"expected one GPU per process, got {args.n_gpu}: start the script with torchrun"
+        )
+    sizes = (trainer.get_tp_size(), trainer.get_cp_size(), trainer.get_sp_size())
+    if max(sizes) > 1:
+        raise InputError(
+            f"expected data parallelism only, got tensor, context and sequence parallelism of "
+            f"{', '.join(map(str, sizes))} processes, which would record each sample several times"
+        )
+
+
+def check_sampler(trainer: Any, method: Any) -> None:
+    """Raise InputError unless the sampler that the pruner replaces is that of ``Trainer``.
+
+    Args:
+        trainer: The trainer.
+        method: The ``_get_train_sampler`` that it would have without the pruning.
+    """
+    if method.__func__ is not Trainer._get_train_sampler:
+        raise InputError(
+            f"expected a trainer with the sampler of Trainer, which the pruner replaces, got "
+            f"{type(trainer).__name__}, which needs its own: train it without pruning"
+        )

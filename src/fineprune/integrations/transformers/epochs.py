@@ -1,0 +1,224 @@
+"""The epochs of the ``Trainer``: which samples they train, how many steps, where they resume."""
+
+import copy
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+from transformers.utils import is_datasets_available
+
+from fineprune.errors import InputError
+from fineprune.integrations.learning_rates import give_rates
+from fineprune.integrations.transformers.length_grouping import GroupedByLength
+from fineprune.integrations.transformers.losses import INDEX
+from fineprune.pruning.indexed import Indexed, IndexedCollate
+from fineprune.pruning.pruner import Pruner
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Base
+else:
+    _Base = object
+
+# The file of a checkpoint that holds the pruner's state.
+STATE_FILE = "pruner.pt"
+
+
+class PlannedEpochs(_Base):
+    """The part of the mixin that trains the epochs as the pruner plans them."""
+
+    pruner: Pruner
+    train_dataset: Any
+    optimizer: Any
+    lr_scheduler: Any
+    _created_lr_scheduler: bool
+    _batches_left = 0
+    _untrained: dict[str, Any] | None = None  # With it, each call of train() begins anew.
+
+    def _get_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("is_training"):
+            if is_datasets_available():
+                import datasets
+
+                if isinstance(dataset, datasets.Dataset):
+                    dataset = self._remove_unused_columns(dataset, description="Training")
+            dataset = Indexed(dataset)
+        return super()._get_dataloader(dataset, *args, **kwargs)
+
+    def _get_collator_with_removed_columns(
+        self, data_collator: Any, description: str | None = None
+    ) -> Any:
+        collator = super()._get_collator_with_removed_columns(
+            data_collator, description=description
+        )
+        return IndexedCollate(collator, INDEX) if description == "Training" else collator
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        if self.args.train_sampling_strategy != "group_by_length":
+            return self.pruner.sampler
+        return GroupedByLength(self.pruner.sampler, self._lengths(), self.pruner.shape.multiple)
+
+    def _lengths(self) -> list[int]:
+        items, name = self.train_dataset, self.args.length_column_name
+        if name in (getattr(items, "column_names", None) or ()):
+            return list(items[name])
+        processing = self.processing_class
+        name = "input_ids" if processing is None else processing.model_input_names[0]
+        return [len(items[position][name]) for position in range(len(items))]
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        """Return what the ``Trainer`` does, with the epochs and steps of the policy."""
+        values = list(super().set_initial_training_values(args, dataloader))
+        self._check_length(dataloader, self.pruner.sampler.epoch)
+        epochs, steps = self._epochs_and_steps()
+        values[0], values[3], values[6] = epochs, steps * values[4], steps
+        return tuple(values)
+
+    def _epochs_and_steps(self) -> tuple[int, int]:
+        """Return the number of epochs that are begun, and of optimizer steps."""
+        policy, wanted = self.pruner.policy, self.args.max_steps
+        if wanted <= 0:
+            try:
+                return policy.epochs, self.pruner.total_steps()
+            except InputError as error:
+                raise InputError(
+                    f"expected max_steps, at which the learning rate ends, since the number of "
+                    f"steps of policy {policy.name!r} depends on data, got none: set max_steps in "
+                    f"TrainingArguments"
+                ) from error
+        before = 0
+        for epoch in range(policy.epochs):
+            if self.pruner.num_kept(epoch) is None:  # It depends on data.
+                return policy.epochs, wanted
+            before += self.pruner.steps(epoch)
+            if before >= wanted:
+                return epoch + 1, wanted
+        raise InputError(
+            f"expected max_steps of at most {before}, the steps of the policy's {policy.epochs} "
+            f"epochs, got {wanted}: make the policy longer, or leave max_steps out"
+        )
+
+    def _init_training_state(
+        self,
+        max_steps: Any,
+        num_update_steps_per_epoch: Any,
+        num_train_epochs: Any,
+        resume_from_checkpoint: Any,
+        trial: Any,
+    ) -> tuple[int, int]:
+        super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        if self._untrained is None:
+            self._find_rates(max_steps)
+            self._untrained = copy.deepcopy(self.pruner.state_dict())
+        if resume_from_checkpoint is None:
+            self.pruner.load_state_dict(copy.deepcopy(self._untrained))
+            return 0, 0
+        file = Path(resume_from_checkpoint, STATE_FILE)
+        if not file.exists():
+            raise InputError(
+                f"expected {STATE_FILE} in the checkpoint {resume_from_checkpoint}, found none: "
+                f"resume from a checkpoint that this trainer saved without save_only_model"
+            )
+        self.pruner.load_state_dict(torch.load(file, weights_only=True))
+        position = self.pruner.position
+        epoch, samples = position.epoch, position.samples * self.args.world_size
+        if samples and math.ceil(samples / self._samples_per_batch()) >= self.pruner.batches(epoch):
+            # Saved between the last batch of the epoch and its end.
+            self.pruner.end_epoch()
+            return epoch + 1, 0
+        steps, rest = divmod(samples, self.pruner.shape.multiple)
+        if rest:
+            raise InputError(
+                f"expected to resume epoch {epoch} after whole steps of "
+                f"{self.pruner.shape.multiple} samples, got {samples} trained samples: resume "
+                f"inside an epoch with the batch size, accumulation and number of processes of "
+                f"before"
+            )
+        return epoch, steps * self.pruner.shape.accumulation
+
+    def _find_rates(self, max_steps: int) -> None:
+        """Give the policy the learning rates, if it uses them and has none.
+
+        A pruner takes rates before its state is loaded, and the ``Trainer`` makes its scheduler
+        later. The one that is made here has an optimizer of its own, with the same groups.
+        """
+        if not self.pruner.policy.wants_rates:
+            return
+        self.create_optimizer()
+        groups = [{**group, "params": [torch.zeros(1)]} for group in self.optimizer.param_groups]
+        own = self.optimizer, self.lr_scheduler, self._created_lr_scheduler
+        self.optimizer = torch.optim.SGD(groups, lr=0.0)
+        if self._created_lr_scheduler:  # It belongs to an earlier training.
+            self.lr_scheduler = None
+        try:
+            scheduler = self.create_scheduler(num_training_steps=max_steps)
+        finally:
+            self.optimizer, self.lr_scheduler, self._created_lr_scheduler = own
+        said = give_rates(self.pruner, scheduler, "steps")
+        if self.is_local_process_zero():
+            print(said, file=sys.stderr, flush=True)
+
+    def _run_epoch(self, **given: Any) -> None:
+        epoch, loader = given["epoch"], given["train_dataloader"]
+        self.pruner.set_epoch(epoch)
+        self._check_length(loader, epoch)
+        begun = epoch == given["epochs_trained"] and given["resume_from_checkpoint"] is not None
+        skipped = given["steps_trained_in_current_epoch"] if begun else 0
+        self._batches_left = len(loader) - skipped
+        given["steps_in_epoch"] = len(loader)
+        given["num_update_steps_per_epoch"] = self.pruner.steps(epoch)
+        super()._run_epoch(**given)
+
+    def _save_optimizer_and_scheduler(self, output_dir: Any) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        self.pruner.synchronize()
+        if self.args.should_save:
+            torch.save(self.pruner.state_dict(), Path(output_dir, STATE_FILE))
+
+    def _samples_per_batch(self) -> int:
+        """Return the number of samples per batch of all processes together."""
+        split = self.args.accelerator_config.split_batches
+        samples: int = self.args.train_batch_size * (1 if split else self.args.world_size)
+        return samples
+
+    def _check_length(self, loader: Any, epoch: int) -> None:
+        """Raise InputError unless the loader follows the sampler."""
+        if len(loader) != self.pruner.batches(epoch):
+            raise InputError(
+                f"expected a loader of {self.pruner.batches(epoch)} batches, since the plan keeps "
+                f"{len(self.pruner.sampler)} samples, got one of {len(loader)}: do not override "
+                f"get_train_dataloader"
+            )
+
+    # -- the log --------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log, beside the loss, the share of the samples that the epoch skips."""
+        if self.is_in_train and "loss" in logs:
+            number = self.pruner.num_samples
+            logs["skipped_share"] = (number - len(self.pruner.plan.kept)) / number
+        super().log(logs, *args, **kwargs)
+
+    def _log_epoch(self, values: dict[str, float], step: int) -> None:
+        # To log anything unsets what tells the Trainer to log the loss. A subclass that adds its
+        # metrics to the next log must find the one with the loss.
+        wanted = self.control.should_log
+        Trainer.log(self, values)
+        self.control.should_log = wanted
+
+
+class EndEpoch(TrainerCallback):
+    """Ends the epoch of the pruner, before the ``Trainer`` logs, evaluates and saves."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the epoch, unless the training stops inside of it and may be resumed there."""
+        trainer = self._trainer
+        if trainer._batches_left <= 0 or control.should_epoch_stop:
+            trainer.pruner.end_epoch()

@@ -1,0 +1,205 @@
+"""The losses of the samples: from the forward pass of the ``Trainer`` to the pruner."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fineprune.errors import InputError
+from fineprune.integrations.transformers.forward_passes import ForwardPasses, forward_passes
+from fineprune.integrations.transformers.sample_losses import (
+    SampleLosses,
+    for_model,
+    labeled_tokens,
+)
+from fineprune.pruning.loop_checks import warn_user
+from fineprune.pruning.pruner import Pruner
+
+if TYPE_CHECKING:
+    from transformers import Trainer as _Base
+else:
+    _Base = object
+
+# The key of the indices in a batch. It is removed before the model receives the batch.
+INDEX = "index"
+
+# The model's loss and the mean of the samples' losses differ by more than rounding.
+_TOLERANCE = 0.01
+
+
+class LossRecording(_Base):
+    """The part of the mixin that takes the losses."""
+
+    pruner: Pruner
+    _sample_losses: SampleLosses | None
+    _compared: bool
+    _index: torch.Tensor | None = None  # That of the batch that is trained.
+    _has_recorded = False
+    _batches_left: int
+
+    def record(self, losses: torch.Tensor) -> torch.Tensor:
+        """Record the losses of a batch in ``compute_loss``, and return the scalar to backpropagate.
+
+        In an evaluation, nothing is recorded.
+
+        Args:
+            losses: One loss per sample, floating point, shape (B,).
+
+        Returns:
+            The mean of the losses, with the weights of the plan, shape ().
+
+        Raises:
+            InputError: The ``Trainer`` would not divide the scalar by the number of accumulated
+                batches, because the model's ``forward`` takes any keyword argument.
+        """
+        if self._index is None:
+            return losses.mean()
+        if (
+            self.loss_is_scaled_for_ga is None
+            and self.model_accepts_loss_kwargs
+            and self.args.gradient_accumulation_steps > 1
+        ):
+            raise InputError(
+                "expected loss_is_scaled_for_ga to be set in a trainer with a compute_loss of its "
+                "own and gradient accumulation, got None: set it to False if compute_loss returns "
+                "the mean of a batch, or to True if it divides by num_items_in_batch"
+            )
+        self._has_recorded = True
+        return self.pruner.record(self._index, losses)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """Train a batch, whose indices are kept from the model."""
+        if INDEX not in inputs:
+            raise InputError(
+                "expected the batches of this trainer's own loader, got one without the indices of "
+                "its samples: do not override get_train_dataloader; give data_collator instead"
+            )
+        self._index, self._has_recorded = inputs.pop(INDEX), False
+        try:
+            loss = super().training_step(model, inputs, num_items_in_batch=num_items_in_batch)
+        finally:
+            self._index = None
+        if not self._has_recorded:
+            raise InputError(
+                "expected compute_loss to record the losses of the samples, but it did not: call "
+                "super().compute_loss, or return self.record(losses) with one loss per sample"
+            )
+        self._batches_left -= 1
+        return loss
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Compute the loss as the trainer does and, while training, record the samples' losses.
+
+        They are computed from the outputs of the same forward pass. If the plan has weights, the
+        loss receives the difference that they make.
+        """
+        arguments = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
+        if self._index is None:  # This is an evaluation.
+            return super().compute_loss(model, inputs, **arguments)
+        given = dict(inputs)  # The trainer may remove the labels.
+        with forward_passes(*self._models(model)) as passes:
+            result = super().compute_loss(model, inputs, **arguments)
+        loss = result[0] if return_outputs else result
+        loss = self._recorded(self._index, loss, passes, given, num_items_in_batch)
+        return (loss, result[1]) if return_outputs else loss
+
+    def _models(self, model: Any) -> list[Any]:
+        """Return the models whose outputs are needed for the losses of the samples."""
+        return [model]
+
+    def _losses_of_samples(self, passes: ForwardPasses, inputs: Any) -> torch.Tensor:
+        """Return the losses of the samples of a batch, shape (B,)."""
+        if passes.trained is None:
+            raise InputError(
+                "expected compute_loss to call the model that it is given, got one that calls no "
+                "model or another one: return self.record(losses) with one loss per sample"
+            )
+        if self._sample_losses is None:
+            self._sample_losses = self._known_sample_losses()
+        return self._sample_losses(passes.trained, inputs)
+
+    def _known_sample_losses(self) -> SampleLosses:
+        if self.compute_loss_func is not None:
+            raise InputError(
+                "expected sample_losses beside compute_loss_func, whose losses of the samples are "
+                "not known, got None: give sample_losses=function(outputs, inputs)"
+            )
+        model = self.accelerator.unwrap_model(self.model)
+        if hasattr(model, "get_base_model"):  # of peft
+            model = model.get_base_model()
+        return for_model(model, self._label_name, shifts_labels=self._loss_shifts_labels)
+
+    @property
+    def _label_name(self) -> str:
+        names = self.label_names  # Empty for a forward with *args.
+        return names[0] if names else "labels"
+
+    def _recorded(
+        self, index: torch.Tensor, loss: Any, passes: ForwardPasses, inputs: Any, num_items: Any
+    ) -> Any:
+        """Record the losses of a batch, and return its loss with the weights of the plan."""
+        self._has_recorded = True
+        weights = self.pruner.plan.weights
+        if weights is None and not self.pruner.policy.needs_losses:
+            self.pruner.record(index, torch.zeros(len(index)))
+            return loss
+        with torch.set_grad_enabled(weights is not None):
+            losses = self._losses_of_samples(passes, inputs)
+        if losses.shape != index.shape:
+            raise InputError(
+                f"expected one loss for each of the {len(index)} samples of a batch, got losses of "
+                f"shape {tuple(losses.shape)}: samples that are packed into one row, or parts of "
+                f"samples, have no losses of their own"
+            )
+        if not self._compared:
+            self._compared = True
+            self._compare(loss, losses, self._shares(index, inputs, num_items))
+        # The loss as a whole is backpropagated, so the mean that ``record`` returns is not needed.
+        self.pruner.record(index, losses.detach())
+        if weights is None:
+            return loss
+        added = self.pruner.weighted(index, losses) - losses
+        return loss + (self._shares(index, inputs, num_items) * added).sum()
+
+    def _shares(self, index: torch.Tensor, inputs: Any, num_items: Any) -> torch.Tensor:
+        """Return the factors of the samples' losses in the loss of the batch, shape (B,)."""
+        labels = inputs.get(self._label_name)
+        if isinstance(labels, torch.Tensor):
+            tokens = labeled_tokens(labels[..., 1:] if self._loss_shifts_labels else labels)
+        else:
+            tokens = torch.ones_like(index)
+        if num_items is None:
+            return tokens / tokens.sum().clamp(min=1)
+        averages = self.args.average_tokens_across_devices and (
+            self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        )
+        shares: torch.Tensor = tokens / num_items
+        return shares * self.accelerator.num_processes if averages else shares
+
+    def _compare(self, loss: Any, losses: torch.Tensor, shares: torch.Tensor) -> None:
+        """Warn if the loss of a batch is not made of the losses of its samples."""
+        if self.label_smoother is not None:
+            return  # Then they differ on purpose.
+        given, mean = loss.item(), (shares * losses.detach()).sum().item()
+        accumulation = self.args.gradient_accumulation_steps
+        if math.isclose(given, mean, rel_tol=_TOLERANCE) or not math.isfinite(given):
+            return
+        if math.isclose(given, mean * accumulation, rel_tol=_TOLERANCE):
+            said = (
+                f"{type(self.model).__name__} takes num_items_in_batch but does not divide by it, "
+                f"so its gradients are {accumulation} times too large with accumulation: set "
+                f"trainer.model_accepts_loss_kwargs = False"
+            )
+        else:
+            said = (
+                f"the model's loss of the first batch is {given:.4g}, but the mean of its samples' "
+                f"losses, by which they are pruned, is {mean:.4g}: if the difference is not "
+                f"intended, give the trainer sample_losses"
+            )
+        warn_user(said)

@@ -1,0 +1,105 @@
+"""``PruningMixin``, which adds the pruning to a ``Trainer``, and ``PruningTrainer``."""
+
+from typing import Any
+
+from transformers import Trainer
+
+from fineprune.errors import InputError
+from fineprune.integrations.transformers.checks import (
+    check_arguments,
+    check_release,
+    check_sampler,
+)
+from fineprune.integrations.transformers.epochs import EndEpoch, PlannedEpochs
+from fineprune.integrations.transformers.losses import LossRecording
+from fineprune.integrations.transformers.sample_losses import SampleLosses
+from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.pruner import Pruner
+
+
+class PruningMixin(LossRecording, PlannedEpochs):
+    """Adds pruning to a ``Trainer``: ``class MyTrainer(PruningMixin, Seq2SeqTrainer)``.
+
+    The order of the bases matters. All arguments of the ``Trainer`` keep their meaning, and it
+    makes as many forward passes as without the mixin. If the policy uses learning rates and was
+    given none, it receives those of the scheduler, and one line says so.
+
+    A subclass that overrides ``compute_loss`` and does not call ``super().compute_loss`` passes the
+    losses of the samples to ``record``.
+
+    Args:
+        args: Positional arguments of the ``Trainer``.
+        pruning: A policy, for as many epochs as ``num_train_epochs``, or a pruner of the training
+            set. The pruner must have ``num_replicas=1``, the batch size of all processes together,
+            and the arguments' accumulation and ``drop_last``, because the ``Trainer`` itself
+            divides the batches among the processes.
+        sample_losses: Computes the losses of the samples, float, shape (B,), from the outputs of
+            the model and the inputs with the labels. It is needed for models whose losses are not
+            known here, and with a ``compute_loss_func``.
+        kwargs: Keyword arguments of the ``Trainer``.
+
+    Attributes:
+        pruner: The ``Pruner``.
+
+    Raises:
+        InputError: An argument of the training would undo the pruning, or the pruner does not fit.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        pruning: Policy | Pruner,
+        sample_losses: SampleLosses | None = None,
+        **kwargs: Any,
+    ) -> None:
+        check_release()
+        super().__init__(*args, **kwargs)
+        if self.train_dataset is None and isinstance(pruning, Pruner):
+            self.train_dataset = pruning.dataset.dataset
+        check_arguments(self)
+        check_sampler(self, super(PlannedEpochs, self)._get_train_sampler)
+        self.pruner = self._make_pruner(pruning)
+        self._sample_losses = sample_losses
+        self._compared = sample_losses is not None
+        own = type(self).compute_loss is not PruningMixin.compute_loss
+        if sample_losses is None and self.pruner.policy.needs_losses and not own:
+            self._sample_losses = self._known_sample_losses()  # Raises its error now.
+        self.add_callback(EndEpoch(self))
+        self.pruner.log(self._log_epoch)
+        self._epochs_and_steps()  # Raises its errors now.
+
+    def _make_pruner(self, pruning: Policy | Pruner) -> Pruner:
+        wanted = {
+            "batch_size": self._samples_per_batch(),
+            "accumulation": self.args.gradient_accumulation_steps,
+            "drop_last": self.args.dataloader_drop_last,
+            "num_replicas": 1,
+        }
+        if not isinstance(pruning, Pruner):
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            pruner = Pruner(self.train_dataset, pruning, seed=seed, **wanted)
+        else:
+            pruner = pruning
+            for name, value in wanted.items():
+                given = getattr(pruner.shape, name)
+                if given != value:
+                    raise InputError(
+                        f"expected a Pruner with {name}={value} for these TrainingArguments, got "
+                        f"{given}: give Pruner {name}={value}"
+                    )
+        if pruner.num_samples != len(self.train_dataset):
+            raise InputError(
+                f"expected a pruner of the {len(self.train_dataset)} samples of train_dataset, got "
+                f"one of {pruner.num_samples}: give the trainer and the pruner the same data set"
+            )
+        epochs = self.args.num_train_epochs
+        if self.args.max_steps <= 0 and epochs != pruner.policy.epochs:
+            raise InputError(
+                f"expected num_train_epochs={pruner.policy.epochs}, the epochs of the policy, got "
+                f"{epochs:g}: make both equal"
+            )
+        return pruner
+
+
+class PruningTrainer(PruningMixin, Trainer):
+    """The ``Trainer`` of ``transformers`` with pruning; see ``PruningMixin`` for the arguments."""
