@@ -19,6 +19,7 @@ affects both. Medians over the rounds are compared. The machine should be idle.
 """
 
 import argparse
+import importlib
 import json
 import os
 import resource
@@ -40,14 +41,13 @@ from fineprune.distributed.strategy import Strategy
 from fineprune.networks.lenet import LeNet
 from fineprune.training.hardware import describe
 
-try:
-    from fineprune.distributed.parameter_servers.placement import Places
-    from fineprune.distributed.parameter_servers.processes import cluster
-except ModuleNotFoundError:  # a checkout for --against whose modules have earlier names
-    from fineprune.distributed.parameter_servers.ray_cluster import (  # type: ignore[import-not-found, no-redef]
-        Places,
-        cluster,
-    )
+modules: Any = {}
+for module, name in (("placement", "Places"), ("processes", "cluster")):
+    package = "fineprune.distributed.parameter_servers"
+    try:
+        modules[name] = getattr(importlib.import_module(f"{package}.{module}"), name)
+    except ModuleNotFoundError:  # in a checkout for --against, in which one module holds both
+        modules[name] = getattr(importlib.import_module(f"{package}.ray_cluster"), name)
 
 SAMPLES = 128
 WORKERS = 8
@@ -110,10 +110,11 @@ def trained(
     """Train epochs of so many updates; return the times per update of each, in seconds."""
     strategy = Strategy("async", workers=workers)
     batches = list(torch.arange(updates * SAMPLES).split(SAMPLES))
+    places = modules["Places"](strategy.groups, servers=strategy.servers)
     lines = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        cluster(Places(strategy.groups, servers=strategy.servers)) as processes,
+        modules["cluster"](places) as processes,
     ):
         made = Coordinator(processes, strategy, model, build, make_optimizer, Path(folder) / "s")
         made.wait_for_workers()
@@ -235,7 +236,9 @@ def main() -> None:
         cells = []
         for lines in rounds.values():
             values = [line[what] for line in lines]
-            cells.append(f"{statistics.median(values):,.2f} ({min(values):,.2f}-{max(values):,.2f})")
+            cells.append(
+                f"{statistics.median(values):,.2f} ({min(values):,.2f}-{max(values):,.2f})"
+            )
         print(f"| {what}{unit} | " + " | ".join(cells) + " |")
 
 

@@ -5,7 +5,6 @@ import itertools
 import os
 import re
 import signal
-from typing import Any
 
 import pytest
 import torch
@@ -16,12 +15,11 @@ from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
-from fineprune.distributed.parameter_servers.events import Event, EventKind
-from fineprune.distributed.parameter_servers.ray_cluster import (
+from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind
+from fineprune.distributed.parameter_servers.placement import Places
+from fineprune.distributed.parameter_servers.processes import (
     LOST_NODE,
-    Call,
     Cluster,
-    Places,
     Process,
     cluster,
 )
@@ -291,23 +289,8 @@ def test_a_server_that_dies_before_the_training_is_named(tmp_path):
         trained(Strategy("sync", workers=1), tmp_path, optimizer=KilledAtBirth())
 
 
-def test_servers_are_reported_with_their_process_ids_also_if_calls_overtake_one_another(
-    tmp_path, monkeypatch
-):
-    servers: list[Process[Any]] = []
+def test_workers_and_servers_are_reported_with_their_process_ids(tmp_path):
     events: list[Event] = []
-    start_server, wait = Cluster.start_server, Cluster.wait
-
-    def noted(*arguments, **named):
-        servers.append(start_server(*arguments, **named))
-        return servers[-1]
-
-    def wait_for_the_start_first(cluster, calls, seconds=None):
-        late = [server.placed for server in servers if server.made in calls]
-        return wait(cluster, [call for call in calls if call not in late], seconds)
-
-    monkeypatch.setattr(Cluster, "start_server", noted)
-    monkeypatch.setattr(Cluster, "wait", wait_for_the_start_first)
     _, results = trained(Strategy("async", workers=1, servers=2), tmp_path, on_event=events.append)
     check_each_once(results)
     started = [event for event in events if event.kind is EventKind.STARTED]
@@ -315,19 +298,12 @@ def test_servers_are_reported_with_their_process_ids_also_if_calls_overtake_one_
     assert len({event.pid for event in started} - {None}) == 3
 
 
-class NeverRuns(Process[Any]):
-    """A process that is placed on a node after it was lost, and before this is noticed."""
-
-    def __init__(self):
-        self.placed, self.made = Call("placed"), Call("made")
-
-    def kill(self):
-        pass
-
-
 @pytest.mark.parametrize(("reason", "kind"), [(LOST_NODE, "stopped"), ("it crashed", "died")])
 def test_a_process_that_never_ran_on_a_lost_node_is_not_reported_as_dead(reason, kind, monkeypatch):
-    monkeypatch.setattr(Cluster, "start_worker", lambda *arguments: NeverRuns())
+    """It is placed on a node after the node was lost, and before this is noticed."""
+    never_ran = Process(ProcessKind.WORKER, 0, 1, None)
+    monkeypatch.setattr(Cluster, "start_worker", lambda *arguments: never_ran)
+    monkeypatch.setattr(Cluster, "kill", lambda *arguments: None)
     events: list[Event] = []
     made = object.__new__(Cluster)
     strategy = Strategy("async", workers=1)
@@ -376,8 +352,8 @@ def test_a_killed_synchronous_worker_changes_nothing(tmp_path):
 )
 def test_after_a_killed_server_every_batch_is_applied_once_or_named(tmp_path, mode, undone):
     optimizer = MakeOptimizer(tmp_path / "killed", 7)
-    strategy = Strategy(mode, workers=2, servers=2, undone_batches=undone)
-    _, results = trained(strategy, tmp_path, optimizer=optimizer, snapshot_every=4)
+    strategy = Strategy(mode, workers=2, servers=2, undone_batches=undone, snapshot_every=4)
+    _, results = trained(strategy, tmp_path, optimizer=optimizer)
     check_each_once(results)
     assert (tmp_path / "killed").exists()
     assert results[0].server_deaths == 1

@@ -7,6 +7,7 @@ servers were rolled back to another version than the reported one.
 """
 
 import contextlib
+import dataclasses
 import functools
 import io
 import itertools
@@ -31,7 +32,8 @@ ray = pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator  # noqa: E402
 from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind  # noqa: E402
-from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster  # noqa: E402
+from fineprune.distributed.parameter_servers.placement import Places  # noqa: E402
+from fineprune.distributed.parameter_servers.processes import cluster  # noqa: E402
 from fineprune.distributed.strategy import Strategy  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("running_ray")
@@ -219,6 +221,7 @@ class MakeOptimizer:
 @contextlib.contextmanager
 def training(strategy, folder, rows=1, snapshot_every=5):
     """Yield a coordinator whose workers have joined, its ``Orders`` and its ``Watch``."""
+    strategy = dataclasses.replace(strategy, snapshot_every=snapshot_every)
     orders = Orders(folder / "orders")
     watch = Watch()
     with cluster(Places(strategy.groups, strategy.group, strategy.servers)) as processes:
@@ -229,7 +232,6 @@ def training(strategy, folder, rows=1, snapshot_every=5):
             Build(rows, orders),
             MakeOptimizer(orders),
             folder / "snapshots",
-            snapshot_every=snapshot_every,
             on_event=watch,
         )
         server.wait_for_workers()

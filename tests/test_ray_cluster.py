@@ -11,8 +11,6 @@ import pytest
 
 pytest.importorskip("ray")
 
-from ray.exceptions import OutOfMemoryError
-
 from fineprune.distributed.parameter_servers.ray_cluster import (
     Call,
     Cluster,
@@ -22,6 +20,8 @@ from fineprune.distributed.parameter_servers.ray_cluster import (
     nodes_for_servers,
     ray_session,
 )
+from ray.exceptions import OutOfMemoryError
+
 from fineprune.errors import RunError
 
 

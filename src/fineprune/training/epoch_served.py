@@ -30,10 +30,6 @@ from fineprune.training.train_state import (
     unpacked_servers,
 )
 
-# The number of updates between two snapshots of the servers. If a server dies, the updates since
-# its last snapshot are lost.
-_SNAPSHOT_EVERY = 50
-
 
 @contextlib.contextmanager
 def served_training(
@@ -53,7 +49,8 @@ def served_training(
     """
     # Imported here because Ray is an optional dependency.
     from fineprune.distributed.parameter_servers.coordinator import Coordinator
-    from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
+    from fineprune.distributed.parameter_servers.placement import Places
+    from fineprune.distributed.parameter_servers.processes import cluster
 
     strategy = recipe.distributed
     state = build_state(recipe, ranks, saved)
@@ -77,7 +74,6 @@ def served_training(
             ),
             functools.partial(build_optimizer, settings=recipe.training),
             folder.resolve() / "servers",
-            snapshot_every=_SNAPSHOT_EVERY,
             state=None if saved is None else unpacked_servers(saved["servers"]),
         )
         try:

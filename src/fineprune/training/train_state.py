@@ -330,8 +330,17 @@ def _packed_servers(servers: dict[str, Any]) -> dict[str, Any]:
         "servers": [
             torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in servers["servers"]
         ],
-        "buffers": {name: torch.from_numpy(np.array(b)) for name, b in servers["buffers"].items()},
+        "buffers": _tensors(servers["buffers"]),
+        "random": [state and _tensors(state) for state in servers["random"]],
     }
+
+
+def _tensors(arrays: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+
+
+def _arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def unpacked_servers(packed: dict[str, Any]) -> dict[str, Any]:
@@ -339,7 +348,8 @@ def unpacked_servers(packed: dict[str, Any]) -> dict[str, Any]:
     return {
         "layout": packed["layout"],
         "servers": [part.numpy().tobytes() for part in packed["servers"]],
-        "buffers": {name: buffer.numpy() for name, buffer in packed["buffers"].items()},
+        "buffers": _arrays(packed["buffers"]),
+        "random": [state and _arrays(state) for state in packed["random"]],
     }
 
 

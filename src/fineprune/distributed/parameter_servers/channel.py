@@ -5,8 +5,8 @@ A channel is a TCP connection with the framing and the authentication of
 anything else is read. The key is random, and processes receive it from Ray when they are started.
 After that, messages are neither signed nor encrypted, so channels need a trusted network.
 
-The end of a channel shows that the process at its other end has died, however that happened. It does
-not show that a process hangs.
+The end of a channel shows that the process at its other end has died, however that happened. A
+process that hangs does not end its channel.
 """
 
 import contextlib

@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -186,8 +186,7 @@ class Update:
 
     def __post_init__(self) -> None:
         self.contributions = [
-            Contribution(BatchKey(*key), reader, share)
-            for key, reader, share in self.contributions
+            Contribution(BatchKey(*key), reader, share) for key, reader, share in self.contributions
         ]
 
 
@@ -278,7 +277,7 @@ Message: TypeAlias = (
     | Values
     | Pong
 )
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in Message.__args__}  # type: ignore[attr-defined]
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:
