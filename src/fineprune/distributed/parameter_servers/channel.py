@@ -6,7 +6,7 @@ anything else is read. The key is random, and processes receive it from Ray when
 After that, messages are neither signed nor encrypted, so channels need a trusted network.
 
 The end of a channel shows that the process at its other end has died, however that happened. A
-process that hangs does not end its channel.
+process that hangs does not end its channel, but answers no pings.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import threading
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 
-from fineprune.distributed.parameter_servers.messages import Message, decode, encode
+from fineprune.distributed.parameter_servers.messages import Message, Ping, Pong, decode, encode
 
 # How long the other end may take to connect and to prove that it knows the key.
 _GREETING_SECONDS = 10.0
@@ -70,6 +70,46 @@ class Channel:
     def close(self) -> None:
         """Close this end. The other end gets ``ChannelClosed``."""
         self._connection.close()
+
+
+class AnsweringChannel(Channel):
+    """The end of a channel in a worker or a server: a thread receives messages and answers pings.
+
+    Therefore pings are answered even while this process builds a replica or computes. Several
+    threads may send.
+
+    Args:
+        connection: The connection. Both ends have proved that they know the key.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection)
+        self._sending = threading.Lock()
+        self._received: queue.SimpleQueue[Message | ChannelClosed] = queue.SimpleQueue()
+        threading.Thread(target=self._answer, name="pings", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Send a message, as in ``Channel``."""
+        with self._sending:
+            super().send(message)
+
+    def receive(self) -> Message:
+        """Wait for a message that is no ping, and return it, as in ``Channel``."""
+        received = self._received.get()
+        if isinstance(received, ChannelClosed):
+            raise received
+        return received
+
+    def _answer(self) -> None:
+        try:
+            while True:
+                message = super().receive()
+                if isinstance(message, Ping):
+                    self.send(Pong())
+                else:
+                    self._received.put(message)
+        except ChannelClosed as error:
+            self._received.put(error)
 
 
 class Listener:
@@ -132,7 +172,7 @@ class Listener:
             self._waking.send(b"!")
 
 
-def join_channel(address: tuple[str, int], key: bytes) -> Channel:
+def join_channel(address: tuple[str, int], key: bytes) -> AnsweringChannel:
     """Connect to the listener of the coordinator.
 
     Raises:
@@ -146,7 +186,7 @@ def join_channel(address: tuple[str, int], key: bytes) -> Channel:
         deliver_challenge(connection, key)
     except (AuthenticationError, EOFError, OSError) as error:
         raise ChannelClosed(f"the coordinator does not answer: {error}") from None
-    return Channel(connection)
+    return AnsweringChannel(connection)
 
 
 def _connection(connected: socket.socket) -> Connection:

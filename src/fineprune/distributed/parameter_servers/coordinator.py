@@ -305,8 +305,13 @@ class Coordinator:
         return self._servers.saved
 
     def _settle(self) -> None:
-        """Run the loop until all servers have executed all updates and written a snapshot."""
-        while not self._settled():
+        """Run the loop until all servers have executed all updates and written a snapshot.
+
+        A server that died before is noticed, because each has to answer.
+        """
+        for server in self._servers.processes:
+            server.ping()
+        while not self._settled() or any(server.pinged for server in self._servers.processes):
             self._go_on()
 
     def _ask(self, groups: Sequence[WorkerGroup]) -> list[Arrays | None]:

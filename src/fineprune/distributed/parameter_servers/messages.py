@@ -4,7 +4,7 @@ A message is a JSON text, preceded by its length and followed by the bytes of th
 message is unpickled.
 
 The first messages of a process are ``Hello``, when it runs, and ``Ready``, when what it holds has
-been built. After that, it answers requests in the order in which they come.
+been built. After that, it executes requests in the order in which they come.
 """
 
 import json
@@ -54,6 +54,16 @@ class Hello:
 @dataclass
 class Ready:
     """The process has built its replica or its part of the parameters."""
+
+
+@dataclass
+class Ping:
+    """Answer ``Pong`` at once, even while another request is executed."""
+
+
+@dataclass
+class Pong:
+    """The answer to ``Ping``."""
 
 
 # -- to a worker ----------------------------------------------------------------------------------
@@ -216,11 +226,6 @@ class Read:
     """Return the parameters: ``Values``."""
 
 
-@dataclass
-class Ping:
-    """Answer ``Pong``, which shows that the server executes requests."""
-
-
 # -- from a server --------------------------------------------------------------------------------
 
 
@@ -247,11 +252,6 @@ class Values:
     """The server's part of the parameters, shape (elements of the part,)."""
 
     part: Array
-
-
-@dataclass
-class Pong:
-    """The answer to ``Ping``."""
 
 
 Message: TypeAlias = (

@@ -10,7 +10,7 @@ import re
 import selectors
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, Protocol
 
@@ -31,7 +31,7 @@ from fineprune.distributed.parameter_servers.channel import (
     join_channel,
 )
 from fineprune.distributed.parameter_servers.events import ProcessKind, Report, reporter
-from fineprune.distributed.parameter_servers.messages import Hello, Message, Ready
+from fineprune.distributed.parameter_servers.messages import Hello, Message, Ping, Pong, Ready
 from fineprune.distributed.parameter_servers.placement import Placement, Places
 from fineprune.distributed.parameter_servers.ray_session import RayHealth, ray_session, within
 from fineprune.errors import InputError, first_line
@@ -100,10 +100,6 @@ class _Host:
             channel.send(Ready())
             held.serve(channel)
 
-    @ray.method(concurrency_group="ping")
-    def ping(self) -> None:
-        """Return at once, also while ``run`` computes, because pings have a separate thread."""
-
 
 class Process:
     """A process of the training, as the coordinator sees it.
@@ -112,12 +108,16 @@ class Process:
         kind: The role of the process.
         index: The worker's rank, or the server's index.
         location: Where the process runs; None until it runs. Until then, it may wait for CPUs.
+        pinged: Whether it has not answered the last ping.
+        silence: The number of seconds since this ping.
     """
 
     def __init__(self, kind: ProcessKind, index: int, number: int, actor: Any) -> None:
         self.kind = kind
         self.index = index
         self.location: Location | None = None
+        self.pinged = False
+        self.silence = 0.0
         self._number = number
         self._actor = actor
         self._end: Any = None  # Ray's reference to the end of the process
@@ -134,6 +134,12 @@ class Process:
                 self._channel.send(message)
             except ChannelClosed:
                 self._unreachable = True
+
+    def ping(self) -> None:
+        """Ping the process, if it runs and has answered the last ping."""
+        if self._channel is not None and not self.pinged:
+            self.pinged = True
+            self.send(Ping())
 
 
 class Cluster:
@@ -203,9 +209,15 @@ class Cluster:
             if process._channel is None:
                 continue  # It was killed because of an earlier message.
             try:
-                came.append((process, process._channel.receive()))
+                message = process._channel.receive()
             except ChannelClosed:
                 came.append((process, self._ended(process)))
+                continue
+            process.silence = 0.0
+            if isinstance(message, Pong):
+                process.pinged = False
+            else:
+                came.append((process, message))
         if time.monotonic() - self._looked >= _LOOK_SECONDS:
             self._looked = time.monotonic()
             self._health.check()
@@ -215,13 +227,13 @@ class Cluster:
             came += [(ends[end], self._ended(ends[end])) for end in ended]
         return came
 
-    def silent(self, processes: Iterable[Process], seconds: float) -> set[Process]:
-        """Return the processes that run, but do not answer a ping within so many seconds."""
-        pings = {p._actor.ping.remote(): p for p in processes if p.location is not None}
-        if not pings:
-            return set()
-        _, left = ray.wait(list(pings), num_returns=len(pings), timeout=seconds)
-        return {pings[ping] for ping in left}
+    def add_silence(self, seconds: float) -> None:
+        """Add to the time for which processes have not answered pings, and ping the others."""
+        for process in self._processes.values():
+            if process.pinged:
+                process.silence += seconds
+            else:
+                process.ping()
 
     def kill(self, process: Process) -> None:
         """Kill a process; do nothing if it is dead. ``poll`` returns nothing of it any more."""
@@ -256,12 +268,8 @@ class Cluster:
         build: Callable[..., Served],
         arguments: Sequence[Any],
     ) -> Process:
-        remote: Any = ray.remote  # its type does not declare concurrency groups
-        actor = (
-            remote(concurrency_groups={"ping": 1})(_Host)
-            .options(**options)
-            .remote(self._placement.places.threads)
-        )
+        host: Any = ray.remote(_Host)
+        actor = host.options(**options).remote(self._placement.places.threads)
         self._started += 1
         process = Process(kind, index, self._started, actor)
         address, key = self._listener.address, self._listener.key

@@ -26,11 +26,11 @@ from fineprune.errors import RunError
 _FRUITLESS_DEATHS = 3
 # How long after a link broke the end of a channel may come that explains it.
 _GRACE_SECONDS = 1.0
-# A process that does not answer for this many seconds counts as silent, even on a busy node.
-_PROBE_SECONDS = 5.0
-# If a server does not answer for this many seconds, workers may be silent because of it.
+# A process that does not answer for this many seconds may be the reason why others wait.
 _SUSPECT_SECONDS = 2.0
-_NO_ANSWER = f"killed because it did not answer for {_PROBE_SECONDS:g} s"
+# A process whose links broke and that does not answer for this many seconds counts as dead, even on
+# a busy node.
+_SILENT_SECONDS = 5.0
 
 
 class Recovery:
@@ -89,10 +89,9 @@ class Recovery:
         Raises:
             RunError: A process died repeatedly, without progress in between.
         """
-        for index in self._servers.add_silence(seconds):
-            self._server_died(
-                index, f"killed because it was silent for {self._servers.silence:.0f} s"
-            )
+        self._cluster.add_silence(seconds)
+        for index, reason in self._servers.hanging(seconds).items():
+            self._server_died(index, reason)
         for group in self._groups:
             if group.phase is GroupPhase.BROKEN:
                 self._explain(group)
@@ -110,7 +109,7 @@ class Recovery:
         for group in self._groups:
             if group.phase is GroupPhase.CONNECTING:
                 # It may be waiting for the dead server to make a link, which cannot be aborted.
-                silent = dict.fromkeys(group.silent(_PROBE_SECONDS), _NO_ANSWER)
+                silent = dict.fromkeys(_silent(group), "killed because it did not answer")
                 self._replace(group, silent, "a server died")
             else:
                 self.epoch.ledger.orphan(group.index)
@@ -130,21 +129,17 @@ class Recovery:
             return
         if self._servers.silence < _SUSPECT_SECONDS:
             place, reason = group.broken
-            silent = dict.fromkeys(group.silent(_PROBE_SECONDS), _NO_ANSWER)
-            self._replace(group, silent or {place: reason}, reason)
-        elif seconds >= _PROBE_SECONDS:
+            self._replace(group, dict.fromkeys(_silent(group) or [place], reason), reason)
+        elif self._servers.silence >= _SILENT_SECONDS:
             reason = "killed because a link to it broke and it did not answer"
             self._server_died(self._servers.most_silent, reason)
 
     def _end_silence(self, group: WorkerGroup) -> None:
         """Restart a group that was silent for too long."""
         reason = f"killed because it was silent for {group.patience} while {group.phase.value}"
-        dead = dict.fromkeys(group.silent(_PROBE_SECONDS), reason)
-        if not dead and group.leaves:
-            reason = "it did not leave its process group"
-        elif not dead:
-            dead = {group.owing[0]: reason}
-        self._replace(group, dead, reason)
+        # Members that leave their process group may wait for one another for ever.
+        dead = _silent(group) or ([] if group.leaves else group.owing[:1])
+        self._replace(group, dict.fromkeys(dead, reason), reason)
 
     def _replace(self, group: WorkerGroup, dead: Mapping[int, str], reason: str) -> None:
         """Restart a group, and queue its batch again.
@@ -182,3 +177,9 @@ class Recovery:
             self._reported = self._waited
             reason = f"{self._waited:.0f} s so far for {', '.join(unplaced)}, on {available()}"
             self._report(Event(EventKind.WAITING, reason=reason))
+
+
+def _silent(group: WorkerGroup) -> list[int]:
+    """Return the places of the members of a group that do not answer pings."""
+    processes = enumerate(group.processes)
+    return [place for place, one in processes if one.silence >= _SUSPECT_SECONDS]

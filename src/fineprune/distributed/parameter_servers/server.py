@@ -28,8 +28,6 @@ from fineprune.distributed.parameter_servers.messages import (
     Contribution,
     Forget,
     Message,
-    Ping,
-    Pong,
     Read,
     Restore,
     Restored,
@@ -140,8 +138,6 @@ class ParameterServer:
                 return Restored()
             case Read():
                 return Values(self._parameters.numpy())
-            case Ping():
-                return Pong()
             case _:
                 raise TypeError(f"expected a request to a server, got {request!r}")
         return None

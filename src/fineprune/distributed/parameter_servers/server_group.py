@@ -21,8 +21,6 @@ from fineprune.distributed.parameter_servers.messages import (
     Forget,
     Hello,
     Message,
-    Ping,
-    Pong,
     Read,
     Ready,
     Restore,
@@ -53,7 +51,6 @@ class _Server:
         patience: The silence of the process.
         started: Whether the process holds its part of the parameters.
         restores: The number of requests to restore that it has not answered.
-        pinged: Whether it has not answered the last ping.
         part: Its answer to ``read``.
         starts: The number of processes of this server that have started so far.
         fruitless_deaths: The number of deaths since the parameters last got beyond their furthest
@@ -64,7 +61,6 @@ class _Server:
     patience: Patience
     started: bool = False
     restores: int = 0
-    pinged: bool = False
     part: Array | None = None
     starts: int = 0
     fruitless_deaths: int = 0
@@ -140,12 +136,12 @@ class ServerGroup:
     @property
     def silence(self) -> float:
         """For how many seconds the most silent server has not answered."""
-        return self._servers[self.most_silent].patience.silence
+        return self._servers[self.most_silent].process.silence
 
     @property
     def most_silent(self) -> int:
         """The index of the server that has not answered for the longest time."""
-        silence = [server.patience.silence for server in self._servers]
+        silence = [server.process.silence for server in self._servers]
         return silence.index(max(silence))
 
     @property
@@ -228,27 +224,24 @@ class ServerGroup:
                 self._note_snapshot(message.number, index)
             case Values():
                 server.part = message.part
-            case Pong():
-                server.pinged = False
             case _:
                 raise TypeError(f"expected a message of a server, got {message!r}")
         self._expect(index)
 
-    def add_silence(self, seconds: float) -> list[int]:
-        """Add to the time for which servers have been silent, and ping them.
+    def hanging(self, seconds: float) -> dict[int, str]:
+        """Return the servers that hang, each with the reason.
 
-        Returns:
-            The indices of the servers that hang.
+        Args:
+            seconds: The time since the last call.
         """
-        hanging = []
+        found = {}
         for index, server in enumerate(self._servers):
+            silence = server.process.silence
             if server.patience.ends(seconds):
-                hanging.append(index)
-            elif server.started and not server.pinged:
-                server.pinged = True
-                server.process.send(Ping())
-                self._expect(index)
-        return hanging
+                found[index] = f"killed because it had not answered for {server.patience}"
+            elif server.started and silence > self._strategy.silence_seconds:
+                found[index] = f"killed because it was silent for {silence:.0f} s"
+        return found
 
     # -- deaths and rollbacks -------------------------------------------------------------------
 
@@ -329,8 +322,6 @@ class ServerGroup:
         writes = any(index in missing for _, missing in self._snapshots.values())
         if not server.started or server.restores or writes:
             server.patience.expect(self._strategy.startup_seconds)
-        elif server.pinged:
-            server.patience.expect()
         else:
             server.patience.rest()
 

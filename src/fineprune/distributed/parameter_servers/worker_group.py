@@ -195,8 +195,9 @@ class WorkerGroup:
     def reconnect(self) -> None:
         """Make new links, as soon as the members have ended their step."""
         self._begin_generation()
-        if self.owing and self.leaves:
-            self.patience.expect(max(_LEAVE_SECONDS, 2 * self.patience.step))
+        if self.owing and self.built:
+            limit = max(_LEAVE_SECONDS, 2 * self.patience.step) if self.leaves else None
+            self.patience.expect(limit)
 
     def connect(self) -> None:
         """Make the links to the servers, and the process group of the members."""
@@ -224,11 +225,6 @@ class WorkerGroup:
         """Kill all processes without a report."""
         for member in self._members:
             self._cluster.kill(member)
-
-    def silent(self, seconds: float) -> list[int]:
-        """Return the places of the members that do not answer within so many seconds."""
-        silent = self._cluster.silent(self._members, seconds)
-        return [place for place, member in enumerate(self._members) if member in silent]
 
     # -- steps ----------------------------------------------------------------------------------
 
