@@ -245,6 +245,22 @@ def test_a_checkpoint_can_be_resumed_with_another_number_of_ranks(
     assert [line["samples"] for line in metrics] == [192, 256, 192, 256]
 
 
+def test_no_sample_of_a_checkpoint_is_lost_on_three_ranks(torchrun, tmp_path, monkeypatch):
+    """One process has trained 64 samples of epoch 1. Each of three ranks trains 65 more.
+
+    These repeat three of the 192 samples that are left, so that all ranks have equally many.
+    """
+    folder = tmp_path / "run"
+    recipe = make_recipe(RECIPE, ["run.checkpoint_steps=1"])
+    train_until(checkpoint_number(8, inside=True), recipe, folder, monkeypatch)
+    assert load_checkpoint(folder / "checkpoint.pt")["epoch_so_far"]["samples"] == 64
+    done = torchrun(folder, 3, resume=True)
+    assert done.returncode == 0, done.stderr
+    metrics = read_metrics(folder / "metrics.jsonl")
+    assert [line["samples"] for line in metrics[:2]] == [192, 64 + 3 * 65]
+    assert [line["forward_samples"] for line in metrics[:2]] == [192, 64 + 3 * 65]
+
+
 def test_an_error_on_rank_0_is_reported_by_all_ranks(two_ranks, torchrun):
     folder, _ = two_ranks
     done = torchrun(folder, 2)
