@@ -5,6 +5,8 @@ import itertools
 import os
 import re
 import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -312,6 +314,53 @@ def test_a_process_that_never_ran_on_a_lost_node_is_not_reported_as_dead(reason,
     group.start({})
     group.end({0: reason}, "")
     assert [event.kind.value for event in events] == [kind]
+
+
+class Loads(Replica):
+    """Its steps wait until another batch is being loaded, as long as there are further batches."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.batches = batches
+        self.loaded = []
+        self.loading = threading.Condition()
+
+    def load(self, key, indices):
+        with self.loading:
+            self.loaded.append(key)
+            self.loading.notify_all()
+        return super().load(key, indices)
+
+    def step(self, batch, weights):
+        further = batch[0].batch + 1 < self.batches
+        with self.loading:
+            if not self.loading.wait_for(lambda: self.loaded[-1] != batch[0] or not further, 30):
+                raise RuntimeError("no batch is loaded during this step")
+        return super().step(batch, weights)
+
+
+class MakeLoads:
+    def __call__(self, rank):
+        return Loads(SAMPLES // BATCH)
+
+
+def test_the_next_batch_is_loaded_during_a_step(tmp_path):
+    alone, _ = trained_alone(2, BATCH, rate)
+    served, _ = trained(Strategy("async", workers=1), tmp_path, build=MakeLoads())
+    assert torch.equal(served, alone)
+
+
+class SlowToStart(MakeOptimizer):
+    def __call__(self, parameters):
+        time.sleep(8)
+        return super().__call__(parameters)
+
+
+def test_a_server_that_takes_long_to_start_is_not_killed_as_silent(tmp_path):
+    strategy = Strategy("async", workers=1, silence_seconds=4)
+    _, results = trained(strategy, tmp_path, optimizer=SlowToStart())
+    check_each_once(results)
+    assert [result.server_deaths for result in results] == [0, 0]
 
 
 class Failing(Replica):

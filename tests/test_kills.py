@@ -538,6 +538,28 @@ def test_a_process_that_hangs_is_replaced_and_a_slow_start_is_none(tmp_path):
         check(strategy, server, results)
 
 
+def test_a_worker_that_hangs_while_servers_recover_is_counted(tmp_path):
+    """It hangs when one server is back, and then the other one dies, which restarts the worker."""
+    strategy = Strategy("sync", workers=2, servers=2)
+    with training(strategy, tmp_path) as (server, _, watch):
+
+        def hang(event):
+            if event.kind is EventKind.RESTARTED and event.process is SERVER:
+                watch.react = lambda event: None
+                watch.send(signal.SIGSTOP, WORKER, 0)
+                # Until then, the worker has not answered for so long that it counts as silent.
+                threading.Timer(4, watch.send, [signal.SIGKILL, SERVER, 1]).start()
+
+        def kill_the_first():
+            watch.send(signal.SIGKILL, SERVER, 0)
+            watch.react = hang
+
+        watch.once(EventKind.LEASED, BatchKey(0, 10), kill_the_first)
+        result = server.run_epoch(0, batches_of(0), rate)
+        assert (result.worker_deaths, result.server_deaths) == (1, 2)
+        check(strategy, server, [result])
+
+
 @pytest.mark.parametrize("shared", ["async"], indirect=True)
 def test_a_worker_that_hangs_holds_nobody_up(shared):
     """Both workers read the same version; the second reads again before the first has received."""

@@ -29,8 +29,8 @@ from fineprune.pruning.random_streams import stream
 from fineprune.training.own_data import (
     EpochIndices,
     PlainSamples,
+    SampleFetcher,
     evaluation_loader,
-    fetch,
     labels_of,
     load_own,
     number_of_classes,
@@ -79,6 +79,8 @@ class Data:
             the names of image files with their labels; None for other data.
         images_digest: The digest of the index of the training images if they are files; None for
             other data.
+        fetch_overlaps: Whether the function that ``make_fetch`` builds may be called in another
+            thread while a step is computed.
     """
 
     train: Any
@@ -95,6 +97,7 @@ class Data:
     wrong: npt.NDArray[np.bool_] | None = None
     labels_digest: str | None = None
     images_digest: str | None = None
+    fetch_overlaps: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,14 +254,21 @@ def _own_data(recipe: Recipe) -> Data:
             pin_memory=run.device.startswith("cuda"),
         )
 
-    def fetch_batch(index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = fetch(train, run.seed, index, epoch)
-        return x.to(run.device), y.to(run.device)
+    def make_fetch() -> Fetch:
+        load = SampleFetcher(train, run.seed, settings.workers)
+
+        def fetch(index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+            x, y = load(index, epoch)
+            return x.to(run.device), y.to(run.device)
+
+        return fetch
 
     return Data(
         train=train,
         make_loader=make_loader,
-        make_fetch=lambda: fetch_batch,
+        make_fetch=make_fetch,
+        # In this process, transforms draw from the same generators as a step.
+        fetch_overlaps=settings.workers > 0,
         evaluation=evaluation_loader(evaluated, size),
         evaluated_on="validation" if settings.validation else "test",
         watched=(watched, evaluation_loader(plain, size, watched) if watched else ()),
