@@ -1,12 +1,12 @@
 """Training with parameter servers in several processes equals training in one process."""
 
 import contextlib
+import ctypes
 import itertools
 import os
 import re
 import signal
 import threading
-import time
 
 import pytest
 import torch
@@ -351,8 +351,10 @@ def test_the_next_batch_is_loaded_during_a_step(tmp_path):
 
 
 class SlowToStart(MakeOptimizer):
+    """It does not let other threads run, as the import of a large library may."""
+
     def __call__(self, parameters):
-        time.sleep(8)
+        ctypes.PyDLL(None).sleep(8)
         return super().__call__(parameters)
 
 
