@@ -29,7 +29,7 @@ _LONGEST = (
     "test_compare",
     "test_all_reduce",
     "test_scale",
-    "test_ray_cluster",
+    "test_ray_session",
     "test_epoch_served",
     "test_slurm",
     "test_lightning",
