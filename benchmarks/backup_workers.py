@@ -25,7 +25,9 @@ from torch import nn
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
-from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster, ray_session
+from fineprune.distributed.parameter_servers.placement import Places
+from fineprune.distributed.parameter_servers.processes import cluster
+from fineprune.distributed.parameter_servers.ray_session import ray_session
 from fineprune.distributed.strategy import Strategy
 from fineprune.training.hardware import describe
 

@@ -29,7 +29,7 @@ _LONGEST = (
     "test_compare",
     "test_all_reduce",
     "test_scale",
-    "test_ray_cluster",
+    "test_ray_session",
     "test_epoch_served",
     "test_slurm",
     "test_lightning",
@@ -128,7 +128,7 @@ def preloaded_ray_workers(request):
 def running_ray(request, preloaded_ray_workers):
     """Ray with eight places, for a file's tests."""
     ray = pytest.importorskip("ray")
-    from fineprune.distributed.parameter_servers.ray_cluster import ray_session
+    from fineprune.distributed.parameter_servers.ray_session import ray_session
 
     # Workers do not import tests.
     ray.cloudpickle.register_pickle_by_value(request.module)

@@ -101,11 +101,12 @@ def torchrun_command(python, python_file):
         yield functools.partial(command_of_ranks, python)
 
 
-def command_of_ranks(python, folder, ranks, *changes, resume=False):
+def command_of_ranks(python, folder, ranks, *changes, resume=False, restarts=0):
     text = make_recipe(RECIPE, changes).to_toml()
     recipe = folder.parent / f"{folder.name}.toml"
     recipe.write_text(text)
     command = [*python, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    command += [f"--max-restarts={restarts}"]
     # A store of this run alone, on a port that is free.
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
     command += ["-m", "fineprune", "train", str(recipe), "--out", str(folder), "--json"]
@@ -245,11 +246,48 @@ def test_a_checkpoint_can_be_resumed_with_another_number_of_ranks(
     assert [line["samples"] for line in metrics] == [192, 256, 192, 256]
 
 
+def test_no_sample_of_a_checkpoint_is_lost_on_three_ranks(torchrun, tmp_path, monkeypatch):
+    """One process has trained 64 samples of epoch 1. Each of three ranks trains 65 more.
+
+    These repeat three of the 192 samples that are left, so that all ranks have equally many.
+    """
+    folder = tmp_path / "run"
+    recipe = make_recipe(RECIPE, ["run.checkpoint_steps=1"])
+    train_until(checkpoint_number(8, inside=True), recipe, folder, monkeypatch)
+    assert load_checkpoint(folder / "checkpoint.pt")["epoch_so_far"]["samples"] == 64
+    done = torchrun(folder, 3, resume=True)
+    assert done.returncode == 0, done.stderr
+    metrics = read_metrics(folder / "metrics.jsonl")
+    assert [line["samples"] for line in metrics[:2]] == [192, 64 + 3 * 65]
+    assert [line["forward_samples"] for line in metrics[:2]] == [192, 64 + 3 * 65]
+
+
 def test_an_error_on_rank_0_is_reported_by_all_ranks(two_ranks, torchrun):
     folder, _ = two_ranks
     done = torchrun(folder, 2)
     assert done.returncode != 0
     assert done.stderr.count("expected a new folder for the run") == 2
+
+
+def test_ranks_that_are_restarted_continue(torchrun_command, tmp_path):
+    """The process that is killed is rank 0, whose number is in the lock of the folder."""
+    folder = tmp_path / "run"
+    changes = ("training.epochs=60", "training.milestones=[]")
+    command = torchrun_command(folder, 2, *changes, resume=True, restarts=2)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    killed = 0
+    deadline = time.monotonic() + 240
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+        if killed < 2 and len(read_metrics(folder / "metrics.jsonl")) > 15 * (killed + 1):
+            os.kill(int((folder / ".lock").read_text()), signal.SIGKILL)
+            killed += 1
+    try:
+        assert (killed, process.poll()) == (2, 0)
+    finally:
+        process.terminate()
+        process.wait()
+    assert [line["epoch"] for line in read_metrics(folder / "metrics.jsonl")] == list(range(60))
 
 
 def leave_before_the_model(rank, port):

@@ -1,11 +1,12 @@
 """Training with parameter servers in several processes equals training in one process."""
 
 import contextlib
+import ctypes
 import itertools
 import os
 import re
 import signal
-from typing import Any
+import threading
 
 import pytest
 import torch
@@ -16,12 +17,11 @@ from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
-from fineprune.distributed.parameter_servers.events import Event, EventKind
-from fineprune.distributed.parameter_servers.ray_cluster import (
+from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind
+from fineprune.distributed.parameter_servers.placement import Places
+from fineprune.distributed.parameter_servers.processes import (
     LOST_NODE,
-    Call,
     Cluster,
-    Places,
     Process,
     cluster,
 )
@@ -291,23 +291,8 @@ def test_a_server_that_dies_before_the_training_is_named(tmp_path):
         trained(Strategy("sync", workers=1), tmp_path, optimizer=KilledAtBirth())
 
 
-def test_servers_are_reported_with_their_process_ids_also_if_calls_overtake_one_another(
-    tmp_path, monkeypatch
-):
-    servers: list[Process[Any]] = []
+def test_workers_and_servers_are_reported_with_their_process_ids(tmp_path):
     events: list[Event] = []
-    start_server, wait = Cluster.start_server, Cluster.wait
-
-    def noted(*arguments, **named):
-        servers.append(start_server(*arguments, **named))
-        return servers[-1]
-
-    def wait_for_the_start_first(cluster, calls, seconds=None):
-        late = [server.placed for server in servers if server.made in calls]
-        return wait(cluster, [call for call in calls if call not in late], seconds)
-
-    monkeypatch.setattr(Cluster, "start_server", noted)
-    monkeypatch.setattr(Cluster, "wait", wait_for_the_start_first)
     _, results = trained(Strategy("async", workers=1, servers=2), tmp_path, on_event=events.append)
     check_each_once(results)
     started = [event for event in events if event.kind is EventKind.STARTED]
@@ -315,19 +300,12 @@ def test_servers_are_reported_with_their_process_ids_also_if_calls_overtake_one_
     assert len({event.pid for event in started} - {None}) == 3
 
 
-class NeverRuns(Process[Any]):
-    """A process that is placed on a node after it was lost, and before this is noticed."""
-
-    def __init__(self):
-        self.placed, self.made = Call("placed"), Call("made")
-
-    def kill(self):
-        pass
-
-
 @pytest.mark.parametrize(("reason", "kind"), [(LOST_NODE, "stopped"), ("it crashed", "died")])
 def test_a_process_that_never_ran_on_a_lost_node_is_not_reported_as_dead(reason, kind, monkeypatch):
-    monkeypatch.setattr(Cluster, "start_worker", lambda *arguments: NeverRuns())
+    """It is placed on a node after the node was lost, and before this is noticed."""
+    never_ran = Process(ProcessKind.WORKER, 0, 1, None)
+    monkeypatch.setattr(Cluster, "start_worker", lambda *arguments: never_ran)
+    monkeypatch.setattr(Cluster, "kill", lambda *arguments: None)
     events: list[Event] = []
     made = object.__new__(Cluster)
     strategy = Strategy("async", workers=1)
@@ -336,6 +314,55 @@ def test_a_process_that_never_ran_on_a_lost_node_is_not_reported_as_dead(reason,
     group.start({})
     group.end({0: reason}, "")
     assert [event.kind.value for event in events] == [kind]
+
+
+class Loads(Replica):
+    """Its steps wait until another batch is being loaded, as long as there are further batches."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.batches = batches
+        self.loaded = []
+        self.loading = threading.Condition()
+
+    def load(self, key, indices):
+        with self.loading:
+            self.loaded.append(key)
+            self.loading.notify_all()
+        return super().load(key, indices)
+
+    def step(self, batch, weights):
+        further = batch[0].batch + 1 < self.batches
+        with self.loading:
+            if not self.loading.wait_for(lambda: self.loaded[-1] != batch[0] or not further, 30):
+                raise RuntimeError("no batch is loaded during this step")
+        return super().step(batch, weights)
+
+
+class MakeLoads:
+    def __call__(self, rank):
+        return Loads(SAMPLES // BATCH)
+
+
+def test_the_next_batch_is_loaded_during_a_step(tmp_path):
+    alone, _ = trained_alone(2, BATCH, rate)
+    served, _ = trained(Strategy("async", workers=1), tmp_path, build=MakeLoads())
+    assert torch.equal(served, alone)
+
+
+class SlowToStart(MakeOptimizer):
+    """It does not let other threads run, as the import of a large library may."""
+
+    def __call__(self, parameters):
+        ctypes.PyDLL(None).sleep(8)
+        return super().__call__(parameters)
+
+
+def test_a_server_that_takes_long_to_start_is_not_killed_as_silent(tmp_path):
+    strategy = Strategy("async", workers=1, silence_seconds=4)
+    _, results = trained(strategy, tmp_path, optimizer=SlowToStart())
+    check_each_once(results)
+    assert [result.server_deaths for result in results] == [0, 0]
 
 
 class Failing(Replica):
@@ -376,8 +403,8 @@ def test_a_killed_synchronous_worker_changes_nothing(tmp_path):
 )
 def test_after_a_killed_server_every_batch_is_applied_once_or_named(tmp_path, mode, undone):
     optimizer = MakeOptimizer(tmp_path / "killed", 7)
-    strategy = Strategy(mode, workers=2, servers=2, undone_batches=undone)
-    _, results = trained(strategy, tmp_path, optimizer=optimizer, snapshot_every=4)
+    strategy = Strategy(mode, workers=2, servers=2, undone_batches=undone, snapshot_every=4)
+    _, results = trained(strategy, tmp_path, optimizer=optimizer)
     check_each_once(results)
     assert (tmp_path / "killed").exists()
     assert results[0].server_deaths == 1

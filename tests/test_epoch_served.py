@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -228,6 +229,125 @@ def test_a_run_stopped_inside_an_epoch_gives_the_same_bits_after_resuming(synchr
     for part, whole in zip(metrics(tmp_path / "parts"), metrics(undisturbed), strict=True):
         for name in ("train_loss", "samples", "steps", "lr", "test_accuracy"):
             assert part[name] == whole[name]
+
+
+def test_a_stop_before_the_first_update_leaves_no_staleness(synchronous, tmp_path):
+    served, undisturbed = synchronous
+
+    def terminate(metrics):
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        train(served, tmp_path / "parts", on_epoch=terminate)
+    saved = torch.load(tmp_path / "parts/checkpoint.pt", weights_only=True)
+    report = saved["epoch_so_far"]["distributed"]
+    assert (report["staleness"], report["staleness_mean"], report["applied"]) == ([], None, 0)
+    train(served, tmp_path / "parts", resume=True)
+    assert torch.equal(weights(tmp_path / "parts"), weights(undisturbed))
+    for part, whole in zip(metrics(tmp_path / "parts"), metrics(undisturbed), strict=True):
+        assert part["distributed"]["staleness"] == whole["distributed"]["staleness"]
+
+
+def test_what_each_worker_did_is_in_the_metrics(synchronous):
+    _, undisturbed = synchronous
+    for line in metrics(undisturbed):
+        report = line["distributed"]
+        assert len(report["workers"]) == 2
+        assert sum(worker["samples"] for worker in report["workers"]) == line["samples"]
+        for worker in report["workers"]:
+            assert worker["staleness"][0] > 0
+            assert {"data", "compute", "push", "pull", "wait"} <= set(worker["seconds"])
+        assert [set(server) for server in report["servers"]] == [{"apply", "send"}] * 2
+        both = sum(worker["seconds"]["compute"] for worker in report["workers"])
+        assert report["seconds"]["compute"] == pytest.approx(both)
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_the_rate_of_synchronous_workers_follows_the_updates(tmp_path):
+    """Seven batches of two workers are four updates, the last of which has one batch."""
+
+    def cosine(**settings):
+        made = recipe(**settings).replaced("data", train_size=7 * 64)
+        return made.replaced("training", schedule="cosine").replaced("pruning", policy="full")
+
+    train(cosine(batch_size=128), tmp_path / "alone")
+    train(cosine(strategy="sync", workers=2), tmp_path / "served")
+    torch.testing.assert_close(
+        weights(tmp_path / "served"), weights(tmp_path / "alone"), rtol=1e-4, atol=1e-6
+    )
+    both = zip(metrics(tmp_path / "served"), metrics(tmp_path / "alone"), strict=True)
+    for served, alone in both:
+        assert (served["lr"], served["steps"]) == (alone["lr"], alone["steps"])
+
+
+def dropping(**distributed):
+    made = recipe(epochs=3, **distributed)
+    return made.replaced("network", name="dropping_network:dropping_network")
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_one_asynchronous_worker_drops_the_same_units_as_one_process(tmp_path):
+    train(dropping(), tmp_path / "alone")
+    train(dropping(strategy="async", workers=1), tmp_path / "served")
+    assert torch.equal(weights(tmp_path / "served"), weights(tmp_path / "alone"))
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_dropout_goes_on_after_a_resume(tmp_path):
+    served = dropping(strategy="sync", workers=2)
+    train(served, tmp_path / "whole")
+    terminate = functools.partial(signal.raise_signal, signal.SIGTERM)
+    with at_version(6, terminate), pytest.raises(Stopped):  # in the second epoch
+        train(served, tmp_path / "parts")
+    train(served, tmp_path / "parts", resume=True)
+    assert torch.equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+
+
+@pytest.mark.usefixtures("running_ray")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_users_dataset_is_loaded_as_in_one_process(workers, tmp_path):
+    """Its transforms draw from the generators of torch, NumPy and Python, and the network too."""
+
+    def own(**distributed):
+        made = dropping(**distributed).replaced("pruning", prune=32)
+        name = "test_own_data:noisy"
+        return made.replaced("data", name=name, train_size=None, workers=workers)
+
+    train(own(), tmp_path / "alone")
+    train(own(strategy="async", workers=1), tmp_path / "served")
+    assert torch.equal(weights(tmp_path / "served"), weights(tmp_path / "alone"))
+
+
+@contextlib.contextmanager
+def at_the_first_start(react):
+    """Call a function when the first process has started."""
+
+    def note(record):
+        event = record.args[0] if record.args else None
+        if getattr(event, "kind", None) is EventKind.STARTED and not done:
+            done.append(event)
+            react()
+        return True
+
+    done: list[Any] = []
+    before = LOGGER.level
+    LOGGER.addFilter(note)
+    LOGGER.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        LOGGER.removeFilter(note)
+        LOGGER.setLevel(before)
+
+
+def test_a_signal_stops_a_run_while_its_processes_start(synchronous, tmp_path):
+    served, undisturbed = synchronous
+    terminate = functools.partial(signal.raise_signal, signal.SIGTERM)
+    with at_the_first_start(terminate), pytest.raises(Stopped, match="before the first epoch"):
+        train(served, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    train(served, tmp_path / "run", resume=True)
+    assert torch.equal(weights(tmp_path / "run"), weights(undisturbed))
 
 
 @contextlib.contextmanager

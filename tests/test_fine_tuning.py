@@ -1,11 +1,13 @@
 """Fine-tuning: frozen parts, and learning rates of their own for parts of a network."""
 
+import contextlib
 import functools
 import re
+import socket
+import threading
 import tomllib
-from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,23 @@ from torch import nn
 
 from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
+from fineprune.distributed.parameter_servers.channel import Channel, ChannelClosed
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
 from fineprune.distributed.parameter_servers.link import open_store
+from fineprune.distributed.parameter_servers.messages import (
+    Admit,
+    Connect,
+    Connected,
+    Contribution,
+    Read,
+    Received,
+    Step,
+    Stepped,
+    Update,
+    Values,
+)
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
-from fineprune.distributed.parameter_servers.server import Contribution, ParameterServer
+from fineprune.distributed.parameter_servers.server import ParameterServer
 from fineprune.distributed.parameter_servers.worker import Worker
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
@@ -222,37 +237,57 @@ def test_a_worker_and_two_servers_train_like_one_process(tmp_path):
         for i in range(2)
     ]
     worker = Worker("127.0.0.1", functools.partial(RecipeReplica, recipe), 0, 0, 1, 2, rendezvous)
-    worker.load_buffers({name: tensor.numpy().copy() for name, tensor in kept.items()})
     trained = [(name, p) for name, p in alone.model.named_parameters() if p.requires_grad]
     optimizer = build_optimizer(trained, settings)
-    with ThreadPoolExecutor(4) as pool:
-        linked = [pool.submit(server.connect, "w") for server in servers]
-        worker.connect("w")
-        for done in linked:  # A server sends to the workers that it is linked with.
-            done.result()
-        pulled = [pool.submit(server.update, 1, [], ["w"], 0.0) for server in servers]
+    with served(worker) as to_worker, served(servers[0]) as first, served(servers[1]) as second:
+
+        def tell_servers(request):
+            first.send(request)
+            second.send(request)
+
+        def ask_worker(request):
+            to_worker.send(request)
+            while isinstance(answer := to_worker.receive(), Received):
+                pass
+            return answer
+
+        tell_servers(Admit("w"))
+        buffers = {name: tensor.numpy().copy() for name, tensor in kept.items()}
+        assert isinstance(ask_worker(Connect("w", buffers)), Connected)
+        tell_servers(Update([], ["w"], 0.0))
         for number, rate in enumerate((0.05, 0.05, 0.01)):
             key, indices = BatchKey(0, number), torch.arange(16 * number, 16 * number + 16)
-            computed = worker.compute(key, indices.numpy(), None, 1.0, reads=True)
-            staged = [pool.submit(server.stage, "w", key) for server in servers]
-            worker.push(key)
-            waiting: list[Future[Any]] = [*pulled, *staged]
-            for ended in waiting:
-                ended.result()
-            mean = [Contribution(key, "w", 1.0)]
-            pulled = [pool.submit(s.update, number + 2, mean, ["w"], rate) for s in servers]
+            stepped = ask_worker(Step(key, indices.numpy(), None, 1.0, reads=True))
+            assert isinstance(stepped, Stepped)
+            tell_servers(Update([Contribution(key, "w", 1.0)], ["w"], rate))
             losses = alone.step(alone.load(key, indices), None)
-            assert losses.tolist() == computed.losses.tolist()
+            assert losses.tolist() == stepped.losses.tolist()
             set_rate(optimizer, rate)
             optimizer.step()
             optimizer.zero_grad()
-        worker.compute(BatchKey(1, 0), indices.numpy(), None, 1.0, reads=True)
-    trained_on_servers = torch.cat([server.parameters(5) for server in servers])
+        tell_servers(Read())
+        values = [server.receive() for server in (first, second)]
+    parts = [torch.tensor(one.part) for one in values if isinstance(one, Values)]
+    trained_on_servers = torch.cat(parts)
     assert torch.equal(trained_on_servers, layout.flat(alone.model))
     assert not torch.equal(trained_on_servers, start)
-    worker.disconnect()
-    for server in servers:
-        server.forget(5, "w")
+
+
+@contextlib.contextmanager
+def served(one):
+    """Let a worker or a server serve in a thread; yield the coordinator's end of its channel."""
+    here, there = (Channel(Connection(end.detach())) for end in socket.socketpair())
+
+    def serve():
+        with contextlib.suppress(ChannelClosed):
+            one.serve(there)
+        there.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield here
+    here.close()
+    thread.join()
 
 
 def test_the_settings_of_the_page_are_valid():

@@ -7,6 +7,7 @@ servers were rolled back to another version than the reported one.
 """
 
 import contextlib
+import dataclasses
 import functools
 import io
 import itertools
@@ -31,7 +32,8 @@ ray = pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator  # noqa: E402
 from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind  # noqa: E402
-from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster  # noqa: E402
+from fineprune.distributed.parameter_servers.placement import Places  # noqa: E402
+from fineprune.distributed.parameter_servers.processes import cluster  # noqa: E402
 from fineprune.distributed.strategy import Strategy  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("running_ray")
@@ -219,6 +221,7 @@ class MakeOptimizer:
 @contextlib.contextmanager
 def training(strategy, folder, rows=1, snapshot_every=5):
     """Yield a coordinator whose workers have joined, its ``Orders`` and its ``Watch``."""
+    strategy = dataclasses.replace(strategy, snapshot_every=snapshot_every)
     orders = Orders(folder / "orders")
     watch = Watch()
     with cluster(Places(strategy.groups, strategy.group, strategy.servers)) as processes:
@@ -229,7 +232,6 @@ def training(strategy, folder, rows=1, snapshot_every=5):
             Build(rows, orders),
             MakeOptimizer(orders),
             folder / "snapshots",
-            snapshot_every=snapshot_every,
             on_event=watch,
         )
         server.wait_for_workers()
@@ -534,6 +536,28 @@ def test_a_process_that_hangs_is_replaced_and_a_slow_start_is_none(tmp_path):
         assert deaths == [(0, 0), (1, 0), (0, 1)]
         assert all("killed because it was silent for" in reason for reason in watch.deaths)
         check(strategy, server, results)
+
+
+def test_a_worker_that_hangs_while_servers_recover_is_counted(tmp_path):
+    """It hangs when one server is back, and then the other one dies, which restarts the worker."""
+    strategy = Strategy("sync", workers=2, servers=2)
+    with training(strategy, tmp_path) as (server, _, watch):
+
+        def hang(event):
+            if event.kind is EventKind.RESTARTED and event.process is SERVER:
+                watch.react = lambda event: None
+                watch.send(signal.SIGSTOP, WORKER, 0)
+                # Until then, the worker has not answered for so long that it counts as silent.
+                threading.Timer(4, watch.send, [signal.SIGKILL, SERVER, 1]).start()
+
+        def kill_the_first():
+            watch.send(signal.SIGKILL, SERVER, 0)
+            watch.react = hang
+
+        watch.once(EventKind.LEASED, BatchKey(0, 10), kill_the_first)
+        result = server.run_epoch(0, batches_of(0), rate)
+        assert (result.worker_deaths, result.server_deaths) == (1, 2)
+        check(strategy, server, [result])
 
 
 @pytest.mark.parametrize("shared", ["async"], indirect=True)

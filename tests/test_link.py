@@ -3,6 +3,7 @@
 import multiprocessing as mp
 import os
 import signal
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -75,6 +76,22 @@ def receive_once(store, connection, name, timeout):
     transfer = link.receive_later(torch.zeros(BIG.elements))
     connection.send("receiving")
     transfer.wait()
+
+
+def send_when_told(store, connection, name, timeout):
+    link = make(store, name, 1, SMALL, SMALL, timeout_seconds=timeout)
+    connection.send("linked")
+    connection.recv()
+    link.send(torch.ones(SMALL.elements), 7)
+
+
+def wait_for_a_message(store, connection, name):
+    link = make(store, name, 1, SMALL, SMALL)
+    connection.send("linked")
+    try:
+        link.receive(torch.zeros(SMALL.elements), patient=True)
+    except LinkBroken as error:
+        return str(error)
 
 
 def addresses(store, connection, name):
@@ -329,6 +346,39 @@ def test_a_peer_that_hangs_breaks_the_link_after_the_timeout(store, peers):
     transfer = link.send_later(torch.ones(BIG.elements))
     with pytest.raises(LinkBroken, match=r"\Alink 'hanging' .* nothing happened for 3 s\Z"):
         transfer.wait()
+
+
+def test_a_patient_receiver_waits_longer_than_the_timeout(store, living):
+    timeout = 1.0
+    living.ask(send_when_told, "patient", timeout)
+    with make(store, "patient", 0, SMALL, SMALL, timeout_seconds=timeout) as link:
+        assert living.answer() == "linked"
+        received = link.receive_later(torch.zeros(SMALL.elements))
+        tell = threading.Timer(2 * timeout, living.connection.send, ["now"])
+        tell.start()
+        assert received.wait(patient=True) == 7
+    living.answer()
+
+
+def test_closing_wakes_those_who_wait_at_both_ends(store, living):
+    living.ask(wait_for_a_message, "closed")
+    link = make(store, "closed", 0, SMALL, SMALL)
+    assert living.answer() == "linked"
+    errors = []
+
+    def wait():
+        try:
+            link.receive(torch.zeros(SMALL.elements), patient=True)
+        except LinkBroken as error:
+            errors.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.2)  # for the thread to wait
+    link.close()
+    waiting.join(PATIENCE)
+    assert errors == ["link 'closed' was closed at this end"]
+    assert "the other end died or closed the link" in living.answer()
 
 
 # --- Listening addresses -----------------------------------------------------------------------

@@ -11,7 +11,8 @@ from torch import nn
 pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
-from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
+from fineprune.distributed.parameter_servers.placement import Places
+from fineprune.distributed.parameter_servers.processes import cluster
 from fineprune.distributed.strategy import Strategy
 
 pytestmark = pytest.mark.usefixtures("running_ray")

@@ -79,6 +79,10 @@ STAND_INS = {
 
 
 def run_with_stand_ins(text, folder, **changed):
+    return start_with_stand_ins(text, folder, **changed).wait()
+
+
+def start_with_stand_ins(text, folder, **changed):
     (folder / "bin").mkdir()
     for name, body in (STAND_INS | changed).items():
         program = folder / "bin" / name
@@ -86,7 +90,8 @@ def run_with_stand_ins(text, folder, **changed):
         program.chmod(0o755)
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     job = {"PATH": path, "SLURM_JOB_ID": "123456", "SLURM_JOB_NODELIST": "n[1-2]"}
-    return subprocess.run([BASH], input=text.encode(), cwd=folder, env=job).returncode
+    (folder / "job.sh").write_text(text, encoding="utf-8")
+    return subprocess.Popen([BASH, "job.sh"], cwd=folder, env=job)
 
 
 def words(file):
@@ -114,6 +119,52 @@ def test_hostile_names_reach_the_command_in_ray_unchanged(tmp_path):
     meeting = ["symmetric-run", "--address", "10.0.0.1:23456", "--min-nodes", "2"]
     assert words(tmp_path / "words")[:5] == meeting
     assert [file.name for file in (tmp_path / HOSTILE).iterdir()] == ["slurm-123456.log"]
+
+
+# A training that ends when the signal comes, and takes some time to start.
+STOPPABLE = """
+import signal, sys, time
+time.sleep(1)
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(open("stopped", "w").close()))
+time.sleep(60)
+"""
+
+
+@needs_bash
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 2.5])
+def test_a_signal_reaches_the_training_whenever_it_comes(seconds, tmp_path):
+    """Before the script has started it, while it starts, and later."""
+    (tmp_path / "stoppable.py").write_text(STOPPABLE, encoding="utf-8")
+    python = f"exec {shlex.quote(sys.executable)} stoppable.py"
+    text = script(strategy="sync", setup=["touch begun", "sleep 0.2"])
+    job = start_with_stand_ins(text, tmp_path, python=python)
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    time.sleep(seconds)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(30) == 0
+    assert (tmp_path / "stopped").exists()
+    assert [file.suffix for file in (tmp_path / "runs/a").iterdir()] == [".log"]
+
+
+@needs_bash
+def test_a_signal_reaches_no_process_of_an_earlier_job(tmp_path):
+    """The lock and the file of the job before it was requeued name a process that is another's."""
+    out = tmp_path / "runs/a"
+    out.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        for name in (".lock", "slurm-123456.pid"):
+            (out / name).write_text(str(bystander.pid))
+        (tmp_path / "stoppable.py").write_text(STOPPABLE, encoding="utf-8")
+        python = f"exec {shlex.quote(sys.executable)} stoppable.py"
+        text = script(strategy="sync", setup=["touch begun"])
+        job = start_with_stand_ins(text, tmp_path, python=python)
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(30) == 0
+        assert bystander.poll() is None
+        bystander.kill()
 
 
 @needs_bash

@@ -1,4 +1,4 @@
-"""What a loader process does when the training is told to stop, and when it ends.
+"""Loader processes: what they do when the training is told to stop, and when it ends.
 
 A signal that asks a run to stop often reaches all of its processes: Slurm, ``timeout`` and Ctrl-C
 send it to each of them. A loader process that ended then would end the training, too, before it has
@@ -6,13 +6,17 @@ written a checkpoint. If the training is killed, its loader processes should not
 alone would end them after up to five seconds.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 _POLL_SECONDS = 0.2
@@ -34,15 +38,57 @@ class TrainingLoader(DataLoader[Any]):
         super().__init__(dataset, worker_init_fn=follow_training, **options)
 
     def __iter__(self) -> Any:
-        if not hasattr(signal, "sigtimedwait"):  # ``follow_training`` needs SIGTERM unblocked.
+        with _stops_blocked():
             return super().__iter__()
-        # The new processes inherit the blocked signals. Otherwise, a signal would end a process
-        # that has not called ``follow_training`` yet.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-        try:
-            return super().__iter__()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class LoaderPool:
+    """Processes that call a function, and that end with the training, and not before.
+
+    Args:
+        workers: The number of processes, at least 1.
+        load: The function. On systems that do not fork, it must be picklable.
+    """
+
+    def __init__(self, workers: int, load: Callable[[Any], Any]) -> None:
+        self._pool = ProcessPoolExecutor(
+            workers, torch.multiprocessing.get_context(), initializer=_begin, initargs=(load,)
+        )
+        with _stops_blocked():  # The first call starts the processes.
+            self._pool.submit(int).result()
+
+    def map(self, arguments: Iterable[Any]) -> list[Any]:
+        """Call the function with each of the arguments, and return the results in this order."""
+        return list(self._pool.map(_call, arguments))
+
+
+@contextlib.contextmanager
+def _stops_blocked() -> Iterator[None]:
+    """Block the signals for new processes, which inherit this.
+
+    Otherwise, a signal would end a process that has not called ``follow_training`` yet.
+    """
+    if not hasattr(signal, "sigtimedwait"):  # ``follow_training`` needs SIGTERM unblocked.
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_loads: list[Callable[[Any], Any]] = []  # in a process of a ``LoaderPool``, its function
+
+
+def _begin(load: Callable[[Any], Any]) -> None:
+    _loads[:] = [load]
+    torch.set_num_threads(1)  # as in the processes of a ``DataLoader``
+    follow_training(0)
+
+
+def _call(argument: Any) -> Any:
+    return _loads[0](argument)
 
 
 def follow_training(worker: int) -> None:

@@ -8,6 +8,8 @@ epoch. Each replica has its own normalisation statistics; those of rank 0 are sa
 import contextlib
 import inspect
 import os
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,6 +17,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from fineprune.errors import InputError
@@ -27,6 +31,9 @@ _SYNC_BUFFERS = (
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
     else "broadcast_buffers"
 )
+
+# The interval at which rank 0 looks for the other ranks when they start.
+_POLL_SECONDS = 0.02
 
 # The group that was left last. A model wrapped by DDP holds its group too, from C++, and may exist
 # longer than ``joined``. If DDP had the last reference, it would keep the GIL while the threads of
@@ -215,13 +222,39 @@ def joined(device: str) -> Iterator[RankGroup]:
                 f"GPU, got local rank {local}: start torchrun with a smaller --nproc-per-node"
             )
         torch.cuda.set_device(local)
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    store, rank, size = next(rendezvous("env://"))
+    # torchrun may keep its store when it restarts the ranks, and in it the addresses of dead ones.
+    of_this_start = PrefixStore(_name_of_start(store, rank, size), store)
+    backend = "nccl" if on_gpu else "gloo"
+    dist.init_process_group(backend, store=of_this_start, rank=rank, world_size=size)
     try:
         yield RankGroup(dist.get_rank(), dist.get_world_size())
         _wait_for_all()
     finally:
         _kept[:] = [dist.group.WORLD]
         dist.destroy_process_group()
+
+
+def _name_of_start(store: Store, rank: int, size: int) -> str:
+    """Return a name that the ranks of this start share, and no earlier rank of the same store has.
+
+    Nothing in the environment is such a name: after a failure on one node, torchrun counts the
+    restarts of each node differently. So rank 0 draws a name and tells it to each rank that asks,
+    again whenever a rank asks again, until all ranks have confirmed it.
+    """
+    own = uuid.uuid4().hex
+    if rank:
+        store.set(f"start/asks/{rank}", own)
+        name: str = store.get(f"start/name for {own}").decode()
+        store.set(f"start/{name}/{rank}", "")
+        return name
+    left = set(range(1, size))
+    while left := {other for other in left if not store.check([f"start/{own}/{other}"])}:
+        for other in left:
+            if store.check([f"start/asks/{other}"]):
+                store.set(f"start/name for {store.get(f'start/asks/{other}').decode()}", own)
+        time.sleep(_POLL_SECONDS)
+    return own
 
 
 def _wait_for_all() -> None:

@@ -49,6 +49,11 @@ class Strategy:
         startup_seconds: How long a worker may take for its start and for its first step, and a
             server for its start or for a snapshot. The time for which a process waits for free CPUs
             does not count.
+        snapshot_every: The number of updates between two snapshots of the servers inside an epoch;
+            0 for snapshots at the end of each epoch only. If a server dies, the updates since the
+            last snapshot are undone.
+        link_seconds: How long each message between a worker and a server may take, and the making
+            of a link.
         simulate: The number of asynchronous workers to simulate in one process; 0 for none.
 
     Raises:
@@ -68,6 +73,8 @@ class Strategy:
     silence_seconds: float = 60.0
     silence_factor: float = 20.0
     startup_seconds: float = 600.0
+    snapshot_every: int = 50
+    link_seconds: float = 60.0
     simulate: int = 0
 
     def __post_init__(self) -> None:
@@ -75,12 +82,12 @@ class Strategy:
         check_one_of("distributed.placement", self.placement, PLACEMENTS)
         check_one_of("distributed.gradients", self.gradients, GRADIENT_TYPES)
         check_one_of("distributed.undone_batches", self.undone_batches, UNDONE_BATCHES)
-        for name in ("silence_seconds", "startup_seconds"):
+        for name in ("silence_seconds", "startup_seconds", "link_seconds"):
             check_above(f"distributed.{name}", getattr(self, name), 0)
         check_at_least("distributed.silence_factor", self.silence_factor, 1)
         for name in ("workers", "group", "servers"):
             check_at_least(f"distributed.{name}", getattr(self, name), 1)
-        for name in ("backup", "simulate"):
+        for name in ("backup", "snapshot_every", "simulate"):
             check_at_least(f"distributed.{name}", getattr(self, name), 0)
         if self.staleness_bound is not None:
             check_at_least("distributed.staleness_bound", self.staleness_bound, 0)

@@ -12,8 +12,6 @@ _SERVED = ("sync", "async", "mixed")
 _FORM = re.compile(
     rf"({'|'.join(_SERVED)}) (\d{{1,4}})\+(\d{{1,4}})( dedicated| shared)?((?: [a-z]+=\d{{1,4}})*)"
 )
-    rf"({'|'.join(_SERVED)}) (\d{{1,4}})\+(\d{{1,4}})( dedicated| shared)?((?: [a-z]+=\d{{1,4}})*)"
-)
 _OPTIONS = {"group": "group", "backup": "backup", "bound": "staleness_bound"}
 _EXAMPLES = "'one', 'all-reduce 2' or 'async 4+3 dedicated'"
 _SYNTAX = (

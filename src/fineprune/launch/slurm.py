@@ -172,7 +172,9 @@ def batch_script(
         lines.append("#SBATCH --exclusive")
     if stop_seconds:
         lines.append(f"#SBATCH --signal=B:USR1@{stop_seconds}")
-    lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append", "set -euo pipefail", ""]
+    lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append", "set -euo pipefail"]
+    lines += ["# A signal that comes before the training is started is passed on later."]
+    lines += ["asked=", "trap asked=yes USR1", ""]
     lines += _log(out)
     lines += _setup(setup)
     lines += _first_node()
@@ -231,23 +233,24 @@ def _first_node() -> list[str]:
     ]
 
 
-def _in_background(step: list[str], stop: str) -> list[str]:
+def _in_background(step: list[str], stop: Sequence[str]) -> list[str]:
     """Run a step so that a signal reaches the script meanwhile, and passes on to the training.
 
     Args:
         step: The lines of the command.
-        stop: The command that tells the training to stop. The training then writes a checkpoint.
+        stop: The lines that tell the training to stop. The training then writes a checkpoint.
     """
     return [
         "stop() {",
         "  asked=yes",
         '  echo "asked to stop: the training writes a checkpoint"',
-        f"  {stop}",
+        *(f"  {line}" for line in stop),
         "}",
-        "trap stop USR1",
         *step[:-1],
         f"{step[-1]} &",
         "step=$!",
+        "trap stop USR1",
+        '[[ ! "$asked" ]] || stop',
         "# A signal interrupts wait, so wait again after each signal.",
         "asked=yes",
         'while [[ "$asked" ]]; do asked=; status=0; wait "$step" || status=$?; done',
@@ -271,7 +274,7 @@ def _torchrun(
         "# Without this, a restart under Gloo finds the store of the previous attempt.",
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
         # The signal goes to the processes of the step and not to this script.
-        *_in_background(run, 'scancel --signal=TERM "$SLURM_JOB_ID"'),
+        *_in_background(run, ['scancel --signal=TERM "$SLURM_JOB_ID"']),
         'exit "$status"',
     ]
 
@@ -281,8 +284,18 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         f"{step} --wait=10 --label \\",
         f'  ray symmetric-run --address "$meet" --min-nodes {nodes} \\',
         f"  --num-cpus={cpus} --num-gpus={gpus} -- \\",
-        '  bash -c \'"$@" && touch -- "$0"\' "$ended" \\',
+        # The shell in which the training runs ignores the signal, and so does the training until it
+        # has started.
+        '  bash -c \'trap "" USR1; "${@:2}" & echo $! >"$1"; wait $! && touch -- "$0"\' \\',
+        '  "$ended" "$training" \\',
         f"  python {shlex.join(command)}",
+    ]
+    stop = [
+        "# Again and again, because the training may not have started yet.",
+        'while kill -0 "$step" 2>/dev/null; do',
+        '  [[ ! -s "$training" ]] || kill -USR1 "$(<"$training")" 2>/dev/null || true',
+        "  sleep 1",
+        "done &",
     ]
     return [
         'export RAY_ADDRESS="$meet"',
@@ -291,11 +304,15 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         'RAY_AUTH_TOKEN="$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")"',
         "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN",
         "export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300",
+        "# Else Ray gives workers and servers a lower priority than other processes.",
+        "export RAY_worker_niceness=0",
         'ended="$out/slurm-$SLURM_JOB_ID.ended"',
-        'rm -f -- "$ended"',
+        'training="$out/slurm-$SLURM_JOB_ID.pid"',
+        'rm -f -- "$ended" "$training"  # of the job before it was requeued',
         "# Without --wait, Ray on the other nodes looks for the first one for a minute at the end.",
-        # The coordinator, which runs on this node, has written its number into the lock.
-        *_in_background(run, 'kill -USR1 "$(cat -- "$out/.lock")"'),
+        # The training runs on this node.
+        *_in_background(run, stop),
+        'rm -f -- "$training"',
         "# The status of srun is not reliable: Ray on waiting nodes is killed, and symmetric-run",
         "# reports success even if Ray did not start.",
         'if [[ ! -e "$ended" ]]; then',

@@ -20,7 +20,11 @@ from fineprune.training.train_state import EpochTotals, TrainState, build_local_
 
 @contextlib.contextmanager
 def local_training(
-    recipe: Recipe, ranks: RankGroup, folder: Path, saved: dict[str, Any] | None
+    recipe: Recipe,
+    ranks: RankGroup,
+    folder: Path,
+    saved: dict[str, Any] | None,
+    stop: StopRequest,
 ) -> Iterator[TrainState]:
     """Build a run that this process trains, alone or together with other ranks.
 
@@ -32,6 +36,8 @@ def local_training(
         folder: The run's folder; not used.
         saved: The checkpoint that the run continues from, which is restored later; None for a new
             run.
+        stop: True if a signal has asked this process to stop; not used, because this takes little
+            time.
 
     Raises:
         InputError: The data or the pretrained weights cannot be loaded, or the recipe simulates

@@ -36,7 +36,7 @@ def mean_loss(state: TrainState, epoch: int, totals: EpochTotals) -> float | Non
     Raises:
         TrainingDiverged: The mean loss is not finite.
     """
-    samples = totals.samples * state.ranks.size  # Every rank trains the same number of samples.
+    samples = state.samples_of_all_ranks(totals)
     if not samples:
         return None
     loss: float = state.ranks.sum(totals.loss_sum).item() / samples
@@ -65,12 +65,13 @@ def epoch_metrics(
     """
     training, plan = state.recipe.training, state.pruner.plan
     kept = plan.kept
+    samples = state.samples_of_all_ranks(totals)
     metrics: dict[str, Any] = {
         "epoch": epoch,
         "lr": rate_at(training, epoch + max(totals.planned - 1, 0) / max(totals.planned, 1)),
         "pruned": len(kept) < state.data.num_samples,
-        "samples": totals.samples * state.ranks.size,
-        "forward_samples": (totals.samples + totals.rescored) * state.ranks.size,
+        "samples": samples,
+        "forward_samples": samples + totals.rescored * state.ranks.size,
         "skipped": state.data.num_samples - len(kept),
         "steps": -(-totals.batches // training.accumulation),
         "train_loss": loss,

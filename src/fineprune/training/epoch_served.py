@@ -8,7 +8,7 @@ strategy, each kept sample is trained by one worker per epoch, and all workers f
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,14 @@ from fineprune.training.train_state import (
     unpacked_servers,
 )
 
-# The number of updates between two snapshots of the servers. If a server dies, the updates since
-# its last snapshot are lost.
-_SNAPSHOT_EVERY = 50
-
 
 @contextlib.contextmanager
 def served_training(
-    recipe: Recipe, ranks: RankGroup, folder: Path, saved: dict[str, Any] | None
+    recipe: Recipe,
+    ranks: RankGroup,
+    folder: Path,
+    saved: dict[str, Any] | None,
+    stop: StopRequest,
 ) -> Iterator[TrainState]:
     """Build a run that is trained with parameter servers, and start their processes.
 
@@ -46,14 +46,17 @@ def served_training(
         ranks: The group that consists of this process only.
         folder: The run's folder, in which the servers keep their snapshots.
         saved: The checkpoint that the run continues from; None for a new run.
+        stop: True if a signal has asked this process to stop.
 
     Raises:
         InputError: The data or the pretrained weights cannot be loaded, or the cluster is too small
             for the workers.
+        Stopped: A signal asked this process to stop before all processes had started.
     """
     # Imported here because Ray is an optional dependency.
     from fineprune.distributed.parameter_servers.coordinator import Coordinator
-    from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
+    from fineprune.distributed.parameter_servers.placement import Places
+    from fineprune.distributed.parameter_servers.processes import cluster
 
     strategy = recipe.distributed
     state = build_state(recipe, ranks, saved)
@@ -65,7 +68,8 @@ def served_training(
         threads=recipe.run.threads,
         gpus=1.0 if recipe.run.device.startswith("cuda") else 0.0,
     )
-    with cluster(places) as place:
+    with cluster(places, stop=lambda: bool(stop)) as place:
+        stop.check("before the first epoch")
         state.coordinator = Coordinator(
             place,
             strategy,
@@ -77,11 +81,11 @@ def served_training(
             ),
             functools.partial(build_optimizer, settings=recipe.training),
             folder.resolve() / "servers",
-            snapshot_every=_SNAPSHOT_EVERY,
             state=None if saved is None else unpacked_servers(saved["servers"]),
         )
         try:
-            state.coordinator.wait_for_workers()
+            state.coordinator.wait_for_workers(lambda: bool(stop))
+            stop.check("before the first epoch")
             yield state
         finally:
             state.coordinator.close()
@@ -109,11 +113,16 @@ def train_epoch_on_servers(
     # The pruner has no losses of the batches that were lost, so it would train them again.
     rest = rest[len(before.get("lost", ())) :]
     batches = [torch.empty(0, dtype=torch.int64)] * applied + list(rest)
-    totals.planned = len(batches)
+    updates = totals.planned = -(-len(batches) // strategy.quorum)
+
+    def rate(applied: int) -> float:
+        # Like one process, whose batches are as large as the updates.
+        return rate_at(training, epoch + -(-applied // strategy.quorum) / updates)
+
     result = state.coordinator.run_epoch(
         epoch,
         batches,
-        lambda applied: rate_at(training, epoch + applied / len(batches)),
+        rate,
         weights=state.pruner.plan.weights,
         applied=applied,
         stop=lambda: bool(stop),
@@ -149,35 +158,52 @@ def load_from_servers(state: TrainState, totals: EpochTotals) -> None:
 
 
 def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
-    """Return the ``distributed`` entry of an epoch's metrics; seconds are sums over processes.
+    """Return the ``distributed`` entry of an epoch's metrics.
 
+    ``seconds`` are sums over all processes; ``workers`` and ``servers`` have those of each process.
     ``load_from_servers`` adds the deaths since the last epoch's metrics.
 
     Args:
         result: The result of the coordinator.
         before: The entry of the part of the epoch that was trained before a stop.
     """
-    counts = np.array(before.get("staleness", ()), dtype=np.int64)
-    earlier = np.repeat(np.arange(len(counts)), counts)
-    staleness = np.concatenate([earlier, np.array(result.staleness, dtype=np.int64)])
-    if not len(staleness):
-        staleness = np.zeros(1, dtype=np.int64)
-    seconds = dict(before.get("seconds", {}))
-    for phase, value in result.seconds.items():
-        seconds[phase] = seconds.get(phase, 0.0) + value
+    histogram = _histogram(result.staleness, before.get("staleness", ()))
+    values = np.repeat(np.arange(len(histogram)), histogram)
+    none: list[dict[str, Any]] = [{}] * max(len(result.workers), len(result.servers))
+    workers = [
+        {
+            "samples": worker.samples + earlier.get("samples", 0),
+            "staleness": _histogram(worker.staleness, earlier.get("staleness", ())),
+            "seconds": _sums(worker.seconds, earlier.get("seconds", {})),
+        }
+        for worker, earlier in zip(result.workers, before.get("workers", none), strict=False)
+    ]
     sums = ("dropped", "undone")
     deaths = ("worker_deaths", "server_deaths")
     return {
-        "staleness": np.bincount(staleness).tolist(),
-        "staleness_mean": float(staleness.mean()),
-        "staleness_p95": float(np.percentile(staleness, 95)),
-        "staleness_max": int(staleness.max()),
+        "staleness": histogram,
+        "staleness_mean": float(values.mean()) if len(values) else None,
+        "staleness_p95": float(np.percentile(values, 95)) if len(values) else None,
+        "staleness_max": int(values.max()) if len(values) else None,
         "applied": result.applied,
         "lost": [*before.get("lost", ()), *(key.batch for key in result.lost)],
         **{name: before.get(name, 0) + getattr(result, name) for name in sums},
         **{name: before.get(name, 0) for name in deaths},
-        "seconds": seconds,
+        "seconds": _sums(result.seconds, before.get("seconds", {})),
+        "workers": workers,
+        "servers": list(map(_sums, result.servers, before.get("servers", none))),
     }
+
+
+def _histogram(staleness: Sequence[int], before: Sequence[int]) -> list[int]:
+    """Return the number of updates with a staleness of 0, 1, 2 and so on."""
+    counts = np.bincount(np.array(staleness, dtype=np.int64), minlength=len(before))
+    counts[: len(before)] += np.array(before, dtype=np.int64)
+    return [int(count) for count in counts]
+
+
+def _sums(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**other, **one}}
 
 
 def _with_absolute_paths(recipe: Recipe) -> Recipe:

@@ -101,7 +101,7 @@ def train(
         saved = checkpoint_of(files, recipe) if start.checkpoint else None
         served = recipe.distributed.served
         training = served_training if served else local_training
-        with training(recipe, ranks, folder, saved) as state:
+        with training(recipe, ranks, folder, saved, stop) as state:
             totals = None
             if saved is None:
                 ranks.from_main(lambda: files.begin(recipe.to_toml()))

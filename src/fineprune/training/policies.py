@@ -42,7 +42,7 @@ def defaults_of(name: str) -> Mapping[str, Any]:
     """Return the settings of a policy that have a default, with their defaults."""
     values = {key: value for key, value in arguments_of(name).items() if value is not None}
     if name in _OWN_OPTIONS:
-        policy: Any = POLICIES[name](epochs=100)  # type: ignore[call-arg]
+        policy: Any = POLICIES[name](epochs=100)
         values |= {option: getattr(policy.plan_options, option) for option in _OWN_OPTIONS[name]}
         values["prune"] = policy.prune
     return values

@@ -21,6 +21,7 @@ class RecipeReplica:
 
     Attributes:
         model: The network.
+        overlaps: Whether ``load`` may be called during a step.
     """
 
     def __init__(self, recipe: Recipe, rank: int, images_digest: str | None = None) -> None:
@@ -29,6 +30,7 @@ class RecipeReplica:
         data = load_data(recipe, images_digest)
         self._recipe = recipe
         self._fetch = data.make_fetch()
+        self.overlaps = data.fetch_overlaps
         self.model = recipe_network(recipe, data)
         training_mode(self.model, recipe.network.freeze)
         self._precision = precision(recipe.run)

@@ -46,6 +46,15 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self.number is not None
 
+    def check(self, place: str) -> None:
+        """Raise ``Stopped`` if a signal was recorded.
+
+        Args:
+            place: The point at which the run is, as a phrase for the message.
+        """
+        if self.number is not None:
+            raise Stopped(self.number, place)
+
     def note(self, number: int, frame: FrameType | None = None) -> None:
         """Record a signal. This is the handler for ``signal.signal``.
 

@@ -40,7 +40,7 @@ class EpochTotals:
 
     Attributes:
         loss_sum: The sum of the losses; float32, shape (), on the run's device.
-        samples: The number of samples trained.
+        samples: The number of samples trained. After a resume, those of before are on rank 0.
         batches: The number of batches trained; with parameter servers, the number of updates.
         rescored: The number of samples that were only evaluated, because the policy needs their
             losses. This happens at the end of an epoch, after its last checkpoint.
@@ -135,6 +135,10 @@ class TrainState:
     def evaluated(self) -> nn.Module:
         """The network to evaluate: the moving average of the weights if there is one."""
         return self.model if self.average is None else self.average.network
+
+    def samples_of_all_ranks(self, totals: EpochTotals) -> int:
+        """Return how many samples all ranks have trained in an epoch. A collective."""
+        return int(self.ranks.sum(torch.tensor(totals.samples, device=self.recipe.run.device)))
 
     def broken_of_all_ranks(self, totals: EpochTotals) -> int:
         """Return how many samples of an epoch replaced one whose file is broken. A collective."""
@@ -242,7 +246,7 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
             state.pruner.synchronize()
         epoch = {
             "loss_sum": state.ranks.sum(totals.loss_sum),
-            "samples": totals.samples * state.ranks.size,
+            "samples": state.samples_of_all_ranks(totals),
             "batches": totals.batches,
             "seconds": totals.seconds,
             "bookkeeping_seconds": totals.bookkeeping_seconds,
@@ -314,11 +318,11 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
     if history is not None and totals.history is not None:
         totals.history.load(*history)
     totals.loss_sum = totals.loss_sum.to(recipe.run.device)
-    totals.samples //= ranks.size
     # The samples trained so far fill this many batches on the current number of ranks.
     totals.batches = totals.batches * len(saved["random"]) // ranks.size
     if not ranks.main:
         totals.loss_sum.zero_()
+        totals.samples = 0
         totals.broken = None if totals.broken is None else 0
     return totals
 
@@ -330,8 +334,17 @@ def _packed_servers(servers: dict[str, Any]) -> dict[str, Any]:
         "servers": [
             torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in servers["servers"]
         ],
-        "buffers": {name: torch.from_numpy(np.array(b)) for name, b in servers["buffers"].items()},
+        "buffers": _tensors(servers["buffers"]),
+        "random": [state and _tensors(state) for state in servers["random"]],
     }
+
+
+def _tensors(arrays: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+
+
+def _arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def unpacked_servers(packed: dict[str, Any]) -> dict[str, Any]:
@@ -339,7 +352,8 @@ def unpacked_servers(packed: dict[str, Any]) -> dict[str, Any]:
     return {
         "layout": packed["layout"],
         "servers": [part.numpy().tobytes() for part in packed["servers"]],
-        "buffers": {name: buffer.numpy() for name, buffer in packed["buffers"].items()},
+        "buffers": _arrays(packed["buffers"]),
+        "random": [state and _arrays(state) for state in packed["random"]],
     }
 
 

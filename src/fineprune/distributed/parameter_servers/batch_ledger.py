@@ -13,13 +13,19 @@ class BatchKey(NamedTuple):
     epoch: int
     batch: int
 
+    @property
+    def number(self) -> int:
+        """The key as one number, which travels with the gradient."""
+        return self.epoch << 32 | self.batch
+
 
 class BatchLedger:
     """The batches of one epoch.
 
     A batch is queued, then leased to a worker, then staged on all servers, then applied or lost.
-    Rejected and orphaned batches are queued again. The lowest queued batch is leased first. The
-    argument ``worker`` of the methods is the index of a group of workers.
+    Rejected and orphaned batches are queued again. A worker gets the batch that was announced to
+    it, or else the lowest queued one. The argument ``worker`` of the methods is the index of a
+    group of workers.
 
     Args:
         epoch: The epoch, from 0.
@@ -38,7 +44,9 @@ class BatchLedger:
         self.applied: list[BatchKey] = []
         self._first = first
         self._lost: set[BatchKey] = set()
+        # A batch that is announced to a worker is not in the queue, but counts as queued.
         self._queue = [BatchKey(epoch, batch) for batch in range(first, batches)]
+        self._announced: dict[int, BatchKey] = {}
         self._holder: dict[BatchKey, int] = {}
         self._staged: dict[BatchKey, None] = {}
 
@@ -50,7 +58,7 @@ class BatchLedger:
     @property
     def queued(self) -> int:
         """The number of batches that wait for a worker."""
-        return len(self._queue)
+        return len(self._queue) + len(self._announced)
 
     @property
     def staged(self) -> list[BatchKey]:
@@ -68,11 +76,38 @@ class BatchLedger:
         return self._first + len(self.applied) + len(self._lost)
 
     def lease(self, worker: int) -> BatchKey | None:
-        """Lease the lowest queued batch to a worker. Return it, or None if there is none."""
-        if not self._queue or self._queue[0].batch >= self.end:
+        """Lease a queued batch to a worker. Return it, or None if there is none.
+
+        If all queued batches are announced to other workers, the worker gets the lowest of them.
+        """
+        key = self._announced.pop(worker, None)
+        if key is None and self._queue and self._queue[0].batch < self.end:
+            key = heapq.heappop(self._queue)
+        if key is None and self._announced:
+            other = min(self._announced, key=lambda one: self._announced[one])
+            key = self._announced.pop(other)
+        if key is None:
             return None
-        key = heapq.heappop(self._queue)
         self._holder[key] = worker
+        return key
+
+    def announce(self, worker: int, skipped: int = 0) -> BatchKey | None:
+        """Announce to a worker which batch it probably gets next, so that it can load it.
+
+        Args:
+            worker: The worker, to which no batch is announced.
+            skipped: The number of queued batches that other workers need before.
+
+        Returns:
+            The lowest queued batch that is not announced, after the skipped ones; None if there is
+            none.
+        """
+        lowest = [heapq.heappop(self._queue) for _ in range(min(skipped + 1, len(self._queue)))]
+        key = lowest.pop() if len(lowest) > skipped and lowest[-1].batch < self.end else None
+        for one in lowest:
+            heapq.heappush(self._queue, one)
+        if key is not None:
+            self._announced[worker] = key
         return key
 
     def stage(self, key: BatchKey) -> None:
@@ -98,6 +133,8 @@ class BatchLedger:
         keys = sorted(key for key, holder in self._holder.items() if holder == worker)
         for key in keys:
             self.reject(key)
+        if worker in self._announced:
+            heapq.heappush(self._queue, self._announced.pop(worker))
         return keys
 
     def stop(self, quorum: int) -> list[BatchKey]:
@@ -122,6 +159,9 @@ class BatchLedger:
                 break
             end = update.stop
         self.end = end
+        for worker, key in list(self._announced.items()):
+            if key.batch >= end:
+                heapq.heappush(self._queue, self._announced.pop(worker))
         beyond = sorted(key for key in self._holder if key.batch >= end)
         for key in beyond:
             self.reject(key)

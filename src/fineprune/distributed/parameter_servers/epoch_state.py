@@ -1,5 +1,6 @@
 """The state of the epoch in progress, and the result of an epoch."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey, BatchLedger
+from fineprune.distributed.parameter_servers.events import ProcessKind
+from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 
 
@@ -19,6 +22,7 @@ class Update:
     Attributes:
         version: The version of the parameters that the update made.
         keys: The batches of the update, sorted.
+        groups: The index of the group that computed the gradient of each batch.
         staleness: The staleness of the gradients, which is the same for all of them.
         indices: The indices of the samples, int64, shape (B,), batch after batch.
         losses: The losses of the samples, float32, shape (B,), computed with the parameters that
@@ -27,9 +31,27 @@ class Update:
 
     version: int
     keys: tuple[BatchKey, ...]
+    groups: tuple[int, ...]
     staleness: int
     indices: Tensor
     losses: Tensor
+
+
+@dataclass
+class WorkerTotals:
+    """What one worker did in an epoch.
+
+    Attributes:
+        samples: The number of its samples in the updates.
+        staleness: The staleness of each update with a gradient of its group.
+        seconds: The duration of each phase: data (the wait for a batch that is being loaded),
+            compute, group reduce (on CPUs, the part that does not overlap with the backward pass),
+            push, pull and wait (the time between two steps).
+    """
+
+    samples: int = 0
+    staleness: list[int] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -51,10 +73,10 @@ class EpochResult:
         worker_deaths, server_deaths: The numbers of processes that died, or were killed because
             they were silent for too long. A death that is noticed between two epochs is added to
             the result of the earlier one.
-        seconds: The durations of the phases, summed over all processes. The phases of workers are
-            data, compute, group reduce (on CPUs, the part that does not overlap with the backward
-            pass), push, pull and wait (the time between two calls). Those of servers are queue,
-            apply and send; pull includes these three for the same request.
+        workers: What each worker did, by rank.
+        servers: The duration of each phase of each server: apply (the mean of the gradients and the
+            step of the optimizer) and send (the copies for the groups). They take place while
+            groups wait and pull.
     """
 
     updates: list[Update] = field(default_factory=list)
@@ -66,7 +88,16 @@ class EpochResult:
     undone: int = 0
     worker_deaths: int = 0
     server_deaths: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
+    workers: list[WorkerTotals] = field(default_factory=list)
+    servers: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The durations of the phases, summed over all processes."""
+        total: Counter[str] = Counter()
+        for seconds in (*(worker.seconds for worker in self.workers), *self.servers):
+            total.update(seconds)
+        return dict(total)
 
 
 class EpochState:
@@ -80,6 +111,7 @@ class EpochState:
         rate: Function that returns the learning rate, given the number of the epoch's batches
             applied so far.
         version: The current version of the parameters.
+        strategy: The strategy, which says how many workers and servers there are.
         applied: The number of batches that were applied before the epoch was interrupted.
         stop: Function that returns whether to stop early.
 
@@ -98,6 +130,7 @@ class EpochState:
         weights: Tensor | None,
         rate: Callable[[int], float],
         version: int,
+        strategy: Strategy,
         applied: int = 0,
         stop: Callable[[], bool] | None = None,
     ) -> None:
@@ -114,7 +147,11 @@ class EpochState:
         self._stopping = False
         self._updates: dict[int, Update] = {}
         self.ledger = BatchLedger(epoch, len(batches), applied)
-        self.result = EpochResult()
+        self._group_size = strategy.group
+        self.result = EpochResult(
+            workers=[WorkerTotals() for _ in range(strategy.workers)],
+            servers=[{} for _ in range(strategy.servers)],
+        )
 
     def indices(self, key: BatchKey) -> np.ndarray[Any, Any]:
         """Return the indices of a batch's samples, int64, shape (B,)."""
@@ -137,6 +174,7 @@ class EpochState:
         version: int,
         staleness: int,
         losses: Mapping[BatchKey, np.ndarray[Any, np.dtype[np.float32]]],
+        groups: Mapping[BatchKey, int],
     ) -> dict[BatchKey, float]:
         """Record an update with staged gradients.
 
@@ -144,6 +182,7 @@ class EpochState:
             version: The version of the parameters that the update makes.
             staleness: The staleness of the gradients.
             losses: The losses of each batch, float32, shape (B,).
+            groups: The index of the group that computed each gradient.
 
         Returns:
             The weight of each batch in the mean gradient, in the order of the keys. It is
@@ -155,6 +194,7 @@ class EpochState:
         self._updates[version] = Update(
             version,
             tuple(keys),
+            tuple(groups[key] for key in keys),
             staleness,
             torch.from_numpy(np.concatenate(indices)),
             torch.from_numpy(np.concatenate([losses[key] for key in keys])),
@@ -183,17 +223,43 @@ class EpochState:
         self.result.undone += len(undone)
         return len(keys)
 
-    def add_seconds(self, seconds: Mapping[str, float]) -> None:
-        """Add durations, in seconds, to the sums by phase."""
+    def add_seconds(self, process: ProcessKind, index: int, seconds: Mapping[str, float]) -> None:
+        """Add the durations of a process's phases, in seconds.
+
+        Args:
+            process: The role of the process.
+            index: The worker's rank, or the server's index.
+            seconds: The duration of each phase.
+        """
+        is_worker = process is ProcessKind.WORKER
+        total = self.result.workers[index].seconds if is_worker else self.result.servers[index]
         for phase, value in seconds.items():
-            self.result.seconds[phase] = self.result.seconds.get(phase, 0.0) + value
+            total[phase] = total.get(phase, 0.0) + value
 
     def finish(self) -> EpochResult:
         """Complete the result and return it."""
         in_order = [self._updates[version] for version in sorted(self._updates)]
+        for update in in_order:
+            for key, group in zip(update.keys, update.groups, strict=True):
+                for member in range(self._group_size):
+                    worker = self.result.workers[group * self._group_size + member]
+                    samples = len(self.indices(key))
+                    worker.samples += number_of_samples(samples, member, self._group_size)
+                    worker.staleness.append(update.staleness)
         self.result.staleness = [update.staleness for update in in_order]
         self.result.updates = sorted(in_order, key=lambda update: update.keys[0])
         self.result.lost = self.ledger.lost
         self.result.applied = self.ledger.done
         self.result.finished = self.ledger.done == self.ledger.batches
         return self.result
+
+
+def number_of_samples(batch: int, place: int, size: int) -> int:
+    """Return how many samples of a batch a member of a group gets. The numbers differ by at most 1.
+
+    Args:
+        batch: The number of samples in the batch.
+        place: The place of the member in its group, from 0.
+        size: The number of members.
+    """
+    return batch // size + (place < batch % size)

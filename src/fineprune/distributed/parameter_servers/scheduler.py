@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.epoch_state import EpochState
 from fineprune.distributed.parameter_servers.events import Event, EventKind, Report
-from fineprune.distributed.parameter_servers.server import Contribution
+from fineprune.distributed.parameter_servers.messages import Contribution
 from fineprune.distributed.parameter_servers.server_group import ServerGroup
 from fineprune.distributed.parameter_servers.staleness import may_apply, may_start
 from fineprune.distributed.parameter_servers.worker_group import GroupPhase, WorkerGroup
@@ -19,7 +19,6 @@ class Scheduler:
         strategy: The strategy, which determines which processes wait for others.
         servers: The servers.
         groups: The groups of workers.
-        snapshot_every: The number of updates between two snapshots inside an epoch; 0 for none.
         report: Function that is called with each event.
     """
 
@@ -28,13 +27,11 @@ class Scheduler:
         strategy: Strategy,
         servers: ServerGroup,
         groups: Sequence[WorkerGroup],
-        snapshot_every: int,
         report: Report,
     ) -> None:
         self._strategy = strategy
         self._servers = servers
         self._groups = groups
-        self._snapshot_every = snapshot_every
         self._report = report
 
     def decide(self, epoch: EpochState) -> None:
@@ -74,11 +71,19 @@ class Scheduler:
         readers = [group for group in leased if group.version != version]
         if contributions or readers:
             self._servers.update(contributions, [group.name for group in readers], rate)
+        # The groups without a lease get the lowest batches.
+        idle = max(0, self._strategy.quorum - self._in_flight())
         for group in leased:
             assert group.lease is not None
-            indices, weights = epoch.indices(group.lease), epoch.weights(group.lease)
-            group.compute(indices, weights, version, reads=group in readers)
-        every = self._snapshot_every
+            following = epoch.ledger.announce(group.index, idle)
+            group.step(
+                epoch.indices(group.lease),
+                epoch.weights(group.lease),
+                version,
+                reads=group in readers,
+                following=following and (following, epoch.indices(following)),
+            )
+        every = self._strategy.snapshot_every
         if contributions and every and epoch.updates_since_start(version) % every == 0:
             self._servers.snapshot()
 
@@ -93,7 +98,8 @@ class Scheduler:
             rate /= max(1, staleness)
         groups = {group.lease: group for group in accepted if group.lease is not None}
         losses = {key: group.losses for key, group in groups.items()}
-        shares = epoch.apply(version + 1, staleness, losses)
+        indices = {key: group.index for key, group in groups.items()}
+        shares = epoch.apply(version + 1, staleness, losses, indices)
         contributions = [
             Contribution(key, groups[key].name, share) for key, share in shares.items()
         ]
@@ -113,14 +119,13 @@ class Scheduler:
         """Lease a batch to a group if it is idle and may start; return whether it got a batch."""
         if group.phase is not GroupPhase.IDLE:
             return False
-        in_flight = sum(other.lease is not None for other in self._groups)
-        if not may_start(in_flight, self._strategy.staleness_bound):
+        if not may_start(self._in_flight(), self._strategy.staleness_bound):
             return False
         group.lease = epoch.ledger.lease(group.index)
-        if group.lease is None:
-            return False
-        group.phase = GroupPhase.LEASED
-        return True
+        return group.lease is not None
+
+    def _in_flight(self) -> int:
+        return sum(group.lease is not None for group in self._groups)
 
     def _holder(self, key: BatchKey) -> WorkerGroup:
         return next(group for group in self._groups if group.lease == key)

@@ -1,20 +1,18 @@
 """A parameter server: its part of the parameters and of the optimizer, and its links to workers.
 
-A server makes no decisions. The coordinator numbers the requests to all servers in one sequence,
-and each server executes them in this order. Therefore all servers apply the same gradients in the
-same order and send the same version to a worker.
+A server makes no decisions. All servers get the same requests in the same order, and each executes
+them one after another. Therefore all servers apply the same gradients in the same order and send
+the same version to a worker.
 """
 
-import contextlib
 import copy
 import io
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,64 +20,53 @@ from torch import Tensor
 
 from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
+from fineprune.distributed.parameter_servers.channel import Channel
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 from fineprune.distributed.parameter_servers.link import Link, LinkBroken, Transfer
+from fineprune.distributed.parameter_servers.messages import (
+    Admit,
+    Contribution,
+    Forget,
+    Message,
+    Read,
+    Restore,
+    Restored,
+    Snapshot,
+    Update,
+    Values,
+    Written,
+)
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
 
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
 
 
-class Superseded(RuntimeError):
-    """The server was rolled back while this request waited for its place in the sequence."""
-
-
-class Contribution(NamedTuple):
-    """What one staged gradient contributes to an update.
-
-    Attributes:
-        key: The gradient's batch.
-        reader: The worker that staged the gradient.
-        share: The weight of the gradient in the mean.
-    """
-
-    key: BatchKey
-    reader: str
-    share: float
-
-
-@dataclass(frozen=True)
-class Answered:
-    """The result of an update: the durations of its phases, and the workers that got no answer.
-
-    Attributes:
-        version: The version of the parameters after the update.
-        queue: The time spent waiting for earlier requests, in seconds.
-        apply: The time for the mean of the gradients, the step of the optimizer and the copies for
-            the readers, in seconds.
-        send: The time until the last reader had its copy, in seconds.
-        broken: The readers whose links broke.
-    """
-
-    version: int
-    queue: float
-    apply: float
-    send: float
-    broken: list[str]
-
-
 class _Reader:
-    """A worker's link and its two buffers, each of shape (elements of the part,)."""
+    """A group's link and its two buffers, each of shape (elements of the part,).
 
-    def __init__(self, link: Link, like: Tensor) -> None:
-        self.link = link
+    Attributes:
+        link: The link; None until it is made.
+        staged: The number of the batch whose gradient ``gradient`` holds; -1 for none.
+        sending: The last transfer of parameters.
+        gone: Whether the link is closed or broken, or could not be made.
+        failure: Why the thread that receives gradients has ended, if that is unexpected.
+    """
+
+    def __init__(self, like: Tensor) -> None:
         self.gradient = torch.empty_like(like)
         self.answer = torch.empty_like(like)
+        self.link: Link | None = None
+        self.staged = -1
         self.sending: Transfer | None = None
-        self.staged: BatchKey | None = None
+        self.gone = False
+        self.failure: Exception | None = None
 
 
 class ParameterServer:
-    """One server's part of the parameters. The methods may be called from several threads.
+    """One server's part of the parameters.
+
+    Gradients are received in one thread per group, and wait there, without an effect, for the
+    update that applies them.
 
     Args:
         host: The address of this process for links.
@@ -118,209 +105,184 @@ class ParameterServer:
         self._rendezvous = rendezvous
         self._readers: dict[str, _Reader] = {}
         self._version = 0
-        self._sequence = 0
         self._applied: set[BatchKey] = set()
+        self._seconds = {"apply": 0.0, "send": 0.0}
         self._changed = threading.Condition()
 
-    def ping(self) -> int:
-        """Return the version. The answer shows that this server is alive."""
-        return self._version
-
-    def connect(self, reader: str) -> None:
-        """Make the link to a worker.
-
-        Args:
-            reader: The name of the worker. Each new link has a new name.
+    def serve(self, channel: Channel) -> None:
+        """Execute the requests of the coordinator.
 
         Raises:
-            LinkBroken: The worker did not connect in time.
-        """
-        name = f"{reader}-server{self._index}"
-        link = self._rendezvous.link(self._layout, self._index, name, 1, self._host)
-        with self._changed:
-            self._readers[reader] = _Reader(link, self._parameters)
-
-    def forget(self, sequence: int, reader: str) -> None:
-        """After a request has been executed, close the link to a worker and drop its gradient.
-
-        Args:
-            sequence: The number of the last request that may use the worker's gradient.
-            reader: The name of the worker.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._sequence >= sequence)
-            gone = self._readers.pop(reader, None)
-        if gone is not None:
-            gone.link.close()
-
-    def stage(self, reader: str, key: BatchKey) -> None:
-        """Receive a worker's gradient of a batch. It has no effect until an update applies it.
-
-        Raises:
-            LinkBroken: The worker died, or sent nothing in time.
-            RuntimeError: The worker sent the gradient of another batch.
-        """
-        one = self._readers.get(reader)
-        if one is None:
-            raise LinkBroken(f"server {self._index} knows no worker {reader!r}")
-        one.staged = None
-        batch = one.link.receive(one.gradient)
-        if batch != key.batch:
-            raise RuntimeError(f"expected the gradient of batch {key.batch}, got {batch}")
-        one.staged = key
-
-    def update(
-        self,
-        sequence: int,
-        contributions: Sequence[Contribution],
-        readers: Sequence[str],
-        rate: float,
-    ) -> Answered:
-        """Apply staged gradients as one update, and send the parameters to readers.
-
-        Args:
-            sequence: The number of this request.
-            contributions: The gradients to apply, in the order of their keys. If there are none,
-                the parameters and their version stay the same.
-            readers: The workers that receive the parameters after the update.
-            rate: The learning rate of the update.
-
-        Raises:
-            Superseded: This server was rolled back in the meantime.
+            ChannelClosed: The coordinator is gone.
             RuntimeError: A gradient was not staged, or was applied before.
         """
-        came = time.perf_counter()
-        with self._in_sequence(sequence):
-            began = time.perf_counter()
-            if contributions:
-                self._apply(contributions, rate)
-            version = self._version
-            answering = [(name, self._readers.get(name)) for name in readers]
-            for _, reader in answering:
-                if reader is not None:
-                    reader.answer.copy_(self._parameters)
+        while True:
+            answer = self._execute(channel.receive())
+            if answer is not None:
+                channel.send(answer)
+
+    def _execute(self, request: Message) -> Message | None:
+        match request:
+            case Update():
+                self.update(request.contributions, request.readers, request.rate)
+            case Admit():
+                self._admit(request.reader)
+            case Forget():
+                self._forget(request.reader)
+            case Snapshot():
+                self.snapshot(Path(request.path))
+                seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
+                return Written(request.number, seconds)
+            case Restore():
+                self.restore(request)
+                return Restored()
+            case Read():
+                return Values(self._parameters.numpy())
+            case _:
+                raise TypeError(f"expected a request to a server, got {request!r}")
+        return None
+
+    def update(
+        self, contributions: Sequence[Contribution], readers: Sequence[str], rate: float
+    ) -> None:
+        """Apply staged gradients as one update, and start to send the parameters to readers.
+
+        The arguments are the attributes of ``Update``.
+
+        Raises:
+            RuntimeError: A gradient was not staged, or was applied before.
+        """
+        began = time.perf_counter()
+        if contributions:
+            self._apply(contributions, rate)
         applied = time.perf_counter()
-        broken = _send(answering, version)
-        sent = time.perf_counter()
-        return Answered(version, began - came, applied - began, sent - applied, broken)
+        for name in readers:
+            self._answer(name)
+        self._seconds["apply"] += applied - began
+        self._seconds["send"] += time.perf_counter() - applied
 
-    def parameters(self, sequence: int) -> Tensor:
-        """Return a copy of the part, shape (elements of the part,)."""
-        with self._in_sequence(sequence):
-            return self._parameters.clone()
-
-    def state(self, sequence: int) -> bytes:
-        """Return the complete state of this server, in the format of ``torch.save``.
+    def snapshot(self, path: Path) -> None:
+        """Write the complete state to a file, atomically and in the format of ``torch.save``.
 
         The state is a dict with ``parameters``, ``optimizer``, ``version`` and ``keys`` (the
         batches applied in the last epoch, shape (keys, 2)). It consists of tensors, numbers, lists
         and dicts only.
         """
-        held = io.BytesIO()
-        with self._in_sequence(sequence):
-            torch.save(
-                {
-                    "parameters": self._parameters,
-                    "optimizer": self._optimizer.state_dict(),
-                    "version": self._version,
-                    "keys": torch.tensor(sorted(self._applied), dtype=torch.int64).view(-1, 2),
-                },
-                held,
-            )
-        return held.getvalue()
-
-    def snapshot(self, sequence: int, path: Path) -> None:
-        """Write ``state(sequence)`` to a file atomically."""
-        content = self.state(sequence)
+        state = {
+            "parameters": self._parameters,
+            "optimizer": self._optimizer.state_dict(),
+            "version": self._version,
+            "keys": torch.tensor(sorted(self._applied), dtype=torch.int64).view(-1, 2),
+        }
         partial = path.with_name(path.name + ".partial")
         with partial.open("wb") as file:
-            file.write(content)
+            torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
 
-    def restore(self, sequence: int, source: Path | bytes) -> int:
-        """Restore a snapshot or a state.
-
-        All links are closed, and requests that wait for an earlier request end with ``Superseded``.
-
-        Args:
-            sequence: The number of the last request that counts as executed afterwards.
-            source: The file of a snapshot, or the result of ``state``.
-
-        Returns:
-            The version of the restored parameters.
-        """
-        file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
+    def restore(self, source: Restore) -> None:
+        """Close all links, and return to a snapshot or to the state of a checkpoint."""
+        for name in list(self._readers):
+            self._forget(name)
+        file: Any = source.path if source.state is None else io.BytesIO(source.state.tobytes())
         state = torch.load(file, weights_only=True)
-        with self._changed:
-            self._parameters.copy_(state["parameters"])
-            # Copied, because the optimizer would use and change the given tensors themselves.
-            self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-            self._version = state["version"]
-            self._applied = {BatchKey(*key) for key in state["keys"].tolist()}
-            self._sequence = sequence
-            gone = list(self._readers.values())
-            self._readers.clear()
-            self._changed.notify_all()
-        for reader in gone:
-            reader.link.close()
-        return self._version
+        self._parameters.copy_(state["parameters"])
+        # Copied, because the optimizer would use and change the given tensors themselves.
+        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self._version = state["version"]
+        self._applied = {BatchKey(*key) for key in state["keys"].tolist()}
 
-    @contextlib.contextmanager
-    def _in_sequence(self, sequence: int) -> Iterator[None]:
-        """Wait until the previous request has been executed, and hold the lock during this one."""
+    # -- the links to groups ----------------------------------------------------------------------
+
+    def _admit(self, name: str) -> None:
+        reader = self._readers[name] = _Reader(self._parameters)
+        threading.Thread(
+            target=self._receive, args=(name, reader), name=f"receive {name}", daemon=True
+        ).start()
+
+    def _forget(self, name: str) -> None:
+        reader = self._readers.pop(name, None)
+        if reader is None:
+            return
         with self._changed:
-            self._changed.wait_for(lambda: self._sequence >= sequence - 1)
-            if self._sequence != sequence - 1:
-                raise Superseded(
-                    f"server {self._index} has executed request {self._sequence} before {sequence}"
-                )
-            yield
-            self._sequence = sequence
+            reader.gone = True
+        if reader.link is not None:
+            reader.link.close()
+
+    def _receive(self, name: str, reader: _Reader) -> None:
+        """Make the link to a group, and receive its gradients, until the link breaks."""
+        try:
+            link = self._rendezvous.link(
+                self._layout, self._index, f"{name}-server{self._index}", 1, self._host
+            )
+            with self._changed:
+                reader.link = link
+                self._changed.notify_all()
+                if reader.gone:  # meanwhile
+                    link.close()
+            while True:
+                # The group sends the next gradient only after this one was applied or rejected.
+                number = link.receive(reader.gradient, patient=True)
+                with self._changed:
+                    reader.staged = number
+                    self._changed.notify_all()
+        except LinkBroken:
+            pass  # The group notices it, too, and tells the coordinator.
+        except Exception as error:
+            reader.failure = error
+        with self._changed:
+            reader.gone = True
             self._changed.notify_all()
 
     def _apply(self, contributions: Sequence[Contribution], rate: float) -> None:
         for place, (key, name, share) in enumerate(contributions):
-            reader = self._readers.get(name)
-            if reader is None or reader.staged != key:
-                raise RuntimeError(f"expected {name!r} to have staged {key}, got no such gradient")
+            gradient = self._staged(key, name)
             if key in self._applied:
                 raise RuntimeError(f"expected {key} for the first time, but it was applied before")
             if place == 0:
-                torch.mul(reader.gradient, share, out=self._gradient)
+                torch.mul(gradient, share, out=self._gradient)
             else:
-                self._gradient.add_(reader.gradient, alpha=share)
+                self._gradient.add_(gradient, alpha=share)
         set_rate(self._optimizer, rate)
         self._optimizer.step()
         self._version += 1
         epoch = contributions[0].key.epoch
         if self._applied and next(iter(self._applied)).epoch != epoch:
             self._applied.clear()  # gradients of an earlier epoch can no longer arrive
-        for key, name, _ in contributions:
-            self._applied.add(key)
-            self._readers[name].staged = None
+        self._applied.update(key for key, _, _ in contributions)
 
+    def _staged(self, key: BatchKey, name: str) -> Tensor:
+        """Return a staged gradient.
 
-def _send(answering: Sequence[tuple[str, _Reader | None]], version: int) -> list[str]:
-    """Send the parameters to all readers at the same time; return those whose links broke."""
-    under_way = []
-    broken = []
-    for name, reader in answering:
+        The group got its receipt before it told the coordinator, so the gradient is here, or the
+        thread that received it is about to say so.
+        """
+        reader = self._readers.get(name)
+        if reader is not None:
+            with self._changed:
+                self._changed.wait_for(lambda: reader.staged == key.number or reader.gone)
+            if reader.staged == key.number:
+                return reader.gradient
+        failure = None if reader is None else reader.failure
+        raise RuntimeError(f"expected {name!r} to have staged {key}, got none") from failure
+
+    def _answer(self, name: str) -> None:
+        """Start to send the parameters to a group. If its link breaks, the group notices it."""
+        reader = self._readers.get(name)
+        if reader is None:
+            return
+        with self._changed:
+            # The other end of the link is made before the coordinator names the group here.
+            self._changed.wait_for(lambda: reader.link is not None or reader.gone)
+        if reader.failure is not None:
+            raise reader.failure
+        if reader.link is None or reader.gone:
+            return
         try:
-            if reader is None:
-                raise LinkBroken(f"no worker {name!r}")
             if reader.sending is not None:
-                # This transfer is complete, but the request that sent it may still wait for a
-                # slower reader.
-                reader.sending.wait()
-            reader.sending = reader.link.send_later(reader.answer, version)
-            under_way.append((name, reader.sending))
+                reader.sending.wait()  # It is complete, because the group has stepped since.
+            reader.answer.copy_(self._parameters)
+            reader.sending = reader.link.send_later(reader.answer, self._version)
         except LinkBroken:
-            broken.append(name)
-    for name, transfer in under_way:
-        try:
-            transfer.wait()
-        except LinkBroken:
-            broken.append(name)
-    return broken
+            pass

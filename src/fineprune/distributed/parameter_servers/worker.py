@@ -1,14 +1,13 @@
 """A worker: one replica of the model, which computes the gradients of the batches leased to it.
 
-The path of a gradient is as follows. ``Worker.compute`` runs ``Replica.step``, whose backward pass
-writes into a flat tensor, which DDP averages over the group. ``Worker.push`` sends this tensor over
-the links, ``ParameterServer.stage`` receives it, and ``ParameterServer.update`` applies it.
+The path of a gradient is as follows. ``Worker.step`` runs ``Replica.step``, whose backward pass
+writes into a flat tensor, which DDP averages over the group, and sends this tensor over the links.
+``ParameterServer`` receives it in a thread per group, and ``ParameterServer.update`` applies it.
 """
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,8 +18,22 @@ from torch._C._distributed_c10d import GradBucket, PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
+from fineprune.distributed.parameter_servers.channel import Channel
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
 from fineprune.distributed.parameter_servers.link import Link, LinkBroken, join_store
+from fineprune.distributed.parameter_servers.messages import (
+    Arrays,
+    Broken,
+    Connect,
+    Connected,
+    Message,
+    Received,
+    Save,
+    Saved,
+    Step,
+    Stepped,
+)
+from fineprune.distributed.parameter_servers.prefetch import Prefetch
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
 from fineprune.errors import first_line
 
@@ -28,7 +41,10 @@ from fineprune.errors import first_line
 class Replica(Protocol):
     """What a worker trains. The function ``build(rank)``, given to the coordinator, makes it.
 
-    All methods are called in one thread, which is not the main thread of the process.
+    No method is called in the main thread of the process. ``load`` is called in another thread than
+    ``step``, while a step is computed. A replica whose ``load`` must not run at the same time, for
+    example because both draw from the same random generator, has an attribute ``overlaps`` that is
+    False.
 
     Attributes:
         model: The network without a wrapper. All parameters are on one device and have one type.
@@ -67,20 +83,6 @@ class Replica(Protocol):
 
 
 Build = Callable[[int], Replica]
-Buffers = Mapping[str, np.ndarray[Any, Any]]
-
-
-@dataclass
-class Computed:
-    """The result of a member's part of a batch.
-
-    Attributes:
-        losses: The loss of each sample of the part, float32, shape (B,).
-        seconds: The duration of each phase, in seconds.
-    """
-
-    losses: np.ndarray[Any, np.dtype[np.float32]]
-    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Worker:
@@ -118,35 +120,106 @@ class Worker:
         self._rendezvous = rendezvous
         self._layout = flat_layout(self._model, servers)
         self._values, self._gradients = self._layout.bind(self._model)
-        self._on_cpu = self._values.device.type == "cpu"
+        self._device = self._values.device
+        self._on_cpu = self._device.type == "cpu"
         # Links carry tensors on the CPU. If the model is on the CPU, no copies are needed.
         self._down = self._values if self._on_cpu else self._values.cpu().pin_memory()
         self._up = self._gradients if self._on_cpu else self._gradients.cpu().pin_memory()
+        overlaps = getattr(self._replica, "overlaps", True)
+        self._batches = Prefetch(self._replica.load, overlaps=overlaps)
         self._links: list[Link] = []
-        self._left: float | None = None  # the time at which the last call ended
+        self._left: float | None = None  # the time at which the last step ended
         self._store: TCPStore | None = None
         self._share = 1.0
         self._reduced = 0.0  # the time at which the last all-reduce started
 
-    def connect(self, name: str) -> None:
-        """Join the process group of the members, and make the leader's links.
+    def serve(self, channel: Channel) -> None:
+        """Execute the requests of the coordinator.
 
-        All members must call this at the same time.
+        Raises:
+            ChannelClosed: The coordinator is gone.
+            RuntimeError: The servers sent different versions.
+        """
+        while True:
+            request = channel.receive()
+            answer: Message
+            try:
+                match request:
+                    case Connect():
+                        self._connect(request)
+                        answer = Connected()
+                    case Step():
+                        answer = self.step(request, channel)
+                    case Save():
+                        answer = Saved(self._buffers(), _random_state(self._device))
+                    case _:
+                        raise TypeError(f"expected a request to a worker, got {request!r}")
+            except LinkBroken as error:
+                # Members that wait in a collective usually wake up when this one leaves.
+                self._disconnect()
+                answer = Broken(str(error))
+            channel.send(answer)
+
+    def step(self, step: Step, channel: Channel) -> Stepped:
+        """Compute the gradient of a part of a batch, average it over the group, and push it.
 
         Args:
-            name: The name of this generation of the group.
+            step: What to do.
+            channel: Where the leader tells that a server has received the gradient.
+
+        Raises:
+            LinkBroken: A server or another member died.
+            RuntimeError: The servers sent different versions.
+        """
+        clock = _Clock(None if step.first else self._left)
+        wanted = {step.key: step.indices}
+        if step.next_key is not None and step.next_indices is not None:
+            wanted[step.next_key] = step.next_indices
+        self._batches.begin(wanted)
+        if step.reads:
+            self._pull()
+            clock.lap("pull")
+        self._gradients.zero_()
+        batch = self._batches.take(step.key, step.indices)
+        clock.lap("data")
+        self._share = step.share
+        losses = self._compute(batch, None if step.weights is None else torch.tensor(step.weights))
+        if self._members > 1 and self._on_cpu:
+            # The part of the all-reduce that does not overlap with the backward pass. It is not
+            # measured on GPUs, whose operations are asynchronous.
+            clock.lap("compute", self._reduced)
+            clock.lap("group reduce")
+        if not self._on_cpu and self._member == 0:
+            self._up.copy_(self._gradients)
+        clock.lap("compute")
+        if self._member == 0:
+            self._push(step.key, channel)
+            clock.lap("push")
+        self._left = clock.now
+        return Stepped(losses if step.share else losses[:0], clock.seconds)
+
+    def _connect(self, request: Connect) -> None:
+        """Join the process group of the members, and make the leader's links.
+
+        All members do this at the same time.
 
         Raises:
             LinkBroken: A member or a server did not connect in time.
         """
+        self._disconnect()
+        if request.buffers is not None:
+            for name, tensor in not_served(self._model).items():
+                tensor.copy_(torch.from_numpy(request.buffers[name]))
+        if request.random is not None:
+            _set_random_state(self._device, request.random)
         if self._members > 1:
-            self._join_group(name)
+            self._join_group(request.name)
         if self._member == 0:
             for server in range(self._layout.servers):
-                link = f"{name}-server{server}"
+                link = f"{request.name}-server{server}"
                 self._links.append(self._rendezvous.link(self._layout, server, link, 0, self._host))
 
-    def disconnect(self) -> None:
+    def _disconnect(self) -> None:
         """Close all links and leave the process group, if there are any."""
         for link in self._links:
             link.close()
@@ -156,79 +229,21 @@ class Worker:
             dist.destroy_process_group()
         self._left = None
 
-    def rest(self) -> None:
-        """Exclude the time until the next call from the phase ``wait``."""
-        self._left = None
-
-    def compute(
-        self,
-        key: BatchKey,
-        indices: np.ndarray[Any, Any],
-        weights: np.ndarray[Any, Any] | None,
-        share: float,
-        reads: bool,
-    ) -> Computed:
-        """Compute the gradient of a part of a batch, and average it over the group.
-
-        Args:
-            key: The batch.
-            indices: The indices of this member's samples, int64, shape (B,).
-            weights: The weights of their losses, float32, shape (B,); None for equal weights.
-            share: The weight of this member's mean in the mean of the group. If it is 0, the
-                member steps only because the others wait for it, and its gradient has no effect.
-            reads: Whether to receive the parameters first. The servers have then been told to send
-                them.
-
-        Raises:
-            LinkBroken: A server or another member died.
-            RuntimeError: The servers sent different versions.
-        """
-        clock = _Clock(self._left)
-        if reads:
-            self._pull()
-            clock.lap("pull")
-        self._gradients.zero_()
-        batch = self._replica.load(key, torch.tensor(indices))
-        clock.lap("data")
-        self._share = share
-        losses = self._step(batch, None if weights is None else torch.tensor(weights))
-        if self._members > 1 and self._on_cpu:
-            # The part of the all-reduce that does not overlap with the backward pass. It is not
-            # measured on GPUs, whose operations are asynchronous.
-            clock.lap("compute", self._reduced)
-            clock.lap("group reduce")
-        if not self._on_cpu and self._member == 0:
-            self._up.copy_(self._gradients)
-        clock.lap("compute")
-        self._left = clock.now
-        return Computed(losses if share else losses[:0], clock.seconds)
-
-    def push(self, key: BatchKey) -> dict[str, float]:
-        """Send the gradient to all servers, and return the duration of each phase, in seconds.
-
-        Raises:
-            LinkBroken: A server died.
-        """
-        clock = _Clock(self._left)
+    def _push(self, key: BatchKey, channel: Channel) -> None:
+        """Send the gradient to all servers, and return when all have confirmed it."""
         under_way = [
-            link.send_later(self._up[self._layout.part(server)], key.batch)
+            link.send_later(self._up[self._layout.part(server)], key.number)
             for server, link in enumerate(self._links)
         ]
-        for transfer in under_way:
+        last = len(under_way) - 1
+        for server, transfer in enumerate(under_way):
             transfer.wait()
-        clock.lap("push")
-        self._left = clock.now
-        return clock.seconds
+            if server < last:
+                channel.send(Received(server))
 
-    def buffers(self) -> Buffers:
-        """Return the model's buffers, including the normalisation statistics."""
+    def _buffers(self) -> Arrays:
         named = self._model.named_buffers()
         return {name: buffer.detach().cpu().numpy() for name, buffer in named}
-
-    def load_buffers(self, buffers: Buffers) -> None:
-        """Copy buffers, as ``buffers`` returns them, and frozen parameters into the model."""
-        for name, tensor in not_served(self._model).items():
-            tensor.copy_(torch.from_numpy(np.array(buffers[name])))
 
     def _pull(self) -> None:
         versions = set()
@@ -280,7 +295,7 @@ class Worker:
         summed: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
         return summed
 
-    def _step(self, batch: Any, weights: Tensor | None) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _compute(self, batch: Any, weights: Tensor | None) -> np.ndarray[Any, np.dtype[np.float32]]:
         try:
             losses = self._replica.step(batch, weights)
         except RuntimeError as error:
@@ -306,8 +321,22 @@ def _broken(error: RuntimeError) -> LinkBroken:
     return LinkBroken(f"a member of the group died: {first_line(error)}")
 
 
+def _random_state(device: torch.device) -> Arrays:
+    """Return the states of the generators from which a step draws, for example for dropout."""
+    state = {"cpu": torch.get_rng_state().numpy()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device).numpy()
+    return state
+
+
+def _set_random_state(device: torch.device, state: Arrays) -> None:
+    torch.set_rng_state(torch.from_numpy(state["cpu"]))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(torch.from_numpy(state["cuda"]), device)
+
+
 class _Clock:
-    """The duration of each phase; the time since the end of the last call is phase ``wait``."""
+    """The duration of each phase; the time since the end of the last step is phase ``wait``."""
 
     def __init__(self, left: float | None) -> None:
         self.now = time.perf_counter()

@@ -1,100 +1,58 @@
-"""A group of workers as the coordinator sees it: its processes, its phase and its pending calls.
+"""A group of workers as the coordinator sees it: its processes, its phase and its lease.
 
 A group is one unit: its members step together, and if one of them dies, all are restarted. A single
 worker is a group of one.
 """
 
-import statistics
 import time
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
+from fineprune.distributed.parameter_servers.epoch_state import number_of_samples
 from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, Report
-from fineprune.distributed.parameter_servers.link import LinkBroken
-from fineprune.distributed.parameter_servers.ray_cluster import (
-    LOST_NODE,
-    Call,
-    Cluster,
-    Died,
-    Location,
-    Process,
-    Silent,
+from fineprune.distributed.parameter_servers.messages import (
+    Array,
+    Arrays,
+    Broken,
+    Connect,
+    Connected,
+    Hello,
+    Message,
+    Ready,
+    Received,
+    Save,
+    Saved,
+    Step,
+    Stepped,
 )
+from fineprune.distributed.parameter_servers.patience import Patience
+from fineprune.distributed.parameter_servers.processes import LOST_NODE, Cluster, Process
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
-from fineprune.distributed.parameter_servers.server_group import PROBE_SECONDS, ServerGroup
-from fineprune.distributed.parameter_servers.worker import Buffers, Build, Computed, Worker
+from fineprune.distributed.parameter_servers.worker import Build, Worker
 from fineprune.distributed.strategy import Strategy
 
-# The number of recent steps whose median duration is a group's usual step.
-_RECENT_STEPS = 20
 # Seconds that members may take to leave their process group after a server died. A member that
 # waits for another one in a collective usually wakes up when that one leaves, but not always.
 _LEAVE_SECONDS = 10.0
 
 
 class GroupPhase(Enum):
-    """The state of a group. A step goes from ``IDLE`` through all later phases and back."""
+    """The state of a group. A step goes from ``IDLE`` through ``STEPPING`` and ``STAGED`` back."""
 
-    STARTING = "starting"  # its processes start, or close the links of the previous generation
+    STARTING = "starting"  # its processes start, or end the step of the previous generation
     CONNECTING = "connecting"  # its links are being made
     IDLE = "idle"
-    LEASED = "leased"  # it has a batch and will compute next
-    COMPUTING = "computing"
-    PUSHING = "pushing"
+    STEPPING = "stepping"
     STAGED = "staged"  # all servers have its gradient
-
-
-class GroupCall(Enum):
-    """The kinds of calls that a group waits for: to its members, or to servers on its behalf."""
-
-    PLACE = "place"
-    START = "start"
-    LOAD_BUFFERS = "load buffers"
-    DISCONNECT = "disconnect"
-    CONNECT = "connect"
-    COMPUTE = "compute"
-    PUSH = "push"
-    SERVER_CONNECT = "server connect"
-    SERVER_STAGE = "server stage"
-
-
-_OF_START = (GroupCall.PLACE, GroupCall.START, GroupCall.LOAD_BUFFERS)
-_OF_SERVERS = (GroupCall.SERVER_CONNECT, GroupCall.SERVER_STAGE)
-
-
-@dataclass(frozen=True)
-class PendingCall:
-    """A call that has not ended. ``index`` is the member's place or the server's index."""
-
-    kind: GroupCall
-    index: int
-
-
-class GroupBroken(Exception):
-    """A group cannot continue, because a process died, hangs, or cannot be reached.
-
-    Attributes:
-        reason: What was observed.
-        dead: The places of the members that died or hang, each with the reason. It is empty if the
-            members only have to be restarted.
-        certain: Whether a member is known to be dead. Otherwise, a server may be the cause.
-    """
-
-    def __init__(self, reason: str, dead: Mapping[int, str], *, certain: bool) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.dead = dead
-        self.certain = certain
+    BROKEN = "broken"  # it lost a link, and the reason is not known yet
 
 
 class WorkerGroup:
-    """A group of workers. A method starts each phase, which ends when no call is pending.
+    """A group of workers.
 
     Args:
         index: The index of this group.
@@ -107,13 +65,17 @@ class WorkerGroup:
 
     Attributes:
         phase: The current phase.
-        pending: The calls that the group waits for.
         generation: How many times the links were made. The links of each generation have a new
             name.
-        lease: The batch that the group has, if any. The group loses it during the computation if an
-            update is made without its gradient.
+        lease: The batch that the group has, if any. The group loses it during the step if an update
+            is made without its gradient.
         version: The version of the parameters that the group has read; -1 for none.
         fruitless_deaths: The number of deaths since the group last computed a gradient.
+        patience: The silence of the group and its limit.
+        broken: In the phase ``BROKEN``, the place of the member that lost a link, and the reason.
+        broken_at: When it did so.
+        saving: Whether the answers to ``save`` are being awaited.
+        saved: These answers, by the places of the members; empty if a member has died meanwhile.
     """
 
     def __init__(
@@ -127,23 +89,27 @@ class WorkerGroup:
     ) -> None:
         self.index = index
         self.phase = GroupPhase.STARTING
-        self.pending: dict[Call[Any], PendingCall] = {}
         self.generation = 0
         self.lease: BatchKey | None = None
         self.version = -1
         self.fruitless_deaths = 0
+        self.patience = Patience(strategy, ProcessKind.WORKER)
+        self.broken = (0, "")
+        self.broken_at = 0.0
+        self.saving = False
+        self.saved: dict[int, Saved] = {}
         self._cluster = cluster
         self._strategy = strategy
         self._build = build
         self._rendezvous = rendezvous
         self._report = report
-        self._members: list[Process[Worker]] = []
-        self._locations: dict[int, Location] = {}
+        self._members: list[Process] = []
+        self._owing: list[int] = []  # the numbers of answers that the members owe
+        self._to_load: tuple[Arrays, list[Arrays | None]] | None = None
         self._losses: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
         self._starts = 0
-        self._silence = 0.0
+        self._first = True
         self._step_began = 0.0
-        self._steps: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     @property
     def name(self) -> str:
@@ -156,14 +122,34 @@ class WorkerGroup:
         return self._strategy.group
 
     @property
-    def starts(self) -> bool:
-        """Whether the processes are starting and have not loaded the buffers yet."""
-        return any(one.kind in _OF_START for one in self.pending.values())
+    def processes(self) -> list[Process]:
+        """The processes, by their places in the group."""
+        return self._members
+
+    @property
+    def built(self) -> bool:
+        """Whether all processes have built their replicas and loaded the buffers."""
+        return self._to_load is None
 
     @property
     def joining(self) -> bool:
         """Whether the group does not yet take part in the training."""
         return self.phase in (GroupPhase.STARTING, GroupPhase.CONNECTING)
+
+    @property
+    def connectable(self) -> bool:
+        """Whether its links can be made as soon as all servers are ready."""
+        return self.phase is GroupPhase.STARTING and not self.owing
+
+    @property
+    def owing(self) -> list[int]:
+        """The places of the members that owe an answer."""
+        return [place for place, answers in enumerate(self._owing) if answers]
+
+    @property
+    def leaves(self) -> bool:
+        """Whether members leave their process group, in which they may hang."""
+        return self.size > 1 and self.built and self.phase is GroupPhase.STARTING
 
     @property
     def losses(self) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -173,29 +159,26 @@ class WorkerGroup:
     @property
     def unplaced(self) -> list[str]:
         """The names of the workers whose processes do not run yet."""
-        return [
-            f"worker {self._rank(one.index)}"
-            for one in self.pending.values()
-            if one.kind is GroupCall.PLACE
-        ]
+        return [str(member) for member in self._members if member.location is None]
 
     # -- life cycle -----------------------------------------------------------------------------
 
-    def start(self, buffers: Buffers) -> None:
+    def start(self, buffers: Arrays, random: list[Arrays | None] | None = None) -> None:
         """Start the processes, which join the training as soon as they have started.
 
         Args:
             buffers: The initial buffers of the model.
+            random: The state of the random generators of each member; None for those that its
+                replica starts with.
         """
         self._starts += 1
-        self._locations = {}
-        self._steps.clear()
         self._members = [
             self._cluster.start_worker(
                 self.index,
+                self.index * self.size + member,
                 Worker,
                 self._build,
-                self._rank(member),
+                self.index * self.size + member,
                 member,
                 self.size,
                 self._strategy.servers,
@@ -203,47 +186,29 @@ class WorkerGroup:
             )
             for member in range(self.size)
         ]
+        self.saved, self.saving = {}, False
+        self._to_load = buffers, random or [None] * self.size
+        self._owing = [1] * self.size
+        self.patience = Patience(self._strategy, ProcessKind.WORKER)
         self._begin_generation()
-        for place, member in enumerate(self._members):
-            self._await(member.placed, GroupCall.PLACE, place)
-            self._await(member.made, GroupCall.START, place)
-            if buffers:
-                call = member.call(Worker.load_buffers, buffers)
-                self._await(call, GroupCall.LOAD_BUFFERS, place)
 
     def reconnect(self) -> None:
-        """Make new links, after each member has closed its old ones."""
+        """Make new links, as soon as the members have ended their step."""
         self._begin_generation()
-        for place, member in enumerate(self._members):
-            self._await(member.call(Worker.disconnect), GroupCall.DISCONNECT, place)
+        if self.owing and self.built:
+            limit = max(_LEAVE_SECONDS, 2 * self.patience.step) if self.leaves else None
+            self.patience.expect(limit)
 
-    def connect(self, servers: ServerGroup) -> None:
+    def connect(self) -> None:
         """Make the links to the servers, and the process group of the members."""
-        self._begin(GroupPhase.CONNECTING)
-        for place, member in enumerate(self._members):
-            self._await(member.call(Worker.connect, self.name), GroupCall.CONNECT, place)
-        for server, call in enumerate(servers.connect(self.name)):
-            self._await(call, GroupCall.SERVER_CONNECT, server)
-
-    def probe(self) -> tuple[dict[int, str], list[int]]:
-        """Return the members that have died, each with the reason, and those that do not answer.
-
-        This takes at most ``PROBE_SECONDS``. Members that are still starting are left out.
-        """
-        pings = {place: self._members[place].ping() for place in self._locations}
-        deadline = time.monotonic() + PROBE_SECONDS
-        dead, silent = {}, []
-        for place, ping in pings.items():
-            try:
-                self._cluster.result(ping, max(0.0, deadline - time.monotonic()))
-            except Died as error:
-                dead[place] = str(error)
-            except Silent:
-                silent.append(place)
-        return dead, silent
+        self._demand(GroupPhase.CONNECTING)
+        buffers, random = self._to_load or (None, [None] * self.size)
+        self._to_load = None
+        for member, state in zip(self._members, random, strict=True):
+            member.send(Connect(self.name, buffers, state))
 
     def end(self, dead: Mapping[int, str], reason: str) -> None:
-        """Kill all processes, report this, and drop their pending calls.
+        """Kill all processes, and report this.
 
         Args:
             dead: The places of the members that died, each with the reason.
@@ -251,7 +216,7 @@ class WorkerGroup:
         """
         for place in range(self.size):
             # Until a lost node is noticed, processes may be placed on it, which then never run.
-            never_ran = place not in self._locations and dead.get(place) == LOST_NODE
+            never_ran = self._members[place].location is None and dead.get(place) == LOST_NODE
             kind = EventKind.DIED if place in dead and not never_ran else EventKind.STOPPED
             self._report(self._event(kind, place, dead.get(place, reason)))
         self.kill()
@@ -259,54 +224,55 @@ class WorkerGroup:
     def kill(self) -> None:
         """Kill all processes without a report."""
         for member in self._members:
-            member.kill()
-        self.pending.clear()
+            self._cluster.kill(member)
 
-    # -- the phases of a step -------------------------------------------------------------------
+    # -- steps ----------------------------------------------------------------------------------
 
-    def compute(
+    def begin_epoch(self) -> None:
+        """Exclude the time until the next step from the phase ``wait``."""
+        self._first = True
+
+    def step(
         self,
-        indices: np.ndarray[Any, Any],
-        weights: np.ndarray[Any, Any] | None,
+        indices: Array,
+        weights: Array | None,
         version: int,
         *,
         reads: bool,
+        following: tuple[BatchKey, Array] | None = None,
     ) -> None:
-        """Start to compute the gradient of the leased batch.
+        """Let the members compute the gradient of the leased batch and push it.
 
         Args:
             indices: The indices of its samples, int64, shape (B,).
             weights: The weights of their losses, float32, shape (B,); None for equal weights.
             version: The version of the parameters with which it is computed.
             reads: Whether the group receives these parameters first.
+            following: The batch that the group probably gets next, and the indices of its samples.
         """
         assert self.lease is not None
-        self._begin(GroupPhase.COMPUTING)
+        self._demand(GroupPhase.STEPPING)
         self._step_began = time.monotonic()
         self.version = version
         self._losses = {}
         self._report(self._event(EventKind.LEASED, 0, batch=self.lease))
-        parts = np.array_split(np.arange(len(indices)), self.size)
-        for place, (member, part) in enumerate(zip(self._members, parts, strict=True)):
-            share = len(part) / len(indices)
-            # Even a member without samples has to step, because the others wait for it.
-            sent = part if len(part) else [0]
-            of_part = None if weights is None else weights[sent]
-            call = member.call(Worker.compute, self.lease, indices[sent], of_part, share, reads)
-            self._await(call, GroupCall.COMPUTE, place)
-
-    def push(self, servers: ServerGroup) -> None:
-        """Start to send the gradient to all servers."""
-        assert self.lease is not None
-        self._begin(GroupPhase.PUSHING)
-        self._await(self._members[0].call(Worker.push, self.lease), GroupCall.PUSH, 0)
-        for server, call in enumerate(servers.stage(self.name, self.lease)):
-            self._await(call, GroupCall.SERVER_STAGE, server)
-
-    def note_step(self) -> None:
-        """Note that all servers have the gradient, which ends the group's step."""
-        self.phase = GroupPhase.STAGED
-        self._steps.append(time.monotonic() - self._step_began)
+        next_key, next_indices = following or (None, None)
+        for place, member in enumerate(self._members):
+            samples = number_of_samples(len(indices), place, self.size)
+            part = _part(len(indices), place, self.size)
+            step = Step(
+                self.lease,
+                indices[part],
+                None if weights is None else weights[part],
+                samples / len(indices),
+                reads,
+                self._first,
+                next_key,
+            )
+            if next_indices is not None:
+                step.next_indices = next_indices[_part(len(next_indices), place, self.size)]
+            member.send(step)
+        self._first = False
 
     def release(self) -> None:
         """End the lease: the batch was applied, or an update was made without it."""
@@ -314,119 +280,99 @@ class WorkerGroup:
         if self.phase is GroupPhase.STAGED:
             self.phase = GroupPhase.IDLE
 
-    # -- calls ----------------------------------------------------------------------------------
+    def save(self) -> None:
+        """Ask the members for their buffers and random states, which ``saved`` then holds."""
+        self.saved, self.saving = {}, True
+        self._demand(self.phase)
+        for member in self._members:
+            member.send(Save())
 
-    def finish(self, call: Call[Any]) -> dict[str, float]:
-        """Process the result of a pending call that has ended.
+    # -- messages -------------------------------------------------------------------------------
+
+    def receive(self, place: int, message: Message) -> bool:
+        """Process a message of a member.
+
+        Args:
+            place: The place of the member in the group.
+            message: The message.
 
         Returns:
-            The duration of each phase of the step, in seconds.
-
-        Raises:
-            GroupBroken: A member died, or a process that it communicates with died.
+            Whether the gradient of the leased batch is now staged.
         """
-        pending = self.pending.pop(call)
-        self._silence = 0.0
-        try:
-            result = self._cluster.result(call)
-        except (Died, LinkBroken) as error:
-            # If a server's call fails, the cause may be the leader, which has the links.
-            member = 0 if pending.kind in _OF_SERVERS else pending.index
-            # The other end of a link may notice a death before Ray does.
-            dead = {} if isinstance(error, Died) else self.probe()[0]
-            certain = isinstance(error, Died) or bool(dead)
-            raise GroupBroken(str(error), dead or {member: str(error)}, certain=certain) from None
-        match pending.kind, result:
-            case GroupCall.PLACE, Location():
-                self._locations[pending.index] = result
-            case GroupCall.START, _:
+        before = self.phase
+        self.patience.hear()
+        match message:
+            case Hello():
+                if not self.unplaced:
+                    self.patience.expect()
+            case Ready():
                 kind = EventKind.STARTED if self._starts == 1 else EventKind.RESTARTED
-                self._report(self._event(kind, pending.index))
-            case GroupCall.COMPUTE, Computed():
-                self._losses[pending.index] = result.losses
-                return result.seconds
-            case GroupCall.PUSH, dict():
-                return result
-            case GroupCall.SERVER_STAGE, _ if self.lease is not None:
-                server = ProcessKind.SERVER
-                self._report(Event(EventKind.STAGED, server, pending.index, batch=self.lease))
-        return {}
+                self._report(self._event(kind, place))
+                self._answered(place)
+            case Connected():
+                self._answered(place)
+            case Received():
+                self._note_receipt(message.server)
+            case Stepped():
+                if self.phase is GroupPhase.STEPPING:
+                    self._losses[place] = message.losses
+                self._answered(place)
+            case Broken():
+                if self.phase in (GroupPhase.CONNECTING, GroupPhase.STEPPING):
+                    self.phase = GroupPhase.BROKEN
+                    self.broken, self.broken_at = (place, message.reason), time.monotonic()
+                self._answered(place)
+            case Saved():
+                self.saved[place] = message
+                self.saving = len(self.saved) < self.size
+                self._answered(place)
+            case _:
+                raise TypeError(f"expected a message of a worker, got {message!r}")
+        return self.phase is not before and self.phase is GroupPhase.STAGED
 
-    def rest(self) -> None:
-        """Exclude the time until the next call from the phase ``wait``."""
-        for member in self._members:
-            member.call(Worker.rest)
-
-    def buffers(self) -> Buffers:
-        """Return the buffers of the leader.
-
-        Raises:
-            Died: The leader died.
-            Silent: The leader does not answer.
-        """
-        call = self._members[0].call(Worker.buffers)
-        return self._cluster.result(call, self._patience())
-
-    def add_silence(self, seconds: float) -> None:
-        """Add to the time for which the group has been silent.
-
-        Raises:
-            GroupBroken: The group has been silent for too long.
-        """
-        waiting = [one for one in self.pending.values() if one.kind not in _OF_SERVERS]
-        if not waiting or any(one.kind is GroupCall.PLACE for one in waiting):
+    def _answered(self, place: int) -> None:
+        self._owing[place] -= 1
+        if self.owing:
             return
-        self._silence += seconds
-        if self._silence <= self._patience():
-            return
-        if self._leaves():
-            dead, _ = self.probe()
-            raise GroupBroken("it did not leave its process group", dead, certain=True)
-        usual = "before its first step"
-        if self._steps:
-            usual = f"its usual step takes {statistics.median(self._steps):.2g} s"
-        reason = (
-            f"killed because it was silent for {self._silence:.0f} s while {self.phase.value} "
-            f"({usual})"
-        )
-        dead, silent = self.probe()
-        hanging = dict.fromkeys(silent or [waiting[0].index], reason)
-        raise GroupBroken(reason, dead or hanging, certain=True)
+        self.patience.rest()
+        if self.phase is GroupPhase.CONNECTING:
+            self.phase = GroupPhase.IDLE
+        elif self.phase is GroupPhase.STEPPING:
+            self.fruitless_deaths = 0
+            self.patience.note_step(time.monotonic() - self._step_began)
+            self._note_receipt(self._strategy.servers - 1)
+            # Without a lease, an update was made without this gradient.
+            self.phase = GroupPhase.IDLE if self.lease is None else GroupPhase.STAGED
 
-    def _patience(self) -> float:
-        """Return how many seconds the group may be silent."""
-        usual = statistics.median(self._steps) if self._steps else 0.0
-        if self._leaves():
-            return max(_LEAVE_SECONDS, 2 * usual)
-        if not self._steps:
-            return self._strategy.startup_seconds
-        return max(self._strategy.silence_seconds, self._strategy.silence_factor * usual)
+    def _note_receipt(self, server: int) -> None:
+        if self.lease is not None:
+            self._report(Event(EventKind.STAGED, ProcessKind.SERVER, server, batch=self.lease))
 
-    def _leaves(self) -> bool:
-        """Return whether members are leaving a process group, in which they may hang."""
-        return self.size > 1 and any(
-            one.kind is GroupCall.DISCONNECT for one in self.pending.values()
-        )
+    def _demand(self, phase: GroupPhase) -> None:
+        """Begin a phase that ends when all members have answered."""
+        self.phase = phase
+        self._owing = [answers + 1 for answers in self._owing]
+        self.patience.expect()
 
     def _begin_generation(self) -> None:
         self.generation += 1
-        self._begin(GroupPhase.STARTING)
+        self.phase = GroupPhase.STARTING
         self.lease, self.version = None, -1
-        self.pending = {call: one for call, one in self.pending.items() if one.kind in _OF_START}
-
-    def _begin(self, phase: GroupPhase) -> None:
-        self.phase = phase
-        self._silence = 0.0
-
-    def _rank(self, place: int) -> int:
-        return self.index * self.size + place
 
     def _event(
         self, kind: EventKind, place: int, reason: str = "", batch: BatchKey | None = None
     ) -> Event:
-        where = self._locations.get(place)
-        pid, node = (where.pid, where.node) if where else (None, "")
-        return Event(kind, ProcessKind.WORKER, self._rank(place), pid, node, reason, batch=batch)
+        member = self._members[place]
+        pid, node = (member.location.pid, member.location.node) if member.location else (None, "")
+        return Event(kind, ProcessKind.WORKER, member.index, pid, node, reason, batch=batch)
 
-    def _await(self, call: Call[Any], kind: GroupCall, index: int) -> None:
-        self.pending[call] = PendingCall(kind, index)
+
+def _part(samples: int, place: int, size: int) -> slice:
+    """Return the samples that a member is sent.
+
+    Even a member that gets none has to step, because the others wait for it. It is sent the first
+    one.
+    """
+    share = number_of_samples(samples, place, size)
+    start = place * (samples // size) + min(place, samples % size) if share else 0
+    return slice(start, start + max(share, 1))

@@ -11,10 +11,18 @@ from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.step_counts import batches_of
 
 # What the user's loader keeps.
-_KEPT = (
-    "batch_size num_workers pin_memory drop_last timeout worker_init_fn multiprocessing_context "
-    "generator prefetch_factor persistent_workers"
-).split()
+_KEPT = [
+    "batch_size",
+    "num_workers",
+    "pin_memory",
+    "drop_last",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+]
 
 
 class PrunedLoader(DataLoader[Any]):

@@ -51,6 +51,8 @@ class Data:
             the names of image files with their labels; None for other data.
         images_digest: The digest of the index of the training images if they are files; None for
             other data.
+        fetch_overlaps: Whether the function that ``make_fetch`` builds may be called in another
+            thread while a step is computed.
     """
 
     train: Any
@@ -67,6 +69,7 @@ class Data:
     wrong: npt.NDArray[np.bool_] | None = None
     labels_digest: str | None = None
     images_digest: str | None = None
+    fetch_overlaps: bool = True
 
 
 def number_of_classes(train: Any, name: str, given: int | None) -> int:

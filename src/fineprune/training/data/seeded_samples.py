@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from fineprune.datasets.loader_process import TrainingLoader
+from fineprune.datasets.loader_process import LoaderPool, TrainingLoader
 from fineprune.pruning.sampler import PruningSampler
 
 
@@ -123,17 +123,38 @@ def training_loader(
     )
 
 
-def fetch(dataset: Any, seed: int, index: torch.Tensor, epoch: int) -> Any:
-    """Return the collated batch ``(x, y)`` of the given samples.
+class SampleFetcher:
+    """Loads any batch of a user's dataset, for workers of parameter servers.
 
     Args:
         dataset: The user's training set.
         seed: Seeds the random transforms, together with the epoch and the index.
-        index: The indices of the samples; int64, shape (B,).
-        epoch: The epoch, counted from 0.
+        workers: The number of loader processes; with 0, this process loads.
     """
-    samples = SeededSamples(dataset, seed)
-    return default_collate([samples[epoch, i][1] for i in index.tolist()])
+
+    def __init__(self, dataset: Any, seed: int, workers: int) -> None:
+        self._samples = SeededSamples(dataset, seed)
+        self._workers = workers
+        self._pool = LoaderPool(workers, self._load) if workers else None
+
+    def __call__(self, index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the collated batch ``(x, y)`` of the given samples.
+
+        Args:
+            index: The indices of the samples; int64, shape (B,).
+            epoch: The epoch, counted from 0.
+        """
+        keys = [(epoch, i) for i in index.tolist()]
+        if self._pool is None:
+            x, y = self._load(keys)
+            return x, y
+        size = -(-len(keys) // self._workers)
+        parts = self._pool.map(keys[first : first + size] for first in range(0, len(keys), size))
+        x, y = map(torch.cat, zip(*parts, strict=True))
+        return x, y
+
+    def _load(self, keys: Sequence[tuple[int, int]]) -> Any:
+        return default_collate([self._samples[key][1] for key in keys])
 
 
 def evaluation_loader(dataset: Any, batch_size: int, indices: Sequence[int] | None = None) -> Any:

@@ -12,6 +12,7 @@ from fineprune.importing import import_attribute
 from fineprune.pruning.pruner import Pruner
 from fineprune.training.data.run_data import (
     Data,
+    Fetch,
     check_batches,
     evaluation_batch,
     number_of_classes,
@@ -20,9 +21,9 @@ from fineprune.training.data.run_data import (
 )
 from fineprune.training.data.seeded_samples import (
     PlainSamples,
+    SampleFetcher,
     SeededSamples,
     evaluation_loader,
-    fetch,
     training_loader,
 )
 from fineprune.training.recipe import Recipe
@@ -56,14 +57,21 @@ def own_data(recipe: Recipe) -> Data:
             pin_memory=run.device.startswith("cuda"),
         )
 
-    def fetch_batch(index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = fetch(train, run.seed, index, epoch)
-        return x.to(run.device), y.to(run.device)
+    def make_fetch() -> Fetch:
+        load = SampleFetcher(train, run.seed, settings.workers)
+
+        def fetch(index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+            x, y = load(index, epoch)
+            return x.to(run.device), y.to(run.device)
+
+        return fetch
 
     return Data(
         train=train,
         make_loader=make_loader,
-        make_fetch=lambda: fetch_batch,
+        make_fetch=make_fetch,
+        # In this process, transforms draw from the same generators as a step.
+        fetch_overlaps=settings.workers > 0,
         evaluation=evaluation_loader(evaluated, size),
         evaluated_on="validation" if settings.validation else "test",
         watched=(watched, evaluation_loader(plain, size, watched) if watched else ()),

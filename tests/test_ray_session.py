@@ -5,23 +5,21 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
+from processes import in_session, wait_until_ended
+
+from fineprune.runs.files import read_metrics
 
 pytest.importorskip("ray")
 
 from ray.exceptions import OutOfMemoryError
 
-from fineprune.distributed.parameter_servers.ray_cluster import (
-    Call,
-    Cluster,
-    Died,
-    Node,
-    Places,
-    nodes_for_servers,
-    ray_session,
-)
+from fineprune.distributed.parameter_servers.placement import Node, Places, nodes_for_servers
+from fineprune.distributed.parameter_servers.processes import _cause
+from fineprune.distributed.parameter_servers.ray_session import ray_session
 from fineprune.errors import RunError
 
 
@@ -38,23 +36,17 @@ def test_a_ray_that_does_not_start_is_one_line(monkeypatch):
         pass
 
 
-def test_a_process_that_ray_killed_for_its_memory_has_died(monkeypatch):
-    def get(*arguments, **options):
-        raise OutOfMemoryError(
-            "2 worker(s) were killed due to the node running low on memory.\n ..."
-        )
-
-    monkeypatch.setattr("ray.get", get)
-    places = object.__new__(Cluster)  # The result of a call needs none of its parts.
-    with pytest.raises(Died, match="Ray killed it because the memory of its node was almost"):
-        places.result(Call(None))
+def test_a_process_that_ray_killed_for_its_memory_is_explained():
+    told = "2 worker(s) were killed due to the node running low on memory.\n ..."
+    assert _cause(OutOfMemoryError(told)).startswith("Ray killed it because the memory of its node")
 
 
 # It prints the addresses on which it and its children listen, in the kernel's hexadecimal form.
 LISTENERS = """
 import os
 from pathlib import Path
-from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
+from fineprune.distributed.parameter_servers.placement import Places
+from fineprune.distributed.parameter_servers.processes import cluster
 from fineprune.distributed.parameter_servers.link import open_store
 
 def family(process):
@@ -85,7 +77,7 @@ def test_nothing_listens_beyond_loopback():
     done = subprocess.run([sys.executable, "-c", LISTENERS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     addresses = done.stdout.split()
-    assert len(addresses) >= 4  # the driver's, its store's, and Ray's own processes'
+    assert len(addresses) >= 5  # the driver's, its two for workers, and Ray's own processes'
     assert set(addresses) <= LOOPBACK
 
 
@@ -101,7 +93,8 @@ from pathlib import Path
 import torch
 from torch import nn
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
-from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
+from fineprune.distributed.parameter_servers.placement import Places
+from fineprune.distributed.parameter_servers.processes import cluster
 from fineprune.distributed.strategy import Strategy
 
 def die_once(marker):
@@ -178,6 +171,145 @@ def test_a_run_says_what_died_in_one_line_each_and_leaves_nothing_when_it_is_sto
     assert list(short_folder.glob("ray*")) == []
 
 
+RECIPE = """
+[data]
+name = "digits"
+train_size = 256
+[network]
+name = "lenet"
+[training]
+epochs = 4000
+batch_size = 64
+milestones = []
+evaluate_last = 1
+[pruning]
+policy = "full"
+[run]
+device = "cpu"
+threads = 1
+checkpoint_every = 1000
+history = false
+[distributed]
+strategy = "async"
+workers = 1
+"""
+# The command, with less patience.
+IMPATIENT = """
+from fineprune.distributed.parameter_servers import ray_session
+ray_session.SILENCE_SECONDS = 3.0
+from fineprune.cli.main import main
+main()
+"""
+
+
+@pytest.fixture
+def training(tmp_path, short_folder, preloaded_ray_workers):
+    """A command that trains, and the processes of its Ray by their names."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(RECIPE)
+    command = [sys.executable, "-c", IMPATIENT, "train", recipe, "--out", tmp_path / "run"]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **preloaded_ray_workers, "TMPDIR": str(short_folder)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not read_metrics(tmp_path / "run/metrics.jsonl") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        yield process, rays_processes(process.pid)
+        process.kill()
+    for pid in in_session(process.pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+def rays_processes(parent):
+    """Return the children of a process that are Ray's own, by their names."""
+    found = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        name, _, rest = file.read_text().partition("(")[2].rpartition(")")
+        if int(rest.split()[1]) == parent:
+            found[name] = int(file.parent.name)
+    return found
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@on_linux
+@pytest.mark.parametrize("process", ["raylet", "gcs_server"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_run_whose_ray_is_dead_or_hangs_ends_with_one_line(
+    process, number, training, tmp_path, short_folder
+):
+    run, ray_processes = training
+    os.kill(ray_processes[process], number)
+    told = run.communicate(timeout=90)[1].splitlines()
+    lines = [line for line in told if "epochs:" not in line]
+    what = "was killed by SIGKILL" if number == signal.SIGKILL else "has been silent for 4 s"
+    assert lines == [
+        f"fineprune: Ray's process {process} {what}: Ray cannot start or replace processes without "
+        f"it; continue with --resume"
+    ]
+    assert run.returncode == 1
+    assert not wait_until_ended(run.pid)
+    assert list(short_folder.glob("ray*")) == []
+
+
+@on_linux
+@pytest.mark.parametrize("process", ["raylet", "gcs_server"])
+def test_a_run_whose_ray_hangs_can_be_stopped(process, training, tmp_path, short_folder):
+    run, ray_processes = training
+    os.kill(ray_processes[process], signal.SIGSTOP)
+    run.send_signal(signal.SIGTERM)
+    told = run.communicate(timeout=90)[1]
+    assert "fineprune: stopped by SIGTERM in epoch" in told
+    assert run.returncode == 128 + signal.SIGTERM
+    assert (tmp_path / "run/checkpoint.pt").exists()
+    assert not wait_until_ended(run.pid)
+    assert list(short_folder.glob("ray*")) == []
+
+
+# A worker's priority, and that of the process that started Ray.
+PRIORITIES = """
+import os
+from fineprune.distributed.parameter_servers.messages import Broken
+from fineprune.distributed.parameter_servers.placement import Places
+from fineprune.distributed.parameter_servers.processes import cluster
+
+def priority():
+    return str(os.getpriority(os.PRIO_PROCESS, 0))
+
+class Tells:
+    def __init__(self, host):
+        pass
+    def serve(self, channel):
+        channel.send(Broken(priority()))
+        channel.receive()
+
+with cluster(Places(groups=1)) as places:
+    places.start_worker(0, 0, Tells)
+    told = []
+    while not told:
+        told = [message.reason for _, message in places.poll(1.0) if isinstance(message, Broken)]
+    print(told[0], priority())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "getpriority"), reason="there are no priorities")
+def test_workers_have_the_priority_of_the_coordinator(preloaded_ray_workers):
+    done = subprocess.run(
+        [sys.executable, "-c", PRIORITIES],
+        env={**os.environ, **preloaded_ray_workers},
+        capture_output=True,
+        text=True,
+    )
+    worker, own = done.stdout.split()
+    assert worker == own, done.stderr
+
+
 def node(name, cpus, gpus=0):
     return Node(name, name, cpus, gpus)
 
@@ -206,15 +338,18 @@ def test_dedicated_servers_get_nodes_that_leave_room_for_the_groups(nodes, place
 NODES = """
 import os
 from ray.cluster_utils import Cluster
-from fineprune.distributed.parameter_servers.ray_cluster import Places, cluster
-from fineprune.distributed.parameter_servers.events import EventKind
+from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind
+from fineprune.distributed.parameter_servers.messages import Broken
+from fineprune.distributed.parameter_servers.placement import Places
+from fineprune.distributed.parameter_servers.processes import cluster
 import ray
 
 class Where:
     def __init__(self, host):
         self.node = ray.get_runtime_context().get_node_id()
-    def get(self):
-        return self.node
+    def serve(self, channel):
+        channel.send(Broken(self.node))
+        channel.receive()
 
 nodes = Cluster()
 for _ in range(3):
@@ -224,11 +359,14 @@ for groups in (3, 5):
     events = []
     places = Places(groups=groups, servers=1 if groups == 5 else 2, dedicated=True)
     with cluster(places, on_event=events.append) as held:
-        workers = [held.start_worker(group, Where) for group in range(groups)]
-        servers = [held.start_server(server, Where) for server in range(places.servers)]
-        for one in (*workers, *servers):
-            held.result(one.made)
-        on = [{held.result(one.call(Where.get)) for one in kind} for kind in (workers, servers)]
+        for group in range(groups):
+            held.start_worker(group, group, Where)
+        for server in range(places.servers):
+            held.start_server(server, Where)
+        told = []
+        while len(told) < groups + places.servers:
+            told += [(p.kind, m.reason) for p, m in held.poll(1.0) if isinstance(m, Broken)]
+        on = [{node for one, node in told if one is kind} for kind in ProcessKind]
         kinds = [event.kind.value for event in events]
         print(len(on[0]), len(on[1]), len(on[0] & on[1]), kinds)
 nodes.shutdown()
