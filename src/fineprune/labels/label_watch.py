@@ -14,7 +14,7 @@ from torch import Tensor
 from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import rank
+from fineprune.labels.ranking import joint_numbers, rank
 
 STATE_VERSION = 1
 
@@ -64,8 +64,8 @@ class LabelWatch:
         )
         self._group = process_group
         self._place: tuple[int, int] | None = None  # This rank and their number, once known.
-        # Whether this is the evidence of all ranks. It then belongs to rank 0, and the others have a
-        # copy, which they give up when they record again.
+        # Whether this is the evidence of all ranks. It then belongs to rank 0, and the other ranks
+        # have a copy, which they give up when they record again.
         self._merged = False
         # A compiled training step must not trace the bookkeeping.
         self._record_untraced: Callable[[LabelWatch, Tensor, Tensor, Tensor], None] = (
@@ -136,7 +136,7 @@ class LabelWatch:
         Raises:
             InputError: As for ``suspects``.
         """
-        return rank(self._usable()).joint.cpu()
+        return joint_numbers(self._usable()).cpu()
 
     def to_cleanlab(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Return the arguments ``labels`` and ``pred_probs`` of cleanlab's functions.

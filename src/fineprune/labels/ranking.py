@@ -5,13 +5,17 @@ share of a class is compared with what is usual for the samples of this class, a
 samples that clearly belong to a class tell which mistakes are frequent. Let q[k] be the share of
 class k in the evidence on a sample with the label y. Then
 
-- t[k] is the mean of q[k] over the samples labelled k;
-- the tenth of the samples labelled k with the largest q[k] sets a threshold, and the samples whose
-  q[k] reaches it, whatever their label, clearly belong to class k;
-- J[y, k] estimates the share of the samples labelled y that belong to class k, from the labels of
-  those that clearly do;
-- the probability of class k is taken as proportional to q[k] / t[k] * J[y, k], and the score is the
-  log odds that the class is not y.
+- t[k] is the mean of q[k] over the samples labelled k.
+- The fifth of the samples labelled k with the largest q[k] sets a threshold. All samples whose q[k]
+  reaches it, whatever their label, clearly belong to class k. ``clear_counts`` counts them.
+- J[y, k] is the share of the samples labelled y that belong to class k. ``mistake_rates`` estimates
+  it from these counts.
+- P[k] is proportional to q[k] / t[k] * J'[y, k], where J' is J with the rates of the mistakes drawn
+  towards their mean, the more so the more evenly they are spread. Hard samples look like mistakes
+  between similar classes, and only frequent mistakes in few pairs of classes stand out against
+  that. ``drawn_together`` does this.
+- The score is the log of (1 - P[y]) / P[y], and the suggestion is the other class with the largest
+  P[k].
 """
 
 from dataclasses import dataclass
@@ -22,12 +26,15 @@ from torch import Tensor
 from fineprune.labels.evidence import Evidence
 
 # The part of the samples of a class that clearly belong to it, and their least number.
-_CLEAR, _LEAST_CLEAR = 0.1, 10
+_CLEAR, _LEAST_CLEAR = 0.2, 10
 
-# The mean probability of a mistake, times this, is added to that of each mistake. So frequent
-# mistakes count for more only if they are much more frequent than others, because hard samples with
-# a right label look like mistakes.
-_SMOOTHING = 1.0
+# Steps in which the number of samples of each class is estimated. Few, because what is estimated
+# from few clear samples would be taken too far.
+_STEPS = 2
+
+# From this spread on (0 for mistakes in one pair of classes, 1 for equally many in all pairs), all
+# mistakes are taken to be equally frequent.
+_EVEN = 1 / 3
 
 # No share is below the smallest positive number in half precision.
 _SMALLEST = 2.0**-24
@@ -49,40 +56,49 @@ class Ranking:
 
     scores: Tensor
     suggestions: Tensor
-    joint: Tensor
 
 
 def rank(evidence: Evidence) -> Ranking:
     """Rank all samples by how much the evidence contradicts their labels.
 
     Args:
-        evidence: The evidence, which has been flushed. All results lie on its device.
+        evidence: The evidence, which has been flushed. The ranking lies on its device.
     """
-    classes = evidence.num_classes
     labels, own = labels_and_shares(evidence)
     known = labels >= 0
-    sizes = torch.bincount(labels[known], minlength=classes)
-    usual = torch.zeros_like(sizes, dtype=torch.float64).index_add_(
-        0, labels[known], own[known].double()
-    ) / sizes.clamp(min=1)
-    clear = clear_counts(evidence, thresholds(own[known], labels[known], classes))
-    prior = smoothed(mistake_rates(clear, sizes)).log()
-    # A class without samples suggests itself for none.
-    usual = torch.where(sizes > 0, usual, torch.inf).clamp(min=_SMALLEST).log()
+    clear = clear_counts(evidence, thresholds(own[known], labels[known], evidence.num_classes))
+    sizes = torch.bincount(labels[known], minlength=evidence.num_classes)
+    rates = drawn_together(mistake_rates(clear, sizes), clear)
+    sums = torch.zeros(len(sizes), dtype=torch.float64, device=own.device)
+    usual = sums.index_add(0, labels[known], own[known].double()) / sizes
+    usual = torch.where(sizes > 0, usual.clamp(min=_SMALLEST), torch.inf)
     scores = torch.full_like(own, -torch.inf)
     suggestions = torch.full_like(labels, -1)
-    joint = torch.zeros(classes, classes, dtype=torch.float64, device=labels.device)
     for chunk in evidence.chunks():
         part = chunk.labels >= 0
-        index, given = chunk.index[part], chunk.labels[part]
-        logs = chunk.shares[part].clamp(min=_SMALLEST).double().log() - usual + prior[given]
-        logs = logs.log_softmax(1)
-        joint.index_add_(0, given, logs.exp())
-        label = logs.gather(1, given[:, None])[:, 0]
-        others = logs.scatter(1, given[:, None], -torch.inf)
-        scores[index] = (others.logsumexp(1) - label).float()
+        index, given = chunk.index[part], chunk.labels[part, None]
+        logs = (chunk.shares[part].clamp(min=_SMALLEST) / usual * rates[given[:, 0]]).log()
+        others = logs.scatter(1, given, -torch.inf)
+        scores[index] = (others.logsumexp(1) - logs.gather(1, given)[:, 0]).float()
         suggestions[index] = others.argmax(1)
-    return Ranking(scores, suggestions, joint)
+    return Ranking(scores, suggestions)
+
+
+def joint_numbers(evidence: Evidence) -> Tensor:
+    """Estimate how many samples have each label and belong to each class.
+
+    Args:
+        evidence: The evidence, which has been flushed. The result lies on its device.
+
+    Returns:
+        For a label y and a class k, the number of samples labelled y that belong to class k;
+        float64, shape (C, C). Row y sums to the number of samples labelled y.
+    """
+    labels, own = labels_and_shares(evidence)
+    known = labels >= 0
+    clear = clear_counts(evidence, thresholds(own[known], labels[known], evidence.num_classes))
+    sizes = torch.bincount(labels[known], minlength=evidence.num_classes)
+    return mistake_rates(clear, sizes) * sizes[:, None]
 
 
 def labels_and_shares(evidence: Evidence) -> tuple[Tensor, Tensor]:
@@ -140,29 +156,68 @@ def clear_counts(evidence: Evidence, threshold: Tensor) -> Tensor:
 
 
 def mistake_rates(clear: Tensor, sizes: Tensor) -> Tensor:
-    """Estimate which share of the samples of each label belongs to each class.
+    """Estimate which share of the samples with each label belongs to each class.
 
-    The samples that clearly belong to a class stand for all that belong to it, of which there are
-    assumed to be as many as there are labels of this class.
+    The samples that clearly belong to a class stand for all that do: they give the probability of
+    each label in this class. The number of samples of each class is estimated from these and from
+    the numbers of labels, by a few steps of expectation and maximisation from the latter.
 
     Args:
         clear: The result of ``clear_counts``; float64, shape (C, C).
         sizes: The number of samples with each label; int64, shape (C,).
 
     Returns:
-        The shares, float64, shape (C, C). Each row sums to one; that of a label without samples
-        is one for its own class.
+        The shares J[y, k]; float64, shape (C, C). Each row sums to one. That of a label without
+        samples is one for its own class.
     """
-    classes = torch.arange(len(sizes), device=sizes.device)
-    # P(label y | class k) times the number of samples of class k.
-    joint = clear / clear.sum(0).clamp(min=1) * sizes
-    joint[classes, classes] = joint.diagonal().clamp(min=1.0)
+    labelled = sizes.double()
+    given = clear / clear.sum(0).clamp(min=1)
+    numbers = labelled
+    for _ in range(_STEPS):
+        expected = given @ numbers
+        numbers = numbers * (given.T @ (labelled / expected.clamp(min=_SMALLEST)))
+    joint = given * numbers
+    joint += torch.diag((sizes == 0).double())
     return joint / joint.sum(1, keepdim=True)
 
 
-def smoothed(rates: Tensor) -> Tensor:
-    """Add to the rate of each mistake a multiple of the mean rate, and scale the rows to one."""
+def drawn_together(rates: Tensor, clear: Tensor) -> Tensor:
+    """Draw the rates of the mistakes towards their mean.
+
+    With s as the result of ``spread`` and n[k] as the number of samples that clearly belong to
+    class k, the rates of class k are drawn by the part 3 * (s + 1 / n[k]), at most completely.
+
+    Args:
+        rates: The result of ``mistake_rates``; float64, shape (C, C).
+        clear: The result of ``clear_counts``; float64, shape (C, C).
+
+    Returns:
+        The rates; float64, shape (C, C). Each row sums to one.
+    """
     classes = len(rates)
-    mistakes = (1 - rates.diagonal()).sum() / (classes * (classes - 1))
-    added = torch.full_like(rates, float(_SMOOTHING * mistakes) + 1e-6).fill_diagonal_(0)
-    return (rates + added) / (rates + added).sum(1, keepdim=True)
+    mean = (1 - rates.diagonal()).mean() / (classes - 1)
+    part = ((spread(clear) + 1 / clear.sum(0).clamp(min=1)) / _EVEN).clamp(max=1)
+    drawn = torch.lerp(rates, mean.expand_as(rates), part.expand_as(rates)) + _SMALLEST
+    drawn.diagonal().copy_(rates.diagonal().clamp(min=_SMALLEST))
+    return drawn / drawn.sum(1, keepdim=True)
+
+
+def spread(clear: Tensor) -> Tensor:
+    """Return how evenly mistakes are spread over the pairs of classes.
+
+    This is the square of the mean rate over the mean of the squared rates, scaled so that it is 0
+    if all mistakes are between one pair of classes, and 1 if all pairs have equally many. The
+    squares are estimated without the bias that comes from counting few samples.
+
+    Args:
+        clear: The result of ``clear_counts``; float64, shape (C, C).
+
+    Returns:
+        A number from 0 to 1; float64, shape ().
+    """
+    number = clear.sum(0).clamp(min=2)
+    pairs = len(clear) * (len(clear) - 1)
+    first = (clear / number).fill_diagonal_(0).sum() / pairs
+    second = (clear * (clear - 1) / (number * (number - 1))).fill_diagonal_(0).sum() / pairs
+    ratio = first**2 / second.clamp(min=_SMALLEST**2)
+    return ((ratio * pairs - 1) / (pairs - 1)).clamp(0, 1)
