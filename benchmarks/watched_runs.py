@@ -228,7 +228,7 @@ def write(file: Path, **arrays: npt.NDArray[Any]) -> None:
     """Write arrays to a file, which appears when it is complete."""
     unfinished = file.with_suffix(".part")
     with unfinished.open("wb") as stream:
-        np.savez_compressed(stream, **arrays)
+        np.savez_compressed(stream, allow_pickle=False, **arrays)
     os.replace(unfinished, file)
 
 

@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -315,7 +316,7 @@ def ddp(rank, *, watched):
     model = DistributedDataParallel(network())
     torch.manual_seed(rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    sampler: DistributedSampler = DistributedSampler(data)
+    sampler: DistributedSampler[Any] = DistributedSampler(data)
     watch = fp.LabelWatch(N, CLASSES) if watched else None
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
