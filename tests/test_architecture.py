@@ -19,6 +19,7 @@ imported_modules, in_order, imports = (
 # What each subpackage may import of fineprune, besides ``fineprune.errors``.
 ALLOWED = {
     "pruning": set(),
+    "labels": set(),
     "distributed": set(),
     "networks": {"importing"},
     "datasets": {"pruning"},
@@ -44,7 +45,7 @@ ALLOWED = {
 }
 # The same for the modules at the top level.
 ALLOWED_AT_THE_TOP = {
-    "__init__": {"pruning"},
+    "__init__": {"pruning", "labels"},
     "errors": set(),
     "importing": set(),
     "__main__": {"cli"},
@@ -54,6 +55,7 @@ CORE = [
     PACKAGE / "__init__.py",
     PACKAGE / "errors.py",
     *sorted((PACKAGE / "pruning").rglob("*.py")),
+    *sorted((PACKAGE / "labels").rglob("*.py")),
 ]
 ONLY_IMPORT = {
     "ray": "distributed/parameter_servers/ray_cluster.py",

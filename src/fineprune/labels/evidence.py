@@ -16,8 +16,8 @@ from fineprune.labels.class_shares import ClassShares
 # tensor takes almost as long as one on a tensor of this size.
 _BLOCK = 1 << 17
 
-# So many probabilities are read from the sums at once (16 MB).
-_CHUNK = 1 << 22
+# So many probabilities are read from the sums at once (4 MB).
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,8 +210,9 @@ class Evidence:
         labels = torch.maximum(self.labels, theirs)
         for part in other.chunks():
             index = part.index.to(self._device)
-            sums = self._sums(index).plus(other._sums(part.index))
-            self._write(index, labels.index_select(0, index).long(), sums)
+            sums = self._sums(index, self.labels[index].long())
+            sums = sums.plus(other._sums(part.index, part.labels))
+            self._write(index, labels[index].long(), sums)
         self.labels = labels
         self._faults += other._faults.to(self._device)
 
@@ -237,10 +238,10 @@ class Evidence:
         dist.all_reduce(different, group=group)
         _check_equal(int(different))
         for part in self.chunks():
-            sums = self._sums(part.index)
+            sums = self._sums(part.index, part.labels)
             for tensor in sums.tensors():
                 dist.all_reduce(tensor, group=group)
-            self._write(part.index, labels.index_select(0, part.index).long(), sums)
+            self._write(part.index, labels[part.index].long(), sums)
         self.labels = labels
 
     def state_dict(self) -> dict[str, Any]:
@@ -333,26 +334,31 @@ class Evidence:
             usable.int(),
             (usable & (own == logs.amax(0))).int(),
         )
-        # All visits of a sample are added to one of them, and each then receives this sum, so that
-        # it does not matter which of the equal rows of a sample is written last.
-        place = torch.empty(self.num_samples, dtype=torch.int64, device=self._device)
-        place.index_copy_(0, index, torch.arange(len(index), device=self._device))
-        place = place.index_select(0, index)
-        total = _Sums(
+        self._write(index, labels, self._sums(index, labels).plus(self._of_samples(index, new)))
+
+    def _of_samples(self, index: Tensor, visits: _Sums) -> _Sums:
+        """Give each visit the sum over all visits of its sample.
+
+        So it does not matter which of the equal rows of a sample is written last.
+        """
+        numbers = torch.arange(len(index), dtype=torch.int32, device=self._device)
+        place = torch.empty(self.num_samples, dtype=torch.int32, device=self._device)
+        place = place.index_copy_(0, index, numbers).index_select(0, index)
+        if self._device.type == "cpu" and torch.equal(place, numbers):
+            return visits  # Each sample occurs once, which is known here without waiting.
+        return _Sums(
             *(
                 torch.zeros_like(part).index_add_(0, place, part).index_select(0, place)
-                for part in new.tensors()
+                for part in visits.tensors()
             )
         )
-        self._write(index, labels, self._sums(index).plus(total))
 
-    def _sums(self, index: Tensor) -> _Sums:
-        """Return the sums of some samples, whose labels have been written."""
-        labels = self.labels.index_select(0, index).long().clamp(min=0)
+    def _sums(self, index: Tensor, labels: Tensor) -> _Sums:
+        """Return the sums of some samples with these labels; int64, -1 if unknown."""
         weight = self.weight.index_select(0, index)
         return _Sums(
             weight,
-            self.shares.read(index, labels) * weight[:, None],
+            self.shares.read(index, labels.clamp(min=0)) * weight[:, None],
             self.loss.index_select(0, index) * weight,
             self.visits.index_select(0, index),
             self.agreed.index_select(0, index),

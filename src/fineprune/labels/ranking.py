@@ -72,14 +72,15 @@ def rank(evidence: Evidence) -> Ranking:
     sums = torch.zeros(len(sizes), dtype=torch.float64, device=own.device)
     usual = sums.index_add(0, labels[known], own[known].double()) / sizes
     usual = torch.where(sizes > 0, usual.clamp(min=_SMALLEST), torch.inf)
+    factors = (rates / usual).float()
     scores = torch.full_like(own, -torch.inf)
     suggestions = torch.full_like(labels, -1)
     for chunk in evidence.chunks():
         part = chunk.labels >= 0
         index, given = chunk.index[part], chunk.labels[part, None]
-        logs = (chunk.shares[part].clamp(min=_SMALLEST) / usual * rates[given[:, 0]]).log()
+        logs = (chunk.shares[part].clamp(min=_SMALLEST) * factors[given[:, 0]]).log()
         others = logs.scatter(1, given, -torch.inf)
-        scores[index] = (others.logsumexp(1) - logs.gather(1, given)[:, 0]).float()
+        scores[index] = others.logsumexp(1) - logs.gather(1, given)[:, 0]
         suggestions[index] = others.argmax(1)
     return Ranking(scores, suggestions)
 
@@ -108,11 +109,10 @@ def labels_and_shares(evidence: Evidence) -> tuple[Tensor, Tensor]:
         The labels, int64, -1 if unknown; the shares, float32; both of shape (N,).
     """
     labels = evidence.labels.long()
-    parts = [
-        chunk.shares.gather(1, chunk.labels.clamp(min=0)[:, None])[:, 0]
-        for chunk in evidence.chunks()
-    ]
-    return labels, torch.cat(parts)
+    own = torch.empty_like(evidence.weight)
+    for chunk in evidence.chunks():
+        own[chunk.index] = chunk.shares.gather(1, chunk.labels.clamp(min=0)[:, None])[:, 0]
+    return labels, own
 
 
 def thresholds(own: Tensor, labels: Tensor, classes: int) -> Tensor:
