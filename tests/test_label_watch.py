@@ -363,6 +363,12 @@ def merged(rank):
     record(resumed, range(100, 150), labels, rank, WORLD)
     resumed.merge()
 
+    uneven = fp.LabelWatch(N, CLASSES)
+    uneven.load_state_dict(state)
+    if not rank:  # The other rank has no batch left.
+        record(uneven, range(100, 103), labels)
+    uneven.merge()
+
     own = fp.LabelWatch(N, CLASSES)
     own.load_state_dict(alone)
     record(own, range(100, 150), labels, rank, WORLD)
@@ -381,6 +387,7 @@ def merged(rank):
         "sums": sums(watch),
         "resumed": sums(resumed),
         "own": sums(own),
+        "uneven": sums(uneven),
     }
 
 
@@ -448,6 +455,14 @@ def test_ranks_resume_bit_for_bit_from_a_merged_state_and_from_their_own(two_ran
 def test_merging_twice_counts_nothing_twice(two_ranks):
     assert all(result["unchanged"] for result in two_ranks)
     assert two_ranks[0]["readable"] == two_ranks[1]["readable"]
+
+
+def test_a_rank_without_a_batch_merges_nothing_twice(two_ranks):
+    for result in two_ranks:
+        before = result["state"]["evidence"]["sums"]["visits"]
+        added = result["uneven"]["visits"] - before
+        assert added.sum() == 3 * BATCH
+        assert same(result["uneven"], two_ranks[0]["uneven"])
 
 
 def test_states_of_ranks_are_merged_afterwards_in_one_process(two_ranks):
