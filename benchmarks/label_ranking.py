@@ -1,7 +1,8 @@
-"""Compares rankings of labels on the trainings of ``watched_runs.py``.
+r"""Compares rankings of labels on the trainings of ``watched_runs.py``.
 
     python benchmarks/watched_runs.py --data DIR --out RUNS --seeds 3
-    python benchmarks/label_ranking.py RUNS --json docs/results/labels.json
+    python benchmarks/label_ranking.py RUNS --cleanlab --strongest 1 2 4 \
+        --json docs/results/labels.json --page docs/results/labels.md
 
 What was recorded in each training is given to a ``LabelWatch`` batch by batch, as its loop would
 have done. After some epochs, its ranking is compared with two others that need one training: the
@@ -26,12 +27,16 @@ import numpy.typing as npt
 import torch
 
 import fineprune as fp
+from fineprune.labels.evidence import Evidence
+from fineprune.labels.ranking import rank
 from fineprune.training.hardware import describe
 from fineprune.training.suspicion import Suspicion, detection
 
 BATCH, CLASSES = 128, 10
 AFTER = (3, 6, 10, 20, 30)
 FIRST = (100, 500, 1000)
+BEGIN, END = "<!-- tables of label_ranking.py -->", "<!-- end of the tables -->"
+OURS = ("watch", "loss", "AUM")
 METHODS = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
 
 Labels = npt.NDArray[np.int64]
@@ -66,19 +71,36 @@ def others(scores: Scores, labels: Labels) -> Scores:
     return copied
 
 
-def epochs_of(run: Path, watch: fp.LabelWatch) -> Iterator[tuple[int, Result]]:
-    """Record a training, and yield what each ranking finds after some epochs."""
+def recorded(run: Path) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Yield the number, the samples and the logits of each epoch in the order of its steps."""
     with np.load(run) as arrays:
         order, bits = arrays["order"].astype(np.int64), arrays["logits"]
-        labels, true = arrays["labels"], arrays["true"]
+    for epoch, (samples, row) in enumerate(zip(order, bits, strict=True), start=1):
+        yield epoch, torch.from_numpy(samples), torch.from_numpy(row).view(torch.bfloat16)
+
+
+def strongest_only(run: Path, number: int, labels: Labels, true: Labels) -> Result:
+    """Return what the ranking finds if only so many classes besides the label are stored."""
+    evidence = Evidence(len(labels), CLASSES, number)
+    given = torch.from_numpy(labels)
+    for _, samples, logits in recorded(run):
+        for index, part in zip(samples.split(BATCH), logits.split(BATCH), strict=True):
+            evidence.record(index, part, given[index], 1)
+    evidence.flush()
+    ranking = rank(evidence)
+    return judged(ranking.scores.numpy(), ranking.suggestions.numpy(), labels, true)
+
+
+def epochs_of(
+    run: Path, watch: fp.LabelWatch, labels: Labels, true: Labels
+) -> Iterator[tuple[int, Result]]:
+    """Record a training, and yield what each ranking finds after some epochs."""
     given = torch.from_numpy(labels)
     margins, summed = np.zeros(len(labels)), np.zeros((len(labels), CLASSES))
-    for epoch, (samples, row) in enumerate(zip(order, bits, strict=True), start=1):
-        logits = torch.from_numpy(row).view(torch.bfloat16)
-        for index, part in zip(
-            torch.from_numpy(samples).split(BATCH), logits.split(BATCH), strict=True
-        ):
+    for epoch, order, logits in recorded(run):
+        for index, part in zip(order.split(BATCH), logits.split(BATCH), strict=True):
             watch.record(index, part, given[index])
+        samples = order.numpy()
         floats = logits.float().numpy()
         own = floats[np.arange(len(samples)), labels[samples]]
         margins[samples] += own - others(floats, labels[samples]).max(1)
@@ -135,7 +157,7 @@ def folds_of(run: Path) -> Scores | None:
     return probabilities[np.argsort(index)] if complete else None
 
 
-def compare(run: Path, *, cleanlab: bool) -> Result:
+def compare(run: Path, *, cleanlab: bool, strongest: list[int]) -> Result:
     """Return all results of a run."""
     with np.load(run) as arrays:
         labels, true = arrays["labels"], arrays["true"]
@@ -144,8 +166,10 @@ def compare(run: Path, *, cleanlab: bool) -> Result:
         "kind": run.stem.rpartition("-")[0],
         "seed": int(run.stem.rpartition("-")[2]),
         "wrong": int((labels != true).sum()),
-        "after": {str(epoch): found for epoch, found in epochs_of(run, watch)},
+        "after": {str(epoch): found for epoch, found in epochs_of(run, watch, labels, true)},
     }
+    for number in strongest:
+        result[f"strongest {number}"] = strongest_only(run, number, labels, true)
     if cleanlab:
         result["cleanlab, in-sample"] = cleanlab_rankings(labels, true, watch.to_cleanlab()[1])
         probabilities = folds_of(run)
@@ -154,22 +178,46 @@ def compare(run: Path, *, cleanlab: bool) -> Result:
     return result
 
 
-def table(results: list[Result]) -> str:
+def tables(results: list[Result]) -> str:
     """Return the results as Markdown: means over the seeds, with the least and the largest."""
-    lines = ["| kind | epochs | ranking | ROC area | first 100 | 500 | 1,000 | right suggestions |"]
-    lines.append("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |")
-    for kind in dict.fromkeys(result["kind"] for result in results):
-        runs = [result for result in results if result["kind"] == kind]
-        for after in AFTER:
-            for name in ("watch", "loss", "AUM"):
-                rows = [run["after"][str(after)][name] for run in runs]
-                lines.append(f"| {kind} | {after} | {name} | {cells(rows)} |")
-        for name in ("cleanlab, in-sample", "cleanlab, five more trainings"):
-            for method in METHODS:
-                rows = [run[name][method] for run in runs if name in run]
-                if rows:
-                    lines.append(f"| {kind} | | {name}, {method} | {cells(rows)} |")
-    return "\n".join(lines)
+    kinds = dict.fromkeys(result["kind"] for result in results)
+    by_kind = {kind: [run for run in results if run["kind"] == kind] for kind in kinds}
+    first = " | ".join(f"wrong of {number:,}" for number in FIRST)
+    end = [f"| wrong labels | ranking | ROC area | {first} | right suggestions |"]
+    end.append("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    course = [
+        "| wrong labels | epochs | ROC area: watch | loss | AUM | wrong of 1,000: watch | loss "
+    ]
+    course[0] += "| AUM | estimated wrong labels | true |"
+    course.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for kind, runs in by_kind.items():
+        for name, rows in rankings_of(runs).items():
+            end.append(f"| {kind} | {name} | {cells(rows)} |")
+        for epoch in map(str, AFTER):
+            found = [run["after"][epoch] for run in runs]
+            areas = [np.mean([one[name]["roc_area"] for one in found]) for name in OURS]
+            hits = [np.mean([one[name]["first"][-1] for one in found]) for name in OURS]
+            numbers = [f"{area:.3f}" for area in areas] + [f"{hit:.0f}" for hit in hits]
+            estimated = span("{:.0f}", [one["estimated"] for one in found])
+            course.append(
+                f"| {kind} | {epoch} | {' | '.join(numbers)} | {estimated} | {runs[0]['wrong']} |"
+            )
+    return "\n".join([*end, "", *course])
+
+
+def rankings_of(runs: list[Result]) -> dict[str, list[Result]]:
+    """Return the results at the end of the runs of one kind, by the names of the rankings."""
+    found = {name: [run["after"][str(AFTER[-1])][name] for run in runs] for name in OURS}
+    found |= {
+        f"watch, {name}": [run[name] for run in runs]
+        for name in runs[0]
+        if name.startswith("strongest")
+    }
+    for name in ("cleanlab, in-sample", "cleanlab, five more trainings"):
+        for method in METHODS:
+            rows = [run[name][method] for run in runs if name in run]
+            found |= {f"{name}, {method}": rows} if rows else {}
+    return found
 
 
 def cells(rows: list[Result]) -> str:
@@ -178,29 +226,36 @@ def cells(rows: list[Result]) -> str:
     columns += [[row["first"][place] for row in rows] for place in range(len(FIRST))]
     columns += [[row["right_suggestions"] for row in rows]]
     forms = ("{:.3f}", "{:.0f}", "{:.0f}", "{:.0f}", "{:.2f}")
-    return " | ".join(
-        form.format(np.mean(column))
-        + (f" ({form.format(min(column))} to {form.format(max(column))})" if len(rows) > 1 else "")
-        for form, column in zip(forms, columns, strict=True)
-    )
+    return " | ".join(map(span, forms, columns))
+
+
+def span(form: str, numbers: list[float]) -> str:
+    """Return the mean of numbers, with the least and the largest if there are several."""
+    mean = form.format(np.mean(numbers))
+    if len(numbers) == 1:
+        return mean
+    return f"{mean} ({form.format(min(numbers))} to {form.format(max(numbers))})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, help="folder of the runs of watched_runs.py")
     parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--page", type=Path, help="Markdown file in which to replace the tables")
+    parser.add_argument(
+        "--strongest", type=int, nargs="*", default=[], help="also store only so many classes"
+    )
     parser.add_argument("--cleanlab", action="store_true", help="also rank with cleanlab")
     options = parser.parse_args()
     torch.set_num_threads(1)
     runs = [run for run in sorted(options.runs.glob("*-?.npz")) if "fold" not in run.stem]
-    results = [compare(run, cleanlab=options.cleanlab) for run in runs]
-    print(table(results))
-    for result in results:
-        numbers = ", ".join(f"{e}: {found['estimated']}" for e, found in result["after"].items())
-        print(
-            f"{result['kind']}, seed {result['seed']}: {result['wrong']} wrong labels; estimated "
-            f"after epoch {numbers}"
-        )
+    results = [compare(run, cleanlab=options.cleanlab, strongest=options.strongest) for run in runs]
+    print(tables(results))
+    if options.page:
+        before, rest = options.page.read_text(encoding="utf-8").split(BEGIN + "\n")
+        after = rest.split(END)[1]
+        parts = [before, BEGIN, "\n\n", tables(results), "\n\n", END, after]
+        options.page.write_text("".join(parts), encoding="utf-8")
     if options.json:
         about = describe("cpu", 1)
         text = json.dumps({"about": about, "runs": results}, indent=1) + "\n"

@@ -1,6 +1,7 @@
 """README and docs: Python runs, commands and settings are valid, tables fit, links resolve."""
 
 import dataclasses
+import json
 import re
 import runpy
 import shlex
@@ -136,6 +137,14 @@ def test_the_python_of_the_page_on_labels_finds_wrong_labels(with_cleanlab, one_
     if with_cleanlab:
         exec(compile(cleanlab, "<page>", "exec"), names)
         assert np.mean(names["issues"] % 10 == 0) > 0.8
+
+
+def test_the_tables_of_found_labels_are_made_from_their_file():
+    benchmark = runpy.run_path(str(ROOT / "benchmarks/label_ranking.py"))
+    text = (ROOT / "docs/results/labels.json").read_text(encoding="utf-8")
+    page = (ROOT / "docs/results/labels.md").read_text(encoding="utf-8")
+    shown = page.partition(benchmark["BEGIN"])[2].partition(benchmark["END"])[0]
+    assert shown.strip() == benchmark["tables"](json.loads(text)["runs"])
 
 
 def test_the_tutorial_runs_from_its_beginning_to_its_end(
