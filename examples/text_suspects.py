@@ -1,17 +1,23 @@
-"""Finds texts with a wrong label while a text classifier trains.
+"""Finds texts with a wrong label while a text classifier trains. Takes seconds.
 
     python examples/text_suspects.py
 
-The texts are the docstrings of NumPy and PyTorch, and the label says which of the two a text comes
-from. A tenth of the labels are wrong. The training loop has the usual three additional lines, and
-skips nothing here (``save=0``), because only the suspects are wanted.
+The texts are docstrings of four libraries, and the label says from which of them a text comes. A
+tenth of the labels are wrong. The classifier is a bag of words. Its training loop has one
+additional line, which changes nothing in the training.
 """
 
 import inspect
 import re
 import zlib
+from types import ModuleType
 
 import numpy as np
+import scipy.signal
+import scipy.special
+import scipy.stats
+import sklearn.metrics
+import sklearn.preprocessing
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,14 +27,21 @@ import fineprune as fp
 
 WORDS = 4096  # Words are hashed into so many rows of the embedding.
 LENGTH = 40  # The first words of a text.
-LIBRARIES = (np, torch)
+LIBRARIES: dict[str, list[ModuleType]] = {
+    "numpy": [np],
+    "torch": [torch],
+    "scipy": [scipy.signal, scipy.special, scipy.stats],
+    "sklearn": [sklearn.metrics, sklearn.preprocessing],
+}
 
 
-def docstrings(library: object) -> list[str]:
+def docstrings(modules: list[ModuleType]) -> list[str]:
     """Return the docstrings of the functions and classes of a library, without repeats."""
-    found = (inspect.getdoc(getattr(library, name, None)) for name in sorted(dir(library)))
+    objects = (getattr(module, name, None) for module in modules for name in sorted(dir(module)))
     # The names of the libraries would give the label away.
-    texts = (re.sub(r"numpy|torch|np\.", "", text) for text in found if text)
+    texts = (
+        re.sub(r"numpy|torch|scipy|sklearn|np\.", "", inspect.getdoc(o) or "") for o in objects
+    )
     return list(dict.fromkeys(text for text in texts if len(text.split()) >= LENGTH // 2))
 
 
@@ -40,42 +53,49 @@ def hashed(text: str) -> torch.Tensor:
 
 
 def main() -> None:
-    texts = [docstrings(library) for library in LIBRARIES]
-    number = min(map(len, texts))
-    everything = [text for part in texts for text in part[:number]]
-    true = torch.arange(len(LIBRARIES)).repeat_interleave(number)
+    found = [docstrings(modules) for modules in LIBRARIES.values()]
+    texts = [text for part in found for text in part]
+    true = torch.arange(len(found)).repeat_interleave(torch.tensor([len(part) for part in found]))
     random = torch.Generator().manual_seed(0)
     wrong = torch.randperm(len(true), generator=random)[: len(true) // 10]
     labels = true.clone()
-    labels[wrong] = 1 - labels[wrong]
-    data = [(hashed(text), label) for text, label in zip(everything, labels, strict=True)]
+    shifts = torch.randint(1, len(found), (len(wrong),), generator=random)
+    labels[wrong] = (true[wrong] + shifts) % len(found)
+    data = [(hashed(text), label) for text, label in zip(texts, labels, strict=True)]
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.EmbeddingBag(WORDS, 32, padding_idx=0), nn.Linear(32, len(LIBRARIES)))
+    model = nn.Sequential(nn.EmbeddingBag(WORDS, 32, padding_idx=0), nn.Linear(32, len(found)))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    pruner = fp.Pruner(data, fp.Adaptive(12, save=0), batch_size=32)
-    loader = DataLoader(pruner.dataset, batch_size=32, sampler=pruner.sampler)
-    for _ in pruner.epochs():
-        for index, (rows, label) in loader:
-            loss = pruner.record(index, F.cross_entropy(model(rows), label, reduction="none"))
-            loss.backward()
+    watch = fp.LabelWatch(len(data), num_classes=len(found))
+    for _ in range(12):
+        for index, (rows, label) in DataLoader(fp.Indexed(data), batch_size=32, shuffle=True):
+            logits = model(rows)
+            F.cross_entropy(logits, label).backward()
             optimizer.step()
             optimizer.zero_grad()
+            watch.record(index, logits, label)
 
-    suspects, scores = pruner.policy.suspects()
-    names = [library.__name__ for library in LIBRARIES]
-    for sample, score in zip(suspects[:5].tolist(), scores.tolist(), strict=False):
-        start = " ".join(everything[sample].split()[:9])
+    indices, scores, suggestions = watch.suspects()
+    names = list(LIBRARIES)
+    for sample, score, suggestion in zip(indices[:5], scores, suggestions, strict=False):
+        start = " ".join(texts[sample].split()[:7])
         print(
-            f"{score:.2f}  labelled {names[labels[sample]]}, is {names[true[sample]]}: {start} ..."
+            f"{score:.2f}  labelled {names[labels[sample]]}, suggested {names[suggestion]}, "
+            f"is {names[true[sample]]}: {start} ..."
         )
-    first = suspects[: len(wrong)]
-    hits = int(torch.isin(first, wrong).sum())
+    first = slice(len(wrong))
+    hits = torch.isin(indices[first], wrong)
+    right = suggestions[first][hits] == true[indices[first]][hits]
+    joint = watch.joint()
     with torch.no_grad():
         predicted = model(torch.stack([rows for rows, _ in data])).argmax(1)
     accuracy = (predicted == true).float().mean().item()
     print(f"accuracy {accuracy:.1%} on these texts, by their true labels")
-    print(f"{hits} of the first {len(first)} suspects of {len(true)} texts have a wrong label")
+    print(
+        f"{int(hits.sum())} of the first {len(wrong)} suspects of {len(true)} texts have a wrong "
+        f"label, and the suggestion is right for {int(right.sum())} of these"
+    )
+    print(f"estimated wrong labels: {joint.sum() - joint.trace():.0f}, true: {len(wrong)}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ imported_modules, in_order, imports = (
 # What each subpackage may import of fineprune, besides ``errors`` and ``override``.
 ALLOWED = {
     "pruning": set(),
+    "labels": set(),
     "distributed": set(),
     "networks": {"importing"},
     "datasets": {"pruning"},
@@ -45,7 +46,7 @@ ALLOWED = {
 }
 # The same for the modules at the top level.
 ALLOWED_AT_THE_TOP = {
-    "__init__": {"pruning"},
+    "__init__": {"pruning", "labels"},
     "errors": set(),
     "importing": set(),
     "override": set(),
@@ -56,6 +57,7 @@ CORE = [
     PACKAGE / "__init__.py",
     PACKAGE / "errors.py",
     *sorted((PACKAGE / "pruning").rglob("*.py")),
+    *sorted((PACKAGE / "labels").rglob("*.py")),
 ]
 SERVERS = "distributed/parameter_servers"
 ONLY_IMPORT = {

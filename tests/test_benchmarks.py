@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from made_images import write_folder
@@ -247,3 +248,45 @@ def test_language_model_trains_the_arms_and_makes_a_table(run, tmp_path):
         "| adaptive",
         "| matched",
     ]
+
+
+def test_watched_runs_are_ranked(tmp_path, monkeypatch, capsys):
+    """The runs have few images and few epochs; what is written is read by the other program."""
+    runs = runpy.run_path("benchmarks/watched_runs.py")
+    ranking = runpy.run_path("benchmarks/label_ranking.py")
+    images, test = make_synthetic(160, size=32)
+    for name, value in {"SAMPLES": 60, "EPOCHS": 3, "BATCH": 20, "WEAK_EPOCHS": 1}.items():
+        monkeypatch.setitem(runs["watched"].__globals__, name, value)
+    for kind in runs["KINDS"]:
+        file = tmp_path / f"{kind}-0.npz"
+        result = runs["watched"](images, test, kind, 0, file)
+        assert 0 <= result["test_accuracy"] <= 1
+        with np.load(file) as arrays:
+            assert arrays["logits"].shape == (3, 60, 10)
+            assert (np.sort(arrays["order"]) == np.arange(60)).all()
+            assert (arrays["labels"] != arrays["true"]).sum() == result["wrong"] > 0
+    for number in range(5):
+        part = tmp_path / f"symmetric-0-fold-{number}.npz"
+        runs["fold"](images, tmp_path / "symmetric-0.npz", number, part)
+    assert ranking["folds_of"](tmp_path / "symmetric-0.npz").shape == (60, 10)
+    assert ranking["folds_of"](tmp_path / "confused-0.npz") is None
+
+    page, table = tmp_path / "page.md", tmp_path / "labels.json"
+    page.write_text(f"text\n{ranking['BEGIN']}\nold\n{ranking['END']}\nmore\n")
+    monkeypatch.setitem(ranking["main"].__globals__, "AFTER", (1, 3))
+    arguments = [tmp_path, "--strongest", 2, "--page", page, "--json", table]
+    monkeypatch.setattr(sys, "argv", ["label_ranking.py", *map(str, arguments)])
+    ranking["main"]()
+    written = page.read_text()
+    assert capsys.readouterr().out.strip() in written
+    assert "old" not in written
+    assert "| confused | watch, strongest 2 |" in written
+    assert len(json.loads(table.read_text())["runs"]) == len(runs["KINDS"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_label_overhead_measures_steps_and_memory(run):
+    done = run("label_overhead.py", "--steps", 20, "--samples", 2000, "--classes", 10, 100)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\| lenet \| [\d.]+", done.stdout)
+    assert re.search(r"\| 2,000 \| 100 \| 0.172 \|", done.stdout)

@@ -440,6 +440,7 @@ FRAMEWORKS = (
     "accelerate_loop",
     "ddp",
     "fsdp2",
+    "label_watch_cleanlab",
     "lightning_trainer",
     "trainer_image",
     "trainer_text",

@@ -1,6 +1,7 @@
 """README and docs: Python runs, commands and settings are valid, tables fit, links resolve."""
 
 import dataclasses
+import json
 import re
 import runpy
 import shlex
@@ -9,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -32,6 +34,7 @@ from fineprune.training.recipe import make_recipe, read_recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGES.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LABELS = ROOT / "docs/labels.md"
 
 # A command stands at the start of a line, or after a prompt, a launcher or a variable.
 COMMAND = re.compile(r"(?:^|\s)fineprune [a-z]")
@@ -69,6 +72,7 @@ VERBS = _COMMAND.commands
 PYTHON = [
     pytest.param(block, id=f"{name(page)}-{number}")
     for page in PAGES
+    if page != LABELS
     for number, block in enumerate(blocks(page, "python"))
 ]
 COMMANDS = [
@@ -109,6 +113,39 @@ def test_the_python_of_a_page_trains_a_network(code, one_thread_everywhere, tmp_
     with torch.no_grad():
         accuracy = (model(x[512:]).argmax(1) == y[512:]).float().mean()
     assert accuracy > 0.85
+
+
+@pytest.mark.parametrize("with_cleanlab", [False, True])
+def test_the_python_of_the_page_on_labels_finds_wrong_labels(with_cleanlab, one_thread_everywhere):
+    loop, cleanlab = blocks(LABELS, "python")
+    if with_cleanlab:
+        pytest.importorskip("cleanlab", reason="needs cleanlab, which is not installed")
+    digits = load_digits()
+    true = torch.tensor(digits.target)
+    labels = true.clone()
+    labels[::10] = (labels[::10] + 1) % 10
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    names: dict[str, Any] = {
+        "train_set": TensorDataset(torch.tensor(digits.data, dtype=torch.float32) / 16, labels),
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+    }
+    exec(compile(loop, "<page>", "exec"), names)
+    first = names["indices"][:100]
+    assert (first % 10 == 0).float().mean() > 0.8
+    assert (names["suggestions"][:100] == true[first]).float().mean() > 0.8
+    if with_cleanlab:
+        exec(compile(cleanlab, "<page>", "exec"), names)
+        assert np.mean(names["issues"] % 10 == 0) > 0.8
+
+
+def test_the_tables_of_found_labels_are_made_from_their_file():
+    benchmark = runpy.run_path(str(ROOT / "benchmarks/label_ranking.py"))
+    text = (ROOT / "docs/results/labels.json").read_text(encoding="utf-8")
+    page = (ROOT / "docs/results/labels.md").read_text(encoding="utf-8")
+    shown = page.partition(benchmark["BEGIN"])[2].partition(benchmark["END"])[0]
+    assert shown.strip() == benchmark["tables"](json.loads(text)["runs"])
 
 
 def test_the_tutorial_runs_from_its_beginning_to_its_end(

@@ -1,5 +1,6 @@
 """fineprune makes the same PyTorch training run cheaper. These are its public names."""
 
+from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import PlanOptions
@@ -36,6 +37,7 @@ __all__ = [
     "IndexedCollate",
     "InfoBatch",
     "Kakurenbo",
+    "LabelWatch",
     "LossRecords",
     "PlanOptions",
     "Policy",

@@ -1,0 +1,394 @@
+"""Evidence: what a training says about the label of each sample, as sums that can be added."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fineprune.errors import InputError
+from fineprune.labels.class_shares import ClassShares
+
+# So many logits are buffered before they are added to the sums, because an operation on a small
+# tensor takes almost as long as one on a tensor of this size.
+_BLOCK = 1 << 17
+
+# So many probabilities are read from the sums at once (4 MB).
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """The evidence on some consecutive samples.
+
+    Attributes:
+        index: The samples; int64, shape (n,).
+        labels: Their labels; int64, shape (n,). -1 for a sample that was never recorded.
+        shares: The weighted mean of the softmax of each sample; float32, shape (n, C).
+    """
+
+    index: Tensor
+    labels: Tensor
+    shares: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """Sums over visits: of the weights, of what they weight, and numbers; all of length n."""
+
+    weight: Tensor
+    shares: Tensor
+    loss: Tensor
+    visits: Tensor
+    agreed: Tensor
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.weight, self.shares, self.loss, self.visits, self.agreed)
+
+    def plus(self, other: "_Sums") -> "_Sums":
+        return _Sums(
+            *(a + b.to(a.device) for a, b in zip(self.tensors(), other.tensors(), strict=True))
+        )
+
+
+class Evidence:
+    """Sums over the visits of each sample, in which later visits count more.
+
+    A visit has the weight ``t ** 2``, where t is the number of passes over all samples that have
+    been recorded so far: a whole number e at the end of epoch e if every epoch trains all samples.
+    Because t counts recorded samples, it needs no knowledge of where epochs begin. It grows more
+    slowly while samples are skipped, continues after a resume, and is the same on every rank
+    (it counts the samples of all ranks, which record equally many).
+
+    The total weight of each sample is stored, and the weighted means of its softmax and of its
+    loss. Evidences are added by adding the weights and averaging the means by weight, so the order
+    of the visits, and the rank that recorded each, make no difference but for the rounding to half
+    precision.
+
+    All tensors lie on the device of the first recorded logits. Recording copies a batch into a
+    buffer, and a full buffer is added to the sums by operations that do not wait for the device.
+
+    Args:
+        num_samples: Number of samples N.
+        num_classes: Number of classes C.
+        strongest: How many classes besides the label are stored; None for all.
+
+    Attributes:
+        labels: The label of each sample; int32, shape (N,). -1 for one that was never recorded.
+        weight: The total weight of its visits; float32, shape (N,).
+        loss: The weighted mean of its cross-entropy in nats; float32, shape (N,).
+        visits: The number of its visits; int32, shape (N,).
+        agreed: The number of visits in which its label was the strongest class; int32, shape (N,).
+        shares: The weighted mean of its softmax.
+        recorded: The number of records of all ranks so far, which gives t.
+    """
+
+    def __init__(self, num_samples: int, num_classes: int, strongest: int | None) -> None:
+        self.num_samples = num_samples
+        self.num_classes = num_classes
+        self.recorded = 0
+        self._strongest = strongest
+        self._device = torch.device("cpu")
+        self._located = False
+        self.clear()
+
+    def clear(self) -> None:
+        """Set the sums to zero and forget the labels. ``recorded`` stays as it is."""
+
+        def zeros(size: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=self._device)
+
+        number = self.num_samples
+        self.labels = zeros(number, torch.int32).fill_(-1)
+        self.weight = zeros(number, torch.float32)
+        self.loss = zeros(number, torch.float32)
+        self.visits = zeros(number, torch.int32)
+        self.agreed = zeros(number, torch.int32)
+        self.shares = ClassShares(number, self.num_classes, self._strongest, self._device)
+        # How many records were out of range, had another label than before, or were not finite.
+        self._faults = zeros(3, torch.int64)
+        self._index: list[Tensor] = []
+        self._logits: list[Tensor] = []
+        self._given: list[Tensor] = []
+        self._weights: list[float] = []
+        self._buffered = 0
+
+    def record(self, index: Tensor, logits: Tensor, labels: Tensor, ranks: int) -> None:
+        """Copy one batch into the buffer, and add the buffer to the sums if it is full.
+
+        The first batch is checked at once. On a GPU, errors in later batches are found when the
+        evidence is used.
+
+        Args:
+            index: The samples; integers, shape (B,).
+            logits: Their logits, without a gradient; floating point, shape (B, C).
+            labels: Their labels; integers, shape (B,).
+            ranks: The number of ranks that record a batch of this size at the same time.
+
+        Raises:
+            InputError: See ``check``.
+        """
+        if not self._located:
+            self._to(logits.device)
+            self._located = True
+        is_first = not self.recorded
+        self.recorded += len(labels) * ranks
+        self._index.append(index.clone())
+        self._logits.append(logits.clone())
+        self._given.append(labels.clone())
+        self._weights.append((self.recorded / self.num_samples) ** 2)
+        self._buffered += logits.numel()
+        if is_first:
+            self.flush()
+        elif self._buffered >= _BLOCK:
+            self._add_buffer()
+
+    def flush(self) -> None:
+        """Add everything that was recorded to the sums, and check it.
+
+        Raises:
+            InputError: See ``check``.
+        """
+        self._add_buffer()
+        self.check()
+
+    def check(self) -> None:
+        """Raise InputError if something wrong was recorded. This waits for the device.
+
+        Raises:
+            InputError: An index or a label was out of range, or the label of a sample changed.
+        """
+        out_of_range, changed, _ = self._faults.tolist()
+        if out_of_range:
+            raise InputError(
+                f"expected indices in 0..{self.num_samples - 1} and labels in "
+                f"0..{self.num_classes - 1}, got {out_of_range} records with others: give "
+                f"LabelWatch the numbers of samples and classes of the data set, and leave out "
+                f"samples without a label"
+            )
+        if changed:
+            raise InputError(
+                f"expected the same label of a sample each time, got {changed} records with "
+                f"another label than before: give record the indices that belong to the labels, "
+                f"and start a new LabelWatch when labels are corrected"
+            )
+
+    @property
+    def nonfinite(self) -> int:
+        """The number of records whose loss was NaN or infinite. They were left out."""
+        return int(self._faults[2])
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield the evidence on all samples, in their order. It must have been flushed."""
+        rows = max(1, _CHUNK // self.num_classes)
+        for start in range(0, self.num_samples, rows):
+            stop = min(start + rows, self.num_samples)
+            index = torch.arange(start, stop, device=self._device)
+            labels = self.labels[start:stop].long()
+            yield Chunk(index, labels, self.shares.read(index, labels.clamp(min=0)))
+
+    def add(self, other: "Evidence") -> None:
+        """Add the sums of another evidence on the same samples.
+
+        Raises:
+            InputError: The other one has other numbers of samples or classes, or other labels.
+        """
+        sizes = [(one.num_samples, one.num_classes) for one in (self, other)]
+        if sizes[0] != sizes[1]:
+            raise InputError(
+                "expected evidence on {} samples and {} classes, got {} and {}: merge the evidence "
+                "of trainings on the same data set".format(*sizes[0], *sizes[1])
+            )
+        self.flush()
+        other.flush()
+        theirs = other.labels.to(self._device)
+        both = (self.labels >= 0) & (theirs >= 0)
+        _check_equal(int((both & (self.labels != theirs)).sum()))
+        labels = torch.maximum(self.labels, theirs)
+        for part in other.chunks():
+            index = part.index.to(self._device)
+            sums = self._sums(index, self.labels[index].long())
+            sums = sums.plus(other._sums(part.index, part.labels))
+            self._write(index, labels[index].long(), sums)
+        self.labels = labels
+        self._faults += other._faults.to(self._device)
+
+    def add_over_ranks(self, group: Any) -> None:
+        """Add the sums of all ranks, which then all have the result. This is collective.
+
+        Args:
+            group: A ``torch.distributed`` group; None for the world. Each rank exchanges four bytes
+                per class and sample.
+
+        Raises:
+            InputError: An error that ``check`` finds on any rank, or the ranks have different
+                labels of a sample.
+        """
+        if dist.get_backend(group) == "nccl":  # It exchanges device memory only.
+            self._to(torch.device("cuda", torch.cuda.current_device()))
+        self._add_buffer(check=False)
+        dist.all_reduce(self._faults, group=group)
+        self.check()
+        labels = self.labels.clone()
+        dist.all_reduce(labels, op=dist.ReduceOp.MAX, group=group)
+        different = ((self.labels >= 0) & (self.labels != labels)).sum()
+        dist.all_reduce(different, group=group)
+        _check_equal(int(different))
+        for part in self.chunks():
+            sums = self._sums(part.index, part.labels)
+            for tensor in sums.tensors():
+                dist.all_reduce(tensor, group=group)
+            self._write(part.index, labels[part.index].long(), sums)
+        self.labels = labels
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of the sums and of the buffer, on the CPU."""
+        return {
+            "recorded": self.recorded,
+            "sums": {name: tensor.to("cpu", copy=True) for name, tensor in self._stored().items()},
+            "buffer": {
+                "index": [part.cpu() for part in self._index],
+                "logits": [part.cpu() for part in self._logits],
+                "labels": [part.cpu() for part in self._given],
+                "weights": list(self._weights),
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned for evidence of the same size.
+
+        Raises:
+            InputError: The state has other tensors than this evidence.
+        """
+        stored = self._stored()
+        form = {name: (tensor.shape, tensor.dtype) for name, tensor in stored.items()}
+        given = {name: (tensor.shape, tensor.dtype) for name, tensor in state["sums"].items()}
+        if form != given:
+            raise InputError(
+                "expected the tensors of a LabelWatch of this version, got others: load the state "
+                "with the version that saved it"
+            )
+        for name, tensor in stored.items():
+            tensor.copy_(state["sums"][name])
+        buffer = state["buffer"]
+        self._index = [part.clone() for part in buffer["index"]]
+        self._logits = [part.clone() for part in buffer["logits"]]
+        self._given = [part.clone() for part in buffer["labels"]]
+        self._weights = list(buffer["weights"])
+        self._buffered = sum(part.numel() for part in self._logits)
+        self.recorded = state["recorded"]
+
+    def _stored(self) -> dict[str, Tensor]:
+        sums = {
+            "labels": self.labels,
+            "weight": self.weight,
+            "loss": self.loss,
+            "visits": self.visits,
+            "agreed": self.agreed,
+            "faults": self._faults,
+            "shares": self.shares.shares,
+        }
+        return sums if self.shares.others is None else {**sums, "others": self.shares.others}
+
+    def _add_buffer(self, *, check: bool = True) -> None:
+        """Add the buffer to the sums. On a CPU, the records are checked unless told otherwise."""
+        if not self._given:
+            return
+        sizes = [len(labels) for labels in self._given]
+        weights = torch.from_numpy(np.repeat(np.array(self._weights, np.float32), sizes))
+        index, logits, labels = map(self._joined, (self._index, self._logits, self._given))
+        self._index, self._logits, self._given, self._weights = [], [], [], []
+        self._buffered = 0
+        self._add(
+            index.long(), logits.float(), labels.long(), weights.to(self._device, non_blocking=True)
+        )
+        if check and self._device.type == "cpu":
+            self.check()
+
+    def _add(self, index: Tensor, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
+        """Add visits, in which a sample may occur several times, without waiting for the device."""
+        known = (index >= 0) & (index < self.num_samples)
+        known &= (labels >= 0) & (labels < self.num_classes)
+        index = index.clamp(0, self.num_samples - 1)
+        labels = labels.clamp(0, self.num_classes - 1)
+        before = self.labels.index_select(0, index)
+        self.labels.index_copy_(0, index, labels.int())
+        # The second comparison finds two labels of one sample among these visits.
+        changed = ((before >= 0) & (before != labels)) | (
+            self.labels.index_select(0, index) != labels
+        )
+        # On a CPU, a softmax over rows of few classes takes ten times as long as over columns.
+        logs = logits.t().contiguous().log_softmax(0)
+        own = logs.gather(0, labels[None])[0]
+        finite = own.isfinite()
+        usable = known & finite
+        self._faults += torch.stack([~known, known & changed, known & ~finite]).sum(1)
+        weights = torch.where(usable, weights, 0)
+        new = _Sums(
+            weights,
+            (torch.where(usable, logs, 0).exp_() * weights).t().contiguous(),
+            torch.where(usable, -own, 0) * weights,
+            usable.int(),
+            (usable & (own == logs.amax(0))).int(),
+        )
+        self._write(index, labels, self._sums(index, labels).plus(self._of_samples(index, new)))
+
+    def _of_samples(self, index: Tensor, visits: _Sums) -> _Sums:
+        """Give each visit the sum over all visits of its sample.
+
+        So it does not matter which of the equal rows of a sample is written last.
+        """
+        numbers = torch.arange(len(index), dtype=torch.int32, device=self._device)
+        place = torch.empty(self.num_samples, dtype=torch.int32, device=self._device)
+        place = place.index_copy_(0, index, numbers).index_select(0, index)
+        if self._device.type == "cpu" and torch.equal(place, numbers):
+            return visits  # Each sample occurs once, which is known here without waiting.
+        return _Sums(
+            *(
+                torch.zeros_like(part).index_add_(0, place, part).index_select(0, place)
+                for part in visits.tensors()
+            )
+        )
+
+    def _sums(self, index: Tensor, labels: Tensor) -> _Sums:
+        """Return the sums of some samples with these labels; int64, -1 if unknown."""
+        weight = self.weight.index_select(0, index)
+        return _Sums(
+            weight,
+            self.shares.read(index, labels.clamp(min=0)) * weight[:, None],
+            self.loss.index_select(0, index) * weight,
+            self.visits.index_select(0, index),
+            self.agreed.index_select(0, index),
+        )
+
+    def _write(self, index: Tensor, labels: Tensor, sums: _Sums) -> None:
+        """Replace the sums of some samples. If one occurs twice, both must have the same sums."""
+        divisor = sums.weight.clamp(min=torch.finfo(torch.float32).tiny)
+        self.weight.index_copy_(0, index, sums.weight)
+        self.loss.index_copy_(0, index, sums.loss / divisor)
+        self.visits.index_copy_(0, index, sums.visits)
+        self.agreed.index_copy_(0, index, sums.agreed)
+        self.shares.write(index, labels.clamp(min=0), sums.shares / divisor[:, None])
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([part.to(self._device, non_blocking=True) for part in parts])
+
+    def _to(self, device: torch.device) -> None:
+        """Move all tensors to a device."""
+        self._device = device
+        self.labels, self.weight = self.labels.to(device), self.weight.to(device)
+        self.loss, self._faults = self.loss.to(device), self._faults.to(device)
+        self.visits, self.agreed = self.visits.to(device), self.agreed.to(device)
+        self.shares.to(device)
+
+
+def _check_equal(different: int) -> None:
+    """Raise InputError unless the number of samples with different labels is 0."""
+    if different:
+        raise InputError(
+            f"expected the same labels in all parts, got other ones of {different} samples: merge "
+            f"the evidence of trainings on the same labels"
+        )

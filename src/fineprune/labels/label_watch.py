@@ -1,0 +1,330 @@
+"""LabelWatch: records what a training says about its labels, and changes nothing."""
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fineprune.errors import InputError, check_whole_number
+from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
+from fineprune.labels.evidence import Evidence
+from fineprune.labels.ranking import joint_numbers, rank
+
+STATE_VERSION = 1
+
+
+class LabelWatch:
+    """Watches any training of a classifier, and finds the labels that are probably wrong::
+
+        watch = fp.LabelWatch(len(train_set), num_classes)
+        for epoch in range(epochs):
+            for index, (x, y) in loader:  # any loader over fp.Indexed(train_set)
+                logits = model(x)
+                F.cross_entropy(logits, y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                watch.record(index, logits, y)
+        indices, scores, suggestions = watch.suspects()
+
+    Nothing is skipped, and the weights are bit for bit those of the same training without it.
+
+    The evidence on a sample is a weighted mean of the softmax over its visits, in which a later
+    visit counts more: its weight is the square of the number of passes over all samples that have
+    been recorded until then. So there is no epoch to be told: the weight grows more slowly while
+    samples are skipped, a sample that is skipped keeps its evidence, and a training that resumes
+    from ``state_dict`` continues where it stopped. See ``Evidence``.
+
+    With several ranks, each records its own batches, and ``merge`` adds the evidence of all.
+
+    Memory per sample: two bytes per class and 20 bytes; with more than 64 classes, the probability
+    of the label and of the 16 strongest other classes is stored, in 86 bytes. All of this lies on
+    the device of the logits.
+
+    Args:
+        num_samples: Number of samples N of the data set; indices are 0..N - 1.
+        num_classes: Number of classes C; labels are 0..C - 1.
+        process_group: The ``torch.distributed`` group whose ranks share the samples. None stands
+            for the initialised world.
+
+    Raises:
+        InputError: ``num_samples`` is below 1 or ``num_classes`` below 2.
+    """
+
+    def __init__(self, num_samples: int, num_classes: int, *, process_group: Any = None) -> None:
+        check_whole_number("num_samples", num_samples, 1)
+        check_whole_number("num_classes", num_classes, 2)
+        self._evidence = Evidence(
+            num_samples, num_classes, None if num_classes <= KEEP_ALL else STRONGEST
+        )
+        self._group = process_group
+        self._place: tuple[int, int] | None = None  # This rank and their number, once known.
+        # Whether this is the evidence of all ranks. It then belongs to rank 0, and the other ranks
+        # have a copy, which they give up when they record again.
+        self._merged = False
+        # A compiled training step must not trace the bookkeeping.
+        self._record_untraced: Callable[[LabelWatch, Tensor, Tensor, Tensor], None] = (
+            torch.compiler.disable(LabelWatch._record)
+        )
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples N."""
+        return self._evidence.num_samples
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes C."""
+        return self._evidence.num_classes
+
+    def record(self, index: Any, logits: Tensor, labels: Any) -> None:
+        """Record a batch of the training.
+
+        The arguments are copied. Nothing waits for the device, except in the first call, which
+        checks its batch; errors in later batches on a GPU are raised when the evidence is used.
+        Records whose loss is NaN or infinite are left out.
+
+        Args:
+            index: The indices of the samples; integers, shape (B,).
+            logits: The output of the network for them; floating point, shape (B, C).
+            labels: Their labels; integers, shape (B,). They must be the same in each epoch.
+
+        Raises:
+            InputError: A shape or a type is wrong, an index or a label is out of range, or the
+                label of a sample has changed.
+            RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
+        """
+        index, labels = torch.as_tensor(index), torch.as_tensor(labels)
+        if torch.compiler.is_compiling():
+            self._record_untraced(self, index, logits.detach(), labels)
+        else:  # Outside a compiled step, the call above takes longer.
+            self._record(index, logits.detach(), labels)
+
+    def suspects(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all samples, the most suspicious first.
+
+        Returns:
+            The indices of the samples, int64; their scores, float32; and for each the class that
+            contradicts its label most, int64; all of shape (N,), on the CPU. The score is a log
+            odds of this class against the label: above 0, the evidence favours the class. Samples
+            that were never recorded come last, with the score -inf and the suggestion -1.
+
+        Raises:
+            InputError: Nothing was recorded, something wrong was recorded, or the evidence of the
+                ranks has not been merged.
+        """
+        ranking = rank(self._usable())
+        scores, suggestions = ranking.scores.cpu(), ranking.suggestions.cpu()
+        indices = scores.argsort(descending=True, stable=True)
+        return indices, scores[indices], suggestions[indices]
+
+    def joint(self) -> Tensor:
+        """Estimate how many labels are wrong, for each pair of classes.
+
+        ``joint.sum() - joint.trace()`` is the estimate for all labels. How well it held where the
+        truth is known is measured in docs/results/labels.md.
+
+        Returns:
+            For a label y and a class k, the estimated number of samples that are labelled y and
+            belong to class k; float64, shape (C, C), on the CPU.
+
+        Raises:
+            InputError: As for ``suspects``.
+        """
+        return joint_numbers(self._usable()).cpu()
+
+    def to_cleanlab(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Return the arguments ``labels`` and ``pred_probs`` of cleanlab's functions.
+
+        The probabilities are **in-sample**: the network was trained on the labels that they are
+        compared with. cleanlab's documentation asks for probabilities of samples that the network
+        was not trained on, which take several trainings. Those returned here are means over the
+        training, in which wrong labels have not been learned yet for most of the time; how they
+        compare is measured in docs/results/labels.md.
+
+        Returns:
+            The labels, int64, shape (N,), and the weighted mean of the softmax of each sample,
+            float32, shape (N, C), whose rows sum to one.
+
+        Raises:
+            InputError: As for ``suspects``, or a sample was never recorded.
+        """
+        evidence = self._usable()
+        missing = int((evidence.labels < 0).sum())
+        if missing:
+            raise InputError(
+                f"expected evidence on all {self.num_samples} samples, got none on {missing}: "
+                f"cleanlab needs probabilities of every sample, so train one epoch on all of them"
+            )
+        parts = [chunk.shares.cpu().double() for chunk in evidence.chunks()]
+        shares = torch.cat([part / part.sum(1, keepdim=True) for part in parts]).float()
+        return evidence.labels.cpu().long().numpy(), shares.numpy()
+
+    def merge(self, other: "LabelWatch | Mapping[str, Any] | None" = None) -> None:
+        """Add the evidence of another watch, or of all ranks, to this one.
+
+        Without ``other``, all ranks must call this, and each then has the evidence of all. It may
+        be called several times: if recording goes on, rank 0 keeps what was merged, and the other
+        ranks begin anew, so that nothing is counted twice. In a single process, nothing happens.
+
+        Args:
+            other: A watch, or its state dict, of another training on the same labels (for example
+                with another seed), or of another part of it. Its evidence must not be in this watch
+                already.
+
+        Raises:
+            InputError: The numbers of samples or classes or the labels differ, something wrong was
+                recorded, or ``other`` is a state dict that cannot be read.
+        """
+        rank, ranks = self._rank_and_ranks()
+        if other is None:
+            if ranks > 1:
+                self._merge_ranks(rank)
+            return
+        if ranks > 1 and not self._merged:
+            raise InputError(
+                "expected merge() on every rank before the evidence of another training is added, "
+                "got ranks with evidence of their own: the other one would be counted once per rank"
+            )
+        if not isinstance(other, LabelWatch):
+            state, other = other, LabelWatch(self.num_samples, self.num_classes)
+            other._restore(state)
+        self._evidence.add(other._evidence)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the evidence as tensors, numbers and lists, which ``torch.save`` can write.
+
+        This never communicates. With several ranks, either call ``merge`` first on every rank, save
+        the state of rank 0, and load it on every rank; or save the state of each rank, and load it
+        on the same one.
+        """
+        rank, ranks = self._rank_and_ranks()
+        return {
+            "version": STATE_VERSION,
+            "num_samples": self.num_samples,
+            "num_classes": self.num_classes,
+            "rank": 0 if self._merged else rank,
+            "ranks": 1 if self._merged else ranks,
+            "evidence": self._evidence.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, which replaces what was recorded so far.
+
+        With the same batches after it, the evidence is bit for bit that of an undisturbed training.
+
+        Raises:
+            InputError: The state is not one of ``state_dict``, has another number of samples or
+                classes, or is that of another rank.
+        """
+        rank, ranks = self._rank_and_ranks()
+        saved = self._restore(state)
+        if saved not in ((0, 1), (rank, ranks)):
+            raise InputError(
+                f"expected a state with the evidence of all ranks, got that of rank {saved[0]} of "
+                f"{saved[1]}: call merge() on every rank before state_dict(), or load on each rank "
+                f"its own state"
+            )
+        self._merged = saved == (0, 1) and ranks > 1
+
+    def _record(self, index: Tensor, logits: Tensor, labels: Tensor) -> None:
+        shape = (len(labels), self.num_classes) if labels.ndim == 1 else None
+        if tuple(logits.shape) != shape or index.shape != labels.shape:
+            raise InputError(
+                f"expected logits of shape (B, {self.num_classes}), and indices and labels of "
+                f"shape (B,), got {tuple(logits.shape)}, {tuple(index.shape)} and "
+                f"{tuple(labels.shape)}: give record one row of logits per sample"
+            )
+        if index.is_floating_point() or labels.is_floating_point():
+            raise InputError(
+                f"expected whole numbers as indices and labels, got {index.dtype} and "
+                f"{labels.dtype}: give record the index of each sample and the number of its class"
+            )
+        if not logits.is_floating_point():
+            raise InputError(
+                f"expected floating-point logits, got {logits.dtype}: give record the output of "
+                f"the network"
+            )
+        rank, ranks = self._rank_and_ranks()
+        if self._merged:
+            self._merged = False
+            if rank:
+                self._evidence.clear()
+        self._evidence.record(index, logits, labels, ranks)
+
+    def _merge_ranks(self, rank: int) -> None:
+        on_gpu = dist.get_backend(self._group) == "nccl"  # It exchanges device memory only.
+        merged = torch.tensor(int(self._merged), device="cuda" if on_gpu else "cpu")
+        dist.all_reduce(merged, op=dist.ReduceOp.MIN, group=self._group)
+        if int(merged):
+            return
+        if self._merged and rank:  # What this rank has belongs to rank 0.
+            self._evidence.clear()
+        self._merged = False
+        self._evidence.add_over_ranks(self._group)
+        self._merged = True
+
+    def _usable(self) -> Evidence:
+        """Return the evidence after checking that it is complete and right."""
+        _, ranks = self._rank_and_ranks()
+        evidence = self._evidence
+        if ranks > 1 and not self._merged:
+            raise InputError(
+                f"expected the evidence of all {ranks} ranks, got that of one: call merge() on "
+                f"every rank first"
+            )
+        evidence.flush()
+        if not evidence.visits.any():
+            raise InputError(
+                "expected a training that was recorded, got no record: call record(index, logits, "
+                "labels) in each step"
+            )
+        if evidence.nonfinite:
+            warnings.warn(
+                f"{evidence.nonfinite} records with a loss that is NaN or infinite were left out",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return evidence
+
+    def _restore(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Replace the evidence by a saved one, and return the rank and the ranks it is of."""
+        expected = {
+            "version": STATE_VERSION,
+            "num_samples": self.num_samples,
+            "num_classes": self.num_classes,
+        }
+        given = {name: state.get(name) for name in expected} if isinstance(state, Mapping) else {}
+        if given != expected:
+            raise InputError(
+                f"expected the state of a LabelWatch with {expected}, got {given or type(state)}: "
+                f"load what its state_dict() returned"
+            )
+        self._evidence.load_state_dict(state["evidence"])
+        return state["rank"], state["ranks"]
+
+    def _rank_and_ranks(self) -> tuple[int, int]:
+        """Return the rank of this process, and the number of ranks that share the samples."""
+        if self._place is None:
+            active = dist.is_available() and dist.is_initialized()
+            launched = int(os.environ.get("WORLD_SIZE", "1"))
+            if launched > 1 and not active:
+                raise RuntimeError(
+                    f"expected an initialised process group, since WORLD_SIZE is {launched}: call "
+                    f"torch.distributed.init_process_group() before the first record"
+                )
+            place = (0, 1)
+            if active:
+                place = dist.get_rank(self._group), dist.get_world_size(self._group)
+            if place[0] < 0:
+                raise InputError(
+                    "expected a process_group to which this process belongs, got one to which it "
+                    "does not: give each process its own group"
+                )
+            self._place = place
+        return self._place

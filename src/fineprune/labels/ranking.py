@@ -1,0 +1,223 @@
+"""From the evidence to suspects: scores, suggestions, and how many labels are wrong.
+
+The rule belongs to the family of confident learning (Northcutt, Jiang, Chuang, JAIR 2021): the
+share of a class is compared with what is usual for the samples of this class, and the labels of the
+samples that clearly belong to a class tell which mistakes are frequent. Let q[k] be the share of
+class k in the evidence on a sample with the label y. Then
+
+- t[k] is the mean of q[k] over the samples labelled k.
+- The fifth of the samples labelled k with the largest q[k] sets a threshold. All samples whose q[k]
+  reaches it, whatever their label, clearly belong to class k. ``clear_counts`` counts them.
+- J[y, k] is the share of the samples labelled y that belong to class k. ``mistake_rates`` estimates
+  it from these counts.
+- P[k] is proportional to q[k] / t[k] * J'[y, k], where J' is J with the rates of the mistakes drawn
+  towards their mean, the more so the more evenly they are spread. Hard samples look like mistakes
+  between similar classes, and only frequent mistakes in few pairs of classes stand out against
+  that. ``drawn_together`` does this.
+- The score is the log of (1 - P[y]) / P[y], and the suggestion is the other class with the largest
+  P[k].
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fineprune.labels.evidence import Evidence
+
+# The part of the samples of a class that clearly belong to it, and their least number.
+_CLEAR, _LEAST_CLEAR = 0.2, 10
+
+# Steps in which the number of samples of each class is estimated. Few, because what is estimated
+# from few clear samples would be taken too far.
+_STEPS = 2
+
+# From this spread on (0 for mistakes in one pair of classes, 1 for equally many in all pairs), all
+# mistakes are taken to be equally frequent.
+_EVEN = 1 / 3
+
+# No share is below the smallest positive number in half precision.
+_SMALLEST = 2.0**-24
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """What the evidence says of each sample.
+
+    Attributes:
+        scores: The log odds that the label is wrong; float32, shape (N,). -inf for a sample that
+            was never recorded.
+        suggestions: The most probable class besides the label; int64, shape (N,). -1 for a sample
+            that was never recorded.
+        joint: For a label y and a class k, the estimated number of samples that are labelled y and
+            belong to class k; float64, shape (C, C). Row y sums to the number of samples labelled
+            y.
+    """
+
+    scores: Tensor
+    suggestions: Tensor
+
+
+def rank(evidence: Evidence) -> Ranking:
+    """Rank all samples by how much the evidence contradicts their labels.
+
+    Args:
+        evidence: The evidence, which has been flushed. The ranking lies on its device.
+    """
+    labels, own = labels_and_shares(evidence)
+    known = labels >= 0
+    clear = clear_counts(evidence, thresholds(own[known], labels[known], evidence.num_classes))
+    sizes = torch.bincount(labels[known], minlength=evidence.num_classes)
+    rates = drawn_together(mistake_rates(clear, sizes), clear)
+    sums = torch.zeros(len(sizes), dtype=torch.float64, device=own.device)
+    usual = sums.index_add(0, labels[known], own[known].double()) / sizes
+    usual = torch.where(sizes > 0, usual.clamp(min=_SMALLEST), torch.inf)
+    factors = (rates / usual).float()
+    scores = torch.full_like(own, -torch.inf)
+    suggestions = torch.full_like(labels, -1)
+    for chunk in evidence.chunks():
+        part = chunk.labels >= 0
+        index, given = chunk.index[part], chunk.labels[part, None]
+        logs = (chunk.shares[part].clamp(min=_SMALLEST) * factors[given[:, 0]]).log()
+        others = logs.scatter(1, given, -torch.inf)
+        scores[index] = others.logsumexp(1) - logs.gather(1, given)[:, 0]
+        suggestions[index] = others.argmax(1)
+    return Ranking(scores, suggestions)
+
+
+def joint_numbers(evidence: Evidence) -> Tensor:
+    """Estimate how many samples have each label and belong to each class.
+
+    Args:
+        evidence: The evidence, which has been flushed. The result lies on its device.
+
+    Returns:
+        For a label y and a class k, the number of samples labelled y that belong to class k;
+        float64, shape (C, C). Row y sums to the number of samples labelled y.
+    """
+    labels, own = labels_and_shares(evidence)
+    known = labels >= 0
+    clear = clear_counts(evidence, thresholds(own[known], labels[known], evidence.num_classes))
+    sizes = torch.bincount(labels[known], minlength=evidence.num_classes)
+    return mistake_rates(clear, sizes) * sizes[:, None]
+
+
+def labels_and_shares(evidence: Evidence) -> tuple[Tensor, Tensor]:
+    """Return the label of each sample and its share in the evidence.
+
+    Returns:
+        The labels, int64, -1 if unknown; the shares, float32; both of shape (N,).
+    """
+    labels = evidence.labels.long()
+    own = torch.empty_like(evidence.weight)
+    for chunk in evidence.chunks():
+        own[chunk.index] = chunk.shares.gather(1, chunk.labels.clamp(min=0)[:, None])[:, 0]
+    return labels, own
+
+
+def thresholds(own: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Return the share that a sample of each class needs to belong to it clearly.
+
+    Args:
+        own: The share of its label for each sample; float32, shape (n,).
+        labels: The labels; int64, shape (n,).
+        classes: The number of classes.
+
+    Returns:
+        The thresholds; float32, shape (C,). Infinite for a class without samples.
+    """
+    order = own.argsort(descending=True, stable=True)
+    order = order[labels[order].argsort(stable=True)]  # Class after class, large shares first.
+    sizes = torch.bincount(labels, minlength=classes)
+    number = (sizes * _CLEAR).ceil().long().clamp(min=_LEAST_CLEAR).minimum(sizes)
+    last = sizes.cumsum(0) - sizes + number - 1
+    reached = own[order][last.clamp(0, len(own) - 1)]
+    return torch.where(sizes > 0, reached, torch.inf)
+
+
+def clear_counts(evidence: Evidence, threshold: Tensor) -> Tensor:
+    """Count the samples that clearly belong to each class, by their labels.
+
+    Args:
+        evidence: The evidence.
+        threshold: The result of ``thresholds``.
+
+    Returns:
+        For a label y and a class k, the number of samples labelled y whose share of k reaches the
+        threshold; float64, shape (C, C).
+    """
+    counts = torch.zeros(
+        len(threshold), len(threshold), dtype=torch.float64, device=threshold.device
+    )
+    for chunk in evidence.chunks():
+        part = chunk.labels >= 0
+        counts.index_add_(0, chunk.labels[part], (chunk.shares[part] >= threshold).double())
+    return counts
+
+
+def mistake_rates(clear: Tensor, sizes: Tensor) -> Tensor:
+    """Estimate which share of the samples with each label belongs to each class.
+
+    The samples that clearly belong to a class stand for all that do: they give the probability of
+    each label in this class. The number of samples of each class is estimated from these and from
+    the numbers of labels, by a few steps of expectation and maximisation from the latter.
+
+    Args:
+        clear: The result of ``clear_counts``; float64, shape (C, C).
+        sizes: The number of samples with each label; int64, shape (C,).
+
+    Returns:
+        The shares J[y, k]; float64, shape (C, C). Each row sums to one. That of a label without
+        samples is one for its own class.
+    """
+    labelled = sizes.double()
+    given = clear / clear.sum(0).clamp(min=1)
+    numbers = labelled
+    for _ in range(_STEPS):
+        expected = given @ numbers
+        numbers = numbers * (given.T @ (labelled / expected.clamp(min=_SMALLEST)))
+    joint = given * numbers
+    joint += torch.diag((sizes == 0).double())
+    return joint / joint.sum(1, keepdim=True)
+
+
+def drawn_together(rates: Tensor, clear: Tensor) -> Tensor:
+    """Draw the rates of the mistakes towards their mean.
+
+    With s as the result of ``spread`` and n[k] as the number of samples that clearly belong to
+    class k, the rates of class k are drawn by the part 3 * (s + 1 / n[k]), at most completely.
+
+    Args:
+        rates: The result of ``mistake_rates``; float64, shape (C, C).
+        clear: The result of ``clear_counts``; float64, shape (C, C).
+
+    Returns:
+        The rates; float64, shape (C, C). Each row sums to one.
+    """
+    classes = len(rates)
+    mean = (1 - rates.diagonal()).mean() / (classes - 1)
+    part = ((spread(clear) + 1 / clear.sum(0).clamp(min=1)) / _EVEN).clamp(max=1)
+    drawn = torch.lerp(rates, mean.expand_as(rates), part.expand_as(rates)) + _SMALLEST
+    drawn.diagonal().copy_(rates.diagonal().clamp(min=_SMALLEST))
+    return drawn / drawn.sum(1, keepdim=True)
+
+
+def spread(clear: Tensor) -> Tensor:
+    """Return how evenly mistakes are spread over the pairs of classes.
+
+    This is the square of the mean rate over the mean of the squared rates, scaled so that it is 0
+    if all mistakes are between one pair of classes, and 1 if all pairs have equally many. The
+    squares are estimated without the bias that comes from counting few samples.
+
+    Args:
+        clear: The result of ``clear_counts``; float64, shape (C, C).
+
+    Returns:
+        A number from 0 to 1; float64, shape ().
+    """
+    number = clear.sum(0).clamp(min=2)
+    pairs = len(clear) * (len(clear) - 1)
+    first = (clear / number).fill_diagonal_(0).sum() / pairs
+    second = (clear * (clear - 1) / (number * (number - 1))).fill_diagonal_(0).sum() / pairs
+    ratio = first**2 / second.clamp(min=_SMALLEST**2)
+    return ((ratio * pairs - 1) / (pairs - 1)).clamp(0, 1)

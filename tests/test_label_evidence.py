@@ -1,0 +1,263 @@
+"""The sums behind ``LabelWatch``, beside a slow implementation of what they mean."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fineprune.errors import InputError
+from fineprune.labels.class_shares import KEEP_ALL, STRONGEST, ClassShares
+from fineprune.labels.evidence import Evidence
+
+# Half precision: the relative error of a number, and the absolute error of a small one.
+RELATIVE, ABSOLUTE = 2.0**-11, 2.0**-24
+
+
+def labels_of(samples, classes):
+    return torch.arange(samples) * 7 % classes
+
+
+def logits_of(step, samples, classes):
+    generator = torch.Generator().manual_seed(step)
+    return 3 * torch.randn(samples, classes, generator=generator)
+
+
+def shares_of(evidence):
+    evidence.flush()
+    return torch.cat([chunk.shares for chunk in evidence.chunks()])
+
+
+def record_and_flush(evidence, index, logits, labels):
+    evidence.record(index, logits, labels, 1)
+    evidence.flush()
+
+
+def brute_force(batches, samples, classes, labels):
+    """Return the sums over (index, logits), sample by sample in double precision."""
+    weight, loss = np.zeros(samples), np.zeros(samples)
+    shares = np.zeros((samples, classes))
+    visits, agreed = np.zeros(samples, int), np.zeros(samples, int)
+    recorded = 0
+    for index, logits in batches:
+        recorded += len(index)
+        for sample, row in zip(index.tolist(), logits.double().numpy(), strict=True):
+            e = np.exp(row - row.max())
+            softmax = e / e.sum()
+            w = (recorded / samples) ** 2
+            weight[sample] += w
+            loss[sample] -= w * np.log(softmax[labels[sample]])
+            shares[sample] += w * softmax
+            visits[sample] += 1
+            agreed[sample] += row.argmax() == labels[sample]
+    divisor = np.maximum(weight, 1e-300)
+    return weight, loss / divisor, visits, agreed, shares / divisor[:, None]
+
+
+def random_batches(data, samples, classes):
+    sizes = data.draw(st.lists(st.integers(1, 2 * samples), min_size=1, max_size=12))
+    for step, size in enumerate(sizes):
+        # With replacement: a sample may occur several times in a batch, or in none.
+        generator = torch.Generator().manual_seed(1000 + step)
+        index = torch.randint(0, samples, (size,), generator=generator)
+        yield index, logits_of(step, size, classes)
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(st.data(), st.integers(1, 9), st.integers(2, 12))
+def test_the_sums_are_those_of_a_slow_implementation(data, samples, classes):
+    labels = labels_of(samples, classes)
+    batches = list(random_batches(data, samples, classes))
+    evidence = Evidence(samples, classes, None)
+    for index, logits in batches:
+        evidence.record(index, logits, labels[index], 1)
+    weight, loss, visits, agreed, shares = brute_force(batches, samples, classes, labels)
+    found = shares_of(evidence)
+    np.testing.assert_allclose(evidence.weight, weight, rtol=1e-5)
+    np.testing.assert_allclose(evidence.loss, loss, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(evidence.visits, visits)
+    np.testing.assert_array_equal(evidence.agreed, agreed)
+    # The buffer is added in two steps, because the first batch is added at once.
+    np.testing.assert_allclose(found, shares, rtol=3 * RELATIVE, atol=3 * ABSOLUTE)
+    seen = torch.from_numpy(visits > 0)
+    assert torch.equal(evidence.labels >= 0, seen)
+    assert torch.equal(evidence.labels[seen].long(), labels[seen])
+
+
+def test_a_buffer_is_added_when_it_is_full(monkeypatch):
+    monkeypatch.setattr("fineprune.labels.evidence._BLOCK", 10)
+    evidence = Evidence(6, 2, None)
+    index = torch.tensor([1, 4])
+    visits = []
+    for step in range(8):
+        evidence.record(index, logits_of(step, 2, 2), labels_of(6, 2)[index], 1)
+        visits.append(int(evidence.visits[1]))
+    # Four logits per batch: the first batch is added at once, then three batches together.
+    assert visits == [1, 1, 1, 4, 4, 4, 7, 7]
+
+
+def test_rounding_does_not_accumulate_over_a_thousand_epochs():
+    evidence = Evidence(64, 5, None)
+    evidence_labels, index = labels_of(64, 5), torch.arange(64)
+    total, weights = torch.zeros(64, 5, dtype=torch.float64), 0.0
+    for epoch in range(1, 1001):
+        logits = logits_of(epoch, 64, 5)
+        evidence.record(index, logits, evidence_labels, 1)
+        evidence.flush()
+        total += epoch**2 * logits.double().softmax(1)
+        weights += epoch**2
+    torch.testing.assert_close(shares_of(evidence).double(), total / weights, rtol=0.01, atol=0)
+
+
+def test_what_is_recorded_is_copied():
+    evidence = Evidence(4, 2, None)
+    index, logits, labels = torch.arange(4), logits_of(0, 4, 2), torch.tensor([0, 1, 0, 1])
+    evidence.record(index, logits, labels, 1)
+    evidence.record(index, logits, labels, 1)
+    before = logits.softmax(1)
+    index.zero_(), logits.fill_(7), labels.zero_()
+    torch.testing.assert_close(shares_of(evidence), before, rtol=2 * RELATIVE, atol=0)
+
+
+def test_records_that_are_not_finite_are_left_out_and_counted():
+    evidence = Evidence(4, 3, None)
+    logits = logits_of(0, 4, 3)
+    logits[1, 2] = torch.nan
+    logits[2, 0] = torch.inf
+    logits[3, 0] = -torch.inf  # Sample 3 has the label 0, so its loss is infinite.
+    evidence.record(torch.arange(4), logits, labels_of(4, 3), 1)
+    assert evidence.nonfinite == 3
+    assert evidence.visits.tolist() == [1, 0, 0, 0]
+    assert shares_of(evidence).isfinite().all()
+    evidence.record(torch.arange(4), logits_of(1, 4, 3), labels_of(4, 3), 1)
+    torch.testing.assert_close(
+        shares_of(evidence)[1:], logits_of(1, 4, 3).softmax(1)[1:], rtol=RELATIVE, atol=0
+    )
+
+
+@pytest.mark.parametrize(("index", "label"), [(-1, 0), (4, 0), (0, -100), (0, 3)])
+@pytest.mark.parametrize("batch", [0, 1])
+def test_numbers_out_of_range_are_an_error(index, label, batch, monkeypatch):
+    monkeypatch.setattr("fineprune.labels.evidence._BLOCK", 1)
+    evidence = Evidence(4, 3, None)
+    for _ in range(batch):
+        evidence.record(torch.arange(4), logits_of(0, 4, 3), labels_of(4, 3), 1)
+    wrong = torch.tensor([index]), logits_of(0, 1, 3), torch.tensor([label])
+    with pytest.raises(InputError, match=r"indices in 0\.\.3 and labels in 0\.\.2, got 1 records"):
+        evidence.record(*wrong, 1)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_label_that_changes_is_an_error(together):
+    evidence = Evidence(4, 3, None)
+    if together:
+        index, labels = torch.tensor([1, 1]), torch.tensor([0, 2])
+    else:
+        evidence.record(torch.tensor([1]), logits_of(0, 1, 3), torch.tensor([0]), 1)
+        index, labels = torch.tensor([1]), torch.tensor([2])
+    with pytest.raises(InputError, match="the same label of a sample each time"):
+        record_and_flush(evidence, index, logits_of(0, len(index), 3), labels)
+
+
+@settings(max_examples=25, derandomize=True, deadline=None)
+@given(st.integers(STRONGEST + 2, 200), st.integers(0, 10**6))
+def test_of_many_classes_the_label_and_the_strongest_others_are_kept(classes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(5, classes, generator=generator).mul(2).softmax(1)
+    labels = torch.randint(0, classes, (5,), generator=generator)
+    shares = ClassShares(8, classes, STRONGEST, torch.device("cpu"))
+    index = torch.tensor([7, 2, 5, 0, 1])
+    shares.write(index, labels, rows.clone())
+    found = shares.read(index, labels)
+    torch.testing.assert_close(found.sum(1), torch.ones(5), rtol=0, atol=1e-2)
+    for row, read, label in zip(rows, found, labels.tolist(), strict=True):
+        others = row.clone()
+        others[label] = -1
+        kept = [label, *others.topk(STRONGEST).indices.tolist()]
+        torch.testing.assert_close(read[kept], row[kept], rtol=RELATIVE, atol=ABSOLUTE)
+        rest = np.setdiff1d(np.arange(classes), kept)
+        assert len(read[rest].unique()) <= 1  # What is left is spread evenly.
+
+
+def test_of_many_classes_the_shares_stay_close_to_those_of_all():
+    samples, classes = 50, KEEP_ALL + 36
+    labels = labels_of(samples, classes)
+    centre = logits_of(0, samples, classes)
+    few, every = Evidence(samples, classes, STRONGEST), Evidence(samples, classes, None)
+    for epoch in range(1, 11):
+        logits = epoch * centre / 4 + logits_of(epoch, samples, classes) / 3
+        for evidence in (few, every):
+            evidence.record(torch.arange(samples), logits, labels, 1)
+    found, right = shares_of(few), shares_of(every)
+    own = right.gather(1, labels[:, None])
+    torch.testing.assert_close(found.gather(1, labels[:, None]), own, rtol=0.01, atol=0)
+    strongest = right.topk(5).indices
+    torch.testing.assert_close(
+        found.gather(1, strongest), right.gather(1, strongest), rtol=0.05, atol=1e-4
+    )
+
+
+def test_evidence_is_added():
+    samples, classes = 30, 4
+    labels = labels_of(samples, classes)
+    parts = [Evidence(samples, classes, None) for _ in range(3)]
+    whole = Evidence(samples, classes, None)
+    for step in range(60):
+        index = torch.randint(0, samples, (10,), generator=torch.Generator().manual_seed(step))
+        logits = logits_of(step, 10, classes)
+        whole.record(index, logits, labels[index], 1)
+        part = parts[step % 3]
+        part.recorded = whole.recorded - 10
+        part.record(index, logits, labels[index], 1)
+    parts[0].add(parts[1])
+    parts[0].add(parts[2])
+    whole.flush()
+    assert torch.equal(parts[0].visits, whole.visits)
+    assert torch.equal(parts[0].agreed, whole.agreed)
+    assert torch.equal(parts[0].labels, whole.labels)
+    torch.testing.assert_close(parts[0].weight, whole.weight)
+    torch.testing.assert_close(parts[0].loss, whole.loss)
+    torch.testing.assert_close(
+        shares_of(parts[0]), shares_of(whole), rtol=8 * RELATIVE, atol=8 * ABSOLUTE
+    )
+
+
+def test_evidence_of_another_data_set_is_not_added():
+    evidence = Evidence(4, 3, None)
+    evidence.record(torch.arange(4), logits_of(0, 4, 3), labels_of(4, 3), 1)
+    with pytest.raises(InputError, match="4 samples and 3 classes, got 5 and 3"):
+        evidence.add(Evidence(5, 3, None))
+    other = Evidence(4, 3, None)
+    other.record(torch.arange(4), logits_of(0, 4, 3), (labels_of(4, 3) + 1) % 3, 1)
+    with pytest.raises(InputError, match="got other ones of 4 samples"):
+        evidence.add(other)
+
+
+@pytest.mark.parametrize("classes", [3, KEEP_ALL + 40])
+def test_a_restored_evidence_continues_bit_for_bit(classes, monkeypatch):
+    monkeypatch.setattr("fineprune.labels.evidence._BLOCK", 50 * classes)
+    samples = 20
+    labels = labels_of(samples, classes)
+    strongest = None if classes <= KEEP_ALL else STRONGEST
+
+    def record(evidence, steps):
+        for step in steps:
+            index = torch.randint(0, samples, (8,), generator=torch.Generator().manual_seed(step))
+            evidence.record(index, logits_of(step, 8, classes), labels[index], 1)
+
+    undisturbed = Evidence(samples, classes, strongest)
+    record(undisturbed, range(40))
+    for stop in (0, 1, 5, 17, 40):
+        saved = Evidence(samples, classes, strongest)
+        record(saved, range(stop))
+        state = saved.state_dict()
+        record(saved, range(stop, 40))
+        resumed = Evidence(samples, classes, strongest)
+        resumed.load_state_dict(state)
+        record(resumed, range(stop, 40))
+        for evidence in (saved, resumed):
+            ours, theirs = evidence.state_dict(), undisturbed.state_dict()
+            assert ours["recorded"] == theirs["recorded"]
+            assert ours["sums"].keys() == theirs["sums"].keys()
+            for name, tensor in ours["sums"].items():
+                assert torch.equal(tensor, theirs["sums"][name]), (stop, name)

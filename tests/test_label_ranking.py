@@ -1,0 +1,182 @@
+"""The ranking of labels, beside a literal implementation of the rule that its module states."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fineprune.labels.evidence import Evidence
+from fineprune.labels.ranking import joint_numbers, rank
+
+
+def made_evidence(shares, labels, classes):
+    """Return the evidence of one epoch whose softmax is this, without samples labelled -1."""
+    evidence = Evidence(len(labels), classes, None)
+    index = np.flatnonzero(np.array(labels) >= 0)
+    given = torch.tensor([labels[i] for i in index])
+    evidence.record(torch.from_numpy(index), torch.tensor(shares)[index].log(), given, 1)
+    return evidence
+
+
+def rule(shares, labels, classes):
+    """Follow the rule word by word, for lists of floats and labels.
+
+    Returns:
+        The scores, the suggestions, and the estimated numbers of samples of each pair.
+    """
+    every = range(classes)
+    samples = [i for i, label in enumerate(labels) if label >= 0]
+    of = {k: [i for i in samples if labels[i] == k] for k in every}
+    present = [k for k in every if of[k]]
+    t = {k: sum(shares[i][k] for i in of[k]) / len(of[k]) for k in present}
+    threshold = {}
+    for k in present:
+        ranked = sorted((shares[i][k] for i in of[k]), reverse=True)
+        threshold[k] = ranked[min(len(ranked), max(10, math.ceil(len(ranked) / 5))) - 1]
+    clear = [[0] * classes for _ in every]
+    for i in samples:
+        for k in present:
+            clear[labels[i]][k] += shares[i][k] >= threshold[k]
+    n = [sum(clear[y][k] for y in every) for k in every]
+
+    given = {(y, k): clear[y][k] / n[k] for y in present for k in present}
+    number = {k: float(len(of[k])) for k in present}
+    for _ in range(2):
+        expected = {y: sum(given[y, k] * number[k] for k in present) for y in present}
+        number = {
+            k: sum(given[y, k] * number[k] / expected[y] * len(of[y]) for y in present)
+            for k in present
+        }
+    rates = [[float(y == k) for k in every] for y in every]
+    for y in present:
+        row = [given[y, k] * number[k] if k in number else 0 for k in every]
+        rates[y] = [value / sum(row) for value in row]
+    joint = [[rates[y][k] * len(of[y]) for k in every] for y in every]
+
+    pairs = [(y, k) for y in every for k in every if y != k]
+    mean = sum(rates[y][k] for y, k in pairs) / len(pairs)
+    first = sum(clear[y][k] / max(n[k], 2) for y, k in pairs) / len(pairs)
+    second = sum(
+        clear[y][k] * (clear[y][k] - 1) / (max(n[k], 2) * (max(n[k], 2) - 1)) for y, k in pairs
+    ) / len(pairs)
+    ratio = first**2 / second if second else math.inf * first if first else 0
+    even = min(1, max(0, (ratio * len(pairs) - 1) / (len(pairs) - 1)))
+    prior = [[0.0] * classes for _ in every]
+    for y in every:
+        for k in every:
+            part = min(1, 3 * (even + 1 / max(n[k], 1)))
+            drawn = (1 - part) * rates[y][k] + part * mean + 2**-24
+            prior[y][k] = max(rates[y][y], 2**-24) if y == k else drawn
+
+    scores, suggestions = [-math.inf] * len(labels), [-1] * len(labels)
+    for i in samples:
+        y = labels[i]
+        weight = [max(shares[i][k], 2**-24) / t[k] * prior[y][k] if k in t else 0 for k in every]
+        others = [k for k in every if k != y]
+        scores[i] = math.log(sum(weight[k] for k in others)) - math.log(weight[y])
+        suggestions[i] = max(others, key=lambda k: weight[k])
+    return scores, suggestions, joint
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 6), st.integers(2, 150), st.booleans())
+def test_the_ranking_follows_the_rule(seed, classes, samples, all_classes):
+    chance = np.random.default_rng(seed)
+    labels = chance.integers(-1, classes if all_classes else max(classes - 1, 2), samples)
+    labels[:2] = 0, 1
+    logits = chance.normal(size=(samples, classes)) + 2 * np.eye(classes)[labels]
+    shares = torch.from_numpy(logits).softmax(1).numpy()
+    evidence = made_evidence(shares, labels.tolist(), classes)
+    stored = [row for chunk in evidence.chunks() for row in chunk.shares.tolist()]
+    found = rank(evidence)
+    scores, suggestions, joint = rule(stored, labels.tolist(), classes)
+    np.testing.assert_allclose(found.scores, scores, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found.suggestions, suggestions)
+    np.testing.assert_allclose(joint_numbers(evidence), joint, rtol=1e-9)
+
+
+def test_parts_of_any_size_give_the_same_ranking(monkeypatch):
+    chance = np.random.default_rng(0)
+    labels = chance.integers(0, 5, 300)
+    shares = torch.from_numpy(chance.normal(size=(300, 5)) + 2 * np.eye(5)[labels]).softmax(1)
+    evidence = made_evidence(shares.numpy(), labels.tolist(), 5)
+    whole = rank(evidence)
+    monkeypatch.setattr("fineprune.labels.evidence._CHUNK", 35)
+    parts = rank(evidence)
+    assert torch.equal(whole.scores, parts.scores)
+    assert torch.equal(whole.suggestions, parts.suggestions)
+
+
+def noisy_shares(classes, wrong_pairs, seed=0, samples=4000, share=0.3):
+    """Return the softmax of a made-up network that has learned the noisy labels of easy samples.
+
+    Args:
+        classes: The number of classes.
+        wrong_pairs: The class that a label is replaced by, for some classes; None for any other.
+    """
+    chance = np.random.default_rng(seed)
+    true = chance.integers(0, classes, samples)
+    labels = true.copy()
+    noise = np.zeros((classes, classes))
+    for k in range(classes):
+        if wrong_pairs is None:
+            noise[k] = share / (classes - 1)
+            noise[k, k] = 1 - share
+        else:
+            noise[k, k] = 1
+            if k in wrong_pairs:
+                noise[k, k], noise[k, wrong_pairs[k]] = 1 - share, share
+        members = np.flatnonzero(true == k)
+        labels[members] = chance.choice(classes, size=len(members), p=noise[k])
+    logits = chance.normal(size=(samples, classes)) + 3 * np.eye(classes)[true]
+    clean = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    return clean @ noise, labels, true
+
+
+def roc_area(scores, wrong):
+    order = np.argsort(np.argsort(scores))
+    hits, misses = wrong.sum(), (~wrong).sum()
+    return (order[wrong].sum() - hits * (hits - 1) / 2) / (hits * misses)
+
+
+@pytest.mark.parametrize("pairs", [None, {1: 2, 2: 1}, {0: 3, 4: 5}])
+def test_wrong_labels_are_found_and_counted_whether_they_are_random_or_consistent(pairs):
+    shares, labels, true = noisy_shares(8, pairs)
+    evidence = made_evidence(shares, labels.tolist(), 8)
+    found, joint = rank(evidence), joint_numbers(evidence)
+    wrong = labels != true
+    scores = found.scores.numpy()
+    by_loss = -np.log(shares[np.arange(len(labels)), labels])
+    assert roc_area(scores, wrong) > (0.95 if pairs is None else roc_area(by_loss, wrong) + 0.02)
+    assert roc_area(scores, wrong) > 0.93
+    first = np.argsort(-scores)[: wrong.sum() // 2]
+    right = found.suggestions.numpy()[first] == true[first]
+    assert right[wrong[first]].mean() > 0.9
+    estimated = float(joint.sum() - joint.trace())
+    assert 0.7 * wrong.sum() < estimated < 1.5 * wrong.sum()
+    if pairs:
+        mistakes = joint.clone().fill_diagonal_(0)
+        largest = mistakes.flatten().topk(len(pairs)).indices.tolist()
+        assert {(i // 8, i % 8) for i in largest} == {(y, k) for k, y in pairs.items()}
+
+
+def test_many_classes_are_ranked_by_the_strongest_ones():
+    """The stored classes give almost the ranking that all of them give."""
+    classes = 100
+    shares, labels, true = noisy_shares(classes, None, samples=6000)
+    few, every = Evidence(6000, classes, 16), Evidence(6000, classes, None)
+    for evidence in (few, every):
+        logits = torch.from_numpy(shares).float().log()
+        evidence.record(torch.arange(6000), logits, torch.from_numpy(labels), 1)
+    wrong = labels != true
+    areas = [roc_area(rank(evidence).scores.numpy(), wrong) for evidence in (few, every)]
+    assert areas[0] > areas[1] - 0.01
+
+
+def test_equal_shares_favour_no_class():
+    labels = [0, 1] * 20
+    found = rank(made_evidence(np.full((40, 2), 0.5), labels, 2))
+    assert torch.allclose(found.scores, found.scores[0].expand(40))
