@@ -37,7 +37,7 @@ def test_selective_backprop_prefers_large_losses_between_start_and_end():
 
 def test_the_power_of_selective_backprop_gives_the_probabilities_of_a_draw():
     """With one sample to keep, its probability is in proportion to its percentile."""
-    policy = fp.SelectiveBackprop(2, save=0.4, start=0.5, end=1, power=2)
+    policy = fp.SelectiveBackprop(2, save=0.4, begin=0.5, end=1, power=2)
     policy.bind(4)
     policy.losses[:] = [0.1, 0.2, 0.3, np.nan]
     rng = np.random.default_rng(0)
@@ -47,7 +47,7 @@ def test_the_power_of_selective_backprop_gives_the_probabilities_of_a_draw():
 
 
 def test_seta_moves_a_window_over_groups_from_easy_to_hard():
-    policy = fp.SeTa(EPOCHS, prune=0.0, groups=4, window=0.5, final=0.1)
+    policy = fp.SeTa(EPOCHS, prune=0.0, groups=4, width=0.5, final=0.1)
     kept = train(policy)
     assert len(kept[0]) == len(kept[9]) == N
     means = [part.mean() for part in kept[1:9]]
@@ -96,11 +96,11 @@ def test_epsilon_greedy_replaces_a_share_of_the_best_by_others(epsilon):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fp.SelectiveBackprop(10, start=0.9, end=0.5), "0 <= start < end <= 1"),
+        (lambda: fp.SelectiveBackprop(10, begin=0.9, end=0.5), "0 <= begin < end <= 1"),
         (lambda: fp.SelectiveBackprop(10, power=-1), "power of at least 0"),
         (lambda: fp.SelectiveBackprop(10, save=0.5), r"expected save below 0\.4"),
         (lambda: fp.SeTa(10, prune=1.0), r"prune as a share in \[0, 1\)"),
-        (lambda: fp.SeTa(10, window=0.0), "window as a share"),
+        (lambda: fp.SeTa(10, width=0.0), "width as a share"),
         (lambda: fp.SeTa(10, groups=0), "groups"),
         (lambda: fp.SeTa(10, final=2.0), "final"),
         (lambda: fp.UCB(10, epsilon=1.5), "epsilon"),

@@ -10,6 +10,8 @@ from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.rs2 import RS2
+from fineprune.pruning.policies.selective_backprop import SelectiveBackprop
+from fineprune.pruning.policies.seta import SeTa
 from fineprune.pruning.policies.ucb import UCB
 
 POLICIES: dict[str, type[Policy]] = {
@@ -22,6 +24,8 @@ POLICIES: dict[str, type[Policy]] = {
         ProgressiveDropout,
         RandomPruning,
         RS2,
+        SelectiveBackprop,
+        SeTa,
         UCB,
         Matched,
         FullData,

@@ -31,12 +31,12 @@ class SelectiveBackprop(LastLosses):
         save: The share of the sample-steps of the whole training to save, in (0, 1), to within half
             an optimizer step.
         power: The power of the percentile, at least 0. With 0, the choice is random.
-        start: The share of the training, in [0, 1), before which all samples are trained.
-        end: The share of the training, in (start, 1], after which all samples are trained.
+        begin: The share of the training, in [0, 1), before which all samples are trained.
+        end: The share of the training, in (begin, 1], after which all samples are trained.
         options: The options of every policy; see ``PlanOptions``.
 
     Raises:
-        InputError: A value is out of range, or the epochs between ``start`` and ``end`` cannot save
+        InputError: A value is out of range, or the epochs between ``begin`` and ``end`` cannot save
             as much.
     """
 
@@ -48,20 +48,20 @@ class SelectiveBackprop(LastLosses):
         save: float = 0.2,
         *,
         power: float = 1.0,
-        start: float = 0.5,
+        begin: float = 0.5,
         end: float = 0.9,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(epochs, **options)
-        if not 0 <= start < end <= 1:
-            raise InputError(f"expected 0 <= start < end <= 1, got start={start} and end={end}")
+        if not 0 <= begin < end <= 1:
+            raise InputError(f"expected 0 <= begin < end <= 1, got begin={begin} and end={end}")
         if not 0 <= power < np.inf:
             raise InputError(f"expected power of at least 0, got {power!r}")
-        self._first = round(start * self.epochs)
+        self._first = round(begin * self.epochs)
         self._shortened = round(end * self.epochs) - self._first
         self.save = check_save(save, self._shortened, self.epochs)
         self.power = float(power)
-        self.start, self.end = float(start), float(end)
+        self.begin, self.end = float(begin), float(end)
         self._numbers: list[int] = []
 
     def bind(self, num_samples: int) -> None:
@@ -102,6 +102,6 @@ class SelectiveBackprop(LastLosses):
             "epochs": self.epochs,
             "save": self.save,
             "power": self.power,
-            "start": self.start,
+            "begin": self.begin,
             "end": self.end,
         }

@@ -32,7 +32,7 @@ class SeTa(LastLosses):
         epochs: Number of epochs in the training.
         prune: The share of the samples that is dropped at random, in [0, 1).
         groups: The number of groups.
-        window: The share of the groups in the window, in (0, 1].
+        width: The share of the groups in the window, in (0, 1].
         final: The share of the last epochs, in [0, 1], that train all groups.
         options: The options of every policy; see ``PlanOptions``.
 
@@ -48,18 +48,18 @@ class SeTa(LastLosses):
         prune: float = 0.1,
         *,
         groups: int = 10,
-        window: float = 0.5,
+        width: float = 0.5,
         final: float = 0.125,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(epochs, **options)
         if not 0 <= prune < 1:
             raise InputError(f"expected prune as a share in [0, 1), got {prune!r}")
-        if not 0 < window <= 1:
-            raise InputError(f"expected window as a share in (0, 1], got {window!r}")
+        if not 0 < width <= 1:
+            raise InputError(f"expected width as a share in (0, 1], got {width!r}")
         self.prune = float(prune)
         self.groups = check_whole_number("groups", groups, 1)
-        self.window = float(window)
+        self.width = float(width)
         check_share("final", final)
         self.final = float(final)
         self._per_step = 1
@@ -90,7 +90,7 @@ class SeTa(LastLosses):
             "epochs": self.epochs,
             "prune": self.prune,
             "groups": self.groups,
-            "window": self.window,
+            "width": self.width,
             "final": self.final,
         }
 
@@ -98,7 +98,7 @@ class SeTa(LastLosses):
         """Return which of some losses belong to the groups that the epoch trains."""
         if epoch == 0 or epoch >= self.epochs - annealed_epochs(self.final, self.epochs):
             return np.ones(len(losses), dtype=np.bool_)
-        size = max(round(self.window * self.groups), 1)
+        size = max(round(self.width * self.groups), 1)
         first = epoch % (self.groups - size + 1)
         group = clusters(losses, self.groups)
         inside: npt.NDArray[np.bool_] = (group >= first) & (group < first + size)

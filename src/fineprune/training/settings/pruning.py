@@ -31,14 +31,17 @@ class PruningSettings:
 
     Attributes:
         policy: The policy: ``adaptive``, ``fine-pruning``, ``infobatch``, ``kakurenbo``,
-            ``progressive-dropout``, ``random``, ``rs2``, ``ucb``, ``matched`` or ``full``; or
-            ``module:Class``, a policy of the user's own, which is called with the number of epochs
-            and with ``arguments``.
-        save: The share to save: an argument of ``Adaptive``, ``InfoBatch``, ``RS2`` and ``UCB``.
+            ``progressive-dropout``, ``random``, ``rs2``, ``selective-backprop``, ``seta``, ``ucb``,
+            ``matched`` or ``full``; or ``module:Class``, a policy of the user's own, which is
+            called with the number of epochs and with ``arguments``.
+        save: The share to save: an argument of ``Adaptive``, ``InfoBatch``, ``RS2``,
+            ``SelectiveBackprop`` and ``UCB``.
         patience, returning, evidence, chance: The arguments of ``Adaptive``.
         replacement: An argument of ``RS2``.
         confidence: An argument of ``Kakurenbo``.
-        smoothing, exploration, period: The arguments of ``UCB``.
+        power, begin, end: The arguments of ``SelectiveBackprop``.
+        groups, width, final: The arguments of ``SeTa``.
+        smoothing, exploration, period, epsilon: The arguments of ``UCB``.
         form, threshold, decay: The arguments of ``ProgressiveDropout``.
         anneal, rescale, keep_per_class, max_skips: The options of every policy (``PlanOptions``);
             None for the default of the policy.
@@ -63,9 +66,16 @@ class PruningSettings:
     chance: float | None = None
     replacement: bool | None = None
     confidence: float | None = None
+    power: float | None = None
+    begin: float | None = None
+    end: float | None = None
+    groups: int | None = None
+    width: float | None = None
+    final: float | None = None
     smoothing: float | None = None
     exploration: float | None = None
     period: int | None = None
+    epsilon: float | None = None
     form: str | None = None
     threshold: float | None = None
     decay: float | None = None
