@@ -1,11 +1,13 @@
 """Controls and predicted costs, which count the batches that are actually trained."""
 
 import json
+import math
 import tomllib
 
 import pytest
 from typer.testing import CliRunner
 
+import fineprune as fp
 from fineprune.cli.main import app
 from fineprune.errors import InputError
 from fineprune.experiments.controls import (
@@ -87,6 +89,45 @@ def test_late_epochs_need_milestones_and_an_epoch_for_each_rate():
         arm_recipe(adaptive_recipe(0.95), "fewer-epochs-late", 12_800)
 
 
+def test_the_shorter_schedule_is_late_with_steps_and_falls_as_a_parabola_else():
+    steps = adaptive_recipe(0.35)
+    assert arm_recipe(steps, "shorter", 1280) == arm_recipe(steps, "fewer-epochs-late", 1280)
+    fast = arm_recipe(steps, "shorter-1.5", 1280).training
+    assert fast.lr == pytest.approx(1.5 * steps.training.lr)
+    smooth = steps.replaced("training", schedule="cosine", milestones=(), warmup=4)
+    short = arm_recipe(smooth, "shorter", 1280).training
+    assert (short.schedule, short.epochs, short.warmup) == ("quadratic", 26, 3)
+    cycle = arm_recipe(smooth.replaced("training", schedule="one-cycle", warmup=0), "shorter", 1280)
+    assert (cycle.training.schedule, cycle.training.warmup) == ("quadratic", 8)
+    constant = arm_recipe(smooth.replaced("training", schedule="constant"), "shorter", 1280)
+    assert constant.training.schedule == "constant"
+
+
+def test_the_rates_of_a_shorter_schedule():
+    steps = [0.1] * 12 + [0.02] * 12 + [0.004] * 8 + [0.0008] * 8
+    assert fp.shorter(steps, 0.35) == [0.1] * 12 + [0.02] * 12 + [0.004] + [0.0008]
+    cosine = [0.1 * (1 + math.cos(math.pi * epoch / 20)) / 2 for epoch in range(20)]
+    assert fp.shorter(cosine, 0.5) == pytest.approx([0.1 * (1 - (u / 10) ** 2) for u in range(10)])
+    warm = fp.shorter(lambda progress: min(progress / 5, 1) * (1 - progress / 21), 0.5, epochs=20)
+    assert len(warm) == 10
+    assert warm[0] < warm[1] < max(warm)
+    assert warm[-1] < 0.4 * max(warm)
+    assert fp.shorter(steps, 0.0) == steps
+
+
+@pytest.mark.parametrize(
+    ("rates", "options", "message"),
+    [
+        ([0.1] * 4, {"save": 1.0}, "expected save as a share"),
+        (lambda progress: 0.1, {}, "expected epochs=... with rates of the type function"),
+        ([0.1, 0.1, 0.02, 0.02, 0.01, 0.01], {"save": 0.6}, "at least one epoch for each of 3"),
+    ],
+)
+def test_wrong_arguments_of_shorter_are_refused(rates, options, message):
+    with pytest.raises(InputError, match=message):
+        fp.shorter(rates, **options)
+
+
 def test_the_adaptive_arm_saves_as_much_as_the_recipes_schedule():
     pruning = {"policy": "fine-pruning", "window": 4, "start": 2, "prune": 0.5}
     recipe = make_recipe({"training": {"epochs": 40, "batch_size": 128}, "pruning": pruning})
@@ -94,8 +135,7 @@ def test_the_adaptive_arm_saves_as_much_as_the_recipes_schedule():
     assert adaptive.pruning.policy == "adaptive"
     assert adaptive.pruning.save == predicted_cost(recipe, 1280).skipped_share == 0.25
     assert predicted_cost(adaptive, 1280).steps == predicted_cost(recipe, 1280).steps
-    assert default_arms(adaptive) == ("full", "adaptive", "fewer-epochs")
-    assert default_arms(adaptive_recipe(0.35)) == (*default_arms(adaptive), "fewer-epochs-late")
+    assert default_arms(adaptive) == ("full", "adaptive", "shorter")
 
 
 def test_every_policy_of_the_registry_is_an_arm():

@@ -206,7 +206,7 @@ def test_milestones_are_those_of_multisteplr():
         scheduler.step()
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "one-cycle"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "quadratic", "one-cycle"])
 def test_rates_have_the_base_rate_as_their_maximum_and_end_near_zero(schedule):
     settings = small(f"training.schedule={schedule}", "training.epochs=10").training
     rates = [rate_at(settings, progress) for progress in np.linspace(0, 10, 501)]

@@ -23,6 +23,7 @@ from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.savings import Savings, closed_form_pruned_epochs, predict_savings
 from fineprune.pruning.schedule import Schedule
 from fineprune.pruning.sharded.pruner import ShardedPruner
+from fineprune.pruning.shorter import shorter
 
 __version__ = "0.1.0"
 
@@ -56,4 +57,5 @@ __all__ = [
     "reduce_pixels",
     "reduce_tasks",
     "reduce_tokens",
+    "shorter",
 ]

@@ -17,7 +17,7 @@ from typing import TypeVar
 from scipy.special import stdtr, stdtrit
 
 from fineprune.errors import InputError
-from fineprune.experiments.controls import ALL_ARMS, MATCHED, SCALED, SHORTER
+from fineprune.experiments.controls import ALL_ARMS, MATCHED, changed_settings
 from fineprune.runs.run import Run
 from fineprune.runs.summary import Summary
 
@@ -35,9 +35,6 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 # A number of a run, which is compared between arms.
 Value = Callable[[Summary], float]
-
-# The settings that the arms of ``SHORTER`` shorten, so that they differ from the other arms.
-_LENGTHS = ("epochs", "milestones", "warmup")
 
 # The settings in which the control ``matched`` differs from seed to seed, because it repeats the
 # numbers of the run with the same seed.
@@ -405,13 +402,11 @@ def _settings(run: Run, arms: set[str]) -> str:
     """Return the settings that comparable runs of the given arms have in common, as JSON.
 
     Runs of the same arm may differ in the ``run`` section only, and those of ``matched`` in their
-    numbers. Runs of two arms may also differ in the ``pruning`` section, the arms that train fewer
-    epochs in the length of the training, and those that are scaled in the learning rate.
+    numbers. Runs of two arms may also differ in the ``pruning`` section, and the arms that train
+    fewer epochs in what this changes.
     """
     same_arm = len(arms) == 1
-    training: tuple[str, ...] = ()
-    if not same_arm and arms & set(SHORTER):
-        training = (*_LENGTHS, "lr") if arms & set(SCALED) else _LENGTHS
+    training = () if same_arm else {name for arm in arms for name in changed_settings(arm)}
     excluded = {
         "data": _PLACES,
         "training": training,

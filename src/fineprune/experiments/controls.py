@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fineprune.errors import InputError
+from fineprune.pruning.shorter import shortened_intervals
 from fineprune.runs.run import Run
 from fineprune.training.forecast import cost_is_known, predicted_cost, saved_share
+from fineprune.training.learning_rate import rise_of_one_cycle
 from fineprune.training.policies import (
     ONLY_WITH,
     POLICY_NAMES,
@@ -21,9 +23,11 @@ from fineprune.training.settings import PruningSettings
 # The control that repeats the numbers of a finished run. It is a policy as well as an arm.
 MATCHED = "matched"
 
-# The arms that train fewer epochs, and those of them that raise the learning rate in return.
+# The arms that train fewer epochs. The factors are those of the learning rate, which the scaled
+# arms raise in proportion to what they save.
 SCALED = ("fewer-epochs-scaled", "fewer-epochs-late-scaled")
-SHORTER = ("fewer-epochs", "fewer-epochs-late", *SCALED)
+_FACTORS = {"shorter": 1.0, "shorter-1.5": 1.5, "shorter-2": 2.0}
+SHORTER = (*_FACTORS, "fewer-epochs", "fewer-epochs-late", *SCALED)
 
 # The policies that are compared with the controls.
 METHODS = tuple(name for name in POLICY_NAMES if name not in ("full", "random", MATCHED))
@@ -38,17 +42,23 @@ ALL_ARMS = ("full", *METHODS, "random", MATCHED, *SHORTER)
 _UNSET: dict[str, Any] = dict.fromkeys((*ONLY_WITH, "arguments"))
 
 
+def changed_settings(arm: str) -> tuple[str, ...]:
+    """Return the settings of the training that an arm may change."""
+    lengths = ("epochs", "milestones", "warmup") if arm in SHORTER else ()
+    rates = ("lr",) if arm in SCALED or arm in _FACTORS else ()
+    return (*lengths, *rates, *(("schedule",) if arm in _FACTORS else ()))
+
+
 def default_arms(recipe: Recipe) -> tuple[str, ...]:
     """Return the arms of a comparison whose user names none."""
     policy = recipe.pruning.policy
     if policy in ("full", MATCHED) or follows_schedule(policy):
         return ARMS
-    late = ("fewer-epochs-late",) if _has_intervals(recipe) else ()
     if policy == "adaptive":
-        return ("full", "adaptive", "fewer-epochs", *late)
+        return ("full", "adaptive", "shorter")
     if getattr(recipe.policy(), "save", None) is None:  # The cost may depend on the data.
         return ("full", policy, MATCHED)
-    return ("full", policy, MATCHED, "fewer-epochs", *late)
+    return ("full", policy, MATCHED, "shorter")
 
 
 def check_arms(recipe: Recipe, arms: Sequence[str], num_samples: int) -> None:
@@ -106,6 +116,10 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
             - ``fewer-epochs-late`` does the same, and takes the epochs from the smallest rates.
             - ``fewer-epochs-scaled`` and ``fewer-epochs-late-scaled`` also multiply the learning
               rate by the number of steps of ``full`` divided by their own.
+            - ``shorter`` trains on all data with the schedule of equal cost that measures best:
+              ``fewer-epochs-late`` if the rate has milestones; else ``fewer-epochs`` with a rate
+              that falls as 1 - u^2. ``shorter-1.5`` and ``shorter-2`` multiply the rate; the best
+              of the three is chosen on validation images (``data.validation``).
         num_samples: The number of training samples, N.
 
     Raises:
@@ -206,16 +220,7 @@ def fewer_epochs_late(recipe: Recipe, num_samples: int) -> Recipe:
     epochs = _affordable_epochs(recipe, num_samples)
     ends = [milestone for milestone in training.milestones if milestone < training.epochs]
     lengths = [end - start for start, end in itertools.pairwise([0, *ends, training.epochs])]
-    surplus = training.epochs - epochs
-    for interval in reversed(range(len(lengths))):
-        removed = min(surplus, lengths[interval] - 1)
-        lengths[interval] -= removed
-        surplus -= removed
-    if surplus:
-        raise InputError(
-            f"expected at least one epoch for each of {len(lengths)} learning rates in the arm "
-            f"'fewer-epochs-late', got {epochs} epochs: save less"
-        )
+    lengths = shortened_intervals(lengths, min(epochs, training.epochs))
     milestones = tuple(itertools.accumulate(lengths[:-1]))
     return recipe.replaced("pruning", policy="full").replaced(
         "training", epochs=epochs, milestones=milestones
@@ -234,8 +239,15 @@ def _with_schedule(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
 def _shorter(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
     _check_cost_is_known(recipe, num_samples, arm)
     _check_saves(recipe, num_samples, arm)
-    late = "late" in arm
+    late = "late" in arm or (arm in _FACTORS and _has_intervals(recipe))
     shorter = (fewer_epochs_late if late else fewer_epochs)(recipe, num_samples)
+    if arm in _FACTORS:
+        if recipe.training.schedule in ("cosine", "linear", "one-cycle"):
+            shorter = shorter.replaced("training", schedule="quadratic")
+        if recipe.training.schedule == "one-cycle":
+            rise = rise_of_one_cycle(recipe.training) * shorter.training.epochs
+            shorter = shorter.replaced("training", warmup=round(rise / recipe.training.epochs))
+        return shorter.replaced("training", lr=recipe.training.lr * _FACTORS[arm])
     if arm not in SCALED:
         return shorter
     # An epoch on all data has the same number of steps in both, so this is also their ratio.

@@ -12,12 +12,14 @@ from fineprune.errors import InputError, first_line
 from fineprune.importing import import_attribute
 from fineprune.networks.lenet import LeNet
 from fineprune.networks.resnet import BasicBlock, Bottleneck, ImageNetResNet, ResNet
+from fineprune.networks.resnet9 import ResNet9
 from fineprune.networks.vgg import VGG
 from fineprune.networks.wide_resnet import WideResNet
 
 # Each is called with the number of classes and of channels.
 NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
     "lenet": LeNet,
+    "resnet9": ResNet9,
     "vgg13": partial(VGG, 13),
     "vgg16": partial(VGG, 16),
     "vgg19": partial(VGG, 19),

@@ -8,7 +8,7 @@ from fineprune.experiments.arm_table import (
     Row,
     paired_difference,
 )
-from fineprune.experiments.controls import MATCHED, METHODS, SCALED, SHORTER
+from fineprune.experiments.controls import MATCHED, METHODS, SHORTER, changed_settings
 from fineprune.report.facts import comparison_recipe
 from fineprune.runs.run import Run
 
@@ -92,9 +92,13 @@ def _control(group: Group, name: str, row: Row, difference: Difference, margin: 
     else:
         epochs = control.summary.epochs
         cost = _cost(method, control)
-        late = ", removed where the learning rate is smallest" if "late" in row.arm else ""
-        rate = ""
-        if row.arm in SCALED:
+        schedule, late, rate = control.recipe["training"]["schedule"], "", ""
+        if schedule == "milestones" and ("late" in row.arm or "shorter" in row.arm):
+            late = ", removed where the learning rate is smallest"
+        elif schedule != method.recipe["training"]["schedule"]:
+            late = ", with a rate that falls as 1 - u^2"
+        lr = "lr" in changed_settings(row.arm)
+        if lr and control.recipe["training"]["lr"] != method.recipe["training"]["lr"]:
             ratio = control.recipe["training"]["lr"] / method.recipe["training"]["lr"]
             rate = f", with {ratio:.2f} times the learning rate"
         control_name = (

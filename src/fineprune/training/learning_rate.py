@@ -6,8 +6,16 @@ its end, whereas a schedule in epochs always ends with the training.
 """
 
 import math
+from collections.abc import Callable
 
 from fineprune.training.settings import TrainingSettings
+
+# How the rate falls from 1 to 0 while the share of the training that is done rises to 1.
+_SHAPES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+    "linear": lambda done: 1 - done,
+    "quadratic": lambda done: 1 - done**2,
+}
 
 
 def rate_at(settings: TrainingSettings, progress: float) -> float:
@@ -19,17 +27,22 @@ def rate_at(settings: TrainingSettings, progress: float) -> float:
             epoch, it includes the fraction of the epoch's batches that are trained.
     """
     if settings.schedule == "one-cycle":
-        return settings.lr * _one_cycle(progress, settings.warmup, settings.epochs)
+        return settings.lr * _one_cycle(progress, rise_of_one_cycle(settings), settings.epochs)
     factor = _warmup(progress, settings.warmup)
     if settings.schedule == "milestones":
         # The rate falls after epoch m, counted from 1. Counted from 0, epoch m has the new rate.
         passed = sum(milestone <= progress for milestone in settings.milestones)
         factor *= settings.gamma**passed
-    elif settings.schedule == "cosine":
+    elif settings.schedule in _SHAPES:
         span = max(settings.epochs - settings.warmup, 1)
         done = max(progress - settings.warmup, 0.0) / span
-        factor *= (1 + math.cos(math.pi * done)) / 2
+        factor *= _SHAPES[settings.schedule](done)
     return settings.lr * factor
+
+
+def rise_of_one_cycle(settings: TrainingSettings) -> float:
+    """Return the number of epochs in which the rate of ``one-cycle`` rises."""
+    return settings.warmup or 0.3 * settings.epochs
 
 
 def _warmup(progress: float, warmup: int) -> float:
@@ -37,12 +50,8 @@ def _warmup(progress: float, warmup: int) -> float:
     return min(1.0, (progress + 1e-3) / warmup) if warmup else 1.0
 
 
-def _one_cycle(progress: float, warmup: int, epochs: int) -> float:
-    """Return a factor that rises from 1/25 to 1 during the warm-up and then falls to almost 0.
-
-    The default length of the warm-up is 30 % of the training.
-    """
-    rise = warmup or 0.3 * epochs
+def _one_cycle(progress: float, rise: float, epochs: int) -> float:
+    """Return a factor that rises from 1/25 to 1 during the warm-up and then falls to almost 0."""
     if progress < rise:
         return 1 + (1 / 25 - 1) * (1 + math.cos(math.pi * progress / rise)) / 2
     done = (progress - rise) / max(epochs - rise, 1e-9)

@@ -26,6 +26,7 @@ _COLOURS = {
     "full": "#333333",
     "fine-pruning": "#d55e00",
     "random": "#0072b2",
+    "shorter": "#009e73",
     "fewer-epochs": "#009e73",
     "fewer-epochs-late": "#e69f00",
     "adaptive": "#cc79a7",
@@ -39,6 +40,7 @@ _COLOURS = {
 _OTHER_COLOURS = ("#999999", "#f0e442", "#c5b0d5")
 _DASHES: dict[str, Any] = {
     "random": (0, (4, 1.5)),
+    "shorter": (0, (3, 1, 1, 1)),
     "fewer-epochs": (0, (6, 1.5, 1.5, 1.5)),
     "fewer-epochs-late": (0, (1, 1)),
     "fewer-epochs-scaled": (0, (2, 1)),

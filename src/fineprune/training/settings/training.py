@@ -7,6 +7,7 @@ from fineprune.errors import InputError, check_above, check_at_least, check_betw
 # A schedule is planned epoch by epoch before the training, which takes seconds for this number.
 _MOST_EPOCHS = 100_000
 
+SCHEDULES = ("milestones", "cosine", "linear", "quadratic", "one-cycle", "constant")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "rmsprop-tf")
 
 
@@ -24,7 +25,8 @@ class TrainingSettings:
         lr_scale: Factors by which the learning rate of some parameters is multiplied, by prefixes
             of their names, such as ``{fc = 10.0, layer1 = 0.1}``. The longest prefix counts; None
             for one learning rate.
-        schedule: The learning rate schedule: ``milestones``, ``cosine``, ``one-cycle`` or
+        schedule: The learning rate schedule: ``milestones``, ``cosine``, ``linear`` (falls linearly
+            to 0), ``quadratic`` (falls as 1 - u^2, where u rises from 0 to 1), ``one-cycle`` or
             ``constant``.
         milestones: The epochs, counted from 1, after which the learning rate is multiplied by
             ``gamma``.
@@ -72,9 +74,7 @@ class TrainingSettings:
                 f"expected training.epochs to be at most {_MOST_EPOCHS}, got {self.epochs}"
             )
         check_one_of("training.optimizer", self.optimizer, OPTIMIZERS)
-        check_one_of(
-            "training.schedule", self.schedule, ("milestones", "cosine", "one-cycle", "constant")
-        )
+        check_one_of("training.schedule", self.schedule, SCHEDULES)
         check_above("training.lr", self.lr, 0)
         for prefix, factor in (self.lr_scale or {}).items():
             if isinstance(factor, bool) or not isinstance(factor, int | float):

@@ -1,0 +1,80 @@
+"""The shorter schedule: save by training fewer epochs on all data, the control of every policy."""
+
+import itertools
+from collections.abc import Sized
+
+from fineprune.errors import InputError
+from fineprune.pruning.learning_rates import Rates, rates_of_epochs
+
+# Rates with at least so many epochs per distinct rate are steps, on average.
+_EPOCHS_PER_STEP = 2
+
+
+def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> list[float]:
+    """Return the learning rates of a shorter training on all data.
+
+    Rates that fall in steps lose epochs at the smallest rate until one is left there, then at the
+    rate before it, and so on. Rates that fall smoothly become ``peak * (1 - u**2)``, where u rises
+    from 0 at the largest rate to 1 at the end; a rise before it is shortened in proportion. Of
+    equal cost, these are the schedules that measured best; see docs/results/adaptive.md.
+
+    Args:
+        rates: The learning rate of each epoch of the whole training: numbers, a function of the
+            progress in epochs, or a scheduler of torch that is stepped once per epoch.
+        save: The share of the epochs to save, in [0, 1), rounded to whole epochs.
+        epochs: Number of epochs of the whole training. It may be left out if ``rates`` are numbers.
+
+    Returns:
+        One rate for each epoch that is left, at least one.
+
+    Raises:
+        InputError: A value is out of range, or rates that fall in steps have more steps than epochs
+            are left.
+    """
+    if not 0 <= save < 1:
+        raise InputError(f"expected save as a share in [0, 1), got {save!r}")
+    if epochs is None:
+        if not isinstance(rates, Sized):
+            raise InputError(
+                f"expected epochs=... with rates of the type {type(rates).__name__}, got none"
+            )
+        epochs = len(rates)
+    given = rates_of_epochs(rates, epochs)
+    left = max(1, round((1 - save) * epochs))
+    if left == epochs:
+        return given
+    peak = max(range(epochs), key=given.__getitem__)
+    steps = [(rate, len(list(same))) for rate, same in itertools.groupby(given)]
+    if len(steps) * _EPOCHS_PER_STEP <= epochs and peak == 0:
+        lengths = shortened_intervals([length for _, length in steps], left)
+        return [
+            rate for (rate, _), length in zip(steps, lengths, strict=True) for _ in range(length)
+        ]
+    rise = min(round(peak * left / epochs), left - 1)
+    before = [given[round(epoch * peak / rise)] for epoch in range(rise)]
+    falling = left - rise
+    return before + [given[peak] * (1 - (epoch / falling) ** 2) for epoch in range(falling)]
+
+
+def shortened_intervals(lengths: list[int], epochs: int) -> list[int]:
+    """Shorten the intervals of a training from the last one on, each to one epoch at least.
+
+    Args:
+        lengths: The number of epochs of each interval.
+        epochs: The number of epochs to keep.
+
+    Raises:
+        InputError: There are more intervals than epochs.
+    """
+    surplus = sum(lengths) - epochs
+    result = list(lengths)
+    for interval in reversed(range(len(result))):
+        removed = min(surplus, result[interval] - 1)
+        result[interval] -= removed
+        surplus -= removed
+    if surplus:
+        raise InputError(
+            f"expected at least one epoch for each of {len(result)} learning rates, got {epochs} "
+            f"epochs: save less"
+        )
+    return result
