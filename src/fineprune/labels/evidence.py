@@ -68,8 +68,10 @@ class Evidence:
     of the visits, and the rank that recorded each, make no difference but for the rounding to half
     precision.
 
-    All tensors lie on the device of the first recorded logits. Recording copies a batch into a
+    All tensors lie on the device of the first recorded logits. Recording puts a batch into a
     buffer, and a full buffer is added to the sums by operations that do not wait for the device.
+    Batches on a CPU are not copied before that; on another device, the next step may write into
+    the same memory.
 
     Args:
         num_samples: Number of samples N.
@@ -114,10 +116,11 @@ class Evidence:
         self._logits: list[Tensor] = []
         self._given: list[Tensor] = []
         self._weights: list[float] = []
+        self._versions: list[tuple[Tensor, int]] = []  # Those of the tensors that are not copies.
         self._buffered = 0
 
     def record(self, index: Tensor, logits: Tensor, labels: Tensor, ranks: int) -> None:
-        """Copy one batch into the buffer, and add the buffer to the sums if it is full.
+        """Put one batch into the buffer, and add the buffer to the sums if it is full.
 
         The first batch is checked at once. On a GPU, errors in later batches are found when the
         evidence is used.
@@ -136,9 +139,9 @@ class Evidence:
             self._located = True
         is_first = not self.recorded
         self.recorded += len(labels) * ranks
-        self._index.append(index.clone())
-        self._logits.append(logits.clone())
-        self._given.append(labels.clone())
+        self._index.append(self._kept(index))
+        self._logits.append(self._kept(logits))
+        self._given.append(self._kept(labels))
         self._weights.append((self.recorded / self.num_samples) ** 2)
         self._buffered += logits.numel()
         if is_first:
@@ -150,7 +153,7 @@ class Evidence:
         """Add everything that was recorded to the sums, and check it.
 
         Raises:
-            InputError: See ``check``.
+            InputError: See ``check``; or a batch was changed in place after it was recorded.
         """
         self._add_buffer()
         self.check()
@@ -245,14 +248,19 @@ class Evidence:
         self.labels = labels
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the sums and of the buffer, on the CPU."""
+        """Return copies of the sums and of the buffer, on the CPU.
+
+        Raises:
+            InputError: A batch was changed in place after it was recorded.
+        """
+        self._check_unchanged()
         return {
             "recorded": self.recorded,
             "sums": {name: tensor.to("cpu", copy=True) for name, tensor in self._stored().items()},
             "buffer": {
-                "index": [part.cpu() for part in self._index],
-                "logits": [part.cpu() for part in self._logits],
-                "labels": [part.cpu() for part in self._given],
+                "index": [part.to("cpu", copy=True) for part in self._index],
+                "logits": [part.to("cpu", copy=True) for part in self._logits],
+                "labels": [part.to("cpu", copy=True) for part in self._given],
                 "weights": list(self._weights),
             },
         }
@@ -278,8 +286,14 @@ class Evidence:
         self._logits = [part.clone() for part in buffer["logits"]]
         self._given = [part.clone() for part in buffer["labels"]]
         self._weights = list(buffer["weights"])
+        self._versions = []
         self._buffered = sum(part.numel() for part in self._logits)
         self.recorded = state["recorded"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes of a copy, whose tensors are its own and have other versions."""
+        self._check_unchanged()
+        return {**vars(self), "_versions": []}
 
     def _stored(self) -> dict[str, Tensor]:
         sums = {
@@ -297,16 +311,34 @@ class Evidence:
         """Add the buffer to the sums. On a CPU, the records are checked unless told otherwise."""
         if not self._given:
             return
+        self._check_unchanged()
         sizes = [len(labels) for labels in self._given]
         weights = torch.from_numpy(np.repeat(np.array(self._weights, np.float32), sizes))
         index, logits, labels = map(self._joined, (self._index, self._logits, self._given))
-        self._index, self._logits, self._given, self._weights = [], [], [], []
+        self._index, self._logits, self._given = [], [], []
+        self._weights, self._versions = [], []
         self._buffered = 0
         self._add(
             index.long(), logits.float(), labels.long(), weights.to(self._device, non_blocking=True)
         )
         if check and self._device.type == "cpu":
             self.check()
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        """Return a tensor for the buffer: the same one if later changes of it can be noticed."""
+        if not tensor.is_cpu or tensor.is_inference():
+            return tensor.clone()
+        self._versions.append((tensor, tensor._version))
+        return tensor
+
+    def _check_unchanged(self) -> None:
+        if any(tensor._version != version for tensor, version in self._versions):
+            self._versions = []
+            raise InputError(
+                "expected the indices, logits and labels of a batch to stay as they were recorded, "
+                "got some that were changed in place afterwards: record copies, such as "
+                "logits.clone()"
+            )
 
     def _add(self, index: Tensor, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
         """Add visits, in which a sample may occur several times, without waiting for the device."""

@@ -85,9 +85,10 @@ class LabelWatch:
     def record(self, index: Any, logits: Tensor, labels: Any) -> None:
         """Record a batch of the training.
 
-        The arguments are copied. Nothing waits for the device, except in the first call, which
-        checks its batch; errors in later batches on a GPU are raised when the evidence is used.
-        Records whose loss is NaN or infinite are left out.
+        On a CPU, the tensors are kept for some steps and not copied; do not change them in place.
+        On other devices, they are copied. Nothing waits for the device, except in the first call,
+        which checks its batch; errors in later batches on a GPU are raised when the evidence is
+        used. Records whose loss is NaN or infinite are left out.
 
         Args:
             index: The indices of the samples; integers, shape (B,).
@@ -95,8 +96,8 @@ class LabelWatch:
             labels: Their labels; integers, shape (B,). They must be the same in each epoch.
 
         Raises:
-            InputError: A shape or a type is wrong, an index or a label is out of range, or the
-                label of a sample has changed.
+            InputError: A shape or a type is wrong, an index or a label is out of range, the label
+                of a sample has changed, or an earlier batch was changed in place.
             RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
         """
         index, labels = torch.as_tensor(index), torch.as_tensor(labels)
@@ -164,6 +165,11 @@ class LabelWatch:
         parts = [chunk.shares.cpu().double() for chunk in evidence.chunks()]
         shares = torch.cat([part / part.sum(1, keepdim=True) for part in parts]).float()
         return evidence.labels.cpu().long().numpy(), shares.numpy()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether this is the evidence of all ranks, so that any of them may save it."""
+        return self._merged or self._rank_and_ranks()[1] == 1
 
     def merge(self, other: "LabelWatch | Mapping[str, Any] | None" = None) -> None:
         """Add the evidence of another watch, or of all ranks, to this one.

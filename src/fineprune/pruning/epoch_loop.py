@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 from torch.utils.data import DataLoader
 
 from fineprune.errors import InputError
+from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, PlanIn, Progress
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loader import PrunedLoaders
@@ -130,6 +131,7 @@ class EpochLoop(ABC, Generic[Plan]):
         self._report = RunReport(policy, num_samples, shape)
         # A compiled training step must not trace the bookkeeping.
         self._keep_untraced: Callable[..., None] = torch.compiler.disable(EpochLoop._keep)
+        self._watch: LabelWatch | None = None
         self._show(0)
 
     # -- what a subclass says -------------------------------------------------------------------
@@ -354,15 +356,26 @@ class EpochLoop(ABC, Generic[Plan]):
             self._commit()
         self._show(epoch)
 
-    def record(self, index: Any, losses: torch.Tensor) -> torch.Tensor:
+    def record(
+        self,
+        index: Any,
+        losses: torch.Tensor,
+        logits: torch.Tensor | None = None,
+        labels: Any = None,
+    ) -> torch.Tensor:
         """Record the losses of a batch, and return the scalar to backpropagate.
 
-        On a CPU, the tensors are kept and not copied; change neither of them in place until the
+        With the logits and labels, the training is also watched for wrong labels, which changes
+        nothing else: ``watch.suspects()`` names them.
+
+        On a CPU, the tensors are kept and not copied; change none of them in place until the
         epoch has ended. On other devices, they are copied without synchronisation.
 
         Args:
             index: Indices of the samples, integers, shape (B,): the first part of each batch.
             losses: One loss per sample, floating point, shape (B,) (``reduction="none"``).
+            logits: The output of a classifier for them; floating point, shape (B, C).
+            labels: Their labels; integers, shape (B,). They are given together with ``logits``.
 
         Returns:
             The mean of the losses, shape (). If the plan has weights, each loss is multiplied by
@@ -377,10 +390,19 @@ class EpochLoop(ABC, Generic[Plan]):
         if not isinstance(index, torch.Tensor):
             index = torch.tensor(index)
         if is_compiling():
-            self._keep_untraced(self, index, losses.detach())
+            of_batch = None if logits is None else logits.detach()
+            self._keep_untraced(self, index, losses.detach(), of_batch, labels)
         else:  # Outside a compiled step, the call above takes longer.
-            self._keep(index, losses)
+            self._keep(index, losses, logits, labels)
         return losses.mean() if self._rescaling is None else self._rescaling.mean(index, losses)
+
+    @property
+    def watch(self) -> LabelWatch | None:
+        """The evidence on the labels; None until logits are recorded.
+
+        It is part of ``state_dict``. With several ranks, ``synchronize`` merges it.
+        """
+        return self._watch
 
     def observe(self, index: Any, losses: torch.Tensor) -> None:
         """Record losses that were backpropagated elsewhere, such as in another process.
@@ -440,8 +462,11 @@ class EpochLoop(ABC, Generic[Plan]):
         """Exchange what was recorded so far, so that ``state_dict`` includes all ranks.
 
         If there is more than one rank, this must precede a ``state_dict()`` in the middle of an
-        epoch. All ranks must call it after the same batch.
+        epoch, and each ``state_dict()`` if logits are recorded. All ranks must call it after the
+        same batch.
         """
+        if self._watch is not None:
+            self._watch.merge()
         self._recorder.flush(self._in_progress.plan)
 
     @abstractmethod
@@ -608,6 +633,7 @@ class EpochLoop(ABC, Generic[Plan]):
         self._cycle.settle()
         made: EpochLoop[Plan] = type(self).__new__(type(self))
         memo[id(self)] = made
+        memo[id(self._replicas.group)] = self._replicas.group  # Process groups cannot be copied.
         for name, value in vars(self).items():
             setattr(made, name, copy.deepcopy(value, memo))
         made._cycle.let_go()
@@ -651,11 +677,40 @@ class EpochLoop(ABC, Generic[Plan]):
             plan = self._choose(epoch)
         self._cycle.follow(plan, self._follow(plan))
 
-    def _keep(self, index: torch.Tensor, losses: torch.Tensor) -> None:
+    def _keep(
+        self,
+        index: torch.Tensor,
+        losses: torch.Tensor,
+        logits: torch.Tensor | None = None,
+        labels: Any = None,
+    ) -> None:
         cycle = self._cycle
         cycle.pending.append(as_batch(index, losses))
         if len(cycle.pending) >= cycle.limit:
             cycle.settle()
+        if logits is not None or labels is not None:
+            self._watch_batch(index, logits, labels)
+
+    def _watch_batch(self, index: torch.Tensor, logits: torch.Tensor | None, labels: Any) -> None:
+        if logits is None or labels is None:
+            raise InputError(
+                "expected logits and labels together, got one of them only: give record both, so "
+                "that the labels are watched, or none"
+            )
+        if self._watch is None:
+            if logits.ndim != 2:
+                raise InputError(
+                    f"expected logits of shape (B, C), got {tuple(logits.shape)}: give record one "
+                    f"row of logits per sample, or leave out logits and labels"
+                )
+            self._watch = self._new_watch(logits.shape[1])
+        self._watch.record(index, logits, labels)
+
+    def _new_watch(self, num_classes: int) -> LabelWatch:
+        """Return a watch without evidence. A subclass may refuse it."""
+        return LabelWatch(
+            self._num_samples, num_classes, process_group=self._replicas.group_for("logits")
+        )
 
     def _count(self, batches: Sequence[Batch]) -> None:
         """Count batches of the current epoch, and keep their losses if the policy learns from them.

@@ -282,21 +282,24 @@ class Pruner(EpochLoop[EpochPlan]):
 
         Raises:
             InputError: There are several ranks, and ``synchronize()`` was not called after the last
-                batch; or the policy has a state of another kind.
+                batch, which is needed after each epoch, too, if logits are recorded; or the policy
+                has a state of another kind.
         """
         if self._replicas.size == 1:
             self.synchronize()
+        watch = self._watch
         unfinished = self._cycle.unfinished
         state = PrunerState(
             epoch=self._in_progress.plan.epoch,
             open=self._cycle.is_open or unfinished is not None,
             progress=unfinished,
-            synchronized=self._recorder.flushed,
+            synchronized=self._recorder.flushed and (watch is None or watch.is_complete),
             nonfinite_so_far=self._recorder.nonfinite,
             asked_to_rescore=self._asked_to_rescore,
             learned=self._policy.state_dict(),
             skips=self._options.skips(),
             totals=self._report.totals.state_dict(),
+            watch=None if watch is None else watch.state_dict(),
         )
         return pack_state(state, self._identity())
 
@@ -316,6 +319,10 @@ class Pruner(EpochLoop[EpochPlan]):
         self._recorder.nonfinite = loaded.nonfinite_so_far
         self._report.totals = RunTotals(**loaded.totals)
         self._asked_to_rescore = loaded.asked_to_rescore
+        self._watch = None
+        if loaded.watch is not None:
+            self._watch = self._new_watch(loaded.watch["num_classes"])
+            self._watch.load_state_dict(loaded.watch)
         progress = loaded.progress
         if progress is not None:
             self._restore(

@@ -24,6 +24,7 @@ _KEYS = (
     "learned",
     "skips",
     "totals",
+    "watch",
 )
 
 
@@ -44,6 +45,7 @@ class PrunerState:
         skips: The number of epochs in a row in which each sample was skipped, uint8, shape (N,);
             None if no option of the policy needs it.
         totals: The sums over the epochs that ended, by their names.
+        watch: The state dict of the ``LabelWatch``; None if no logits were recorded.
     """
 
     epoch: int
@@ -55,6 +57,7 @@ class PrunerState:
     learned: dict[str, Any]
     skips: torch.Tensor | None
     totals: dict[str, int]
+    watch: dict[str, Any] | None
 
 
 def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
@@ -94,6 +97,7 @@ def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
         "learned": state.learned,
         "skips": state.skips,
         "totals": state.totals,
+        "watch": state.watch,
     }
     loadable: dict[str, Any] = plain(packed, "the state")
     return loadable
@@ -133,6 +137,7 @@ def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerStat
         learned=packed["learned"],
         skips=packed["skips"],
         totals=packed["totals"],
+        watch=packed["watch"],
     )
 
 
@@ -206,6 +211,6 @@ def from_bytes(data: object) -> dict[str, Any]:
 def unsynchronized(epoch: int) -> str:
     """Return the message about a state that lacks what other ranks recorded."""
     return (
-        f"expected a state with the losses of all ranks, got one that was taken in the middle of "
-        f"epoch {epoch} without synchronize(): call it on every rank before state_dict()"
+        f"expected a state with what all ranks recorded, got one that was taken in epoch {epoch} "
+        f"without synchronize(): call it on every rank before state_dict()"
     )

@@ -67,6 +67,23 @@ class Replicas:
                 "not: give each process its own group"
             )
 
+    def group_for(self, what: str) -> Any:
+        """Return the process group, for something that only a group of torch can exchange.
+
+        Args:
+            what: What this is called in the error.
+
+        Raises:
+            InputError: There is ``all_gather`` in place of a group.
+        """
+        if self._all_gather is not None:
+            raise InputError(
+                f"expected record() without {what} if the pruner has all_gather, since {what} are "
+                f"exchanged by a process group of torch: use a LabelWatch of your own on each "
+                f"rank, and merge their states after the training"
+            )
+        return self.group
+
     def late_world(self) -> int | None:
         """Return the size of a world that was initialised too late; None if there is none.
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fineprune.errors import InputError, check_whole_number
+from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Progress
 from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
@@ -250,6 +251,13 @@ class ShardedPruner(EpochLoop[Share]):
             self._restore(self._choose(epoch), Phase.PLANNED)
 
     # -- internals ----------------------------------------------------------------------------
+
+    def _new_watch(self, num_classes: int) -> LabelWatch:
+        raise InputError(
+            "expected record() of ShardedPruner without logits, since its ranks hold the state of "
+            "their own samples only, and the evidence on labels is that of all samples: record "
+            "the logits with a LabelWatch of your own on each rank, and merge() it at the end"
+        )
 
     def _choose(self, epoch: int) -> Share:
         kept = self._number_in(epoch)

@@ -1,0 +1,213 @@
+"""``Pruner.record`` with logits: it watches the labels and changes nothing else."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.multiprocessing.spawn import spawn
+from torch.utils.data import TensorDataset
+
+import fineprune as fp
+from fineprune.errors import InputError
+from fineprune.pruning.sharded.pruner import ShardedPruner
+
+N, CLASSES, BATCH, EPOCHS, WORLD = 96, 4, 8, 6, 2
+
+
+def data():
+    draw = torch.Generator().manual_seed(3)
+    labels = torch.randint(0, CLASSES, (N,), generator=draw)
+    x = torch.randn(N, 8, generator=draw) + 2 * F.one_hot(labels, 8)
+    return TensorDataset(x, torch.where(torch.rand(N, generator=draw) < 0.1, 0, labels))
+
+
+def pruner_of(policy=None, **options):
+    policy = policy or fp.Adaptive(EPOCHS, save=0.3, rates=[0.1] * EPOCHS)
+    return fp.Pruner(data(), policy, batch_size=BATCH, **options)
+
+
+def train(pruner, *, watched=True, separate=None, until=None):
+    """Train in the usual loop, or until so many steps are done; return the weights and a state."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in pruner.epochs():
+        for index, (x, y) in pruner.loader():
+            logits = model(x)
+            losses = F.cross_entropy(logits, y, reduction="none")
+            pruner.record(index, losses, *((logits, y) if watched else ())).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if separate is not None:
+                separate.record(index, logits, y)
+            if pruner.steps_done == until:
+                return model, pruner.state_dict()
+    return model, pruner.state_dict()
+
+
+def saved_and_loaded(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def assert_same(ours, theirs):
+    for one, other in zip(ours.suspects(), theirs.suspects(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_weights_and_the_samples_are_those_without_logits():
+    (model, state), (other, unwatched) = train(pruner_of()), train(pruner_of(), watched=False)
+    assert torch.equal(model.weight, other.weight)
+    assert state.pop("watch") is not None
+    assert unwatched.pop("watch") is None
+    assert state["totals"] == unwatched["totals"]
+    assert str(state["learned"]) == str(unwatched["learned"])
+
+
+def test_the_evidence_is_that_of_a_watch_beside_the_pruner():
+    pruner, beside = pruner_of(), fp.LabelWatch(N, CLASSES)
+    assert pruner.watch is None
+    train(pruner, separate=beside)
+    assert_same(pruner.watch, beside)
+
+
+def test_a_resumed_training_has_the_same_evidence():
+    stopped, resumed = pruner_of(fp.FullData(EPOCHS)), pruner_of(fp.FullData(EPOCHS))
+    made_up(stopped, 0, until=7)
+    resumed.load_state_dict(saved_and_loaded(stopped.state_dict()))
+    assert_same(made_up(resumed, 7), made_up(pruner_of(fp.FullData(EPOCHS)), 0))
+
+
+def made_up(pruner, step, until=None):
+    for _ in pruner.epochs():
+        for index, (_, y) in pruner.loader():
+            logits = torch.randn(len(index), CLASSES, generator=torch.Generator().manual_seed(step))
+            pruner.record(index, F.cross_entropy(logits, y, reduction="none"), logits, y)
+            step += 1
+            if step == until:
+                return pruner.watch
+    return pruner.watch
+
+
+def test_a_copy_of_a_pruner_watches_for_itself():
+    pruner = pruner_of()
+    train(pruner, until=5)
+    copied = copy.deepcopy(pruner)
+    before = copied.watch.suspects()[1]
+    made_up(pruner, 0, until=3)
+    assert torch.equal(copied.watch.suspects()[1], before)
+
+
+def test_a_compiled_step_watches():
+    pruner = pruner_of(fp.FullData(2))
+
+    @torch.compile(backend="eager")
+    def step(index, logits, y):
+        losses = F.cross_entropy(logits, y, reduction="none")
+        return pruner.record(index, losses, logits, y)
+
+    for _ in pruner.epochs():
+        for index, (x, y) in pruner.loader():
+            step(index, x[:, :CLASSES], y)
+    beside = fp.LabelWatch(N, CLASSES)
+    again = pruner_of(fp.FullData(2))
+    for _ in again.epochs():
+        for index, (x, y) in again.loader():
+            again.record(index, x[:, 0], None)
+            beside.record(index, x[:, :CLASSES], y)
+    assert_same(pruner.watch, beside)
+
+
+@pytest.mark.parametrize("change", ["index", "logits", "labels"])
+def test_a_batch_that_is_changed_in_place_is_an_error(change):
+    watch = fp.LabelWatch(N, CLASSES)
+    watch.record([0], torch.zeros(1, CLASSES), [0])
+    batch = {"index": torch.arange(4), "logits": torch.zeros(4, CLASSES), "labels": torch.ones(4)}
+    batch["labels"] = batch["labels"].long()
+    watch.record(**batch)
+    batch[change].zero_().add_(1)
+    with pytest.raises(InputError, match="changed in place"):
+        watch.suspects()
+
+
+def test_logits_need_labels():
+    pruner = pruner_of()
+    for given in ((torch.zeros(8, CLASSES), None), (None, torch.zeros(8))):
+        with pytest.raises(InputError, match="logits and labels together"):
+            pruner.record(torch.arange(8), torch.ones(8), *given)
+    with pytest.raises(InputError, match="one row of logits per sample"):
+        pruner.record(torch.arange(8), torch.ones(8), torch.zeros(8), torch.zeros(8))
+
+
+def test_pruners_that_cannot_exchange_evidence_refuse_logits():
+    sharded = ShardedPruner(N, fp.FullData(2), batch_size=BATCH)
+    other = fp.Pruner(
+        N, fp.FullData(2), num_replicas=1, rank=0, all_gather=lambda array: [array], batch_size=8
+    )
+    for pruner in (sharded, other):
+        with pytest.raises(InputError, match="LabelWatch of your own on each rank"):
+            pruner.record(
+                torch.arange(8), torch.ones(8), torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64)
+            )
+
+
+# --- two ranks --------------------------------------------------------------------------------
+
+
+def ranks(rank, folder):
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
+    )
+    try:
+        pruner = pruner_of(fp.FullData(3))
+        refused = ""
+        for epoch in pruner.epochs():
+            for index, (x, y) in pruner.loader():
+                losses = F.cross_entropy(x[:, :CLASSES], y, reduction="none")
+                pruner.record(index, losses, x[:, :CLASSES], y)
+            pruner.end_epoch()
+            if epoch == 1:
+                try:
+                    pruner.state_dict()
+                except InputError as error:
+                    refused = str(error)
+                pruner.synchronize()
+                state = pruner.state_dict()
+        resumed = pruner_of(fp.FullData(3))
+        resumed.load_state_dict(state)
+        for _ in resumed.epochs():
+            for index, (x, y) in resumed.loader():
+                losses = F.cross_entropy(x[:, :CLASSES], y, reduction="none")
+                resumed.record(index, losses, x[:, :CLASSES], y)
+        suspects = []
+        for one in (pruner, resumed):
+            one.synchronize()
+            suspects.append([part.clone() for part in one.watch.suspects()])
+        torch.save({"refused": refused, "suspects": suspects}, f"{folder}/rank{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_ranks_merge_their_evidence_when_they_synchronize(tmp_path):
+    spawn(ranks, args=(tmp_path,), nprocs=WORLD)
+    pruner = pruner_of(fp.FullData(3))
+    for _ in pruner.epochs():
+        for index, (x, y) in pruner.loader():
+            losses = F.cross_entropy(x[:, :CLASSES], y, reduction="none")
+            pruner.record(index, losses, x[:, :CLASSES], y)
+    alone = dict(zip(*(part.tolist() for part in pruner.watch.suspects()[:2]), strict=True))
+    for rank in range(WORLD):
+        saved = torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)
+        assert "synchronize" in saved["refused"]
+        (index, scores, _), resumed = saved["suspects"]
+        assert torch.equal(scores, resumed[1])
+        assert all(
+            abs(alone[sample] - score) < 0.02
+            for sample, score in zip(index.tolist(), scores.tolist(), strict=True)
+        )
