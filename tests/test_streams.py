@@ -453,6 +453,7 @@ def test_a_rank_continues_within_an_epoch_also_where_it_repeats():
         if state is not None:
             pruner.load_state_dict(state)
         seen = train(pruner, loader_of(pruner, 2, 6), upto)
+        pruner.synchronize()
         return seen, pruner.state_dict()
 
     expected, _ = run()

@@ -119,10 +119,13 @@ class LabelWatch:
             InputError: Nothing was recorded, something wrong was recorded, or the evidence of the
                 ranks has not been merged.
         """
-        ranking = rank(self._usable())
-        scores, suggestions = ranking.scores.cpu(), ranking.suggestions.cpu()
+        scores, suggestions = self._ranking()
         indices = scores.argsort(descending=True, stable=True)
         return indices, scores[indices], suggestions[indices]
+
+    def scores(self) -> Tensor:
+        """Return the scores of ``suspects`` in the order of the samples; float32, shape (N,)."""
+        return self._ranking()[0]
 
     def joint(self) -> Tensor:
         """Estimate how many labels are wrong, for each pair of classes.
@@ -274,6 +277,10 @@ class LabelWatch:
         self._merged = False
         self._evidence.add_over_ranks(self._group)
         self._merged = True
+
+    def _ranking(self) -> tuple[Tensor, Tensor]:
+        ranking = rank(self._usable())
+        return ranking.scores.cpu(), ranking.suggestions.cpu()
 
     def _usable(self) -> Evidence:
         """Return the evidence after checking that it is complete and right."""
