@@ -70,7 +70,7 @@ def counts(folder):
     [
         {},
         {"policy": "adaptive", "save": 0.3, "patience": 1, "evidence": 0.01},
-        {"policy": "infobatch", "prune": 0.0, "anneal": 0.0},  # It weights the losses.
+        {"policy": "infobatch", "prune": 0.5, "anneal": 0.0},  # It weights the losses.
     ],
     ids=["fine-pruning", "adaptive", "infobatch"],
 )
