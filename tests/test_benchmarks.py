@@ -290,3 +290,13 @@ def test_label_overhead_measures_steps_and_memory(run):
     assert done.returncode == 0, done.stderr
     assert re.search(r"\| lenet \| [\d.]+", done.stdout)
     assert re.search(r"\| 2,000 \| 100 \| 0.172 \|", done.stdout)
+
+
+def test_updates_measures_their_cost_and_loading_that_overlaps(run):
+    pytest.importorskip("ray")
+    done = run("updates.py", "--rounds", 1, "--updates", 5, "--json")
+    assert done.returncode == 0, done.stderr
+    (line,) = json.loads(done.stdout)["rounds"]["this checkout"]
+    assert line["total"] > line["compute"] > 0
+    assert line["updates per second"] > 0
+    assert line["loading and computing"] > 0

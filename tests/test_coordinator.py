@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+from collections import Counter
 
 import pytest
 import torch
@@ -18,6 +19,13 @@ pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
 from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind
+from fineprune.distributed.parameter_servers.messages import (
+    Received,
+    Step,
+    Stepped,
+    Update,
+    Written,
+)
 from fineprune.distributed.parameter_servers.placement import Places
 from fineprune.distributed.parameter_servers.processes import (
     LOST_NODE,
@@ -348,6 +356,32 @@ def test_the_next_batch_is_loaded_during_a_step(tmp_path):
     alone, _ = trained_alone(2, BATCH, rate)
     served, _ = trained(Strategy("async", workers=1), tmp_path, build=MakeLoads())
     assert torch.equal(served, alone)
+
+
+def test_an_update_takes_one_exchange_with_each_process(tmp_path, monkeypatch):
+    sent: Counter[type] = Counter()
+    came: Counter[type] = Counter()
+    send, poll = Process.send, Cluster.poll
+
+    def counted_send(process, message):
+        sent[type(message)] += 1
+        send(process, message)
+
+    def counted_poll(*arguments):
+        messages = poll(*arguments)
+        came.update(type(message) for _, message in messages)
+        return messages
+
+    monkeypatch.setattr(Process, "send", counted_send)
+    monkeypatch.setattr(Cluster, "poll", counted_poll)
+    strategy = Strategy("async", workers=1, servers=2, snapshot_every=0)
+    _, results = trained(strategy, tmp_path, epochs=2)
+    updates = sum(len(result.updates) for result in results)
+    assert (sent[Step], came[Stepped]) == (updates, updates)
+    assert came[Received] == updates  # the other server's receipt is part of ``Stepped``
+    assert sent[Update] == 2 * (updates + len(results))  # the first read of each epoch, and updates
+    # One snapshot at the start and one at the end of each epoch; none inside.
+    assert came[Written] == 2 * (1 + len(results))
 
 
 class SlowToStart(MakeOptimizer):

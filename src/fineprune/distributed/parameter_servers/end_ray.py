@@ -1,6 +1,7 @@
-"""Ends the Ray of a training whose process was killed, and removes Ray's folder.
+"""Ends what is left of the Ray of a training, and removes Ray's folder.
 
-Ray's own processes notice the death of the process that started them only after up to a minute.
+Ray's own processes notice the death of the process that started them only after up to a minute, and
+so do Ray's agents if one of Ray's own processes dies.
 This file runs as a program of its own, ``python end_ray.py FOLDER``, with a pipe as its standard
 input. The pipe closes when the training's process ends, however that happens. This file imports
 only the standard library, so that it starts quickly.
@@ -24,7 +25,7 @@ _QUIET_LOOKS = 5
 
 @contextlib.contextmanager
 def ray_ends_with_this_process(folder: str) -> Iterator[None]:
-    """End the Ray whose files are in this folder if this process is killed inside the block.
+    """End the Ray whose files are in this folder, also if this process is killed inside the block.
 
     The processes are found by their open log files, in ``/proc``. On systems without it, only the
     folder is removed.
@@ -58,8 +59,22 @@ def _processes_of_ray(folder: str) -> set[int]:
     return found
 
 
+def _is_or_was_started_by(number: int, parent: int) -> bool:
+    try:
+        with open(f"/proc/{number}/stat") as file:
+            return parent in (number, int(file.read().rpartition(")")[2].split()[1]))
+    except OSError:
+        return True  # It has ended.
+
+
 def _main(folder: str) -> None:
+    training = os.getppid()
     if sys.stdin.buffer.read() == _ENDED:  # Returns when the other end of the pipe is closed.
+        # The training and its loader processes may still have Ray's files open.
+        for number in _processes_of_ray(folder):
+            if not _is_or_was_started_by(number, training):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(number, signal.SIGKILL)
         return
     deadline = time.monotonic() + _LONGEST_SECONDS
     quiet = 0

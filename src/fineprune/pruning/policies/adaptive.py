@@ -68,6 +68,7 @@ class Adaptive(Policy):
 
     name: ClassVar[str] = "adaptive"
     needs_losses: bool = True
+    uses_scores: bool = True
     without_rates: ClassVar[str] = (
         "Adaptive was given no learning rates and takes them to be constant, so all epochs are "
         "shortened alike; if the rate falls, this costs more accuracy than to shorten the epochs "
@@ -84,6 +85,7 @@ class Adaptive(Policy):
         returning: float = 0.1,
         evidence: float = 0.075,
         chance: float | None = None,
+        doubt: float = 0.0,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(epochs, **options)
@@ -105,6 +107,7 @@ class Adaptive(Policy):
         self.patience = patience
         self.returning = float(returning)
         self.evidence = float(evidence)
+        self.doubt = float(doubt)
         self.rates: tuple[float, ...] = (1.0,) * self.epochs
         self._has_rates = rates is not None
         if rates is not None:
@@ -114,6 +117,8 @@ class Adaptive(Policy):
         self._streaks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._chosen: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self._losses = EpochLosses(0)
+        # The samples whose labels the evidence contradicts; None without evidence.
+        self._doubted: npt.NDArray[np.bool_] | None = None
         self._step_size = self._full_steps = self._budget = 0
         # How long each epoch was, as a share of a full one; None for one that was not trained.
         self._lengths: list[float | None] = []
@@ -141,6 +146,7 @@ class Adaptive(Policy):
         self._streaks = np.zeros(num_samples, dtype=np.uint8)
         self._chosen = np.zeros(num_samples, dtype=np.bool_)
         self._losses = EpochLosses(num_samples)
+        self._doubted = None
         self.bind_steps(1, num_samples)
 
     def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
@@ -214,6 +220,11 @@ class Adaptive(Policy):
         """Take the losses of all ranks."""
         self._losses.merge(replicas)
 
+    def observe_scores(self, epoch: int, scores: npt.NDArray[np.float32]) -> None:
+        """Take the evidence on the labels, by which samples are then skipped."""
+        if epoch + 1 >= self.patience:
+            self._doubted = scores > self.doubt
+
     def end_epoch(self, epoch: int) -> None:
         """Lengthen or clear the streaks of the trained samples, and charge the epoch's steps."""
         steps = self._steps_now(epoch)
@@ -263,6 +274,9 @@ class Adaptive(Policy):
             "chosen": torch.from_numpy(np.packbits(self._chosen)),
             "lengths": list(self._lengths),
             "chance": self._chance,
+            "doubted": None
+            if self._doubted is None
+            else torch.from_numpy(np.packbits(self._doubted)),
             "losses": self._losses.state_dict(),
         }
 
@@ -273,12 +287,17 @@ class Adaptive(Policy):
         self._chosen = np.unpackbits(state["chosen"].numpy(), count=count).view(np.bool_)
         self._lengths = list(state["lengths"])
         self._chance = state["chance"]
+        doubted = state["doubted"]
+        if doubted is not None:
+            self._doubted = np.unpackbits(doubted.numpy(), count=count).view(np.bool_)
         self._losses.load_state_dict(state["losses"])
 
     # -- internals ----------------------------------------------------------------------------
 
     def _contradicting(self) -> npt.NDArray[np.bool_]:
         """Return a mask of the samples to skip, as far as the budget allows it."""
+        if self._doubted is not None:
+            return self._doubted
         if self.patience:
             contradicting: npt.NDArray[np.bool_] = self._streaks >= self.patience
             if np.count_nonzero(contradicting) >= self.evidence * len(contradicting):
