@@ -23,6 +23,7 @@ share the work.
 import argparse
 import dataclasses
 import fcntl
+import hashlib
 import itertools
 import json
 import math
@@ -35,7 +36,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from watched_runs import BATCH, CLASSES, KINDS, SAMPLES, own_labels, probabilities_of
+from watched_runs import (  # type: ignore[import-not-found]
+    BATCH,
+    CLASSES,
+    KINDS,
+    SAMPLES,
+    own_labels,
+    probabilities_of,
+)
 
 import fineprune as fp
 from fineprune.datasets.augment import Augment
@@ -83,11 +91,12 @@ class Told(fp.Adaptive):
 
 def noisy(images: ImageSet, noise: str, seed: int) -> Labels:
     """Return the labels to train with; int64, shape (SAMPLES,)."""
-    if noise == "none":
-        return own_labels(images)
+    labels: Labels = own_labels(images)
     if noise == "symmetric-50":
-        return symmetric_noise(own_labels(images), 0.5, CLASSES, seed)
-    return KINDS[noise](images, seed)
+        labels = symmetric_noise(labels, CLASSES, 0.5, seed)
+    elif noise != "none":
+        labels = KINDS[noise](images, seed)
+    return labels
 
 
 def rates_of(case: Case) -> list[float]:
@@ -180,7 +189,9 @@ def table(lines: list[dict[str, Any]]) -> str:
     results: dict[tuple[Any, ...], dict[int, Any]] = {}
     for line in lines:
         case = line["case"]
-        key = tuple(case[name] for name in ("network", "noise", "save", "arm", "lr_factor", "options"))
+        key = tuple(
+            case[name] for name in ("network", "noise", "save", "arm", "lr_factor", "options")
+        )
         results.setdefault(key, {})[case["seed"]] = line
     for key in sorted(results):
         network, noise, save, arm, factor, options = key
@@ -230,15 +241,14 @@ def main() -> None:
     if not options.table:
         torch.set_num_threads(1)
         images, test = load_cifar10(options.data)
-        cases = itertools.product(
-            options.seeds, options.networks, options.noise, options.arms
-        )
+        cases = itertools.product(options.seeds, options.networks, options.noise, options.arms)
         for seed, network, noise, arm in cases:
             given = options.options if arm in ("losses", "logits", "truth") else ""
             case = Case(network, noise, arm, seed, options.save, options.lr_factor, given)
             if any(line["case"] == dataclasses.asdict(case) for line in read_lines(options.out)):
                 continue
-            lock = options.out.with_suffix(f".{abs(hash(str(case)))}.lock")
+            name = hashlib.sha256(repr(case).encode()).hexdigest()[:16]
+            lock = options.out.with_suffix(f".{name}.lock")
             with lock.open("w") as held:
                 try:
                     fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -62,7 +62,9 @@ def assert_same(ours, theirs):
 
 
 def test_the_weights_and_the_samples_are_those_without_logits():
-    (model, state), (other, unwatched) = train(pruner_of()), train(pruner_of(), watched=False)
+    (model, state), (other, unwatched) = (
+        train(pruner_of(fp.InfoBatch(EPOCHS)), watched=watched) for watched in (True, False)
+    )
     assert torch.equal(model.weight, other.weight)
     assert state.pop("watch") is not None
     assert unwatched.pop("watch") is None

@@ -222,8 +222,13 @@ class Adaptive(Policy):
 
     def observe_scores(self, epoch: int, scores: npt.NDArray[np.float32]) -> None:
         """Take the evidence on the labels, by which samples are then skipped."""
-        if epoch + 1 >= self.patience:
-            self._doubted = scores > self.doubt
+        if not self.patience or epoch + 1 < self.patience:
+            return
+        doubted = scores > self.doubt
+        if self._doubted is not None:  # An untrained sample keeps its mark.
+            trained = self._losses.values.numpy() < np.inf
+            doubted = np.where(trained, doubted, self._doubted)
+        self._doubted = doubted
 
     def end_epoch(self, epoch: int) -> None:
         """Lengthen or clear the streaks of the trained samples, and charge the epoch's steps."""
@@ -288,6 +293,7 @@ class Adaptive(Policy):
         self._lengths = list(state["lengths"])
         self._chance = state["chance"]
         doubted = state["doubted"]
+        self._doubted = None
         if doubted is not None:
             self._doubted = np.unpackbits(doubted.numpy(), count=count).view(np.bool_)
         self._losses.load_state_dict(state["losses"])
