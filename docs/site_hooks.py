@@ -1,4 +1,4 @@
-"""What the site adds to the pages: files that they link to, and the help texts of the commands.
+"""What the site adds to its pages: the README, files that they link to, and help texts.
 
 ``mkdocs`` calls these functions; ``mkdocs.yml`` names this file.
 """
@@ -15,9 +15,10 @@ from fineprune.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[1]
 # Files outside the folder of the pages, to which pages may link. The site has copies of them.
-LINKED = ("recipes/**/*.toml", "examples/*.py", "benchmarks/*.py")
+LINKED = ("recipes/**/*.toml", "examples/*.py", "benchmarks/*.py", "*.md")
 COPIES = PurePosixPath("files")
 LINK = re.compile(r"\]\((\.\./[^)#]+)(#[^)]*)?\)")
+README = "<!-- the README -->"
 COMMANDS = "<!-- the help text of each command -->"
 
 
@@ -31,7 +32,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links to files outside lead to their copies, and insert the help texts."""
+    """Let links to files outside lead to their copies, and insert the README and the help texts."""
+    if README in markdown:
+        markdown = _readme()
     folder = PurePosixPath(page.file.src_uri).parent
 
     def replaced(link: re.Match[str]) -> str:
@@ -43,6 +46,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"]({os.path.relpath(copy, folder)}{link[2] or ''})"
 
     return LINK.sub(replaced, markdown).replace(COMMANDS, _help_texts())
+
+
+def _readme() -> str:
+    """Return the README with links that are relative to the folder of the pages."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = text.replace("[all results](docs/results)", "all results")
+    text = re.sub(r"\]\((?!docs/|https?:)([^)]+)\)", r"](../\1)", text)
+    return text.replace("](docs/", "](")
 
 
 def _help_texts() -> str:

@@ -1,4 +1,4 @@
-"""The command line: every verb, every command that the README shows, and what wrong input says."""
+"""The command line: every verb, the commands of the page on them, and what wrong input says."""
 
 import json
 import re
@@ -44,13 +44,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def readme_commands():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def shown_commands():
+    text = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
     return re.findall(r"^fineprune (.*?)(?:\s+#.*)?$", text, re.MULTILINE)
 
 
-def test_the_readme_shows_every_verb():
-    assert {command.split()[0] for command in readme_commands()} == {
+def test_the_page_shows_every_verb():
+    assert {command.split()[0] for command in shown_commands()} == {
         "plan",
         "train",
         "compare",
@@ -62,8 +62,8 @@ def test_the_readme_shows_every_verb():
     }
 
 
-def test_the_commands_of_the_readme_work_one_after_another(folder, fast_runs):
-    for command in readme_commands():
+def test_the_commands_of_the_page_work_one_after_another(folder, fast_runs):
+    for command in shown_commands():
         verb, *rest = shlex.split(command)
         result = run(verb, *rest, *([] if verb in ("report", "inspect", "relabel") else LESS))
         assert result.exit_code == 0, result.output

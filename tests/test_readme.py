@@ -72,8 +72,8 @@ VERBS = _COMMAND.commands
 PYTHON = [
     pytest.param(block, id=f"{name(page)}-{number}")
     for page in PAGES
-    if page != LABELS
     for number, block in enumerate(blocks(page, "python"))
+    if "watch" not in block
 ]
 COMMANDS = [
     pytest.param(arguments, id=f"{name(page)}-{number}-{arguments[0]}")
@@ -115,9 +115,12 @@ def test_the_python_of_a_page_trains_a_network(code, one_thread_everywhere, tmp_
     assert accuracy > 0.85
 
 
-@pytest.mark.parametrize("with_cleanlab", [False, True])
-def test_the_python_of_the_page_on_labels_finds_wrong_labels(with_cleanlab, one_thread_everywhere):
+@pytest.mark.parametrize("shown", ["the README", "the page on labels", "cleanlab"])
+def test_the_python_that_watches_labels_finds_wrong_ones(shown, one_thread_everywhere):
     loop, cleanlab = blocks(LABELS, "python")
+    with_cleanlab = shown == "cleanlab"
+    if shown == "the README":
+        (loop,) = (block for block in blocks(ROOT / "README.md", "python") if "watch" in block)
     if with_cleanlab:
         pytest.importorskip("cleanlab", reason="needs cleanlab, which is not installed")
     digits = load_digits()

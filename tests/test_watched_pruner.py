@@ -73,7 +73,7 @@ def test_the_weights_and_the_samples_are_those_without_logits():
 
 
 def test_the_evidence_is_that_of_a_watch_beside_the_pruner():
-    pruner, beside = pruner_of(), fp.LabelWatch(N, CLASSES)
+    pruner, beside = pruner_of(fp.InfoBatch(EPOCHS)), fp.LabelWatch(N, CLASSES)
     assert pruner.watch is None
     train(pruner, separate=beside)
     assert_same(pruner.watch, beside)
