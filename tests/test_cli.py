@@ -1,11 +1,13 @@
 """The command line: every verb, every command that the README shows, and what wrong input says."""
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -59,13 +61,15 @@ def test_the_readme_shows_every_verb():
         "relabel",
         "scale",
         "slurm",
+        "recipes",
     }
 
 
 def test_the_commands_of_the_readme_work_one_after_another(folder, fast_runs):
     for command in readme_commands():
         verb, *rest = shlex.split(command)
-        result = run(verb, *rest, *([] if verb in ("report", "inspect", "relabel") else LESS))
+        trains = verb not in ("report", "inspect", "relabel", "recipes")
+        result = run(verb, *rest, *(LESS if trains else []))
         assert result.exit_code == 0, result.output
     assert (folder / "runs/first/summary.json").exists()
     assert "<svg" in (folder / "report.html").read_text(encoding="utf-8")
@@ -419,9 +423,11 @@ def example_in_help(verb):
     return " ".join(shown[1].split())
 
 
-def test_every_example_in_the_help_runs(folder, fast_runs):
-    """One after another, since ``report`` reads what ``compare`` wrote."""
+def test_every_example_in_the_help_runs(tmp_path, monkeypatch, fast_runs):
+    """One after another, since ``report`` reads what ``compare`` wrote, and without a clone."""
     pytest.importorskip("ray")  # for scale
+    folder = tmp_path
+    monkeypatch.chdir(folder)
     for verb in VERBS:
         command, *arguments = shlex.split(example_in_help(verb))
         assert (command, arguments[0]) == ("fineprune", verb)
@@ -432,6 +438,74 @@ def test_every_example_in_the_help_runs(folder, fast_runs):
     assert "<svg" in (folder / "report.html").read_text(encoding="utf-8")
     assert len(list((folder / "runs/quick-scale").glob("*/summary.json"))) == 2
     assert "--nodes=8" in (folder / "job.sh").read_text(encoding="utf-8")
+
+
+def test_recipes_are_listed_and_printed_by_their_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = [path.relative_to(ROOT / "recipes") for path in (ROOT / "recipes").rglob("*.toml")]
+    lines = run("recipes").stdout.splitlines()
+    assert sorted(line.split()[0] for line in lines) == sorted(
+        file.with_suffix("").as_posix() for file in files
+    )
+    text = run("recipes", "paper/lenet").stdout
+    assert text == (ROOT / "recipes/paper/lenet.toml").read_text(encoding="utf-8")
+    listed = {entry["name"]: entry for entry in json.loads(run("recipes", "--json").stdout)}
+    assert listed["paper/lenet"]["toml"] == text
+    about = "LeNet on CIFAR-10, one column of the paper's Tables 1 and 2"
+    assert listed["paper/lenet"]["about"] == about
+    assert any(re.fullmatch(rf"paper/lenet +{about}", line) for line in lines)
+
+
+def test_an_installed_wheel_has_the_recipes(tmp_path):
+    """The build backend puts files into the wheel as ``pyproject.toml`` says."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for package in wheel["packages"]:
+        shutil.copytree(ROOT / package, tmp_path / Path(package).name)
+    for source, target in wheel["force-include"].items():
+        shutil.copytree(ROOT / source, tmp_path / target)
+    result = subprocess.run(
+        [sys.executable, "-m", "fineprune", "plan", "paper/lenet"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "pruned epochs: 97 of 200" in result.stdout
+
+
+def test_a_file_comes_before_the_packaged_recipe_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "recipes/quick.toml").read_text(encoding="utf-8")
+    (tmp_path / "quick").write_text(text.replace("epochs = 12", "epochs = 18"))
+    assert json.loads(run("plan", "quick", "--json").stdout)["epochs"] == 18
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("quik", "cannot read quik: No such file or directory; did you mean quick?"),
+        (
+            "recipes/quick.toml",
+            "recipes/quick.toml: No such file or directory; did you mean quick?",
+        ),
+        ("nothing-like-it", "nothing-like-it: No such file or directory"),
+    ],
+)
+def test_an_unknown_recipe_is_one_line(given, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("plan", given)
+    assert result.exit_code == 2
+    assert "expected a recipe file or a name that fineprune recipes lists" in result.stderr
+    assert result.stderr.endswith(f"{said}\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_quick_recipe_learns(tmp_path, monkeypatch, one_thread_everywhere):
+    monkeypatch.chdir(tmp_path)
+    summary = json.loads(run("train", "quick", "--json").stdout)
+    assert summary["accuracy_last"] > 0.85
 
 
 # The tests of an integration run its example.

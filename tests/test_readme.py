@@ -181,7 +181,7 @@ def test_a_command_of_a_page_is_valid(arguments, folder):
     """Cheap verbs are run. For verbs that train, all settings are resolved to recipes."""
     verb, *rest = arguments
     params = parsed(verb, rest)
-    if verb in ("plan", "slurm"):
+    if verb in ("plan", "slurm", "recipes"):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
     elif verb == "scale":

@@ -47,7 +47,9 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
             except KeyboardInterrupt:
                 _say("stopped" if to_continue is None else f"stopped; {to_continue}")
                 raise typer.Exit(INTERRUPTED) from None
-            except SystemExit as error:  # The user's own code called it.
+            except SystemExit as error:  # The user's own code called it, or rich.
+                if isinstance(error.__context__, BrokenPipeError):
+                    raise
                 _say(f"failed while running: the code called sys.exit({error.code!r})")
                 raise typer.Exit(FAILED) from error
             except (typer.Exit, BrokenPipeError):  # typer ends quietly if a pipe has no reader

@@ -22,6 +22,7 @@ from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.schedule import Schedule
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.own_policy import own_policy
+from fineprune.training.packaged_recipes import nearest_name, recipe_file
 from fineprune.training.policies import make_policy
 from fineprune.training.settings import (
     DataSettings,
@@ -214,7 +215,7 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
     """Read a recipe from TOML.
 
     Args:
-        path: The TOML file.
+        path: The TOML file, or the name of a packaged recipe, such as ``quick``.
         changes: Settings as ``section.key=value``, which replace those of the file.
 
     Raises:
@@ -222,7 +223,13 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
             value.
     """
     try:
-        sections = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        sections = tomllib.loads(recipe_file(path).read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        near = nearest_name(path)
+        raise InputError(
+            f"expected a recipe file or a name that fineprune recipes lists, cannot read {path}: "
+            f"{error.strerror}{'' if near is None else f'; did you mean {near}?'}"
+        ) from error
     except OSError as error:
         raise InputError(f"expected a recipe file, cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
