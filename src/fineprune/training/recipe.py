@@ -32,8 +32,12 @@ from fineprune.training.settings import (
     TrainingSettings,
 )
 
-# The settings of the data section that have no effect on what is learned.
-PLACES = ("dir", "download", "train", "test", "workers", "broken_limit")
+# The settings that have no effect on what is learned: they say where and how a run is carried out.
+# Digests tell whether the files in another place are the same.
+_PLACES = {
+    "data": ("dir", "download", "train", "test", "workers", "broken_limit"),
+    "network": ("weights",),
+}
 
 # What TOML calls the types of settings that have several values.
 _KINDS: dict[Any, str] = {tuple: "list", dict: "table"}
@@ -177,15 +181,8 @@ class Recipe:
         return "\n".join(lines)
 
     def method(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that have an effect on what is learned.
-
-        The other settings say where and how the run is carried out. They may change when a run is
-        resumed.
-        """
-        sections = self.as_dict()
-        sections["data"] = {k: v for k, v in sections["data"].items() if k not in PLACES}
-        sections["run"] = {"seed": self.run.seed}
-        return sections
+        """Return the settings that have an effect on what is learned; see ``method_of``."""
+        return method_of(self.as_dict())
 
     def differences(self, other: "Recipe") -> list[str]:
         """Return one phrase for each setting of ``method()`` in which two recipes differ.
@@ -194,6 +191,23 @@ class Recipe:
             other: The recipe to compare with. Its values come second in each phrase.
         """
         return differences(self.method(), other.method())
+
+
+def method_of(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the settings of a recipe that have an effect on what is learned.
+
+    This is the definition of what may differ between runs. The other settings may change when a run
+    is resumed, between the runs of a comparison, and between runs that a report compares.
+
+    Args:
+        sections: The sections of a recipe, without the settings that are None.
+    """
+    method = {
+        section: {k: v for k, v in values.items() if k not in _PLACES.get(section, ())}
+        for section, values in sections.items()
+    }
+    method["run"] = {k: v for k, v in sections.get("run", {}).items() if k == "seed"}
+    return method
 
 
 def differences(
