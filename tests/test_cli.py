@@ -148,7 +148,7 @@ def test_the_command_of_the_method_page_works():
     result = run(*shlex.split(command))
     assert result.exit_code == 0
     assert "97 of 200" in result.output
-    assert "formula 3 or 4: 54" in result.output
+    assert "formula 3 or 4, gives 54, because it starts as late in every window" in result.output
 
 
 @pytest.mark.parametrize(("attenuate", "pruned"), [("window", 97), ("epoch", 112)])
@@ -163,6 +163,66 @@ def test_plan_counts_both_readings(attenuate, pruned, tmp_path):
     assert answer["time"] == pytest.approx(answer["steps"] * 0.02 + pruned * 0.02)
     assert answer["saving"] == pytest.approx(1 - answer["time"] / (200 * 391 * 0.02))
     assert "<svg" in (tmp_path / "plan.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--epochs 20 --window 10 --start 4", "gives 12"),
+        (
+            "--epochs 20 --window 10 --start 4 --attenuation 2",
+            "gives 12, because it starts as late in every window as in the first",
+        ),
+        (
+            "--epochs 22 --window 10 --start 4",
+            "gives 10, because it subtracts epochs for the last window, of 2 epochs",
+        ),
+        (
+            "--epochs 10 --window 10 --start 5 --attenuation 2 --block 3 --count 1",
+            "gives 3, because it prunes all epochs after the last whole block of a window",
+        ),
+    ],
+)
+def test_plan_says_why_the_closed_form_is_another_number(options, said):
+    lines = run("plan", *options.split()).stdout.splitlines()
+    assert f"the paper's closed form, formula 3 or 4, {said}" in lines
+
+
+def steps_at_once(strategy, workers, group=1):
+    """The forecast of 12 epochs on 1,024 samples in batches of 32, 0.5 s per step."""
+    changes = [f"strategy={strategy}", f"workers={workers}", f"group={group}"]
+    settings = [f"distributed.{change}" for change in changes]
+    options = ["plan", "quick", "--step-time", "0.5", "--set", *settings]
+    return json.loads(run(*options, "--json").stdout), run(*options).stdout
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "group", "rounds", "said"),
+    [
+        ("sync", 4, 1, 8, None),
+        ("async", 1, 1, 32, None),
+        ("async", 8, 1, 4, "for 8 workers that compute at the same time"),
+        ("async", 3, 1, 11, "for 3 workers that compute at the same time"),
+        ("mixed", 8, 2, 4, "for 4 groups of 2 workers that compute at the same time"),
+    ],
+)
+def test_plan_counts_the_steps_that_workers_compute_at_the_same_time(
+    strategy, workers, group, rounds, said
+):
+    made, text = steps_at_once(strategy, workers, group)
+    assert made["time_full"] == pytest.approx(12 * rounds * 0.5)
+    short = -(-512 * rounds // 1024)  # an epoch of half the samples
+    assert made["time"] == pytest.approx((3 * rounds + 9 * short) * 0.5)
+    assert ("at the same time" in text) == (said is not None)
+    assert said is None or said in text
+
+
+def test_plan_says_that_samples_with_large_losses_are_skipped_in_full_epochs_too():
+    text = run("plan", "weak-labels").stdout
+    assert "without what is learned from the losses:" in text
+    assert "in 5 epochs in a row is skipped too, also in an epoch that is full here" in text
+    made = run("plan", "weak-labels", "--set", "pruning.patience=0").stdout
+    assert "in a row" not in made
 
 
 def test_plan_says_which_pruned_epochs_are_annealed():
