@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # Files without which the source distribution would be of no use.
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "Makefile", "mkdocs.yml", "constraints.txt")
-DEMO = ("compare", "recipes/weak-labels.toml", "--arms", "full,adaptive", "--seeds", "1")
+# Recipes by their names, since a user of the wheel has no clone.
+DEMO = ("compare", "weak-labels", "--arms", "full,adaptive", "--seeds", "1")
 
 
 def main() -> None:
@@ -42,8 +43,12 @@ def check_wheel(wheel: Path) -> None:
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         described = message_from_bytes(archive.read(metadata))
-    listed = subprocess.check_output(["git", "ls-files", "src"], cwd=ROOT, text=True).split()
-    package = {name.removeprefix("src/") for name in listed}
+    command = ["git", "ls-files", "src", "recipes"]
+    listed = subprocess.check_output(command, cwd=ROOT, text=True).split()
+    package = {
+        name.removeprefix("src/") if name.startswith("src/") else f"fineprune/{name}"
+        for name in listed
+    }
     found = {name for name in names if ".dist-info/" not in name}
     expect(found == package, f"the package's files, differing: {sorted(found ^ package)}")
     expect("fineprune/py.typed" in found, "py.typed, which declares the types")
@@ -75,7 +80,7 @@ def run_demo(wheel: Path) -> None:
         command = [programs / "fineprune", *DEMO, "--out", Path(folder) / "demo"]
         # Without the variables that could let Python find the package in the clone.
         clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        subprocess.run(command, cwd=ROOT, env=clean, check=True)
+        subprocess.run(command, cwd=folder, env=clean, check=True)
         expect((Path(folder) / "demo/report.html").exists(), "a report of the demo")
 
 

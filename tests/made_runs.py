@@ -211,6 +211,8 @@ _INVENTED = Summary(
     ranks=1,
     git="abc1234",
     weights_sha256=None,
+    labels_sha256=None,
+    data_sha256=None,
     suspicion=None,
 )
 

@@ -122,16 +122,16 @@ COMMANDS = [
         f"train {QUICK} --set training.milestones=[9,3]",
         "expected training.milestones to be strictly increasing",
     ),
-    (f"train {QUICK} --set training.milestones=[99]", "within 1..8, got [99]"),
-    (f"train {QUICK} --set training.warmup=99", "training.warmup in [0, 8], got 99"),
+    (f"train {QUICK} --set training.milestones=[99]", "within 1..12, got [99]"),
+    (f"train {QUICK} --set training.warmup=99", "training.warmup in [0, 12], got 99"),
     (f"train {QUICK} --set training.batch_size=0", "training.batch_size to be at least 1, got 0"),
     (
-        f"train {QUICK} --set training.drop_last=true training.batch_size=513 pruning.policy=full",
-        "at most 512, the samples of each process, with training.drop_last, got 513",
+        f"train {QUICK} --set training.drop_last=true training.batch_size=1025 pruning.policy=full",
+        "at most 1024, the samples of each process, with training.drop_last, got 1025",
     ),
     (f"train {QUICK} --set pruning.policy=rondom", "did you mean 'random'"),
     (f"train {QUICK} --set pruning.prune=1.5", "1.5"),
-    (f"train {QUICK} --set pruning.prune=512", "512"),
+    (f"train {QUICK} --set pruning.prune=1024", "1024"),
     (f"train {QUICK} --set pruning.start=0.5", "pruning.start in whole epochs"),
     (f"train {QUICK} --set pruning.count=3", "count=3 and block=1"),
     (f"train {QUICK} --set pruning.attenuation=0.5", "at least 1, got 0.5"),
@@ -146,8 +146,8 @@ COMMANDS = [
     (f"train {QUICK} --set data.name=digit", "did you mean 'digits'"),
     (f"train {QUICK} --set data.train_size=1797", "train_size in 1..1796, got 1797"),
     (
-        f"train {QUICK} --set data.validation=512",
-        "to be below 512, the number of training samples, got 512",
+        f"train {QUICK} --set data.validation=1024",
+        "to be below 1024, the number of training samples, got 1024",
     ),
     (
         f"train {QUICK} --set data.workers=2",
@@ -191,7 +191,7 @@ COMMANDS = [
     (f"train {QUICK} --set data.labels=nowhere.txt", "labels in nowhere.txt, cannot read it: No"),
     (f"train {QUICK} --set data.labels=runs", "expected labels in runs, cannot read it: Is a dir"),
     (f"train {QUICK} --set data.labels=file", "of a class in line 1 of file, got 'a file'"),
-    (f"train {QUICK} --set data.labels=labels/few.txt", "expected 512 labels in labels/few.txt"),
+    (f"train {QUICK} --set data.labels=labels/few.txt", "expected 1024 labels in labels/few.txt"),
     (f"train {QUICK} --set data.labels=labels/none.txt", "before it is split, got 0"),
     (f"train {QUICK} --set data.labels=labels/ten.txt", "in line 3 of labels/ten.txt, got '10'"),
     (f"train {QUICK} --set data.labels=labels/latin1.txt", "labels in labels/latin1.txt, cannot"),
@@ -202,10 +202,10 @@ COMMANDS = [
         f"train {QUICK} --set data.labels=labels/text.npy",
         "cannot read it: no whole array of numbers",
     ),
-    (f"train {QUICK} --set data.labels=labels/float.npy", "got float64 of shape (512,)"),
-    (f"train {QUICK} --set data.labels=labels/table.npy", "got int64 of shape (512, 1)"),
+    (f"train {QUICK} --set data.labels=labels/float.npy", "got float64 of shape (1024,)"),
+    (f"train {QUICK} --set data.labels=labels/table.npy", "got int64 of shape (1024, 1)"),
     (f"train {QUICK} --set data.labels=labels/ten.npy", "labels 0..9, or -1 to leave an image out"),
-    (f"train {QUICK} --set data.labels=labels/few.npy", "expected 512 labels in labels/few.npy"),
+    (f"train {QUICK} --set data.labels=labels/few.npy", "expected 1024 labels in labels/few.npy"),
     (f"train {QUICK} --set data.labels=x data.label_noise=0.1", "data.labels or data.label_noise"),
     (f"train {QUICK} --set data.true_labels=dataset", "expected data.labels with data.true_labels"),
     (f"train {QUICK} --set data.labels=x data.true_labels=all", "did you mean 'dataset'"),
@@ -336,16 +336,16 @@ def prepared(tmp_path_factory):
         ("few", "0\n1\n"),
         ("none", ""),
         ("ten", "0\n1\n10\n"),
-        ("dropped", "drop\n" * 512),
+        ("dropped", "drop\n" * 1024),
     ):
         (folder / f"labels/{name}.txt").write_text(text)
     (folder / "labels/latin1.txt").write_bytes("z\xe4hlen\n".encode("latin-1"))
     (folder / "labels/text.npy").write_text("0\n1\n")
     for name, array in (
         ("pickle", np.array([{}], dtype=object)),
-        ("float", np.zeros(512)),
-        ("table", np.zeros((512, 1), dtype=np.int64)),
-        ("ten", np.full(512, 10)),
+        ("float", np.zeros(1024)),
+        ("table", np.zeros((1024, 1), dtype=np.int64)),
+        ("ten", np.full(1024, 10)),
         ("few", np.zeros(2, dtype=np.int64)),
     ):
         np.save(folder / f"labels/{name}.npy", array)

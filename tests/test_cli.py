@@ -1,11 +1,13 @@
 """The command line: every verb, the commands of the page on them, and what wrong input says."""
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -59,13 +61,15 @@ def test_the_page_shows_every_verb():
         "relabel",
         "scale",
         "slurm",
+        "recipes",
     }
 
 
 def test_the_commands_of_the_page_work_one_after_another(folder, fast_runs):
     for command in shown_commands():
         verb, *rest = shlex.split(command)
-        result = run(verb, *rest, *([] if verb in ("report", "inspect", "relabel") else LESS))
+        trains = verb not in ("report", "inspect", "relabel", "recipes")
+        result = run(verb, *rest, *(LESS if trains else []))
         assert result.exit_code == 0, result.output
     assert (folder / "runs/first/summary.json").exists()
     assert "<svg" in (folder / "report.html").read_text(encoding="utf-8")
@@ -144,7 +148,7 @@ def test_the_command_of_the_method_page_works():
     result = run(*shlex.split(command))
     assert result.exit_code == 0
     assert "97 of 200" in result.output
-    assert "formula 3 or 4: 54" in result.output
+    assert "formula 3 or 4, gives 54, because it starts as late in every window" in result.output
 
 
 @pytest.mark.parametrize(("attenuate", "pruned"), [("window", 97), ("epoch", 112)])
@@ -159,6 +163,66 @@ def test_plan_counts_both_readings(attenuate, pruned, tmp_path):
     assert answer["time"] == pytest.approx(answer["steps"] * 0.02 + pruned * 0.02)
     assert answer["saving"] == pytest.approx(1 - answer["time"] / (200 * 391 * 0.02))
     assert "<svg" in (tmp_path / "plan.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--epochs 20 --window 10 --start 4", "gives 12"),
+        (
+            "--epochs 20 --window 10 --start 4 --attenuation 2",
+            "gives 12, because it starts as late in every window as in the first",
+        ),
+        (
+            "--epochs 22 --window 10 --start 4",
+            "gives 10, because it subtracts epochs for the last window, of 2 epochs",
+        ),
+        (
+            "--epochs 10 --window 10 --start 5 --attenuation 2 --block 3 --count 1",
+            "gives 3, because it prunes all epochs after the last whole block of a window",
+        ),
+    ],
+)
+def test_plan_says_why_the_closed_form_is_another_number(options, said):
+    lines = run("plan", *options.split()).stdout.splitlines()
+    assert f"the paper's closed form, formula 3 or 4, {said}" in lines
+
+
+def steps_at_once(strategy, workers, group=1):
+    """The forecast of 12 epochs on 1,024 samples in batches of 32, 0.5 s per step."""
+    changes = [f"strategy={strategy}", f"workers={workers}", f"group={group}"]
+    settings = [f"distributed.{change}" for change in changes]
+    options = ["plan", "quick", "--step-time", "0.5", "--set", *settings]
+    return json.loads(run(*options, "--json").stdout), run(*options).stdout
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "group", "rounds", "said"),
+    [
+        ("sync", 4, 1, 8, None),
+        ("async", 1, 1, 32, None),
+        ("async", 8, 1, 4, "for 8 workers that compute at the same time"),
+        ("async", 3, 1, 11, "for 3 workers that compute at the same time"),
+        ("mixed", 8, 2, 4, "for 4 groups of 2 workers that compute at the same time"),
+    ],
+)
+def test_plan_counts_the_steps_that_workers_compute_at_the_same_time(
+    strategy, workers, group, rounds, said
+):
+    made, text = steps_at_once(strategy, workers, group)
+    assert made["time_full"] == pytest.approx(12 * rounds * 0.5)
+    short = -(-512 * rounds // 1024)  # an epoch of half the samples
+    assert made["time"] == pytest.approx((3 * rounds + 9 * short) * 0.5)
+    assert ("at the same time" in text) == (said is not None)
+    assert said is None or said in text
+
+
+def test_plan_says_that_samples_with_large_losses_are_skipped_in_full_epochs_too():
+    text = run("plan", "weak-labels").stdout
+    assert "without what is learned from the losses:" in text
+    assert "in 5 epochs in a row is skipped too, also in an epoch that is full here" in text
+    made = run("plan", "weak-labels", "--set", "pruning.patience=0").stdout
+    assert "in a row" not in made
 
 
 def test_plan_says_which_pruned_epochs_are_annealed():
@@ -419,9 +483,11 @@ def example_in_help(verb):
     return " ".join(shown[1].split())
 
 
-def test_every_example_in_the_help_runs(folder, fast_runs):
-    """One after another, since ``report`` reads what ``compare`` wrote."""
+def test_every_example_in_the_help_runs(tmp_path, monkeypatch, fast_runs):
+    """One after another, since ``report`` reads what ``compare`` wrote, and without a clone."""
     pytest.importorskip("ray")  # for scale
+    folder = tmp_path
+    monkeypatch.chdir(folder)
     for verb in VERBS:
         command, *arguments = shlex.split(example_in_help(verb))
         assert (command, arguments[0]) == ("fineprune", verb)
@@ -432,6 +498,74 @@ def test_every_example_in_the_help_runs(folder, fast_runs):
     assert "<svg" in (folder / "report.html").read_text(encoding="utf-8")
     assert len(list((folder / "runs/quick-scale").glob("*/summary.json"))) == 2
     assert "--nodes=8" in (folder / "job.sh").read_text(encoding="utf-8")
+
+
+def test_recipes_are_listed_and_printed_by_their_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = [path.relative_to(ROOT / "recipes") for path in (ROOT / "recipes").rglob("*.toml")]
+    lines = run("recipes").stdout.splitlines()
+    assert sorted(line.split()[0] for line in lines) == sorted(
+        file.with_suffix("").as_posix() for file in files
+    )
+    text = run("recipes", "paper/lenet").stdout
+    assert text == (ROOT / "recipes/paper/lenet.toml").read_text(encoding="utf-8")
+    listed = {entry["name"]: entry for entry in json.loads(run("recipes", "--json").stdout)}
+    assert listed["paper/lenet"]["toml"] == text
+    about = "LeNet on CIFAR-10, one column of the paper's Tables 1 and 2"
+    assert listed["paper/lenet"]["about"] == about
+    assert any(re.fullmatch(rf"paper/lenet +{about}", line) for line in lines)
+
+
+def test_an_installed_wheel_has_the_recipes(tmp_path):
+    """The build backend puts files into the wheel as ``pyproject.toml`` says."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for package in wheel["packages"]:
+        shutil.copytree(ROOT / package, tmp_path / Path(package).name)
+    for source, target in wheel["force-include"].items():
+        shutil.copytree(ROOT / source, tmp_path / target)
+    result = subprocess.run(
+        [sys.executable, "-m", "fineprune", "plan", "paper/lenet"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "pruned epochs: 97 of 200" in result.stdout
+
+
+def test_a_file_comes_before_the_packaged_recipe_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "recipes/quick.toml").read_text(encoding="utf-8")
+    (tmp_path / "quick").write_text(text.replace("epochs = 12", "epochs = 18"))
+    assert json.loads(run("plan", "quick", "--json").stdout)["epochs"] == 18
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("quik", "cannot read quik: No such file or directory; did you mean quick?"),
+        (
+            "recipes/quick.toml",
+            "recipes/quick.toml: No such file or directory; did you mean quick?",
+        ),
+        ("nothing-like-it", "nothing-like-it: No such file or directory"),
+    ],
+)
+def test_an_unknown_recipe_is_one_line(given, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("plan", given)
+    assert result.exit_code == 2
+    assert "expected a recipe file or a name that fineprune recipes lists" in result.stderr
+    assert result.stderr.endswith(f"{said}\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_quick_recipe_learns(tmp_path, monkeypatch, one_thread_everywhere):
+    monkeypatch.chdir(tmp_path)
+    summary = json.loads(run("train", "quick", "--json").stdout)
+    assert summary["accuracy_last"] > 0.85
 
 
 # The tests of an integration run its example.

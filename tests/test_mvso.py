@@ -1,5 +1,6 @@
 """The recipe of the distributed training on MVSO: the paper's settings and nodes."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,15 @@ from fineprune.cli.main import app
 from fineprune.networks.registry import build_network
 from fineprune.report.scaling.paper import LEARNING
 from fineprune.training.optimizer import build_optimizer
-from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.training.recipe import Recipe, make_recipe, read_recipe
 from fineprune.training.rmsprop_tf import RMSPropTF
 
 ROOT = Path(__file__).parent.parent
 PATH = ROOT / "recipes/paper/mvso-resnet50.toml"
+# The paper's nodes, with the workers and the servers of the recipe.
+NODES = [(1, 4, 1), (2, 8, 1), (4, 16, 3), (8, 32, 7)]
+# A row of the table of costs: nodes, images/s, hours, node-hours, and millions of images trained.
+COSTS = re.compile(r"^\| (\d) (?:\| [\d.]+ ){3}\| ([\d.]+) \|", re.MULTILINE)
 
 
 @pytest.fixture
@@ -39,9 +44,24 @@ def test_the_settings_are_those_of_the_paper(recipe: Recipe):
     assert recipe.data.image_size == 224
 
 
-@pytest.mark.parametrize(
-    ("nodes", "workers", "servers"), [(1, 4, 1), (2, 8, 1), (4, 16, 3), (8, 32, 7)]
-)
+def test_the_page_has_the_settings_of_each_configuration(recipe: Recipe):
+    """The epochs of a row are those of its images trained, with 1.2 million images."""
+    page = (ROOT / "docs/mvso.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| `--set (.*)` \|$", page, re.MULTILINE)
+    changed = {int(nodes): make_recipe(recipe.as_dict(), more.split()) for nodes, more in rows}
+    shapes = {
+        nodes: (made.distributed.workers, made.distributed.servers)
+        for nodes, made in (changed | {8: recipe}).items()
+    }
+    assert shapes == {nodes: (workers, servers) for nodes, workers, servers in NODES}
+    costs = COSTS.findall(page)
+    assert len(costs) == 4
+    for nodes, millions in costs:
+        made = changed.get(int(nodes), recipe)
+        assert made.training.epochs == round(float(millions) / 1.2)
+
+
+@pytest.mark.parametrize(("nodes", "workers", "servers"), NODES)
 def test_the_configurations_fit_the_papers_nodes(nodes, workers, servers, recipe, tmp_path):
     (tmp_path / "mvso.toml").write_text(recipe.to_toml())
     changes = [f"distributed.workers={workers}", f"distributed.servers={servers}"]

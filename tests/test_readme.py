@@ -1,6 +1,7 @@
 """README and docs: Python runs, commands and settings are valid, tables fit, links resolve."""
 
 import dataclasses
+import itertools
 import json
 import re
 import runpy
@@ -22,7 +23,7 @@ from typer.testing import CliRunner
 from fineprune.cli.main import app
 from fineprune.cli.options import all_changes, split_changes
 from fineprune.distributed.strategy import Strategy
-from fineprune.experiments.arm_table import table_rows
+from fineprune.experiments.arm_table import grouped, paired_difference, table_rows
 from fineprune.experiments.configurations import configuration, configured
 from fineprune.experiments.controls import arm_recipe, default_arms
 from fineprune.experiments.scale_table import read_scaling, scale_rows
@@ -62,7 +63,7 @@ def commands(page):
         if COMMAND.search(line):  # Other lines, such as those of a script, may not be complete.
             words = shlex.split(line, comments=True)
             rest = words[words.index("fineprune") + 1 :]
-            yield [word for word in rest if word != "&"]
+            yield list(itertools.takewhile(lambda word: word not in ("&", ">"), rest))
 
 
 _COMMAND = get_command(app)
@@ -184,7 +185,7 @@ def test_a_command_of_a_page_is_valid(arguments, folder):
     """Cheap verbs are run. For verbs that train, all settings are resolved to recipes."""
     verb, *rest = arguments
     params = parsed(verb, rest)
-    if verb in ("plan", "slurm"):
+    if verb in ("plan", "slurm", "recipes"):
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
     elif verb == "scale":
@@ -252,6 +253,22 @@ def test_the_tables_of_the_adaptive_policy_are_those_of_their_runs(folder):
         shares = f"{100 * row.skipped:.1f} | {100 * row.accuracy_last:.2f}"
         assert row.seeds == 3
         assert f"\n| {row.arm} | {shares} | {points} |\n" in page
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/adaptive.md", "docs/choose.md"])
+def test_differences_on_other_pages_are_those_of_the_runs_too(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    quoted = set(re.findall(r"-?\d+\.\d\d ±\d+\.\d\d", text))
+    assert quoted
+    measured = set()
+    for folder in ("clean", "wrong"):
+        (group,) = grouped(read_runs([ROOT / "docs/results/adaptive" / folder]))
+        for one, other in itertools.permutations(group.arms, 2):
+            made = paired_difference(group, one, other, lambda summary: summary.accuracy_last)
+            assert made is not None
+            assert made.half_width is not None
+            measured.add(f"{100 * made.mean:.2f} ±{100 * made.half_width:.2f}")
+    assert quoted <= measured
 
 
 def test_the_tables_of_the_joint_study_are_those_of_its_runs():

@@ -5,6 +5,8 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from typer.testing import CliRunner
 from fineprune.cli.main import app
 from fineprune.datasets.image_index import load_index
 from fineprune.errors import RunError
-from fineprune.runs.files import WriteError
+from fineprune.runs.files import WriteError, temporary_of
 from fineprune.runs.run import read_run
 from fineprune.training.loop import train
 from fineprune.training.recipe import read_recipe
@@ -86,7 +88,7 @@ def done(finished, tmp_path, monkeypatch):
 def test_training_keeps_everything_that_is_not_its_own(folder):
     out = folder / "mine"
     (out / "cache.tmp").mkdir(parents=True)
-    theirs = ("notes.tmp", "draft.npy.tmp", "events.out.tfevents.1.host")
+    theirs = ("notes.tmp", "recipe.toml.tmp", "draft.npy.tmp", "events.out.tfevents.1.host")
     for name in (*theirs, "cache.tmp/file"):
         (out / name).write_text("mine")
     before = state_of(out)
@@ -100,11 +102,12 @@ def test_resuming_keeps_files_with_other_names_beside_the_counts(done):
     theirs = [done / "done" / name for name in ("counts/epoch-best.npy", "history/x.tmp")]
     for file in theirs:
         file.write_text("mine")
-    (done / "done/checkpoint.pt.tmp").write_text("left by a process that was killed")
+    left = temporary_of(done / "done/checkpoint.pt")
+    left.write_text("left by a process that was killed")
     (done / "done/summary.json").unlink()
     train(read_recipe(done / "done/recipe.toml"), done / "done", resume=True)
     assert all(file.read_text() == "mine" for file in theirs)
-    assert not (done / "done/checkpoint.pt.tmp").exists()
+    assert not left.exists()
     assert read_run(done / "done").counts().keys() == {3}
 
 
@@ -260,6 +263,23 @@ def test_own_data_that_exits_is_a_failure(folder):
     result = run("train q.toml --set data.name=leaving:data data.train_size=none")
     assert result.exit_code == 1
     assert "the code called sys.exit(0)" in result.stderr
+
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
+sys.argv[1:] = "plan --epochs 9 --save 0.3 --samples 1000000000".split()
+from fineprune.__main__ import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+def test_a_lack_of_memory_is_one_line(python):
+    result = subprocess.run([*python, "-c", LIMITED], capture_output=True, text=True)
+    assert result.returncode == 1, result.stderr
+    assert result.stderr.startswith("fineprune: out of memory: ")
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["slurm q.toml --nodes 1 --out f", "plan q.toml --svg f"])

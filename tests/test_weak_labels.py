@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -388,3 +389,21 @@ def test_the_default_size_is_that_of_the_dataset():
     assert make_recipe({"data": {"name": "cifar100"}}).data.train_size is None
     written = make_recipe({"data": {"name": "cifar100"}}).to_toml()
     assert "train_size" not in written
+
+
+def test_the_example_of_the_page_is_what_its_command_prints(tmp_path, one_thread_everywhere):
+    page = (ROOT / "docs/weak-labels.md").read_text(encoding="utf-8")
+    example = page.partition("## An example")[2].partition("##")[0]
+    (command,) = re.findall(r"^fineprune (train .*) --out", example, re.MULTILINE)
+    words = [str(ROOT / word) if "/" in word else word for word in command.split()]
+    result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run"), "--json"])
+    found = json.loads(result.stdout)["suspicion"]
+    (suspects,) = re.findall(r"policy had (\d+),", " ".join(example.split()))
+    (recall,) = re.findall(r"they were (\d+) %,", " ".join(example.split()))
+    (roc_area,) = re.findall(r"ROC area was ([\d.]+) with each", " ".join(example.split()))
+    assert found["wrong"] == 307
+    # Other processors round differently.
+    assert found["suspects"] == pytest.approx(int(suspects), rel=0.1)
+    assert 100 * found["recall"] == pytest.approx(float(recall), abs=8)
+    assert found["roc_area"] == pytest.approx(float(roc_area), abs=0.005)
+    assert found["precision"] > 0.97

@@ -49,7 +49,7 @@ def compare(
     The same command continues a comparison that was stopped. With more --seeds or other --arms, it
     adds runs to the comparison; finished runs are kept and reported.
 
-    Example: fineprune compare recipes/quick.toml --arms full,fine-pruning --seeds 2
+    Example: fineprune compare quick --arms full,fine-pruning --seeds 2
     """
     fraction = margin_fraction(margin)
     made = read_recipe(recipe, all_changes(changes, more))

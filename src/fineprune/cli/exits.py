@@ -1,7 +1,7 @@
 """Exit statuses: 0 on success, 2 on wrong input, 1 on a failure, 128 plus its number on a signal.
 
-``InputError`` and ``RunError`` become one line on standard error. Every other exception keeps its
-traceback, because it is a fault of the program or of the user's own code.
+``InputError``, ``RunError`` and a lack of memory become one line on standard error. Every other
+exception keeps its traceback, because it is a fault of the program or of the user's own code.
 """
 
 import functools
@@ -47,12 +47,17 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
             except KeyboardInterrupt:
                 _say("stopped" if to_continue is None else f"stopped; {to_continue}")
                 raise typer.Exit(INTERRUPTED) from None
-            except SystemExit as error:  # The user's own code called it.
+            except SystemExit as error:  # The user's own code called it, or rich.
+                if isinstance(error.__context__, BrokenPipeError):
+                    raise
                 _say(f"failed while running: the code called sys.exit({error.code!r})")
                 raise typer.Exit(FAILED) from error
             except (typer.Exit, BrokenPipeError):  # typer ends quietly if a pipe has no reader
                 raise
             except Exception as error:
+                if _is_out_of_memory(error):
+                    _say(f"out of memory: {first_line(error)}")
+                    raise typer.Exit(FAILED) from error
                 traceback.print_exc()
                 # The traceback shows all lines of a long message.
                 _say(f"failed while running: {first_line(error) or type(error).__name__}")
@@ -76,6 +81,16 @@ class Verbs(TyperGroup):
             _say(_usage(error))
             sys.exit(WRONG_INPUT)
         sys.exit(status if arguments else WRONG_INPUT)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Return whether Python, NumPy or torch could not allocate memory, on the CPU or on a GPU."""
+    # torch, whose import takes long, says it by an exception of its own for a GPU only.
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )
 
 
 def _usage(error: typer.TyperException) -> str:

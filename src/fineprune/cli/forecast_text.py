@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
+from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.schedule import Schedule
 from fineprune.training.forecast import Forecast
@@ -27,6 +28,7 @@ def forecast_dict(made: Forecast) -> dict[str, Any]:
         "pruned_epochs": sum(made.prunes),
         "clears_after": None if schedule is None else list(schedule.boundaries),
         "closed_form_pruned_epochs": made.closed_form,
+        "steps_at_once": made.steps_at_once,
         "skipped_share": made.skipped_share,
         "saving": None if made.savings is None else made.savings.saving,
         **savings,
@@ -50,9 +52,19 @@ def forecast_text(made: Forecast) -> Iterator[str | Text]:
         if weights != {1.0}:
             yield f"weights: {min(weights):.3g} to {max(weights):.3g}, the same within an epoch"
     else:
-        adapts = ", if none of them contradicts the others" if policy.name == "adaptive" else ""
-        yield f"samples per epoch{adapts}:"
+        adapts = isinstance(policy, Adaptive) and policy.patience > 0
+        yield (
+            "samples per epoch, without what is learned from the losses:"
+            if adapts
+            else ("samples per epoch:")
+        )
         yield from _bars(made.kept)
+        if isinstance(policy, Adaptive) and adapts:
+            yield (
+                f"a sample whose loss is above chance in {policy.patience} epochs in a row is "
+                f"skipped too, also in an epoch that is full here; later epochs then keep more, so "
+                f"the number of steps does not change"
+            )
     yield from _totals(made)
 
 
@@ -89,13 +101,34 @@ def _schedule_lines(made: Forecast, schedule: Schedule) -> Iterator[str]:
     yield (
         f"pruned epochs: {pruned} of {schedule.epochs} by Algorithm 2"
         + (f", {annealed} of which anneal keeps whole" if annealed else "")
-        + ("" if closed is None else f" (the paper's closed form, formula 3 or 4: {closed})")
     )
+    if closed is not None:
+        yield _closed_form(schedule, closed)
     if made.savings is not None:
         yield (
             f"samples: {made.savings.samples:,} of {made.savings.samples_full:,} "
             f"({made.savings.skipped_share:.2%} skipped, {made.num_samples:,} per full epoch)"
         )
+
+
+def _closed_form(schedule: Schedule, closed: int) -> str:
+    """Say what the paper's formula gives and, if this is another number, why."""
+    text = f"the paper's closed form, formula 3 or 4, gives {closed}"
+    if closed == schedule.pruned_epochs():
+        return text
+    window, start = schedule.window, schedule.start
+    assert isinstance(window, int)
+    assert isinstance(start, int)
+    rest = schedule.epochs % window
+    reasons = []
+    if schedule.attenuation != 1 and (schedule.epochs > window or schedule.attenuate == "epoch"):
+        reasons.append("starts as late in every window as in the first")
+    blocks, others = divmod(rest - start, schedule.block)
+    if rest and blocks * schedule.count + others < 0:
+        reasons.append(f"subtracts epochs for the last window, of {rest} epochs")
+    if not reasons:
+        reasons.append("prunes all epochs after the last whole block of a window")
+    return f"{text}, because it {' and '.join(reasons)}"
 
 
 def _totals(made: Forecast) -> Iterator[str]:
@@ -107,9 +140,15 @@ def _totals(made: Forecast) -> Iterator[str]:
         size = f", each of {step:,} samples ({step // batch} x {batch})"
     yield f"steps: {savings.steps:,} of {savings.steps_full:,}{size}"
     if savings.time is None:
-        yield f"predicted saving: {savings.saving:.2%} of the steps (--step-time for hours)"
+        yield f"predicted saving: {savings.saving:.2%} of the steps (with --step-time: of the time)"
     else:
         yield (
             f"predicted time: {savings.time:,.1f} s of {savings.time_full:,.1f} s, "
             f"{savings.saving:.2%} saved"
         )
+        if made.steps_at_once > 1:
+            who = "workers" if step == batch else f"groups of {step // batch} workers"
+            yield (
+                f"for {made.steps_at_once} {who} that compute at the same time, each a step in the "
+                f"time given, and wait for each other at the end of an epoch only"
+            )

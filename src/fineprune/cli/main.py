@@ -11,6 +11,7 @@ from fineprune.cli.compare import compare
 from fineprune.cli.exits import Verbs
 from fineprune.cli.inspect import inspect
 from fineprune.cli.plan import plan
+from fineprune.cli.recipes import recipes
 from fineprune.cli.relabel import relabel
 from fineprune.cli.report import report
 from fineprune.cli.scale import scale
@@ -24,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for verb in (train, compare, plan, report, inspect, relabel, scale, slurm):
+for verb in (train, compare, plan, report, inspect, relabel, scale, slurm, recipes):
     app.command()(verb)
 
 

@@ -22,7 +22,10 @@ def path_option(text: str) -> Any:
     return typer.Option(parser=given_path, metavar="PATH", help=text)
 
 
-RecipeFile = Annotated[Path, typer.Argument(help="The recipe, a TOML file.")]
+RecipeFile = Annotated[
+    Path,
+    typer.Argument(help="The recipe: a TOML file, or a name that 'fineprune recipes' lists."),
+]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting of the recipe."),

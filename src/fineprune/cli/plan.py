@@ -104,7 +104,10 @@ def plan(
         int | None, typer.Option(help="The number of training samples [50000].")
     ] = None,
     ranks: Annotated[int, typer.Option(help="The number of processes of torchrun.")] = 1,
-    step_time: Annotated[float | None, typer.Option(help="The seconds per optimizer step.")] = None,
+    step_time: Annotated[
+        float | None,
+        typer.Option(help="The seconds per optimizer step, of one worker if they do not wait."),
+    ] = None,
     overhead: Annotated[
         float, typer.Option(help="The seconds of bookkeeping per pruned epoch.")
     ] = 0.0,

@@ -26,18 +26,23 @@ def show_results(
         InputError: The runs cannot be compared.
     """
     # Imported here, because matplotlib and scipy would delay the start of every command.
-    from fineprune.experiments.arm_table import table_rows
+    from fineprune.experiments.arm_table import grouped, table_rows
     from fineprune.report.comparison_table import row_dicts, terminal_tables
+    from fineprune.report.facts import unequal
     from fineprune.report.html import write_report
     from fineprune.report.table import rich_table
     from fineprune.report.wrong_labels import all_found_rows, found_dicts, found_table
 
     rows = table_rows(runs, fraction)
     found = all_found_rows(runs)
+    cautions = [
+        f"{group.label}: {sentence}" for group in grouped(runs) for sentence in unequal(group.runs)
+    ]
     write_report(runs, page, fraction)
     if as_json:
         wrong_labels = {"wrong_labels": found_dicts(found)} if found else {}
-        typer.echo(json.dumps({**about, "rows": row_dicts(rows), **wrong_labels}))
+        differing = {"unequal": cautions} if cautions else {}
+        typer.echo(json.dumps({**about, "rows": row_dicts(rows), **wrong_labels, **differing}))
         return
     console = Console()
     tables = terminal_tables(rows)
@@ -45,4 +50,6 @@ def show_results(
         tables.append(found_table(found, brief=True))
     for table in tables:
         console.print(rich_table(table, console.width))
+    for sentence in cautions:
+        console.print(sentence, highlight=False)
     typer.echo(f"report: {page}")

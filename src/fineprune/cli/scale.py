@@ -66,7 +66,7 @@ def scale(
 
     The same command continues where it was stopped.
 
-    Example: fineprune scale recipes/quick.toml one 'async 2+1'
+    Example: fineprune scale quick one 'async 2+1'
     """
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.report.scaling.page import scale_caveats, write_scale_report

@@ -56,7 +56,7 @@ def slurm(
 ) -> None:
     """Write a Slurm batch script that trains a recipe on several nodes. Submits nothing.
 
-    Example: fineprune slurm recipes/digits.toml --nodes 8 --gpus 4 --time 24:00:00 --out job.sh
+    Example: fineprune slurm digits --nodes 8 --gpus 4 --time 24:00:00 --out job.sh
     """
     changed = all_changes(changes, more)
     if strategy is not None:

@@ -32,7 +32,7 @@ def train(
 ) -> None:
     """Train a recipe and write its run folder. Under torchrun, the processes train together.
 
-    Example: fineprune train recipes/quick.toml --set run.seed=1 --out runs/first
+    Example: fineprune train quick --set run.seed=1 --out runs/first
     """
     follow_parent_if_told()
     made = read_recipe(recipe, all_changes(changes, more))

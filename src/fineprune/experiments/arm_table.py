@@ -6,20 +6,20 @@ are fractions and seconds, as in ``summary.json``; the report converts fractions
 """
 
 import itertools
-import json
 import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scipy.special import stdtr, stdtrit
 
 from fineprune.errors import InputError
 from fineprune.experiments.controls import ALL_ARMS, MATCHED, changed_settings
 from fineprune.runs.run import Run
-from fineprune.runs.summary import Summary
+from fineprune.runs.summary import Summary, shortened
+from fineprune.training.recipe import differences, method_of
 
 BASELINE = "full"
 
@@ -39,9 +39,6 @@ Value = Callable[[Summary], float]
 # The settings in which the control ``matched`` differs from seed to seed, because it repeats the
 # numbers of the run with the same seed.
 _REPEATED = ("numbers", "mean_weights")
-
-# The settings of the data section that have no effect on what is learned.
-_PLACES = ("dir", "download", "workers")
 
 
 @dataclass(frozen=True)
@@ -393,28 +390,30 @@ def _conflict(runs: Sequence[Run]) -> str | None:
     pairs += itertools.combinations((same_arm[0] for same_arm in by_arm.values()), 2)
     for run, other in pairs:
         arms = {run.summary.arm, other.summary.arm}
-        if _settings(run, arms) != _settings(other, arms):
-            return f"different settings in {run.path.name} and {other.path.name}"
+        differing = differences(_settings(run, arms), _settings(other, arms))
+        if differing:
+            return f"{run.path.name} and {other.path.name}, in which {'; '.join(differing)}"
     return None
 
 
-def _settings(run: Run, arms: set[str]) -> str:
-    """Return the settings that comparable runs of the given arms have in common, as JSON.
+def _settings(run: Run, arms: set[str]) -> dict[str, dict[str, Any]]:
+    """Return the settings and digests that comparable runs of the given arms have in common.
 
-    Runs of the same arm may differ in the ``run`` section only, and those of ``matched`` in their
-    numbers. Runs of two arms may also differ in the ``pruning`` section, and the arms that train
-    fewer epochs in what this changes.
+    Runs of the same arm may differ in their seeds only, and those of ``matched`` in their numbers.
+    Runs of two arms may also differ in the ``pruning`` section, and the arms that train fewer
+    epochs in what this changes.
     """
-    same_arm = len(arms) == 1
-    training = () if same_arm else {name for arm in arms for name in changed_settings(arm)}
-    excluded = {
-        "data": _PLACES,
-        "training": training,
-        "pruning": _REPEATED if arms == {MATCHED} else (),
-    }
-    sections = {
-        name: {key: value for key, value in values.items() if key not in excluded.get(name, ())}
-        for name, values in run.recipe.items()
-        if name != "run" and (same_arm or name != "pruning")
-    }
-    return json.dumps([sections, run.summary.train_samples], sort_keys=True)
+    sections = method_of(run.recipe)
+    del sections["run"]  # Seeds are compared as those of pairs.
+    excluded: dict[str, Iterable[str]] = {}
+    if arms == {MATCHED}:
+        excluded["pruning"] = _REPEATED
+    elif len(arms) > 1:
+        sections.pop("pruning", None)
+        excluded["training"] = {name for arm in arms for name in changed_settings(arm)}
+    for section, keys in excluded.items():
+        for key in keys:
+            sections.get(section, {}).pop(key, None)
+    sections.setdefault("data", {})["train_samples"] = run.summary.train_samples
+    sections["sha256"] = {name: shortened(digest) for name, digest in run.summary.digests.items()}
+    return sections

@@ -4,7 +4,7 @@ import concurrent.futures
 import dataclasses
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -24,11 +24,13 @@ from fineprune.runs.files import (
     write_json,
 )
 from fineprune.runs.lock import only_writer
-from fineprune.training.data import load_data
+from fineprune.runs.summary import read_summary
+from fineprune.training.data import Data, load_data
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe, read_recipe
 from fineprune.training.stop import Stopped, stop_requests
+from fineprune.training.summary import input_digests
 
 # The sample order of an epoch is drawn from seed + epoch, as in DistributedSampler. Two seeds whose
 # difference is smaller than the number of epochs would therefore share most of their orders.
@@ -42,7 +44,9 @@ _POLL_SECONDS = 0.5
 OnProgress = Callable[[str, int, int], None]
 
 
-def plan_runs(recipe: Recipe, folder: Path, seeds: int, arms: Sequence[str]) -> list[PlannedRun]:
+def plan_runs(
+    recipe: Recipe, folder: Path, seeds: int, arms: Sequence[str], data: Data | None = None
+) -> list[PlannedRun]:
     """List the runs of a comparison, ordered by seed.
 
     In this order, a temporary slowdown of the machine affects all arms equally.
@@ -52,6 +56,7 @@ def plan_runs(recipe: Recipe, folder: Path, seeds: int, arms: Sequence[str]) -> 
         folder: The folder of the comparison.
         seeds: The number of runs of each arm.
         arms: The names of the arms, out of ``ALL_ARMS``.
+        data: The data of the recipe; None to load them.
 
     Raises:
         InputError: The recipe cannot have these arms, or ``seeds`` is below 1.
@@ -60,7 +65,7 @@ def plan_runs(recipe: Recipe, folder: Path, seeds: int, arms: Sequence[str]) -> 
         raise InputError(f"expected at least one seed, got {seeds}")
     if seeds > _MOST_SEEDS:
         raise InputError(f"expected at most {_MOST_SEEDS} seeds, got {seeds}")
-    num_samples = load_data(resolved(recipe)).num_samples
+    num_samples = (data or load_data(resolved(recipe))).num_samples
     check_arms(recipe, arms, num_samples)
     runs: list[PlannedRun] = []
     for number in range(seeds):
@@ -112,9 +117,11 @@ def compare(
     if jobs < 1:
         raise InputError(f"expected at least one job, got {jobs}")
     arms = arms or default_arms(recipe)
-    runs = plan_runs(recipe, folder, seeds, arms)
+    data = load_data(resolved(recipe))
+    runs = plan_runs(recipe, folder, seeds, arms, data)
+    digests = input_digests(recipe, data)
     with only_writer(folder):
-        _check_folder(folder, recipe)
+        _check_folder(folder, recipe, digests)
         unfinished = [run for run in runs if not run.finished()]
         listed = _finished_earlier(folder)
         listed += [
@@ -130,6 +137,7 @@ def compare(
                 "title": title,
                 "arms": list(dict.fromkeys(entry["arm"] for entry in listed)),
                 "seeds": sorted({entry["seed"] for entry in listed}),
+                "sha256": digests,
                 "runs": listed,
             },
         )
@@ -139,16 +147,35 @@ def compare(
         progress = on_progress or (lambda line, done, total: None)
         for run in _train_all(unfinished, jobs, lambda: progress("", epochs_done(runs), total)):
             progress(f"{run.name}, seed {run.number + 1} of {seeds}", epochs_done(runs), total)
+            changed = _changed(digests, read_summary(run.folder / SUMMARY).digests)
+            if changed:
+                raise RunError(
+                    f"{changed} changed while the comparison trained: remove {run.folder}, restore "
+                    f"what changed, and run the same command again"
+                )
 
 
-def _check_folder(folder: Path, recipe: Recipe) -> None:
-    """Check that the folder of a comparison holds no recipe, or this one.
+def _changed(digests: Mapping[str, str | None], others: Mapping[str, str | None]) -> str:
+    """Return what has other digests; an empty text if nothing has."""
+    return " and ".join(f"the {name}" for name in digests if digests[name] != others.get(name))
 
-    The recipes of the runs are not enough, because arms that are added have no run to check.
+
+def _check_folder(folder: Path, recipe: Recipe, digests: Mapping[str, str | None]) -> None:
+    """Check that the folder of a comparison is empty, or holds one of this recipe and these files.
+
+    The runs are not enough, because arms that are added have no run to check.
 
     Raises:
-        InputError: The folder holds a comparison of another recipe.
+        InputError: The folder holds a comparison of another recipe, or of other labels, weights or
+            data.
     """
+    begun = _begun_with(folder)
+    changed_files = "" if begun is None else _changed(begun, digests)
+    if changed_files:
+        raise InputError(
+            f"expected {changed_files} with which the comparison in {folder} began, got others: "
+            f"restore the files, or give another --out"
+        )
     if not (folder / RECIPE).exists():
         return
     changed = read_recipe(folder / RECIPE).differences(recipe)
@@ -157,6 +184,15 @@ def _check_folder(folder: Path, recipe: Recipe) -> None:
             f"expected a comparison of this recipe in {folder}, got one whose {RECIPE} differs "
             f"({'; '.join(changed)}): give another --out"
         )
+
+
+def _begun_with(folder: Path) -> dict[str, str | None] | None:
+    """Return the digests in ``compare.json``; None if there are none, or the file is damaged."""
+    try:
+        digests: dict[str, str | None] = dict(read_json(folder / COMPARISON)["sha256"])
+        return digests
+    except (InputError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _finished_earlier(folder: Path) -> list[dict[str, Any]]:

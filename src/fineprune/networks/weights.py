@@ -38,6 +38,21 @@ class LoadedWeights(NamedTuple):
     classes: int | None
 
 
+def weights_digest(path: Path) -> str:
+    """Return the SHA-256 digest of a file of weights, in hexadecimal.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(
+            f"expected weights in {path}, cannot read them: {error.strerror}"
+        ) from error
+
+
 def load_weights(network: nn.Module, path: Path, classes: int) -> LoadedWeights:
     """Load the weights of a file into a network.
 

@@ -56,12 +56,31 @@ def comparison_recipe(runs: Iterable[Run]) -> dict[str, Any]:
         return {}
 
 
+def unequal(runs: Sequence[Run]) -> list[str]:
+    """Return sentences on what differs between runs although their results are compared."""
+    sentences = []
+    precisions: dict[str, list[str]] = {}
+    for run in runs:
+        precisions.setdefault(run.summary.precision, []).append(run.path.name)
+    if len(precisions) > 1:
+        listed = "; ".join(f"{name}: {', '.join(paths)}" for name, paths in precisions.items())
+        sentences.append(
+            f"The runs have different precisions ({listed}), which change accuracies and times."
+        )
+    if len({_machine(run.summary) for run in runs}) > 1:
+        sentences.append("The runs used different hardware, so their times cannot be compared.")
+    return sentences
+
+
 def hardware(summary: Summary) -> str:
     """Return the hardware and the precision of a run as text, from its summary."""
+    return f"{_machine(summary)}, {summary.precision}"
+
+
+def _machine(summary: Summary) -> str:
     parts = summary.hardware
     cpu = f"{parts.cpu}, {parts.threads} thread{'' if parts.threads == 1 else 's'}"
-    machine = cpu if parts.gpu is None else f"{parts.gpu} ({cpu})"
-    return f"{machine}, {summary.precision}"
+    return cpu if parts.gpu is None else f"{parts.gpu} ({cpu})"
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import BASELINE, MARGIN, Group, Row, group_rows, grouped
 from fineprune.report.comparison_table import COLUMNS, comparison_table
-from fineprune.report.facts import comparison_of, distinct, facts, hardware
+from fineprune.report.facts import comparison_of, distinct, facts, unequal
 from fineprune.report.figures import Drawing, draw_all
 from fineprune.report.page_template import template
 from fineprune.report.paper import paper_result
@@ -181,8 +181,7 @@ def _caveats(group: Group, rows: Sequence[Row], margin: float) -> list[str]:
         for row in rows
     ):
         caveats.append("Some seeds have no full run; differences are over the seeds that have one.")
-    if len({hardware(run.summary) for run in group.runs}) > 1:
-        caveats.append("The runs used different hardware, so their times cannot be compared.")
+    caveats += unequal(group.runs)
     nonfinite = sum(line["nonfinite"] for run in group.runs for line in run.metrics)
     if nonfinite:
         caveats.append(

@@ -30,8 +30,9 @@ SCALING = "scale.json"
 DURATION = "duration.json"
 HISTORY = "history"
 
-# The end of the name of a file that is not written completely.
-_TEMPORARY = ".tmp"
+# The end of the name of a file that is not written completely. It is ours, because such files are
+# replaced and removed.
+_TEMPORARY = ".fineprune.tmp"
 
 _EPOCH_FILE = re.compile(r"epoch-([0-9]{4,9})\.npy")
 

@@ -94,6 +94,11 @@ class Summary:
         ranks: The number of processes that computed gradients.
         git: The git revision of the working directory; None outside a repository.
         weights_sha256: The digest of the file with the pretrained weights; None without one.
+        labels_sha256: The digest of training labels that come from a file or a folder of the user;
+            None if they are those of a built-in dataset, or of a function of the user.
+        data_sha256: The digest of the training and evaluation data: of the images and labels of
+            built-in data, and of the names and labels of image files. None if they are those of a
+            function of the user.
         suspicion: How well the policy found the wrong labels; None if these are not known.
     """
 
@@ -127,7 +132,23 @@ class Summary:
     ranks: int
     git: str | None
     weights_sha256: str | None
+    labels_sha256: str | None
+    data_sha256: str | None
     suspicion: Detection | None
+
+    @property
+    def digests(self) -> dict[str, str | None]:
+        """The digests of what a run read, which are the same for runs that can be compared."""
+        return {
+            "data": self.data_sha256,
+            "labels": self.labels_sha256,
+            "weights": self.weights_sha256,
+        }
+
+
+def shortened(digest: str | None) -> str | None:
+    """Return the first digits of a digest, for people."""
+    return None if digest is None else digest[:12]
 
 
 def read_summary(path: Path) -> Summary:

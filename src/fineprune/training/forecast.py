@@ -1,5 +1,7 @@
 """What a recipe will train and cost, as far as this is known before the training."""
 
+import dataclasses
+import math
 from dataclasses import dataclass
 
 from fineprune.errors import InputError
@@ -33,6 +35,8 @@ class Forecast:
             which no sample contradicts the others.
         batch_size: The number of samples per batch, on each rank or worker.
         samples_per_step: The number of samples of an optimizer step, over all ranks and workers.
+        steps_at_once: The number of optimizer steps that are computed at the same time: the groups
+            of workers that do not wait for each other; else 1.
         savings: The predicted cost; None for the control ``matched``, whose numbers of samples are
             those of a finished run.
     """
@@ -42,6 +46,7 @@ class Forecast:
     kept: list[int]
     batch_size: int
     samples_per_step: int
+    steps_at_once: int
     savings: Savings | None
 
     @property
@@ -86,7 +91,8 @@ def forecast(
         recipe: The recipe.
         num_samples: The number of training samples, N.
         ranks: The number of processes that ``torchrun`` starts; 1 with parameter servers.
-        step_time: The time per optimizer step in seconds (the paper's T); None if it is not known.
+        step_time: The time per optimizer step in seconds (the paper's T), which is that of one
+            worker with asynchronous parameter servers; None if it is not known.
         overhead: The bookkeeping time per pruned epoch in seconds (the paper's t0).
 
     Raises:
@@ -117,12 +123,24 @@ def forecast(
         )
     # It steps through the epochs with a policy of its own.
     kept = planned_numbers(_bound(recipe, num_samples, ranks)[0], num_samples, shape)
+    at_once = _steps_at_once(recipe)
+    if savings is not None and step_time is not None and at_once > 1:
+        rounds, rounds_full = (
+            sum(math.ceil(number / (shape.multiple * at_once)) for number in numbers)
+            for numbers in (kept, [num_samples] * len(kept))
+        )
+        savings = dataclasses.replace(
+            savings,
+            time=rounds * step_time + savings.pruned_epochs * overhead,
+            time_full=rounds_full * step_time,
+        )
     return Forecast(
         policy=policy,
         num_samples=num_samples,
         kept=kept,
         batch_size=recipe.training.batch_size,
         samples_per_step=shape.multiple,
+        steps_at_once=at_once,
         savings=savings,
     )
 
@@ -214,6 +232,12 @@ def known_training_samples(recipe: Recipe) -> int:
             f"number of training samples"
         )
     return data.limited(_TRAINING_IMAGES[data.name] - data.validation)
+
+
+def _steps_at_once(recipe: Recipe) -> int:
+    """Return how many optimizer steps workers compute at the same time."""
+    strategy = recipe.distributed
+    return strategy.groups if strategy.served and not strategy.synchronous else 1
 
 
 def _bound(recipe: Recipe, num_samples: int, ranks: int = 1) -> tuple[Policy, BatchShape]:

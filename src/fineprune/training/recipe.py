@@ -22,6 +22,7 @@ from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.schedule import Schedule
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.own_policy import own_policy
+from fineprune.training.packaged_recipes import nearest_name, recipe_file
 from fineprune.training.policies import make_policy
 from fineprune.training.settings import (
     DataSettings,
@@ -31,8 +32,12 @@ from fineprune.training.settings import (
     TrainingSettings,
 )
 
-# The settings of the data section that have no effect on what is learned.
-PLACES = ("dir", "download", "train", "test", "workers", "broken_limit")
+# The settings that have no effect on what is learned: they say where and how a run is carried out.
+# Digests tell whether the files in another place are the same.
+_PLACES = {
+    "data": ("dir", "download", "train", "test", "workers", "broken_limit"),
+    "network": ("weights",),
+}
 
 # What TOML calls the types of settings that have several values.
 _KINDS: dict[Any, str] = {tuple: "list", dict: "table"}
@@ -176,15 +181,8 @@ class Recipe:
         return "\n".join(lines)
 
     def method(self) -> dict[str, dict[str, Any]]:
-        """Return the settings that have an effect on what is learned.
-
-        The other settings say where and how the run is carried out. They may change when a run is
-        resumed.
-        """
-        sections = self.as_dict()
-        sections["data"] = {k: v for k, v in sections["data"].items() if k not in PLACES}
-        sections["run"] = {"seed": self.run.seed}
-        return sections
+        """Return the settings that have an effect on what is learned; see ``method_of``."""
+        return method_of(self.as_dict())
 
     def differences(self, other: "Recipe") -> list[str]:
         """Return one phrase for each setting of ``method()`` in which two recipes differ.
@@ -193,6 +191,23 @@ class Recipe:
             other: The recipe to compare with. Its values come second in each phrase.
         """
         return differences(self.method(), other.method())
+
+
+def method_of(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the settings of a recipe that have an effect on what is learned.
+
+    This is the definition of what may differ between runs. The other settings may change when a run
+    is resumed, between the runs of a comparison, and between runs that a report compares.
+
+    Args:
+        sections: The sections of a recipe, without the settings that are None.
+    """
+    method = {
+        section: {k: v for k, v in values.items() if k not in _PLACES.get(section, ())}
+        for section, values in sections.items()
+    }
+    method["run"] = {k: v for k, v in sections.get("run", {}).items() if k == "seed"}
+    return method
 
 
 def differences(
@@ -214,7 +229,7 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
     """Read a recipe from TOML.
 
     Args:
-        path: The TOML file.
+        path: The TOML file, or the name of a packaged recipe, such as ``quick``.
         changes: Settings as ``section.key=value``, which replace those of the file.
 
     Raises:
@@ -222,7 +237,13 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
             value.
     """
     try:
-        sections = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        sections = tomllib.loads(recipe_file(path).read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        near = nearest_name(path)
+        raise InputError(
+            f"expected a recipe file or a name that fineprune recipes lists, cannot read {path}: "
+            f"{error.strerror}{'' if near is None else f'; did you mean {near}?'}"
+        ) from error
     except OSError as error:
         raise InputError(f"expected a recipe file, cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

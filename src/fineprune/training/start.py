@@ -80,8 +80,7 @@ def checkpoint_of(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
         InputError: The checkpoint is damaged, or it belongs to another recipe.
     """
     state = load_checkpoint(folder.checkpoint)
-    same_weights = recipe.replaced("network", weights=state["recipe"]["network"].get("weights"))
-    changed = differences(state["recipe"], same_weights.method())
+    changed = differences(state["recipe"], recipe.method())
     if changed:
         raise InputError(_different_recipe(folder, changed))
     return state
@@ -94,8 +93,7 @@ def _check_recipe(recipe: Recipe, folder: RunFolder) -> None:
             f"expected {RECIPE} in {folder.path}, which holds {', '.join(folder.files())}, found "
             f"none: train into a new folder"
         )
-    # A checkpoint holds all weights. Without one, the run starts again, with those of its recipe.
-    changed = previous.differences(recipe.replaced("network", weights=previous.network.weights))
+    changed = previous.differences(recipe)
     if recipe.run.arm not in (None, previous.run.arm):
         changed.append(f'run.arm is "{previous.run.arm}" and "{recipe.run.arm}"')
     if changed:

@@ -3,16 +3,41 @@
 import platform
 import statistics
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 import fineprune
+from fineprune.networks.weights import weights_digest
 from fineprune.runs.summary import Detection, Summary
+from fineprune.training.data import Data
 from fineprune.training.hardware import describe
+from fineprune.training.recipe import Recipe
 from fineprune.training.suspicion import detection
 from fineprune.training.train_state import TrainState
+
+
+def input_digests(recipe: Recipe, data: Data) -> dict[str, str | None]:
+    """Return the digests that the summary of a run that starts now will have.
+
+    Args:
+        recipe: The recipe.
+        data: Its data.
+
+    Returns:
+        The digests by name, as ``Summary.digests`` returns them.
+
+    Raises:
+        InputError: The file with the pretrained weights cannot be read.
+    """
+    weights = recipe.network.weights
+    return {
+        "data": data.digest(),
+        "labels": data.labels_digest,
+        "weights": None if weights is None else weights_digest(Path(weights)),
+    }
 
 
 def summary(state: TrainState, metrics: list[dict[str, Any]]) -> Summary:
@@ -69,6 +94,8 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> Summary:
         ranks=state.processes,
         git=_git_revision(),
         weights_sha256=state.weights_digest,
+        labels_sha256=state.data.labels_digest,
+        data_sha256=state.data.digest(),
         suspicion=_detection(state, metrics[-1]),
     )
 

@@ -48,12 +48,14 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
     centre = View(settings.image_size, settings.resize)
     view = replace(centre, crop=settings.crop, flip=settings.flip is not False, seed=run.seed)
     train, plain = (ImageFiles(index, labels, seen, kept) for seen in (view, centre))
+    digests = [index.digest]
     if held_out is not None:
         evaluated = ImageFiles(index, index.labels[held_out], centre, held_out)
     else:
         assert settings.test is not None
         test, source = load_index(Path(settings.test)), Path(settings.test)
         evaluated = ImageFiles(test, test.numbered(index.classes, source), centre)
+        digests.append(test.digest)
     broken = BrokenFiles(len(train), limit)
     watched = watched_samples(recipe, len(train))
     options: dict[str, Any] = {"batch_size": recipe.training.batch_size, "device": run.device}
@@ -97,6 +99,7 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
         wrong=None if weak is None else weak.wrong,
         labels_digest=_digest(index.digest, weak),
         images_digest=index.digest,
+        digest=lambda: hashlib.sha256(" ".join(digests).encode()).hexdigest(),
     )
 
 

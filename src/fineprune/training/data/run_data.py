@@ -51,6 +51,7 @@ class Data:
             the names of image files with their labels; None for other data.
         images_digest: The digest of the index of the training images if they are files; None for
             other data.
+        digest: Returns the digest of the data to train and evaluate on; None if it is not known.
         fetch_overlaps: Whether the function that ``make_fetch`` builds may be called in another
             thread while a step is computed.
     """
@@ -69,6 +70,7 @@ class Data:
     wrong: npt.NDArray[np.bool_] | None = None
     labels_digest: str | None = None
     images_digest: str | None = None
+    digest: Callable[[], str | None] = lambda: None
     fetch_overlaps: bool = True
 
 

@@ -1,0 +1,48 @@
+"""The recipes that come with the package, which have names such as ``quick`` or ``paper/lenet``."""
+
+import difflib
+import itertools
+import re
+from pathlib import Path
+
+import fineprune
+
+_SUFFIX = ".toml"
+
+
+def packaged_recipes() -> dict[str, Path]:
+    """Return the files of the recipes that come with the package, by their names, sorted."""
+    folder = _folder()
+    files = sorted(folder.rglob(f"*{_SUFFIX}"))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def recipe_file(given: Path) -> Path:
+    """Return the file of a recipe: the given one if it exists, or else the packaged one.
+
+    Args:
+        given: A file, or the name of a packaged recipe. A file with this name comes first.
+    """
+    if given.exists():
+        return given
+    return packaged_recipes().get(given.as_posix(), given)
+
+
+def nearest_name(given: Path) -> str | None:
+    """Return the name of the packaged recipe that a path without a file may mean."""
+    wanted = given.with_suffix("").as_posix().removeprefix("recipes/")
+    return next(iter(difflib.get_close_matches(wanted, packaged_recipes(), n=1)), None)
+
+
+def about(text: str) -> str:
+    """Return the first sentence of the comment at the head of a recipe."""
+    head = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    comment = " ".join(line.lstrip("# ") for line in head)
+    return re.split(r"(?<=[.?])\s+(?=[A-Z])", comment)[0].removesuffix(".")
+
+
+def _folder() -> Path:
+    package = Path(fineprune.__file__).parent
+    installed = package / "recipes"
+    # In a clone, from which the package is installed as editable, they are beside ``src``.
+    return installed if installed.is_dir() else package.parents[1] / "recipes"

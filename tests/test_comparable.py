@@ -1,0 +1,166 @@
+"""What may differ between runs: one definition for resuming, comparisons and reports."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from made_images import write_folder
+from resuming import train_through
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.errors import InputError, RunError
+from fineprune.experiments.arm_table import table_rows
+from fineprune.experiments.compare import compare, plan_runs
+from fineprune.runs.files import write_json
+from fineprune.runs.run import read_run, read_runs
+from fineprune.training.data import load_data
+from fineprune.training.loop import train
+from fineprune.training.network import recipe_network
+from fineprune.training.recipe import make_recipe, read_recipe
+
+RECIPE = {
+    "data": {"name": "digits", "train_size": 96},
+    "training": {"epochs": 2, "batch_size": 32, "lr": 0.02},
+    "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 32},
+    "run": {"device": "cpu", "threads": 1, "watch": 0, "precision": "float32", "compile": "off"},
+}
+ARMS = ("full",)
+
+
+def trained(recipe, folder, seeds=1):
+    """Train a comparison in this process, which takes less time than new ones."""
+    for run in plan_runs(recipe, folder, seeds, ARMS):
+        train(run.recipe, run.folder, resume=True)
+    compare(recipe, folder, title="c", seeds=seeds, arms=ARMS)
+
+
+def write_labels(file, shift):
+    np.save(file, (np.arange(96) + shift) % 10)
+
+
+def write_weights(file, seed):
+    recipe = make_recipe(RECIPE)
+    torch.manual_seed(seed)
+    torch.save(recipe_network(recipe, load_data(recipe)).state_dict(), file)
+
+
+def with_labels(folder):
+    write_labels(folder / "labels.npy", 0)
+    recipe = make_recipe(RECIPE, [f"data.labels={folder}/labels.npy"])
+    return recipe, lambda: write_labels(folder / "labels.npy", 1)
+
+
+def with_weights(folder):
+    write_weights(folder / "weights.pth", 0)
+    recipe = make_recipe(RECIPE, [f"network.weights={folder}/weights.pth"])
+    return recipe, lambda: write_weights(folder / "weights.pth", 1)
+
+
+def with_images(folder):
+    for part, number in (("train", 48), ("test", 8)):
+        write_folder(folder / part, number)
+    data = {"name": "images", "image_size": 32}
+    data |= {part: str(folder / part) for part in ("train", "test")}
+    recipe = make_recipe({**RECIPE, "data": data}, ["pruning.prune=16", "training.batch_size=16"])
+    moved = next((folder / "test").rglob("*.*"))
+    return recipe, lambda: moved.rename(moved.with_stem("renamed"))
+
+
+SOURCES = {"labels": with_labels, "weights": with_weights, "data": with_images}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("what", SOURCES)
+def test_a_comparison_does_not_go_on_with_other_labels_weights_or_data(what, tmp_path):
+    recipe, change = SOURCES[what](tmp_path)
+    trained(recipe, tmp_path / "c")
+    before = (tmp_path / "c/compare.json").read_text()
+    compare(recipe, tmp_path / "c", title="c", arms=ARMS)
+    assert (tmp_path / "c/compare.json").read_text() == before
+    change()
+    with pytest.raises(InputError, match=f"expected the {what} with which the comparison in"):
+        compare(recipe, tmp_path / "c", title="c", seeds=2, arms=ARMS)
+    assert (tmp_path / "c/compare.json").read_text() == before
+    assert not (tmp_path / "c/full-1").exists()
+
+
+@pytest.mark.parametrize("what", SOURCES)
+def test_runs_with_other_labels_weights_or_data_are_not_in_one_table(what, tmp_path):
+    recipe, change = SOURCES[what](tmp_path)
+    trained(recipe, tmp_path / "c")
+    change()
+    added = plan_runs(recipe, tmp_path / "c", 2, ARMS)[1]
+    train(added.recipe, added.folder)
+    listing = json.loads((tmp_path / "c/compare.json").read_text())
+    seed = added.recipe.run.seed
+    listing["runs"].append({"arm": "full", "seed": seed, "path": added.folder.name})
+    write_json(tmp_path / "c/compare.json", listing)
+    with pytest.raises(InputError, match=rf"full-0 and full-1, in which sha256\.{what} is"):
+        table_rows(read_runs([tmp_path / "c"]))
+
+
+def test_a_file_that_changes_while_a_comparison_trains_ends_it(tmp_path):
+    recipe, change = with_weights(tmp_path)
+    run = plan_runs(recipe, tmp_path / "c", 1, ARMS)[0]
+    train_through(0, run.recipe, run.folder)
+    change()
+    with pytest.raises(RunError, match="the weights changed while the comparison trained: remove"):
+        compare(recipe, tmp_path / "c", title="c", arms=ARMS)
+
+
+def test_the_digests_do_not_depend_on_where_the_files_are(tmp_path):
+    for source, name in ((with_images, "data_sha256"), (with_weights, "weights_sha256")):
+        digests = []
+        for place in ("here", "there"):
+            (tmp_path / name / place).mkdir(parents=True)
+            recipe, _ = source(tmp_path / name / place)
+            summary = train(recipe, tmp_path / name / place / "run")
+            digests.append(getattr(summary, name))
+        assert digests[0] == digests[1] is not None
+
+
+# Settings that say where and how a run is carried out, which all of them let differ.
+def places(folder):
+    shutil.copytree(folder / "train", folder / "elsewhere")
+    return [
+        f"data.train={folder}/elsewhere",
+        "data.broken_limit=0.5",
+        "data.workers=1",
+        "run.watch=1",
+    ]
+
+
+def test_what_a_comparison_accepts_can_be_resumed_and_reported(tmp_path):
+    recipe, _ = with_images(tmp_path)
+    trained(recipe, tmp_path / "c")
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    changed = read_recipe(tmp_path / "recipe.toml", places(tmp_path))
+    trained(changed, tmp_path / "c", seeds=2)
+    result = CliRunner().invoke(app, ["report", str(tmp_path / "c"), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["rows"][0]["seeds"] == 2
+    train_through(0, recipe, tmp_path / "resumed")
+    train(changed, tmp_path / "resumed", resume=True)
+    before = read_run(tmp_path / "c/full-0").summary.digests
+    assert read_run(tmp_path / "resumed").summary.digests == before
+
+
+def test_the_terminal_says_if_runs_have_different_precisions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = make_recipe(RECIPE)
+    trained(recipe, tmp_path / "c")
+    trained(recipe.replaced("run", precision="bfloat16"), tmp_path / "c", seeds=2)
+    said = "different precisions (float32: full-0; bfloat16: full-1)"
+    result = CliRunner().invoke(app, ["report", "c"], terminal_width=400)
+    assert said in " ".join(result.stdout.split())
+    assert said in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert (
+        said in json.loads(CliRunner().invoke(app, ["report", "c", "--json"]).stdout)["unequal"][0]
+    )
