@@ -124,6 +124,27 @@ class LabelWatch:
         indices = scores.argsort(descending=True, stable=True)
         return indices, scores[indices], suggestions[indices]
 
+    def labels(self) -> Tensor:
+        """Return the label of each sample as it was recorded; int64, shape (N,), on the CPU.
+
+        It is -1 for a sample that was never recorded.
+
+        Raises:
+            InputError: As for ``suspects``.
+        """
+        return self._usable().labels.long().cpu()
+
+    def num_suspects(self) -> int:
+        """Return how many of the samples that ``suspects`` names first to call suspicious.
+
+        This is the estimate of the number of wrong labels that ``joint`` gives, rounded.
+
+        Raises:
+            InputError: As for ``suspects``.
+        """
+        joint = self.joint()
+        return round(float(joint.sum() - joint.trace()))
+
     def joint(self) -> Tensor:
         """Estimate how many labels are wrong, for each pair of classes.
 

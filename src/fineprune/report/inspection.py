@@ -154,8 +154,8 @@ def _section(
     top = top_loss(run, ranked)
     galleries = _skipped_galleries(samples, ranked, top, size // 8)
     left = size - sum(shown.gallery.size for shown in galleries)
-    if figures.suspects:
-        chosen = ranked.at(np.arange(figures.suspects))
+    if figures.listed:
+        chosen = ranked.at(np.arange(figures.listed))
         main = make_gallery(samples, chosen, top, left, detailed=True)
         galleries.insert(0, _Shown("Suspected wrong labels", suspects_note(samples), main))
         figures = replace(figures, shown=main.cards, pictures=main.pictures)
@@ -194,11 +194,12 @@ def _skipped_galleries(
         size: The number of bytes of each gallery.
     """
     times = samples.times_skipped[ranked.index]
-    place = np.arange(len(ranked))
-    large = ranked.score > np.median(ranked.score) if len(ranked) else np.empty(0, np.bool_)
+    losses = samples.loss[ranked.index]
+    large = losses > np.median(losses) if len(ranked) else np.empty(0, np.bool_)
     # Samples that were skipped equally often stay in order of their losses.
-    hard = place[np.argsort(-times, kind="stable")]
-    easy = place[::-1][np.argsort(-times[::-1], kind="stable")]
+    by_loss = np.argsort(-losses, kind="stable")
+    hard = by_loss[np.argsort(-times[by_loss], kind="stable")]
+    easy = by_loss[::-1][np.argsort(-times[by_loss[::-1]], kind="stable")]
     least = times.min(initial=len(samples.run.history.epochs))
     rarely = "Never skipped" if least == 0 else f"Least often skipped ({least} epochs)"
     order = "Those that were skipped in the most epochs come first."
@@ -218,7 +219,7 @@ def _skipped_galleries(
             "Those with the smallest average losses come first."
             if times.any()
             else "This run skipped no samples. The network learned these ones best.",
-            _undoubted(ranked.at(place[::-1][(times == least)[::-1]][:VISIBLE])),
+            _undoubted(ranked.at(by_loss[::-1][(times == least)[by_loss[::-1]]][:VISIBLE])),
         ),
     ]
     return [
