@@ -41,7 +41,7 @@ ALLOWED = {
     "launch": set(),
     "experiments": {"distributed", "runs", "training", "launch"},
     "inspection": {"labels", "runs", "training", "datasets"},
-    "report": {"runs", "experiments", "inspection"},
+    "report": {"labels", "runs", "experiments", "inspection"},
     "cli": {
         "pruning",
         "distributed",

@@ -65,13 +65,13 @@ def pictures_of(run: Run) -> LoadedImages:
     recipe = recipe_of(run)
     if recipe.data.name == "images":
         raise InputError(
-            "expected data in memory to show pictures, got image files: the samples are listed by "
-            "their indices"
+            "expected data in memory for galleries of pictures, got image files: only the labels "
+            "to review are shown with them"
         )
     if without_pictures(run):
         raise InputError(
-            f"expected built-in data to show pictures, got {recipe.data.name!r}, whose code is run "
-            f"for training only: the samples are listed by their indices"
+            f"expected built-in data for galleries of pictures, got {recipe.data.name!r}, whose "
+            f"code is run for training only: with --own-data, the labels to review show samples"
         )
     return load_images(recipe)
 
