@@ -259,6 +259,37 @@ def test_numbers_of_classes_in_a_list_are_kept(folder, tmp_path, caplog):
     assert "set network.classes above the largest label to keep the numbers" in caplog.text
 
 
+def review_of(page, *arguments):
+    command("inspect", *arguments, "--out", page)
+    text = page.read_text(encoding="utf-8")
+    return text[text.index('<section id="review"') : text.index('id="review-data"')]
+
+
+def test_the_review_shows_image_files_with_their_paths_and_classes(of_files, folder, tmp_path):
+    review = review_of(tmp_path / "page.html", of_files)
+    cards = review.count('<li class="card"')
+    assert cards >= 20
+    assert review.count('<img src="data:image/jpeg;base64,') == cards
+    assert all(f"<small>{path} (" in review for path in ("2/000.png", "3/001.png"))
+    moved = folder.rename(folder.with_name("moved"))
+    try:
+        review = review_of(tmp_path / "page.html", of_files)
+    finally:
+        moved.rename(folder)
+    assert "The samples themselves are not shown" in review
+    assert "2/000.png" in review
+    assert "<img" not in review
+
+
+def test_the_review_of_several_runs_counts_those_that_suspect_a_sample(digits, tmp_path):
+    train(recipe(DIGITS, "run.seed=1"), tmp_path / "other")
+    review = review_of(tmp_path / "page.html", digits, tmp_path / "other")
+    assert "by the evidence of 2 runs together" in review
+    counts = [review.count(f"suspected by {times} of 2 runs") for times in range(3)]
+    assert sum(counts) == review.count('<li class="card"')
+    assert counts[2] > counts[0]
+
+
 # -- ambiguous tables ------------------------------------------------------------------------------
 
 
@@ -351,6 +382,17 @@ def test_own_data_train_with_a_table_of_their_keys(tmp_path):
     labels = {row["key"]: row["label"] for row in rows_of(tmp_path / "second.csv")}
     assert labels[dropped["key"]] == "drop"
     assert labels[changed["key"]] == changed["label"]
+
+
+def test_own_data_are_shown_if_their_code_may_run(tmp_path):
+    train(own("shades", epochs=2), tmp_path / "run")
+    review = review_of(tmp_path / "page.html", tmp_path / "run")
+    assert "expected --own-data to show samples of" in review
+    assert "<img" not in review
+    review = review_of(tmp_path / "page.html", tmp_path / "run", "--own-data")
+    assert (
+        review.count('<img src="data:image/png;base64,') == review.count('<li class="card"') >= 20
+    )
 
 
 def test_transformed_targets_are_the_classes_of_each_sample():

@@ -117,7 +117,7 @@ def review_section(review: Review) -> str:
 {notes}
 <noscript><p>With JavaScript, this page also writes a table of corrected labels.</p></noscript>
 {_BAR}
-<ol class="cards">
+<ol class="suspects">
 {cards}
 </ol>
 <script type="application/json" id="review-data">{_data(review)}</script>
@@ -146,7 +146,8 @@ def _card(card: Card, classes: Sequence[str]) -> str:
     if card.line:
         box = f"-2 -2 {LINE_WIDTH + 4} {LINE_HEIGHT + 4}"
         parts.append(
-            f'<svg viewBox="{box}" role="img" aria-label="loss over the epochs">'
+            f'<svg viewBox="{box}" preserveAspectRatio="xMinYMid" role="img" '
+            f'aria-label="loss over the epochs">'
             f'<path d="{html.escape(card.line)}"/></svg>'
         )
     parts.append('<p class="state"></p></li>')
