@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from fineprune.inspection.inspected import Inspected, read_inspected
 from fineprune.inspection.overlap import Overlap, largest, skipped_overlaps, suspect_overlaps
-from fineprune.inspection.pictures import index_in_dataset, neighbours, outputs_of, pictures_of
+from fineprune.inspection.pictures import neighbours, outputs_of, pictures_of
 from fineprune.inspection.traits import traits
 from fineprune.runs.run import read_runs
 
@@ -142,7 +142,7 @@ def class_shares(run: Inspected, share: float) -> dict[str, float]:
 
 def shared(runs: list[Inspected], share: float) -> tuple[int, float]:
     """Return how many samples are among the most skipped ones of all runs, and by chance."""
-    sets = [set(index_in_dataset(run)[most_skipped(run, share)].tolist()) for run in runs]
+    sets = [set(run.training_set().index[most_skipped(run, share)].tolist()) for run in runs]
     return len(set.intersection(*sets)), len(runs[0].labels) * share ** len(runs)
 
 

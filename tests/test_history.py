@@ -11,6 +11,7 @@ from fineprune.distributed.all_reduce import RankGroup
 from fineprune.errors import InputError
 from fineprune.runs.history import pack_epoch, read_history, read_labels
 from fineprune.runs.run import read_run
+from fineprune.runs.training_set import read_training_set
 from fineprune.training.data import load_data
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
@@ -152,10 +153,11 @@ KIND = "none"
 
 
 @pytest.mark.parametrize("kind", ["none", "classes", "text", "ragged", "few", "large"])
-def test_the_labels_of_own_data_are_kept_if_they_are_classes(tmp_path, monkeypatch, kind):
+def test_the_labels_of_own_data_are_those_that_were_trained(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(f"{__name__}.KIND", kind)
     changes = [f"data.name={__name__}:own_data", "data.train_size=none", "network.classes=2"]
     train(make_recipe(RECIPE, [*changes, "pruning.policy=full", "training.epochs=1"]), tmp_path)
     labels = read_labels(tmp_path, 40)
-    assert (labels is not None) == (kind == "classes")
+    assert labels.tolist() == [0, 1] * 20
+    assert read_training_set(tmp_path, 40).labels.tolist() == [0, 1] * 20
     assert read_history(tmp_path, 40).trained.all()

@@ -202,7 +202,7 @@ def test_a_command_of_a_page_is_valid(arguments, folder):
         read_recipe(params["recipe"], all_changes(params["changes"], params["more"]))
     else:
         assert verb in ("report", "inspect", "relabel")
-        assert params["run" if verb == "relabel" else "runs"]
+        assert params["runs"]
 
 
 def test_the_settings_of_distributed_training_are_valid_and_complete():

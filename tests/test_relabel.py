@@ -106,8 +106,8 @@ def test_a_run_without_a_history_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "expected the columns index and label in the first line of .*, got none"),
-        ("index,class\n0,a\n", "expected the columns index and label .*, got index, class"),
+        ("", "expected the columns index .or key. and label in the first line .*, got none"),
+        ("index,class\n0,a\n", "expected the columns index .* and label .*, got index, class"),
         ("index,label\n0,a\n", "expected one row for each of 2 images in .*, got 0 rows for index"),
         ("index,label\n0,a\n0,b\n1,a\n", "expected one row .*, got 2 rows for index 0"),
         ("index,label\n0,a\n2,b\n", "expected an index of 0 to 1 in line 3 of .*, got '2'"),

@@ -552,7 +552,7 @@ def parse_strictly(text):
     class Checker(HTMLParser):
         def handle_starttag(self, tag, attributes):
             ids.extend(value for name, value in attributes if name == "id")
-            if tag not in ("meta", "br"):
+            if tag not in ("meta", "br", "img"):
                 open_tags.append(tag)
 
         def handle_startendtag(self, tag, attributes):

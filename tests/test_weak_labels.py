@@ -202,8 +202,9 @@ def untimed(folder):
     ]
 
 
-def test_the_suspicion_of_fine_pruning_is_measured_before_a_window_clears_it(whole):
-    run = read_run(whole)
+def test_without_logits_the_suspicion_of_the_policy_is_measured_before_a_window_clears_it(tmp_path):
+    train(small(NOISE, "run.history=false"), tmp_path)
+    run = read_run(tmp_path)
     wrong = wrong_of(load_data(small(NOISE)))
     for epoch, counts in run.counts().items():
         values = Suspicion(torch.from_numpy(counts.astype(np.float32)), 64)
@@ -254,7 +255,8 @@ def test_runs_without_known_wrong_labels_report_nothing(tmp_path):
     short = ("training.epochs=1", "training.milestones=[]")
     assert train(small(*short), tmp_path / "clean").suspicion is None
     assert "suspicion" not in read_metrics(tmp_path / "clean/metrics.jsonl")[0]
-    full = train(small(NOISE, "pruning.policy=full", *short), tmp_path / "full")
+    blind = ("pruning.policy=full", "run.history=false")
+    full = train(small(NOISE, *blind, *short), tmp_path / "full")
     assert full.suspicion.wrong == 77
     assert full.suspicion.roc_area is None
     assert "suspicion" not in read_metrics(tmp_path / "full/metrics.jsonl")[0]
@@ -263,8 +265,11 @@ def test_runs_without_known_wrong_labels_report_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ([], "77 of 256 training labels are wrong; the policy's suspicion finds them with a ROC"),
-        (["pruning.policy=full"], "are wrong; the policy full suspects no samples\n"),
+        ([], "77 of 256 training labels are wrong; they are found with a ROC area of"),
+        (
+            ["pruning.policy=full", "run.history=false"],
+            "are wrong; the policy full suspects no samples\n",
+        ),
         (["data.label_noise=0"], "0 of 256 training labels are wrong\n"),
     ],
 )

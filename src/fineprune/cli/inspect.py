@@ -42,6 +42,12 @@ def inspect(
     parquet: Annotated[
         Path | None, path_option("Also write one row per sample to this Parquet file.")
     ] = None,
+    own_data: Annotated[
+        bool,
+        typer.Option(
+            "--own-data", help="Run the code of user-defined data to show the suspected samples."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show which samples were skipped, and which labels are probably wrong. Trains nothing.
@@ -69,7 +75,7 @@ def inspect(
             write_csv(columns, csv)
         if parquet is not None:
             write_parquet(columns, parquet)
-    summary = write_inspection(inspected, out, most=most, network=network)
+    summary = write_inspection(inspected, out, most=most, network=network, own_data=own_data)
     if as_json:
         typer.echo(json.dumps(finite({"page": str(out), **dataclasses.asdict(summary)})))
         return

@@ -1,5 +1,6 @@
 """``fineprune relabel``."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -9,25 +10,34 @@ from fineprune.cli.exits import exits
 from fineprune.cli.options import path_option
 from fineprune.cli.outputs import check_file
 from fineprune.errors import InputError
-from fineprune.runs.files import write_atomically
+from fineprune.runs.files import RECIPE, write_atomically
 from fineprune.runs.run import read_run
 
 
 @exits()
 def relabel(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="The folders of finished runs on the same labels, such as seeds."),
+    ],
     out: Annotated[Path, path_option("The table to write; it must not exist.")] = Path(
         "labels.csv"
     ),
     most: Annotated[
         int | None,
-        typer.Option(help="How many suspects to list; by default those with a loss above chance."),
+        typer.Option(
+            help="How many suspects to list; by default the estimated number of wrong labels."
+        ),
+    ] = None,
+    accept: Annotated[
+        float | None,
+        typer.Option(help="Accept the suggestions with at least this agreement, such as 0.9."),
     ] = None,
 ) -> None:
     """Write the labels of a run's data to a table, with suspected wrong labels first.
 
-    Edit the column "label" (a class, or "drop" to leave an image out), and train with
-    data.labels = "labels.csv". Nothing is changed automatically.
+    Edit the column "label" (a class, or "drop" to leave a sample out), and train with the command
+    that is printed. Without --accept, no label is changed. The evidence of several runs is added.
 
     Example: fineprune relabel runs/first --out labels.csv
     """
@@ -43,6 +53,18 @@ def relabel(
         )
     if most is not None and most < 0:
         raise InputError(f"expected --most to be at least 0, got {most}")
-    text, suspects = label_table(read_inspected([read_run(run)])[0], most)
-    write_atomically(out, text)
-    typer.echo(f"labels: {out} ({suspects} suspects first)")
+    if accept is not None and not 0 < accept <= 1:
+        raise InputError(f"expected --accept above 0 and at most 1, got {accept:g}")
+    read = [read_run(run) for run in runs]
+    table = label_table(read_inspected(read), most, accept)
+    write_atomically(out, table.text)
+    accepted = "" if accept is None else f", {table.accepted:,} suggestions accepted"
+    typer.echo(f"labels: {out} ({table.suspects:,} suspects first{accepted})")
+    settings = [f"data.labels={out}"]
+    settings += [
+        f"data.{name}=none"
+        for name in ("label_noise", "label_noise_map")
+        if read[0].recipe.get("data", {}).get(name) is not None
+    ]
+    command = ["fineprune", "train", str(runs[0] / RECIPE), "--out", f"{runs[0]}-relabelled"]
+    typer.echo(f"train with it: {shlex.join([*command, '--set', *settings])}")

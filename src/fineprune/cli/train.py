@@ -76,17 +76,17 @@ def _line(metrics: dict[str, Any]) -> str:
 
 
 def _wrong_labels(summary: Summary, found: Detection) -> str:
-    """Say how many training labels are wrong, and how well the policy finds them."""
+    """Say how many training labels are wrong, and how well they are found."""
     samples = summary.train_samples
     line = f"{found.wrong:,} of {samples:,} training labels are wrong"
     if not 0 < found.wrong < samples:
         return line
     if found.roc_area is None:
         return f"{line}; the policy {summary.policy} suspects no samples"
-    line += f"; the policy's suspicion finds them with a ROC area of {found.roc_area:.3f}"
+    line += f"; they are found with a ROC area of {found.roc_area:.3f}"
     if found.precision is None:
         return line
     return (
-        f"{line}; {found.precision:.1%} of its {found.suspects:,} suspects are wrong, which "
+        f"{line}; {found.precision:.1%} of the {found.suspects:,} suspects are wrong, which "
         f"are {found.recall:.1%} of the wrong labels"
     )

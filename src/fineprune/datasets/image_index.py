@@ -111,11 +111,66 @@ class ImageIndex:
         order = np.array([numbers[name] for name in self.classes], np.int32)
         return order[self.labels]
 
-    def _path(self, image: int) -> str:
+    def keys(self) -> tuple[str, ...] | None:
+        """Return what names each image in a table: its path, or where it is in which shard.
+
+        Returns:
+            The keys, relative to the folder of the images; None if two images have the same one.
+        """
+        count = len(self)
+        if self._shards:
+            places = zip(
+                self._arrays["shard"].tolist(), self._arrays["start"].tolist(), strict=True
+            )
+            keys = tuple(f"{self._shards[shard]}:{start}" for shard, start in places)
+        else:
+            # Names of files that are not valid text get replacement characters.
+            keys = tuple(
+                self._relative(image).decode("utf-8", "backslashreplace") for image in range(count)
+            )
+        return keys if len(set(keys)) == count else None
+
+    def with_numbers(self, classes: int | None, source: Path) -> "ImageIndex":
+        """Return the index with the classes 0 to ``classes`` - 1 if all labels are such numbers.
+
+        Otherwise, the classes that occur are numbered in their order, which is reported if they
+        are numbers.
+
+        Args:
+            classes: The number of classes of the network; None if it is not known.
+            source: Where the images come from, for the message.
+        """
+        if not all(name.isascii() and name.isdigit() for name in self.classes):
+            return self
+        numbers = [int(name) for name in self.classes]
+        if numbers == list(range(len(numbers))):
+            return self
+        canonical = [str(number) for number in numbers] == list(self.classes)
+        if classes is None or not canonical or max(numbers) >= classes:
+            _LOGGER.warning(
+                "%s has the labels %s, which are numbered 0 to %d in their order: set "
+                "network.classes above the largest label to keep the numbers",
+                *(source, f"{self.classes[0]} ... {self.classes[-1]}", len(numbers) - 1),
+            )
+            return self
+        there = dict(zip(numbers, self.places, strict=True))
+        header = {
+            **self._header,
+            "classes": [str(number) for number in range(classes)],
+            "places": [there.get(number, "") for number in range(classes)],
+        }
+        labels = np.array(numbers, np.int32)[self.labels]
+        # The file of the cache has other labels, so that other processes are sent the arrays.
+        return ImageIndex(header, {**self._arrays, "labels": labels}, None)
+
+    def _relative(self, image: int) -> bytes:
         ends = self._arrays["ends"]
         start = int(ends[image - 1]) if image else 0
-        path = self._arrays["paths"][start : int(ends[image])].tobytes()
-        return os.path.join(self._base, os.fsdecode(path))
+        path: bytes = self._arrays["paths"][start : int(ends[image])].tobytes()
+        return path
+
+    def _path(self, image: int) -> str:
+        return os.path.join(self._base, os.fsdecode(self._relative(image)))
 
     def _shard(self, image: int) -> str:
         return os.path.join(self._base, self._shards[int(self._arrays["shard"][image])])

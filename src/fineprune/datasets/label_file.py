@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +17,22 @@ DROP_WORD, DROP = "drop", -1
 _MOST_DIGITS = 18
 
 
-def read_labels(path: Path, classes: Sequence[str], images: int) -> npt.NDArray[np.int64]:
+def read_labels(
+    path: Path, classes: Sequence[str], images: int, keys: Sequence[str] | None = None
+) -> npt.NDArray[np.int64]:
     """Read one label for each image of a training set.
 
     Args:
         path: The file. A file whose name ends in ``.npy`` holds integers of shape (N,), where -1
             leaves an image out. Any other file is text in UTF-8. If its name ends in ``.csv``, it
-            is a table with the columns ``index`` and ``label``, and with one row per image in any
-            order, as ``fineprune relabel`` writes it; otherwise it has one label per line. A label
-            is the name or the number of a class, or ``drop``.
+            is a table with the column ``label``, with the column ``key`` or ``index``, and with
+            one row per image in any order, as ``fineprune relabel`` writes it; otherwise it has one
+            label per line. A label is the name or the number of a class (a name counts first), or
+            ``drop``.
         classes: The name of each class.
         images: The number of images in the training set, N.
+        keys: What names each image in the column ``key``, such as its path; None if the images
+            have only their indices. Keys count first: an index changes when an image is added.
 
     Returns:
         The labels, with -1 for the images to leave out; int64, shape (N,).
@@ -38,7 +43,7 @@ def read_labels(path: Path, classes: Sequence[str], images: int) -> npt.NDArray[
     if path.suffix == ".npy":
         labels = _from_array(path, classes)
     elif path.suffix == ".csv":
-        labels = _from_table(path, classes, images)
+        labels = _from_table(path, classes, images, keys)
     else:
         labels = _from_text(path, classes)
     if len(labels) != images:
@@ -80,39 +85,67 @@ def _from_text(path: Path, classes: Sequence[str]) -> npt.NDArray[np.int64]:
     return _numbers(enumerate(lines, start=1), path, classes)
 
 
-def _from_table(path: Path, classes: Sequence[str], images: int) -> npt.NDArray[np.int64]:
+def _from_table(
+    path: Path, classes: Sequence[str], images: int, keys: Sequence[str] | None
+) -> npt.NDArray[np.int64]:
     table = csv.DictReader(io.StringIO(_text(path), newline=""))
-    if not {"index", "label"} <= set(table.fieldnames or ()):
+    columns = [(name or "").strip() for name in table.fieldnames or ()]
+    if "label" not in columns or not {"key", "index"} & set(columns):
         raise InputError(
-            f"expected the columns index and label in the first line of {path}, got "
-            f"{', '.join(table.fieldnames or ()) or 'none'}"
+            f"expected the columns index (or key) and label in the first line of {path}, got "
+            f"{', '.join(columns) or 'none'}"
         )
+    twice = [name for name in ("key", "index", "label") if columns.count(name) > 1]
+    if twice:
+        raise InputError(
+            f"expected one column {twice[0]} in {path}, got {columns.count(twice[0])}: remove the "
+            f"others"
+        )
+    table.fieldnames = columns
+    numbers = None if keys is None else {key: number for number, key in enumerate(keys)}
     index, lines = [], []
     try:
         for row in table:
-            index.append(_index(row["index"], table.line_num, path, images))
+            place = f"line {table.line_num} of {path}"
+            if row.get("key"):
+                index.append(_of_key(row["key"], place, numbers))
+            else:
+                index.append(_index(row.get("index"), place, images))
             lines.append((table.line_num, row["label"] or ""))
     except csv.Error as error:
         raise InputError(f"expected a table in {path}, cannot read it: {error}") from error
     there = np.bincount(np.array(index, dtype=np.int64), minlength=images)
     if len(there) and not (there == 1).all():
         image = int(np.flatnonzero(there != 1)[0])
+        name = f"index {image}" if keys is None else keys[image]
         raise InputError(
             f"expected one row for each of {images} images in {path}, got {there[image]} rows for "
-            f"index {image}"
+            f"{name}"
         )
     labels = np.empty(images, dtype=np.int64)
     labels[index] = _numbers(lines, path, classes)
     return labels
 
 
-def _index(text: str | None, line: int, path: Path, images: int) -> int:
+def _of_key(key: str, place: str, numbers: Mapping[str, int] | None) -> int:
+    if numbers is None:
+        raise InputError(
+            f"expected a table without keys in {place}, got the key {shown(key)}: the samples of "
+            f"this training set have only their indices, so it was made for another one"
+        )
+    if key not in numbers:
+        raise InputError(
+            f"expected the key of a training sample in {place}, got {shown(key)}: the table was "
+            f"made for another training set, or the file is gone"
+        )
+    return numbers[key]
+
+
+def _index(text: str | None, place: str, images: int) -> int:
     digits = (text or "").strip()
     # Python refuses to convert thousands of digits.
     if not digits.isdecimal() or len(digits) > _MOST_DIGITS or int(digits) >= images:
-        raise InputError(
-            f"expected an index of 0 to {images - 1} in line {line} of {path}, got {shown(digits)}"
-        )
+        raise InputError(f"expected an index of 0 to {images - 1} in {place}, got {shown(digits)}")
     return int(digits)
 
 
@@ -120,10 +153,16 @@ def _numbers(
     lines: Iterable[tuple[int, str]], path: Path, classes: Sequence[str]
 ) -> npt.NDArray[np.int64]:
     """Return the number of each label, which comes with the number of its line."""
+    if DROP_WORD in classes:
+        raise InputError(
+            f"expected no class that is named {DROP_WORD!r} with labels of {path}, where this word "
+            f"leaves a sample out: rename the class"
+        )
+    names = frozenset(classes)
     numbers = {DROP_WORD: DROP}
     labels = []
     for line, text in lines:
-        label = text.strip()
+        label = text if text in names else text.strip()
         if label not in numbers:
             numbers[label] = class_number(f"line {line} of {path}", label, classes)
         labels.append(numbers[label])

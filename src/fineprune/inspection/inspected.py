@@ -8,8 +8,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError
-from fineprune.runs.history import History, read_evaluated, read_history, read_labels
+from fineprune.labels.label_watch import LabelWatch
+from fineprune.runs.history import (
+    History,
+    read_evaluated,
+    read_evidence,
+    read_history,
+    read_labels,
+)
 from fineprune.runs.run import Run
+from fineprune.runs.training_set import TrainingSet, read_training_set
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,18 +30,28 @@ class Inspected:
         labels: The labels that the run trained with; int64, shape (N,).
         evaluated: The labels (row 0) and the predictions (row 1) of the last evaluation; int64,
             shape (2, n). None if the run has not kept them.
+        watch: The evidence on the labels; None if the run has kept none.
     """
 
     run: Run
     history: History
     labels: npt.NDArray[np.int64]
     evaluated: npt.NDArray[np.int64] | None
+    watch: LabelWatch | None
 
     @property
     def name(self) -> str:
         """The network, the arm and the seed, such as ``resnet18 adaptive 0``."""
         summary = self.run.summary
         return f"{summary.network} {summary.arm} {summary.seed}"
+
+    def training_set(self) -> TrainingSet:
+        """Return the training set that the run knew, with the labels that it trained with.
+
+        Raises:
+            InputError: The run has kept none, or the file is damaged.
+        """
+        return read_training_set(self.run.path, len(self.labels))
 
     def times_skipped(self) -> npt.NDArray[np.int64]:
         """Return in how many epochs each sample was skipped; int64, shape (N,)."""
@@ -73,4 +91,5 @@ def _read(run: Run) -> Inspected:
             f"expected a history of {len(epochs)} epochs in {run.path}, got {len(history.epochs)}: "
             f"restore the files, or train again"
         )
-    return Inspected(run, history, labels, read_evaluated(run.path))
+    watch = read_evidence(run.path, samples)
+    return Inspected(run, history, labels, read_evaluated(run.path), watch)

@@ -9,7 +9,7 @@ from fineprune.inspection.inspected import Inspected
 from fineprune.inspection.known_samples import KnownSamples
 from fineprune.inspection.overlap import Overlap, largest
 from fineprune.inspection.per_class import ClassRow, class_rows
-from fineprune.inspection.suspects import Suspects
+from fineprune.inspection.suspects import Suspects, suspicion_in
 from fineprune.inspection.traits import Trait, traits
 
 # Wrong labels are counted among this many first suspects, and among as many as there are of them.
@@ -50,7 +50,7 @@ class FirstSuspect:
         label: The name of its label, or its number if the names are not known.
         suggestion: The suggested label; None without a suggestion.
         agreement: The share of the last epochs that predicted the suggestion.
-        score: The moving average of its loss.
+        score: How suspicious it is; see ``Suspects``.
         wrong: Whether the label is wrong; None if this is not known.
     """
 
@@ -71,7 +71,8 @@ class InspectedArm:
         heading: The heading of its section.
         samples: The number of training samples.
         skipped: The share of the sample-steps that was skipped.
-        suspects: The number of suspects that were asked for, at most all samples with a loss.
+        suspects: The number of samples that are called suspicious; see ``Suspects``.
+        listed: The number of samples that were asked for, at most all that were trained.
         first: The first suspects, at most ten.
         wrong_labels: The number of wrong labels; None if this is not known.
         found: How many of the first suspects have wrong labels; empty if this is not known.
@@ -89,6 +90,7 @@ class InspectedArm:
     samples: int
     skipped: float
     suspects: int
+    listed: int
     first: list[FirstSuspect]
     wrong_labels: int | None
     found: list[Found]
@@ -139,7 +141,8 @@ def inspected_arm(
         heading=heading,
         samples=len(samples),
         skipped=float(samples.times_skipped.mean() / len(run.history.epochs)),
-        suspects=min(most, len(ranked)),
+        suspects=ranked.number,
+        listed=min(most, len(ranked)),
         first=_first(samples, ranked, min(most, _FIRST)),
         wrong_labels=None if samples.wrong is None else int(samples.wrong.sum()),
         found=_found(samples, ranked),
@@ -155,7 +158,7 @@ def most_skipped_tenth(samples: KnownSamples) -> npt.NDArray[np.int64]:
 
     If nothing was skipped, it is the most suspected tenth.
     """
-    values = samples.times_skipped if samples.times_skipped.any() else samples.score
+    values = samples.times_skipped if samples.times_skipped.any() else suspicion_in(samples.run)
     return largest(values, max(1, len(values) // 10), seed=0)
 
 

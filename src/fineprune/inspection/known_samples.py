@@ -22,13 +22,14 @@ class KnownSamples:
 
     Attributes:
         run: The run.
-        score: The moving average of the loss of each sample; float32, shape (N,). NaN for a sample
+        loss: The moving average of the loss of each sample; float32, shape (N,). NaN for a sample
             without a finite loss.
         times_skipped: In how many epochs each sample was skipped; int64, shape (N,).
         names: The name of each class, or its number if the names are not known.
-        number: The number under which each sample is shown; int64, shape (N,). It is the index in
-            the whole training set of the dataset if this is known, else the index in the run.
-        renumbered: Whether these two are different.
+        number: The index of each sample in the whole training set, under which it is shown; int64,
+            shape (N,).
+        keys: The key of each sample of the whole training set; None without keys.
+        renumbered: Whether the numbers differ from the indices in the run.
         pictures: The pictures; uint8, shape (N, channels, height, width). None if they cannot be
             shown.
         wrong: Which labels are wrong; bool, shape (N,). None if this is not known.
@@ -38,10 +39,11 @@ class KnownSamples:
     """
 
     run: Inspected
-    score: npt.NDArray[np.float32]
+    loss: npt.NDArray[np.float32]
     times_skipped: npt.NDArray[np.int64]
     names: tuple[str, ...]
     number: npt.NDArray[np.int64]
+    keys: tuple[str, ...] | None
     renumbered: bool
     pictures: npt.NDArray[np.uint8] | None
     wrong: npt.NDArray[np.bool_] | None
@@ -50,7 +52,7 @@ class KnownSamples:
     missing: tuple[str, ...]
 
     def __len__(self) -> int:
-        return len(self.score)
+        return len(self.loss)
 
     def name(self, label: int) -> str | None:
         """Return the name of a class; None for the label -1, which stands for no class."""
@@ -69,9 +71,8 @@ def known_samples(run: Inspected, network: bool) -> KnownSamples:
     missing = []
     if not _has_predictions(run):
         missing.append(_NO_PREDICTIONS)
-    count = len(run.labels)
-    names: tuple[str, ...] = ()
-    number = np.arange(count)
+    training_set = run.training_set()
+    names, number = training_set.classes, training_set.index
     pictures = wrong = right_label = outputs = None
     try:
         loaded = pictures_of(run.run)
@@ -79,8 +80,7 @@ def known_samples(run: Inspected, network: bool) -> KnownSamples:
         missing.append(_sentence("No pictures are shown", error))
     else:
         if np.array_equal(loaded.train.labels.numpy(), run.labels):
-            pictures, names = loaded.train.images.numpy(), loaded.train.classes
-            number = loaded.index
+            pictures = loaded.train.images.numpy()
             if loaded.weak is not None and loaded.weak.wrong is not None:
                 wrong, right_label = loaded.weak.wrong, loaded.given[loaded.index]
             if network:
@@ -94,11 +94,12 @@ def known_samples(run: Inspected, network: bool) -> KnownSamples:
             )
     return KnownSamples(
         run=run,
-        score=smoothed_losses(run.history),
+        loss=smoothed_losses(run.history),
         times_skipped=run.times_skipped(),
         names=names + tuple(str(label) for label in range(len(names), _classes(run))),
         number=number,
-        renumbered=not np.array_equal(number, np.arange(count)),
+        keys=training_set.keys,
+        renumbered=not np.array_equal(number, np.arange(len(number))),
         pictures=pictures,
         wrong=wrong,
         right_label=right_label,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from fineprune.inspection.inspected import Inspected
-from fineprune.inspection.suspects import smoothed_losses
+from fineprune.inspection.suspects import suspicion_in
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def suspect_overlaps(runs: list[Inspected], size: int) -> list[Overlap]:
 
     The arguments are those of ``skipped_overlaps``.
     """
-    return _overlaps([(run, smoothed_losses(run.history).astype(np.float64)) for run in runs], size)
+    return _overlaps([(run, suspicion_in(run).astype(np.float64)) for run in runs], size)
 
 
 def tenth_overlaps(runs: Sequence[Inspected], overlaps: Overlapping) -> list[Overlap]:

@@ -12,7 +12,6 @@ from torch import nn
 from fineprune.datasets.device_loader import evaluation_batches
 from fineprune.datasets.image_set import ImageSet, channel_statistics
 from fineprune.errors import InputError
-from fineprune.inspection.inspected import Inspected
 from fineprune.runs.files import CHECKPOINT
 from fineprune.runs.run import Run
 from fineprune.training.checkpoint import load_checkpoint
@@ -66,30 +65,15 @@ def pictures_of(run: Run) -> LoadedImages:
     recipe = recipe_of(run)
     if recipe.data.name == "images":
         raise InputError(
-            "expected data in memory to show pictures, got image files: the samples are listed by "
-            "their indices"
+            "expected data in memory for galleries of pictures, got image files: only the labels "
+            "to review are shown with them"
         )
     if without_pictures(run):
         raise InputError(
-            f"expected built-in data to show pictures, got {recipe.data.name!r}, whose code is run "
-            f"for training only: the samples are listed by their indices"
+            f"expected built-in data for galleries of pictures, got {recipe.data.name!r}, whose "
+            f"code is run for training only: with --own-data, the labels to review show samples"
         )
     return load_images(recipe)
-
-
-def index_in_dataset(inspected: Inspected) -> npt.NDArray[np.int64]:
-    """Return the index of each training sample in the whole training set of its dataset.
-
-    Returns:
-        The indices, int64, shape (N,). If the data are the user's own, or cannot be loaded, they
-        are those in the run's training set.
-    """
-    samples = len(inspected.labels)
-    try:
-        index = pictures_of(inspected.run).index
-    except InputError:
-        return np.arange(samples)
-    return index if len(index) == samples else np.arange(samples)
 
 
 def outputs_of(run: Run, loaded: LoadedImages) -> Outputs:

@@ -2,77 +2,101 @@
 
 import csv
 import io
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from fineprune.datasets.label_file import DROP_WORD
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import Inspected
-from fineprune.inspection.pictures import pictures_of, without_pictures
-from fineprune.inspection.suspects import Suspects, number_above_chance, suspects_of
+from fineprune.inspection.suspects import suspects_of
+from fineprune.runs.training_set import DROPPED, UNKNOWN, TrainingSet
 
-COLUMNS = ("index", "label", "suggestion", "agreement", "score")
+COLUMNS = ("key", "index", "label", "suggestion", "agreement", "score")
 
 
-def label_table(inspected: Inspected, most: int | None = None) -> tuple[str, int]:
-    """Return the labels of the whole training set as a table that ``[data] labels`` reads.
+@dataclass(frozen=True)
+class LabelTable:
+    """A table of labels that ``[data] labels`` reads.
 
-    The suspects come first, with their suggestions; all other images follow in their order. Images
-    that the run did not train on, such as those held out for validation, have their own label.
+    Attributes:
+        text: The table as CSV, with ``COLUMNS``.
+        suspects: The number of samples at its top that are suspected.
+        accepted: The number of these whose label is the suggestion already.
+    """
+
+    text: str
+    suspects: int
+    accepted: int
+
+
+def label_table(
+    runs: Sequence[Inspected], most: int | None = None, accept: float | None = None
+) -> LabelTable:
+    """Return the labels of the whole training set, as the runs trained with them.
+
+    The suspects come first, with their suggestions; all other samples follow in their order.
+    Samples that were left out stay ``drop``, and those that were held out keep their labels.
 
     Args:
-        inspected: The run.
-        most: How many suspects to list; None for those whose loss is above chance.
-
-    Returns:
-        The table as CSV with the columns ``index``, ``label``, ``suggestion``, ``agreement`` and
-        ``score``, and the number of suspects.
+        runs: Runs on the same labels, whose evidence is added.
+        most: How many suspects to list; None for those that are called suspicious.
+        accept: Suggestions with at least this agreement become labels, 0 to 1; None for none.
 
     Raises:
-        InputError: The data of the run cannot be loaded.
+        InputError: The runs have different training sets or labels, or have not kept them.
     """
-    names, index, labels = _labels(inspected)
-    if most is None:
-        most = number_above_chance(inspected, len(names) or int(inspected.labels.max()) + 1)
-    suspects = suspects_of(inspected, most)
+    training_set = _common(runs)
+    unknown = np.flatnonzero(training_set.labels == UNKNOWN)
+    if len(unknown):
+        raise InputError(
+            f"expected the label of every sample in {runs[0].run.path}, got none of sample "
+            f"{unknown[0]}, which was not trained: give the training set an attribute targets"
+        )
+    suspects = suspects_of(*runs)
+    suspects = suspects.at(np.arange(min(len(suspects), suspects.number if most is None else most)))
     file = io.StringIO(newline="")
     table = csv.writer(file, lineterminator="\n")
     table.writerow(COLUMNS)
-    for row in range(len(suspects)):
-        table.writerow(_row(suspects, row, int(index[suspects.index[row]]), names))
-    others = np.ones(len(labels), dtype=np.bool_)
-    others[index[suspects.index]] = False
-    for image in np.flatnonzero(others):
-        table.writerow([image, _name(int(labels[image]), names), "", "", ""])
-    return file.getvalue(), len(suspects)
+    keys, name = training_set.keys, training_set.name
+    accepted = 0
+    for index, score, label, suggestion, agreement in zip(
+        training_set.index[suspects.index].tolist(),
+        suspects.score.tolist(),
+        suspects.label.tolist(),
+        suspects.suggestion.tolist(),
+        suspects.agreement.tolist(),
+        strict=True,
+    ):
+        if accept is not None and suggestion >= 0 and agreement >= accept:
+            label = suggestion
+            accepted += 1
+        suggested = ("", "") if suggestion < 0 else (name(suggestion), f"{agreement:.2f}")
+        key = "" if keys is None else keys[index]
+        table.writerow([key, index, name(label), *suggested, f"{score:.3f}"])
+    others = np.ones(len(training_set.labels), dtype=np.bool_)
+    others[training_set.index[suspects.index]] = False
+    for sample in np.flatnonzero(others).tolist():
+        label = int(training_set.labels[sample])
+        key = "" if keys is None else keys[sample]
+        table.writerow([key, sample, DROP_WORD if label == DROPPED else name(label), "", "", ""])
+    return LabelTable(file.getvalue(), len(suspects), accepted)
 
 
-def _labels(
-    inspected: Inspected,
-) -> tuple[tuple[str, ...], np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray]:
-    """Return the names of the classes, the index of each sample, and the labels of all images."""
-    if without_pictures(inspected.run):
-        return (), np.arange(len(inspected.labels)), inspected.labels
-    loaded = pictures_of(inspected.run)
-    if len(loaded.index) != len(inspected.labels):
-        raise InputError(
-            f"expected the {len(inspected.labels)} training images of {inspected.run.path}, got "
-            f"{len(loaded.index)}: restore the data with which it was trained"
+def _common(runs: Sequence[Inspected]) -> TrainingSet:
+    """Return the training set of all runs."""
+    first = runs[0].training_set()
+    for run in runs[1:]:
+        other = run.training_set()
+        same = (
+            np.array_equal(first.index, other.index)
+            and np.array_equal(first.labels, other.labels)
+            and (first.classes, first.keys) == (other.classes, other.keys)
         )
-    labels = loaded.given.copy()
-    labels[loaded.index] = inspected.labels
-    return loaded.train.classes, loaded.index, labels
-
-
-def _row(suspects: Suspects, row: int, image: int, names: tuple[str, ...]) -> list[str | int]:
-    suggestion = int(suspects.suggestion[row])
-    return [
-        image,
-        _name(int(suspects.label[row]), names),
-        "" if suggestion < 0 else _name(suggestion, names),
-        "" if suggestion < 0 else f"{suspects.agreement[row]:.2f}",
-        f"{suspects.score[row]:.3f}",
-    ]
-
-
-def _name(number: int, names: tuple[str, ...]) -> str:
-    return names[number] if names else str(number)
+        if not same:
+            raise InputError(
+                f"expected runs on the same samples and labels, got others in {run.run.path} than "
+                f"in {runs[0].run.path}: relabel them one after the other"
+            )
+    return first

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import Inspected
-from fineprune.inspection.pictures import index_in_dataset
 from fineprune.inspection.suspects import suspects_of
 from fineprune.runs.files import replacing, write_atomically
 
@@ -24,18 +23,28 @@ def sample_columns(runs: Sequence[Inspected]) -> Columns:
     The rows of a run are sorted by suspicion; samples without a loss are left out.
 
     Returns:
-        ``run`` (text), ``index`` (see ``index_in_dataset``), ``label``,
-        ``suggestion`` (-1 for none), ``agreement``, ``score`` and ``times_skipped``.
+        ``run``, ``key`` (empty without keys), ``index`` (in the whole training set), ``label`` and
+        ``suggestion`` (names of classes; empty for none), ``agreement``, ``score`` and
+        ``times_skipped``.
+
+    Raises:
+        InputError: A run has not kept which samples it trained.
     """
     parts: list[Columns] = []
     for run in runs:
-        suspects = suspects_of(run)
+        suspects, training_set = suspects_of(run), run.training_set()
+        index = training_set.index[suspects.index]
+        keys = training_set.keys
+        classes = 1 + max(int(part.max(initial=0)) for part in (run.labels, suspects.suggestion))
+        # The last name is that of the suggestion -1.
+        named = np.array([*(training_set.name(number) for number in range(classes)), ""])
         parts.append(
             {
                 "run": np.full(len(suspects), run.name),
-                "index": index_in_dataset(run)[suspects.index],
-                "label": suspects.label,
-                "suggestion": suspects.suggestion,
+                "key": np.array(["" if keys is None else keys[number] for number in index]),
+                "index": index,
+                "label": named[suspects.label],
+                "suggestion": named[suspects.suggestion],
                 "agreement": suspects.agreement,
                 "score": suspects.score,
                 "times_skipped": run.times_skipped()[suspects.index],

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fineprune.errors import InputError, check_whole_number
+from fineprune.labels.advice import advice_of
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.ranking import joint_numbers, rank
+from fineprune.labels.review_page import Review
+from fineprune.labels.watch_page import cards_of, write_review
 
 STATE_VERSION = 1
+
+# The least and the largest number of suspects on a page, if the user names none.
+_FEWEST, _MOST = 20, 500
 
 
 class LabelWatch:
@@ -127,6 +133,27 @@ class LabelWatch:
         """Return the scores of ``suspects`` in the order of the samples; float32, shape (N,)."""
         return self._ranking()[0]
 
+    def labels(self) -> Tensor:
+        """Return the label of each sample as it was recorded; int64, shape (N,), on the CPU.
+
+        It is -1 for a sample that was never recorded.
+
+        Raises:
+            InputError: As for ``suspects``.
+        """
+        return self._usable().labels.long().cpu()
+
+    def num_suspects(self) -> int:
+        """Return how many of the samples that ``suspects`` names first to call suspicious.
+
+        This is the estimate of the number of wrong labels that ``joint`` gives, rounded.
+
+        Raises:
+            InputError: As for ``suspects``.
+        """
+        joint = self.joint()
+        return round(float(joint.sum() - joint.trace()))
+
     def joint(self) -> Tensor:
         """Estimate how many labels are wrong, for each pair of classes.
 
@@ -141,6 +168,76 @@ class LabelWatch:
             InputError: As for ``suspects``.
         """
         return joint_numbers(self._usable()).cpu()
+
+    def advice(self, names: Sequence[str] | None = None) -> list[str]:
+        """Say in plain words what the evidence allows, one sentence each.
+
+        The sentences say how many labels contradict what the network learned, and how far to trust
+        this number; which classes are confused; how many samples were learned; and whether skipping
+        samples might pay off. They say no more than was measured (docs/results).
+
+        Args:
+            names: The name of each class; None for their numbers.
+
+        Raises:
+            InputError: As for ``suspects``, or there are fewer names than classes.
+        """
+        return advice_of(self._usable(), self._class_names(names))
+
+    def page(
+        self,
+        path: str | os.PathLike[str],
+        dataset: Any = None,
+        *,
+        names: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
+        show: Callable[[Any], Any] | None = None,
+        most: int | None = None,
+    ) -> None:
+        """Write a page on which a person reviews the suspects, as one HTML file.
+
+        The page loads nothing from elsewhere. It can be read without JavaScript. With it, the keys
+        a, k, d, u, n and p accept a suggestion, keep or drop a label, undo, and go on or back;
+        progress stays in the browser; and a button writes ``labels.csv``, a table with the columns
+        ``key``, ``index`` and ``label`` for all samples, in which ``drop`` leaves one out.
+
+        Args:
+            path: The HTML file. An existing one is replaced.
+            dataset: The data set whose samples are shown: ``dataset[index]`` for each suspect. None
+                for no pictures and texts.
+            names: The name of each class; None for the attribute ``classes`` of the data set, or
+                else for their numbers.
+            keys: What names each sample, such as its path; shape (N,). None for indices.
+            show: Turns ``dataset[index]`` into an image (of Pillow, or a tensor or array) or a
+                text. By default, the first part of the item is shown if it is one of these.
+            most: The largest number of suspects; None for the estimated number of wrong labels, at
+                least 20 and at most 500.
+
+        Raises:
+            InputError: As for ``suspects``; a sample was never recorded, so that its label is not
+                known; there are fewer names than classes; or the keys or the data set have another
+                number of samples.
+        """
+        if most is None:
+            most = min(max(self.num_suspects(), _FEWEST), _MOST)
+        if names is None:
+            found = getattr(dataset, "classes", ())
+            listed = isinstance(found, list | tuple) and len(found) >= self.num_classes
+            names = found if listed else None
+        classes = self._class_names(names)
+        ranked = [part[:most].tolist() for part in self.suspects()]
+        cards = cards_of(self._evidence, ranked, dataset, keys, show)
+        labels = self.labels().numpy()
+        write_review(Review(cards, classes, labels, keys, self.advice(classes)), path)
+
+    def _class_names(self, names: Sequence[str] | None) -> list[str]:
+        named = [] if names is None else [str(name) for name in names]
+        if names is not None and len(named) < self.num_classes:
+            raise InputError(
+                f"expected the names of {self.num_classes} classes, got {len(named)}: name every "
+                f"class, or leave names out"
+            )
+        return named or [str(number) for number in range(self.num_classes)]
 
     def to_cleanlab(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Return the arguments ``labels`` and ``pred_probs`` of cleanlab's functions.

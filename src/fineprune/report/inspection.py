@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from markupsafe import Markup
 
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import BASELINE
@@ -21,6 +22,7 @@ from fineprune.inspection.known_samples import KnownSamples, known_samples
 from fineprune.inspection.overlap import skipped_overlaps, suspect_overlaps, tenth_overlaps
 from fineprune.inspection.per_class import confusion
 from fineprune.inspection.suspects import Suspects, suspects_of
+from fineprune.labels.review_page import review_section
 from fineprune.report.facts import distinct, facts
 from fineprune.report.inspection_tables import (
     class_table,
@@ -31,6 +33,7 @@ from fineprune.report.inspection_tables import (
     trait_table,
 )
 from fineprune.report.page_template import template
+from fineprune.report.review import make_review, reviewed_runs
 from fineprune.report.sample_gallery import VISIBLE, Gallery, make_gallery
 from fineprune.report.suspected_labels import suspects_note, top_loss
 from fineprune.report.table import Table, percent
@@ -85,7 +88,12 @@ class _Section:
 
 
 def write_inspection(
-    runs: Sequence[Inspected], path: Path, *, most: int = 1000, network: bool = True
+    runs: Sequence[Inspected],
+    path: Path,
+    *,
+    most: int = 1000,
+    network: bool = True,
+    own_data: bool = False,
 ) -> Inspection:
     """Write a page on what finished runs skipped and suspected, as one self-contained HTML file.
 
@@ -100,6 +108,7 @@ def write_inspection(
         most: The largest number of suspects to show for each network and arm, at least 1.
         network: Whether to pass the pictures through the trained networks, which shows the final
             predictions and the nearest neighbours.
+        own_data: Whether the code of user-defined data may be run to show its samples.
 
     Raises:
         InputError: There are no runs, or ``most`` is below 1.
@@ -111,10 +120,15 @@ def write_inspection(
         raise InputError(f"expected at least 1 suspect to show, got {most}")
     arms = runs_by_arm(runs)
     headings = _headings(arms)
-    most_bytes = max((_MOST_BYTES - _TABLE_BYTES) // len(arms) - _TABLE_BYTES, _LEAST_BYTES)
+    together = reviewed_runs(runs)
+    known = {id(members[0]): known_samples(members[0], network) for members in arms}
+    review = make_review(known[id(runs[0])], together, most, own_data=own_data)
+    section_of_review = "" if review is None else review_section(review)
+    left = _MOST_BYTES - _TABLE_BYTES - len(section_of_review.encode())
+    most_bytes = max(left // len(arms) - _TABLE_BYTES, _LEAST_BYTES)
     figures, sections = [], []
     for number, (heading, members) in enumerate(zip(headings, arms, strict=True), start=1):
-        samples = known_samples(members[0], network)
+        samples = known[id(members[0])]
         full = _full_of(members[0], runs)
         ranked = suspects_of(members[0])
         arm = inspected_arm(samples, ranked, full, heading, most)
@@ -132,6 +146,7 @@ def write_inspection(
         title=_title(runs),
         lead=", ".join(distinct(run.name for run in runs)),
         facts=_facts(runs),
+        review=Markup(section_of_review),  # It has escaped all names.
         sections=sections,
         overlaps=tables,
         runs=len(runs),
@@ -154,8 +169,8 @@ def _section(
     top = top_loss(run, ranked)
     galleries = _skipped_galleries(samples, ranked, top, size // 8)
     left = size - sum(shown.gallery.size for shown in galleries)
-    if figures.suspects:
-        chosen = ranked.at(np.arange(figures.suspects))
+    if figures.listed:
+        chosen = ranked.at(np.arange(figures.listed))
         main = make_gallery(samples, chosen, top, left, detailed=True)
         galleries.insert(0, _Shown("Suspected wrong labels", suspects_note(samples), main))
         figures = replace(figures, shown=main.cards, pictures=main.pictures)
@@ -194,11 +209,12 @@ def _skipped_galleries(
         size: The number of bytes of each gallery.
     """
     times = samples.times_skipped[ranked.index]
-    place = np.arange(len(ranked))
-    large = ranked.score > np.median(ranked.score) if len(ranked) else np.empty(0, np.bool_)
+    losses = samples.loss[ranked.index]
+    large = losses > np.median(losses) if len(ranked) else np.empty(0, np.bool_)
     # Samples that were skipped equally often stay in order of their losses.
-    hard = place[np.argsort(-times, kind="stable")]
-    easy = place[::-1][np.argsort(-times[::-1], kind="stable")]
+    by_loss = np.argsort(-losses, kind="stable")
+    hard = by_loss[np.argsort(-times[by_loss], kind="stable")]
+    easy = by_loss[::-1][np.argsort(-times[by_loss[::-1]], kind="stable")]
     least = times.min(initial=len(samples.run.history.epochs))
     rarely = "Never skipped" if least == 0 else f"Least often skipped ({least} epochs)"
     order = "Those that were skipped in the most epochs come first."
@@ -218,7 +234,7 @@ def _skipped_galleries(
             "Those with the smallest average losses come first."
             if times.any()
             else "This run skipped no samples. The network learned these ones best.",
-            _undoubted(ranked.at(place[::-1][(times == least)[::-1]][:VISIBLE])),
+            _undoubted(ranked.at(by_loss[::-1][(times == least)[by_loss[::-1]]][:VISIBLE])),
         ),
     ]
     return [

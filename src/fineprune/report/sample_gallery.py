@@ -58,7 +58,7 @@ class Card:
         label: The name of its label.
         suggestion: The name of the suggested label.
         agreement: In how many of the last epochs it was predicted, as a percentage.
-        score: The moving average of its loss.
+        loss: The moving average of its loss.
         prediction: The class that the trained network predicts.
         confidence: The probability of this class, as a percentage.
         skipped: In how many epochs the sample was skipped.
@@ -73,7 +73,7 @@ class Card:
     label: str
     suggestion: str | None
     agreement: str | None
-    score: str
+    loss: str
     prediction: str | None
     confidence: str | None
     skipped: int
@@ -175,7 +175,7 @@ def make_gallery(
             near=near_sheet if first else None,
             detailed=detailed and first,
         )
-        blocks.append(Block(None if first else _title(chosen, place), html))
+        blocks.append(Block(None if first else f"{place[0] + 1:,} to {place[-1] + 1:,}", html))
     return Gallery(
         blocks=blocks,
         samples=count,
@@ -194,11 +194,6 @@ def _neighbours(samples: KnownSamples, index: Index, wanted: bool) -> tuple[Inde
     if samples.pictures is None or not near.size:
         return near, None
     return near, picture_sheets(samples.pictures, [near.ravel()], _NEIGHBOUR_BYTES)[0]
-
-
-def _title(chosen: Suspects, place: Index) -> str:
-    first, last = chosen.score[place[0]], chosen.score[place[-1]]
-    return f"{place[0] + 1:,} to {place[-1] + 1:,}, average loss {first:.2f} to {last:.2f}"
 
 
 def _opened(
@@ -254,7 +249,7 @@ def _card(
         label=samples.name(int(chosen.label[position])) or "",
         suggestion=suggestion,
         agreement=None if suggestion is None else _percent(chosen.agreement[position]),
-        score=f"{chosen.score[position]:.2f}",
+        loss=f"{samples.loss[index]:.2f}",
         prediction=None if outputs is None else samples.name(int(outputs.predictions[index])),
         confidence=None if outputs is None else _percent(outputs.confidences[index]),
         skipped=int(samples.times_skipped[index]),

@@ -47,7 +47,7 @@ def first_suspects(group: Group) -> FirstSuspects | None:
     samples = known_samples(inspected, network=False)
     if samples.pictures is None:
         return None
-    suspects = suspects_of(inspected, VISIBLE)
+    suspects = suspects_of(inspected, most=VISIBLE)
     gallery = make_gallery(samples, suspects, top_loss(inspected, suspects), _BYTES)
     note = (
         f"The first {len(suspects)} suspects of {arm} with seed {run.summary.seed}. "

@@ -2,8 +2,9 @@
 
 The folder holds ``recipe.toml`` (complete, as run), ``metrics.jsonl`` (one line per epoch),
 ``counts/*.npy`` (the counts of each window), ``history/*.npy`` (the loss and the prediction of each
-sample in each epoch), ``checkpoint.pt`` and, when the run is finished,
-``summary.json``. Only the process that holds the folder's lock (``runs.lock``) may write to it.
+sample in each epoch, the labels and the evidence on them), ``checkpoint.pt`` and, when the run is
+finished, ``summary.json``. Only the process that holds the folder's lock (``runs.lock``) may write
+to it.
 """
 
 import hashlib
@@ -32,8 +33,9 @@ from fineprune.runs.files import (
     whole_lines,
     write_atomically,
 )
-from fineprune.runs.history import EVALUATED, LABELS, Records
+from fineprune.runs.history import EVALUATED, EVIDENCE, LABELS, Records, write_evidence
 from fineprune.runs.summary import Summary, write_summary
+from fineprune.runs.training_set import TRAINING_SET, TrainingSet, write_training_set
 
 
 class RunFolder:
@@ -71,7 +73,8 @@ class RunFolder:
         """
         self._clean(from_epoch=0)
         self.metrics.unlink(missing_ok=True)
-        (self.history / EVALUATED).unlink(missing_ok=True)
+        for name in (LABELS, EVALUATED, EVIDENCE, TRAINING_SET):
+            (self.history / name).unlink(missing_ok=True)
         write_atomically(self.recipe, recipe)
 
     def go_on(self, epochs: int, metrics_digest: str) -> None:
@@ -135,9 +138,21 @@ class RunFolder:
         """
         self._write(epoch_file(self.history, epoch), records)
 
+    def write_evidence(self, state: dict[str, Any]) -> None:
+        """Write the evidence on the labels: the state of a ``LabelWatch``."""
+        try:
+            self.history.mkdir(exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.history, error) from None
+        write_evidence(self.history / EVIDENCE, state)
+
     def finish(self, summary: Summary) -> None:
         """Write the summary, which marks the run as finished."""
         write_summary(self.summary, summary)
+
+    def write_training_set(self, training_set: TrainingSet) -> None:
+        """Write which samples the run trained, out of which training set."""
+        write_training_set(self.history / TRAINING_SET, training_set)
 
     def write_labels(self, labels: npt.NDArray[np.integer]) -> None:
         """Write the label of each training sample: ``history.pack_classes``, shape (N,)."""
@@ -158,7 +173,7 @@ class RunFolder:
 
     def _clean(self, from_epoch: int) -> None:
         """Remove what a killed process left unfinished, and the arrays of later epochs."""
-        others = (self.history / LABELS, self.history / EVALUATED)
+        others = [self.history / name for name in (LABELS, EVALUATED, EVIDENCE, TRAINING_SET)]
         for path in (self.recipe, self.metrics, self.checkpoint, self.summary, *others):
             temporary_of(path).unlink(missing_ok=True)
         for folder in (self.counts, self.history):

@@ -7,18 +7,25 @@ takes three or four bytes per sample.
 
 ``history/labels.npy`` holds the label that each sample was trained with, and
 ``history/evaluated.npy`` the labels (row 0) and the predictions (row 1) of the last evaluation.
+
+``history/evidence.pt`` holds the evidence on the labels after the last epoch, as the state of a
+``LabelWatch``. Runs on parameter servers have none.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from fineprune.errors import InputError
-from fineprune.runs.files import HISTORY, epoch_files, read_array
+from fineprune.errors import InputError, first_line
+from fineprune.labels.label_watch import LabelWatch
+from fineprune.runs.files import HISTORY, epoch_files, read_array, replacing
 
 LABELS = "labels.npy"
 EVALUATED = "evaluated.npy"
+EVIDENCE = "evidence.pt"
 
 Records = npt.NDArray[np.void]
 
@@ -140,6 +147,39 @@ def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
             f"{classes.shape}: restore the file, or train again"
         )
     return unpack_classes(classes)
+
+
+def write_evidence(file: Path, state: dict[str, Any]) -> None:
+    """Write the state of a ``LabelWatch``, and replace a file at this path atomically.
+
+    Raises:
+        WriteError: The file cannot be written.
+    """
+    with replacing(file) as opened:
+        torch.save(state, opened)
+
+
+def read_evidence(folder: Path, num_samples: int) -> LabelWatch | None:
+    """Read the evidence on the labels of a run; None if the run has kept none.
+
+    The arguments are those of ``read_history``.
+
+    Raises:
+        InputError: The file is damaged, or belongs to another run.
+    """
+    file = folder / HISTORY / EVIDENCE
+    if not file.exists():
+        return None
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        watch = LabelWatch(num_samples, state["num_classes"])
+        watch.load_state_dict(state)
+    except Exception as error:  # torch.load has no error of its own for damaged files.
+        raise InputError(
+            f"expected the evidence on {num_samples} labels in {file}, cannot read it: "
+            f"{first_line(error)}: restore the file, or train again"
+        ) from error
+    return watch
 
 
 def _read(file: Path, num_samples: int) -> Records:

@@ -93,9 +93,11 @@ def train_epoch_locally(
             logits = local.forward(x)
         losses = training_losses(logits, y, training)
         with totals.bookkeeping():
-            loss = pruner.record(index, losses)
             if totals.history is not None:
                 totals.history.add(index, losses, logits)
+            # User-defined data may have probabilities in place of labels.
+            watched = totals.history is not None and y.ndim == 1
+            loss = pruner.record(index, losses, *((logits, y) if watched else ()))
         totals.loss_sum += losses.detach().sum()
         totals.samples += len(y)
         totals.batches += 1

@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from fineprune.runs.folder import RunFolder
 from fineprune.runs.history import Records, pack_classes, pack_epoch
 from fineprune.training.evaluate import Evaluation, evaluate, sample_losses
 from fineprune.training.learning_rate import rate_at
-from fineprune.training.suspicion import Suspicion, detection, suspicion_of
+from fineprune.training.suspicion import Suspicion, detection, suspicion_by_evidence, suspicion_of
 from fineprune.training.train_state import EpochTotals, TrainState
 
 
@@ -136,21 +137,27 @@ def closing_counts(state: TrainState, epoch: int) -> torch.Tensor | None:
 
 
 def closing_suspicion(state: TrainState, epoch: int) -> Suspicion | None:
-    """Return what the policy suspects in the window that ends with ``epoch``.
+    """Return which samples are suspected at the end of ``epoch``. Every rank must call it.
+
+    This is the ranking by the evidence on the labels. Without evidence, because logits are not
+    recorded, it is what the policy suspects in the window that ends with this epoch.
 
     The arguments are those of ``closing_counts``.
 
     Returns:
-        The suspicion; None if the epoch does not end a window, if the policy suspects no samples,
-        or if it is not known which labels are wrong.
+        The suspicion; None if it is not known which labels are wrong; or if there is no evidence,
+        and the epoch does not end a window or the policy suspects no samples.
     """
-    if state.data.wrong is None or not _ends_window(state, epoch):
+    if state.data.wrong is None:
         return None
-    return suspicion_of(state.pruner.policy)
+    if state.pruner.watch is not None:
+        state.pruner.synchronize()
+        return suspicion_by_evidence(state.pruner.watch)
+    return suspicion_of(state.pruner.policy) if _ends_window(state, epoch) else None
 
 
 def add_suspicion(state: TrainState, metrics: dict[str, Any], closing: Suspicion | None) -> None:
-    """Add how well the policy's suspicion finds the wrong labels, if these are known.
+    """Add how well the suspicion finds the wrong labels, if these are known.
 
     Args:
         state: The state of the run.
@@ -163,6 +170,23 @@ def add_suspicion(state: TrainState, metrics: dict[str, Any], closing: Suspicion
     suspicion = closing or suspicion_of(state.pruner.policy)
     if suspicion is not None:
         metrics["suspicion"] = detection(suspicion, wrong)
+
+
+def _write_labels(state: TrainState, files: RunFolder) -> None:
+    """Write the labels that the run trained with, and of which training set they are a part."""
+    labels, watch = _known_labels(state), state.pruner.watch
+    if watch is not None:
+        # What was recorded is what was trained, whatever the data set says.
+        seen = watch.labels().numpy()
+        if labels is not None or (seen >= 0).all():
+            labels = np.where(seen >= 0, seen, -1 if labels is None else labels)
+    if labels is None:
+        return
+    files.write_labels(pack_classes(labels, state.data.classes))
+    training_set = state.data.training_set()
+    whole = training_set.labels.copy()
+    whole[training_set.index] = labels
+    files.write_training_set(replace(training_set, labels=whole))
 
 
 def _known_labels(state: TrainState) -> npt.NDArray[np.integer] | None:
@@ -192,6 +216,19 @@ def epoch_history(state: TrainState, totals: EpochTotals) -> Records | None:
     return pack_epoch(losses.numpy(), predictions.numpy(), state.data.classes)
 
 
+def evidence_of_run(state: TrainState, epoch: int) -> dict[str, Any] | None:
+    """Return the evidence on the labels after the last epoch. Every rank must call it.
+
+    Returns:
+        The state of the ``LabelWatch`` with the evidence of all ranks; None after any other epoch,
+        and if the run records no logits.
+    """
+    if epoch < state.recipe.training.epochs - 1 or state.pruner.watch is None:
+        return None
+    state.pruner.synchronize()
+    return state.pruner.watch.state_dict()
+
+
 def _ends_window(state: TrainState, epoch: int) -> bool:
     policy = state.pruner.policy
     return isinstance(policy, ScheduledPolicy) and policy.schedule.clears(epoch)
@@ -204,6 +241,7 @@ def write_epoch(
     closing: torch.Tensor | None,
     history: Records | None,
     evaluation: Evaluation | None,
+    evidence: dict[str, Any] | None,
 ) -> None:
     """Write the metrics and the history of an epoch, and the counts of the window that it ends.
 
@@ -214,6 +252,7 @@ def write_epoch(
         closing: The result of ``closing_counts``. The last epoch of the run always ends a window.
         history: The result of ``epoch_history``.
         evaluation: The result of ``add_evaluation``.
+        evidence: The result of ``evidence_of_run``.
     """
     epoch, classes = metrics["epoch"], state.data.classes
     last = epoch == state.recipe.training.epochs - 1
@@ -223,10 +262,11 @@ def write_epoch(
         files.write_counts(epoch, closing.numpy())
     if history is not None:
         files.write_history(epoch, history)
-        labels = _known_labels(state) if epoch == 0 else None
-        if labels is not None:
-            files.write_labels(pack_classes(labels, classes))
+        if last:
+            _write_labels(state, files)
         if last and evaluation is not None:
             both = np.stack([evaluation.labels.numpy(), evaluation.predictions.numpy()])
             files.write_evaluated(pack_classes(both, classes))
+    if evidence is not None:
+        files.write_evidence(evidence)
     files.append(metrics)

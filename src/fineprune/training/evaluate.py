@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fineprune.errors import InputError
+
 # Top-5 accuracy says little if five classes are half of all classes or more.
 _FEW_CLASSES = 10
 
@@ -58,6 +60,12 @@ def evaluate(
         if classes > _FEW_CLASSES:
             among_five += (logits.topk(5).indices == y[:, None]).sum()
     given, predicted = torch.cat(labels).cpu(), torch.cat(predictions).cpu()
+    # cross_entropy leaves out labels of -100, so that such a sample would count as an error only.
+    if int(given.min()) < 0:
+        raise InputError(
+            f"expected labels 0..{classes - 1} in the evaluation, got {int(given.min())}: leave "
+            f"out the samples without a label"
+        )
     samples, correct = len(given), int((given == predicted).sum())
     top5 = int(among_five) / samples if classes > _FEW_CLASSES else None
     return Evaluation(loss.item() / samples, correct / samples, top5, given, predicted)

@@ -24,6 +24,7 @@ from fineprune.training.epoch_metrics import (
     closing_suspicion,
     epoch_history,
     epoch_metrics,
+    evidence_of_run,
     mean_loss,
     write_epoch,
 )
@@ -141,6 +142,7 @@ def _train_epochs(
         _wait_for(run.device)  # Otherwise, the last steps would be timed as bookkeeping.
         loss = mean_loss(state, epoch, totals)
         history = epoch_history(state, totals)
+        evidence = evidence_of_run(state, epoch)
         with totals.bookkeeping():
             rescore(state, epoch, totals)
             state.pruner.end_epoch()
@@ -151,7 +153,7 @@ def _train_epochs(
         if state.ranks.main:
             evaluation = add_evaluation(state, epoch, metrics)
             add_suspicion(state, metrics, suspicion)
-            write_epoch(state, files, metrics, closing, history, evaluation)
+            write_epoch(state, files, metrics, closing, history, evaluation, evidence)
         last = epoch == state.recipe.training.epochs - 1
         if last or (epoch + 1) % run.checkpoint_every == 0:
             _save(state, files, None)

@@ -1,4 +1,4 @@
-"""How well a policy's suspicion finds the wrong labels, if it is known which labels are wrong."""
+"""How well a suspicion finds the wrong labels, if it is known which labels are wrong."""
 
 from typing import Any, NamedTuple
 
@@ -7,19 +7,20 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError
+from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.policies.policy import Policy
 
 _Counts = npt.NDArray[np.int64]
 
 
 class Suspicion(NamedTuple):
-    """Which samples a policy suspects of wrong labels at one time.
+    """Which samples are suspected of wrong labels at one time.
 
     Attributes:
         values: One value per sample, of which the larger is the more suspicious; float32, shape
             (N,).
-        suspects: The number of samples that the policy itself calls suspicious; None if it does
-            not say.
+        suspects: The number of samples that are called suspicious: the estimated number of wrong
+            labels, or what the policy itself suspects. None if it does not say.
     """
 
     values: torch.Tensor
@@ -30,6 +31,16 @@ def suspicion_of(policy: Policy) -> Suspicion | None:
     """Return the current suspicion of a policy; None if it suspects no samples."""
     values = policy.suspicion()
     return None if values is None else Suspicion(values, policy.num_suspects())
+
+
+def suspicion_by_evidence(watch: LabelWatch) -> Suspicion:
+    """Return the suspicion that the evidence on the labels gives.
+
+    Raises:
+        InputError: Something wrong was recorded, or the evidence of the ranks was not merged.
+    """
+    indices, scores, _ = watch.suspects()
+    return Suspicion(torch.empty_like(scores).index_copy_(0, indices, scores), watch.num_suspects())
 
 
 def detection(suspicion: Suspicion | None, wrong: npt.NDArray[np.bool_]) -> dict[str, Any]:
@@ -49,7 +60,7 @@ def detection(suspicion: Suspicion | None, wrong: npt.NDArray[np.bool_]) -> dict
         - ``roc_area``: the probability that a wrong label is more suspicious than a right one;
         - ``average_precision``: the mean precision over the wrong labels, in the order of the
           suspicion;
-        - ``suspects``: the number of samples that the policy itself calls suspicious;
+        - ``suspects``: the number of samples that are called suspicious;
         - ``precision``, ``recall``: those of this many most suspicious samples;
         - ``r_precision``: the precision of as many most suspicious samples as there are wrong
           labels, which is also their recall.

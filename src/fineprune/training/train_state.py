@@ -241,9 +241,9 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
         totals: The sums of the epoch in progress; None at the end of an epoch.
     """
     epoch = None
+    if state.ranks.size > 1:
+        state.pruner.synchronize()
     if totals is not None:
-        if state.ranks.size > 1:
-            state.pruner.synchronize()
         epoch = {
             "loss_sum": state.ranks.sum(totals.loss_sum),
             "samples": state.samples_of_all_ranks(totals),

@@ -22,6 +22,8 @@ class WeakLabels:
         index: The indices of these images in the training set, sorted; int64, shape (M,).
         labels: Their labels; int64, shape (M,).
         wrong: Which of these labels are wrong; bool, shape (M,). None if this is not known.
+        whole: The label of each image of the whole training set, -1 for one that is left out;
+            int64, shape (N,).
         digest: The SHA-256 digest of the indices and labels, in hexadecimal, if they come from a
             file, which may change; else None.
     """
@@ -29,6 +31,7 @@ class WeakLabels:
     index: npt.NDArray[np.int64]
     labels: npt.NDArray[np.int64]
     wrong: npt.NDArray[np.bool_] | None
+    whole: npt.NDArray[np.int64]
     digest: str | None
 
 
@@ -37,6 +40,7 @@ def weak_labels(
     own: npt.NDArray[np.integer],
     classes: Sequence[str],
     index: npt.NDArray[np.int64],
+    keys: Sequence[str] | None = None,
 ) -> WeakLabels | None:
     """Return the labels to train on; None if they are those of the dataset.
 
@@ -45,13 +49,14 @@ def weak_labels(
         own: The labels of the whole training set, which are those of the dataset; shape (N,).
         classes: The name of each class.
         index: The indices of the images to train on, sorted; int64, shape (n,).
+        keys: What names each sample of the training set in a table; None for their indices.
 
     Raises:
         InputError: The file with the labels is wrong or leaves no image to train on, or the label
             noise does not fit the classes.
     """
     if settings.labels is not None:
-        given = read_labels(Path(settings.labels), classes, len(own))
+        given = read_labels(Path(settings.labels), classes, len(own), keys)
         index = index[given[index] != DROP]
         if not len(index):
             raise InputError(
@@ -61,7 +66,7 @@ def weak_labels(
         known = settings.true_labels == "dataset"
         digest = hashlib.sha256(np.stack([index, given[index]]).tobytes()).hexdigest()
         wrong = given[index] != own[index] if known else None
-        return WeakLabels(index, given[index], wrong, digest)
+        return WeakLabels(index, given[index], wrong, given, digest)
     if settings.label_noise is None:
         return None
     labels = own[index].astype(np.int64)
@@ -71,4 +76,6 @@ def weak_labels(
     else:
         mapping = class_map(settings.label_noise_map, classes)
         noisy = mapped_noise(labels, mapping, share, seed)
-    return WeakLabels(index, noisy, noisy != labels, None)
+    whole = own.astype(np.int64)
+    whole[index] = noisy
+    return WeakLabels(index, noisy, noisy != labels, whole, None)

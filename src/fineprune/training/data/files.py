@@ -16,6 +16,7 @@ from fineprune.datasets.image_index import ImageIndex, load_index
 from fineprune.datasets.image_loader import EvaluationImages, ImageFetcher, ImageLoader
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.random_streams import stream
+from fineprune.runs.training_set import TrainingSet
 from fineprune.training.data.run_data import (
     FIXED_SEED,
     Data,
@@ -43,6 +44,8 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
     assert settings.broken_limit is not None
     limit = settings.broken_limit
     index = load_index(Path(settings.train), digest)
+    source = Path(settings.train)
+    index = index.with_numbers(recipe.network.classes, source)
     classes = number_of_classes(index, settings.train, recipe.network.classes)
     labels, kept, held_out, weak = _chosen(settings, index)
     centre = View(settings.image_size, settings.resize)
@@ -93,6 +96,12 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
         num_samples=len(train),
         # A copy, because torch warns of arrays that cannot be written, such as a mapped file.
         labels=lambda: np.array(labels),
+        training_set=lambda: TrainingSet(
+            np.arange(len(index)) if kept is None else kept,
+            np.array(index.labels if weak is None else weak.whole, np.int64),
+            index.classes,
+            index.keys(),
+        ),
         classes=classes,
         channels=3,
         blank=torch.zeros(1, 3, settings.image_size, settings.image_size),
@@ -132,7 +141,8 @@ def _chosen(
         labels = index.labels if kept is None else index.labels[kept]
         return labels, kept, held_out, None
     whole = np.arange(len(index)) if kept is None else kept
-    weak = weak_labels(settings, index.labels, index.classes, whole)
+    keys = index.keys() if settings.labels is not None else None
+    weak = weak_labels(settings, index.labels, index.classes, whole, keys)
     assert weak is not None
     return weak.labels, weak.index, held_out, weak
 

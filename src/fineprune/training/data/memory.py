@@ -16,6 +16,7 @@ from fineprune.datasets.digits import load_digits
 from fineprune.datasets.image_set import ImageSet, channel_statistics
 from fineprune.datasets.synthetic import make_synthetic
 from fineprune.pruning.pruner import Pruner
+from fineprune.runs.training_set import TrainingSet
 from fineprune.training.data.run_data import (
     Data,
     Fetch,
@@ -131,6 +132,9 @@ def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
         watched=(watched, prepare(samples) if watched else ()),
         num_samples=len(train),
         labels=lambda: train.labels,
+        training_set=lambda: TrainingSet(
+            loaded.index, loaded.given if weak is None else weak.whole, train.classes
+        ),
         classes=number_of_classes(train, recipe.data.name, recipe.network.classes),
         channels=train.images.shape[1],
         blank=torch.zeros(1, *train.images.shape[1:]),

@@ -1,6 +1,6 @@
 """Data: what a run trains and evaluates on, and the choices that are the same for every source."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from fineprune.errors import InputError
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.random_streams import stream
+from fineprune.runs.training_set import TrainingSet
 from fineprune.training.recipe import Recipe
 
 # Evaluation keeps nothing for a backward pass, so its batches can be larger than those of training.
@@ -42,6 +43,7 @@ class Data:
         num_samples: The number of training samples, N.
         labels: Returns the class of each training sample, integers, shape (N,). It raises
             InputError if the classes of user-defined data are not known.
+        training_set: Returns the whole training set, of which ``train`` is a part.
         classes: The number of classes of the network to build.
         channels: The number of input channels of the network to build.
         blank: Zeros with the shape (1, ...) and dtype of the ``x`` of one sample, to check that the
@@ -64,6 +66,7 @@ class Data:
     watched: tuple[list[int], Batches]
     num_samples: int
     labels: Callable[[], Any]
+    training_set: Callable[[], TrainingSet]
     classes: int
     channels: int
     blank: torch.Tensor
@@ -86,7 +89,7 @@ def number_of_classes(train: Any, name: str, given: int | None) -> int:
         InputError: Neither the recipe nor the training set gives the classes, or the recipe gives
             fewer classes than the training set.
     """
-    listed = len(getattr(train, "classes", ()))
+    listed = len(class_names(train, name))
     if given is not None and given < listed:
         raise InputError(
             f"expected network.classes to be at least {listed}, the classes of {name}, got {given}"
@@ -98,6 +101,21 @@ def number_of_classes(train: Any, name: str, given: int | None) -> int:
             f"add --set network.classes=..."
         )
     return classes
+
+
+def class_names(train: Any, name: str) -> Sequence[Any]:
+    """Return the attribute ``classes`` of a training set; empty if there is none.
+
+    Raises:
+        InputError: It is not a list of names.
+    """
+    names = getattr(train, "classes", ())
+    if isinstance(names, str) or not hasattr(names, "__len__"):
+        raise InputError(
+            f"expected the attribute classes of the training set of {name} to list the names of "
+            f"the classes, got {names!r}: list them, or remove it and set network.classes"
+        )
+    return names
 
 
 def check_batches(recipe: Recipe, pruner: Pruner) -> None:

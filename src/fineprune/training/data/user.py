@@ -1,19 +1,23 @@
 """User-defined datasets: what the function that a recipe names returns, checked and loaded."""
 
+import contextlib
 import functools
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import Dataset, Subset, default_collate
 
 from fineprune.errors import InputError
 from fineprune.importing import import_attribute
 from fineprune.pruning.pruner import Pruner
+from fineprune.runs.training_set import UNKNOWN, TrainingSet
 from fineprune.training.data.run_data import (
     Data,
     Fetch,
     check_batches,
+    class_names,
     evaluation_batch,
     number_of_classes,
     split,
@@ -27,6 +31,8 @@ from fineprune.training.data.seeded_samples import (
     training_loader,
 )
 from fineprune.training.recipe import Recipe
+from fineprune.training.settings import DataSettings
+from fineprune.training.weak_labels import weak_labels
 
 # The number of samples that are read twice to detect random transforms.
 _COMPARED_SAMPLES = 4
@@ -37,10 +43,21 @@ def own_data(recipe: Recipe) -> Data:
     settings, run = recipe.data, recipe.run
     train, test, plain = load_own(settings.name, needs_plain=settings.validation > 0)
     classes = number_of_classes(train, settings.name, recipe.network.classes)
-    evaluated = test
+    names = tuple(map(str, class_names(train, settings.name)))
+    whole, evaluated = train, test
+    kept, held_out = split(len(train), settings.validation)
     if settings.validation:
-        kept, held_out = split(len(train), settings.validation)
-        train, plain, evaluated = subset(train, kept), subset(plain, kept), subset(plain, held_out)
+        evaluated = subset(plain, held_out)
+    weak = None
+    if settings.labels is not None:
+        known = names + tuple(str(number) for number in range(len(names), classes))
+        own = _known_labels(train, settings)
+        weak = weak_labels(settings, own, known, kept, keys_of(train, settings.name))
+        assert weak is not None
+        kept = weak.index
+        train, plain = Relabelled(train, weak.whole), Relabelled(plain, weak.whole)
+    if len(kept) < len(whole):
+        train, plain = subset(train, kept), subset(plain, kept)
     watched = watched_samples(recipe, len(train))
     size = evaluation_batch(run.device)
     blank = _blank(settings.name, PlainSamples(plain)[0])
@@ -66,6 +83,15 @@ def own_data(recipe: Recipe) -> Data:
 
         return fetch
 
+    def training_set() -> TrainingSet:
+        labels = np.full(len(whole), UNKNOWN) if weak is None else weak.whole
+        if weak is None:
+            with contextlib.suppress(InputError, ValueError):  # There are none, or they are ragged.
+                own = np.asarray(labels_of(whole, settings.name))
+                if own.dtype.kind in "iu" and own.shape == labels.shape:
+                    labels = np.where((own >= 0) & (own < classes), own, UNKNOWN)
+        return TrainingSet(kept, labels, names, keys_of(whole, settings.name))
+
     return Data(
         train=train,
         make_loader=make_loader,
@@ -77,10 +103,59 @@ def own_data(recipe: Recipe) -> Data:
         watched=(watched, evaluation_loader(plain, size, watched) if watched else ()),
         num_samples=len(train),
         labels=functools.partial(labels_of, train, settings.name),
+        training_set=training_set,
         classes=classes,
         channels=blank.shape[1],
         blank=blank,
+        wrong=None if weak is None else weak.wrong,
+        labels_digest=None if weak is None else weak.digest,
     )
+
+
+class Relabelled(Dataset[Any]):
+    """A user's dataset whose items ``(x, y)`` have other labels.
+
+    Args:
+        dataset: The dataset.
+        labels: The label of each sample; int64, shape (N,).
+    """
+
+    def __init__(self, dataset: Any, labels: npt.NDArray[np.int64]) -> None:
+        self.dataset = dataset
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        x, _ = self.dataset[index]
+        return x, int(self.labels[index])
+
+
+def keys_of(train: Any, name: str) -> tuple[str, ...] | None:
+    """Return what names each sample in tables of labels: the attribute ``keys``, or None.
+
+    Raises:
+        InputError: There is not one key for each sample, or two samples have the same one.
+    """
+    keys = getattr(train, "keys", None)
+    if keys is None or callable(keys):
+        return None
+    keys = tuple(map(str, keys))
+    if len(keys) != len(train) or len(set(keys)) != len(keys):
+        raise InputError(
+            f"expected one key for each of the {len(train)} samples in the attribute keys of the "
+            f"training set of {name}, all different, got {len(keys)}, {len(set(keys))} of them "
+            f"different"
+        )
+    return keys
+
+
+def _known_labels(train: Any, settings: DataSettings) -> npt.NDArray[np.int64]:
+    """Return the labels of the dataset, which are not used if the true labels are not known."""
+    if settings.true_labels is None:
+        return np.full(len(train), UNKNOWN)
+    return np.asarray(labels_of(train, settings.name), np.int64)
 
 
 def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
@@ -136,7 +211,8 @@ def labels_of(train: Any, name: str) -> Any:
 
     Args:
         train: The training set. Its attribute ``targets`` or ``labels`` holds the classes, as in
-            the datasets of torchvision. A ``Subset`` has those of the set that it comes from.
+            the datasets of torchvision, whose ``target_transform`` is applied. A ``Subset`` has
+            those of the set that it comes from.
         name: The name of the user's function, for the error message.
 
     Raises:
@@ -146,7 +222,9 @@ def labels_of(train: Any, name: str) -> Any:
         return np.asarray(labels_of(train.dataset, name))[np.asarray(train.indices)]
     for attribute in ("targets", "labels"):
         if hasattr(train, attribute):
-            return getattr(train, attribute)
+            given = getattr(train, attribute)
+            transform = getattr(train, "target_transform", None)
+            return given if transform is None else [transform(target) for target in given]
     raise InputError(
         f"expected the training set of {name} to have an attribute targets or labels, since "
         f"keep_per_class needs the class of each sample, got none: add one, or set "

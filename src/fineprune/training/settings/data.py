@@ -22,8 +22,8 @@ _APPLIES_TO: dict[str, tuple[str, ...]] = {
     "resize": (_IMAGE_FILES,),
     "crop": (_IMAGE_FILES,),
     "broken_limit": (_IMAGE_FILES,),
-    "labels": _IMAGES,
-    "true_labels": _IMAGES,
+    "labels": (*_IMAGES, _USER_DEFINED),
+    "true_labels": (*_IMAGES, _USER_DEFINED),
     "label_noise": _IMAGES,
     "label_noise_map": _IMAGES,
     "label_noise_seed": _IMAGES,
@@ -76,8 +76,9 @@ class DataSettings:
             for 0.01. One file may always be, unless it is 0.
         validation: The number of training images to hold out. If it is above 0, evaluation uses
             these images instead of the test set.
-        labels: A file with a label for each image of the training set, as ``read_labels`` describes
-            it; None for the labels of the dataset. Evaluation always uses those of the dataset.
+        labels: A file with a label for each sample of the training set, as ``read_labels``
+            describes it; None for the labels of the dataset. Evaluation always uses those of the
+            dataset.
         true_labels: ``dataset`` if the dataset's own labels are the true ones, so that the wrong
             ones in ``labels`` are known; None if the true labels are not known.
         label_noise: The share of the training labels that are replaced by wrong ones, in [0, 1].

@@ -1,0 +1,52 @@
+"""What a page shows of the samples of a run, read one by one."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from fineprune.datasets.image_index import load_index
+from fineprune.errors import InputError
+from fineprune.inspection.known_samples import KnownSamples
+from fineprune.inspection.pictures import recipe_of
+from fineprune.training.data.user import load_own
+
+Show = Callable[[int], Any]
+
+
+def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
+    """Return a function from the index of a sample of a run to what ``view_of`` can show of it.
+
+    Args:
+        samples: What is known about the samples of the run.
+        own_data: Whether the code of user-defined data may be run.
+
+    Raises:
+        InputError: The data are not there, have changed, or are the user's own and must not be run.
+    """
+    pictures, number = samples.pictures, samples.number
+    if pictures is not None:
+        return lambda sample: pictures[sample]
+    data = recipe_of(samples.run.run).data
+    if data.name == "images" and data.train is not None:
+        index = load_index(Path(data.train))
+        if len(index) <= number.max() or index.keys() != samples.keys:
+            raise InputError(
+                f"expected in {data.train} the images with which the run was trained, got others"
+            )
+        return lambda sample: Image.open(io.BytesIO(index.read(int(number[sample]))))
+    if ":" not in data.name:
+        raise InputError(f"expected the data {data.name} as they were trained, got others or none")
+    if not own_data:
+        raise InputError(
+            f"expected --own-data to show samples of {data.name!r}, which runs its code, got none"
+        )
+    *_, plain = load_own(data.name, needs_plain=False)
+    if len(plain) <= number.max():
+        raise InputError(
+            f"expected at least {number.max() + 1} training samples from {data.name}, got "
+            f"{len(plain)}"
+        )
+    return lambda sample: plain[int(number[sample])]

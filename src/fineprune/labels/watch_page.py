@@ -1,0 +1,96 @@
+"""The review page of a ``LabelWatch``: its cards from the evidence and the user's data set."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fineprune.errors import InputError
+from fineprune.labels.evidence import Evidence
+from fineprune.labels.review_page import Card, Review, review_document
+from fineprune.labels.sample_view import view_of
+
+
+def cards_of(
+    evidence: Evidence,
+    ranked: Sequence[Sequence[Any]],
+    dataset: Any,
+    keys: Sequence[str] | None,
+    show: Callable[[Any], Any] | None,
+) -> list[Card]:
+    """Return the cards of some samples.
+
+    Args:
+        evidence: The evidence, which has been flushed.
+        ranked: The indices, the scores and the suggestions of the samples.
+        dataset, keys, show: As for ``LabelWatch.page``.
+
+    Raises:
+        InputError: A sample was never recorded, or the data set or the keys have another length.
+    """
+    samples = evidence.num_samples
+    for what, given in (("data set", dataset), ("list of keys", keys)):
+        if given is not None and len(given) != samples:
+            raise InputError(
+                f"expected a {what} of {samples} samples, got one of {len(given)}: give that of "
+                f"the samples whose indices were recorded"
+            )
+    unknown = int((evidence.labels < 0).sum())
+    if unknown:
+        raise InputError(
+            f"expected evidence on all {samples} samples, got none on {unknown}: the page writes a "
+            f"table with the label of each sample, so train one epoch on all of them"
+        )
+    return [
+        _card(evidence, index, score, suggestion, dataset, keys, show)
+        for index, score, suggestion in zip(*ranked, strict=True)
+    ]
+
+
+def write_review(review: Review, path: str | os.PathLike[str]) -> None:
+    """Write the page. An existing file is replaced, and is never half written."""
+    target = Path(path)
+    temporary = target.with_name(f"{target.name}.tmp")
+    try:
+        temporary.write_text(review_document(review, "Labels to review"), encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"expected a file to write the page to, got {target}: {error}") from error
+
+
+def _card(
+    evidence: Evidence,
+    index: int,
+    score: float,
+    suggestion: int,
+    dataset: Any,
+    keys: Sequence[str] | None,
+    show: Callable[[Any], Any] | None,
+) -> Card:
+    picture = text = None
+    if dataset is not None:
+        item = dataset[index]
+        if isinstance(item, tuple) and len(item) == 2 and type(item[0]) is int and item[0] == index:
+            item = item[1]  # The data set is wrapped in ``Indexed``.
+        picture, text = view_of(item if show is None else show(item))
+    place = torch.tensor([index], device=evidence.labels.device)
+    label = evidence.labels[place].long()
+    shares = evidence.shares.read(place, label)[0]
+    return Card(
+        index=index,
+        key=None if keys is None else str(keys[index]),
+        label=int(label),
+        suggestion=suggestion,
+        agreement=float(shares[suggestion]),
+        score=score,
+        picture=picture,
+        text=text,
+        notes=(
+            f"mean probability of the label {float(shares[int(label)]):.2f}",
+            f"mean loss {float(evidence.loss[index]):.2f}",
+            f"label predicted in {int(evidence.agreed[index])} of {int(evidence.visits[index])}",
+        ),
+    )

@@ -1,0 +1,121 @@
+"""The review of suspected labels on the page of an inspection, from one or several runs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fineprune.errors import InputError
+from fineprune.inspection.inspected import Inspected
+from fineprune.inspection.known_samples import KnownSamples
+from fineprune.inspection.pictures import neighbours
+from fineprune.inspection.shown_samples import shown_samples
+from fineprune.inspection.suspects import Suspects, suspects_of
+from fineprune.labels.review_page import Card, Review
+from fineprune.labels.sample_view import view_of
+from fineprune.report.sparkline import sparkline
+from fineprune.report.suspected_labels import top_loss
+from fineprune.runs.training_set import UNKNOWN
+
+# The least and the largest number of cards, and the size of all pictures and texts in bytes.
+_FEWEST, _MOST, _BYTES = 20, 500, 2_000_000
+
+_NEIGHBOURS = 5
+
+
+def reviewed_runs(runs: Sequence[Inspected]) -> list[Inspected]:
+    """Return the runs whose evidence is added: those with the labels of the first one.
+
+    This is the first run alone if it has kept no evidence.
+    """
+    first = runs[0]
+    if first.watch is None:
+        return [first]
+    training_set = first.training_set()
+    return [
+        run
+        for run in runs
+        if run.watch is not None
+        and run.watch.num_classes == first.watch.num_classes
+        and np.array_equal(run.labels, first.labels)
+        and np.array_equal(run.training_set().index, training_set.index)
+    ]
+
+
+def make_review(
+    samples: KnownSamples, runs: Sequence[Inspected], most: int, *, own_data: bool
+) -> Review | None:
+    """Return the review of the suspects of some runs.
+
+    Args:
+        samples: What is known about the samples of the first run.
+        runs: The result of ``reviewed_runs``.
+        most: The largest number of suspects.
+        own_data: Whether the code of user-defined data may be run to show samples.
+
+    Returns:
+        The review; None if the label of a sample is not known, so that no table can be written.
+    """
+    first = runs[0]
+    training_set = first.training_set()
+    if (training_set.labels == UNKNOWN).any():
+        return None
+    ranked = suspects_of(*runs)
+    number = min(max(ranked.number, _FEWEST), _MOST, most, len(ranked))
+    suspects = ranked.at(np.arange(number))
+    notes = _notes(runs, ranked, number)
+    try:
+        show = shown_samples(samples, own_data=own_data)
+    except InputError as error:
+        show = None
+        notes.append(f"The samples themselves are not shown: {error}.")
+    features = None if samples.outputs is None else samples.outputs.features
+    near = None if features is None else neighbours(features, suspects.index, _NEIGHBOURS)
+    top = top_loss(first, ranked)
+    of_runs = [suspects_of(run) for run in runs] if len(runs) > 1 else []
+    suspected = [set(part.index[: part.number].tolist()) for part in of_runs]
+    cards, left = [], _BYTES
+    for place, sample in enumerate(suspects.index.tolist()):
+        picture, text = (None, None) if show is None or left < 0 else view_of(show(sample))
+        left -= len(picture or "") + len(text or "")
+        lines = [f"mean loss {samples.loss[sample]:.2f}"]
+        if suspected:
+            times = sum(sample in part for part in suspected)
+            lines.append(f"suspected by {times} of {len(runs)} runs")
+        if near is not None:
+            named = (samples.name(int(first.labels[other])) for other in near[place])
+            lines.append(f"neighbours: {', '.join(map(str, named))}")
+        if samples.wrong is not None and samples.right_label is not None:
+            truth = samples.name(int(samples.right_label[sample]))
+            said = "wrong" if samples.wrong[sample] else "right"
+            lines.append(f"the label is {said}, the truth is {truth}")
+        cards.append(
+            Card(
+                index=int(samples.number[sample]),
+                key=training_set.key(sample),
+                label=int(suspects.label[place]),
+                suggestion=int(suspects.suggestion[place]),
+                agreement=float(suspects.agreement[place]),
+                score=float(suspects.score[place]),
+                picture=picture,
+                text=text,
+                line=sparkline(first.history.losses[:, sample], top),
+                notes=tuple(lines),
+            )
+        )
+    if left < 0:
+        notes.append("To keep this page small, the last ones are shown without pictures.")
+    return Review(cards, samples.names, training_set.labels, training_set.keys, notes)
+
+
+def _notes(runs: Sequence[Inspected], ranked: Suspects, shown: int) -> list[str]:
+    first = runs[0]
+    evidence = "" if len(runs) == 1 else f", by the evidence of {len(runs)} runs together"
+    notes = [
+        f"{ranked.number:,} of {len(first.labels):,} labels are suspected{evidence}. The first "
+        f"{shown:,} are listed. A suspect is not always wrong: look at it before you change it. "
+        f"The percentage is the share of the last epochs in which the network predicted the "
+        f"suggestion, and the line is the loss over the epochs."
+    ]
+    if first.watch is not None and len(runs) == 1:
+        notes += first.watch.advice(first.training_set().classes or None)[1:]
+    return notes

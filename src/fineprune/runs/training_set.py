@@ -1,0 +1,107 @@
+"""TrainingSet: which samples a run trained, out of which training set, and with which labels.
+
+``history/training_set.npz`` keeps this, so that nobody has to load the data again, which may have
+changed since.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fineprune.errors import InputError, first_line
+from fineprune.runs.files import HISTORY, replacing
+
+TRAINING_SET = "training_set.npz"
+
+# The label of a sample that is left out of the training, and of one whose label is not known.
+DROPPED, UNKNOWN = -1, -2
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSet:
+    """The whole training set of a run, before samples were held out or left out.
+
+    Attributes:
+        index: The index of each sample that the run trained in this set, sorted; int64, shape (N,).
+        labels: The label of each sample of this set, also of those that the run did not train;
+            int64, shape (M,). ``DROPPED`` for one that is left out, ``UNKNOWN`` if the data hide
+            it.
+        classes: The name of each class; empty if the classes have no names.
+        keys: What names each sample of this set in tables of labels: the path of an image, or what
+            user-defined data give. None if they have only their indices.
+    """
+
+    index: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]
+    classes: tuple[str, ...] = ()
+    keys: tuple[str, ...] | None = None
+
+    def name(self, label: int) -> str:
+        """Return the name of a class, or its number if the classes have no names."""
+        return self.classes[label] if label < len(self.classes) else str(label)
+
+    def key(self, sample: int) -> str | None:
+        """Return the key of a sample that the run trained; None without keys."""
+        return None if self.keys is None else self.keys[self.index[sample]]
+
+
+def write_training_set(file: Path, training_set: TrainingSet) -> None:
+    """Write a training set, and replace a file at this path atomically.
+
+    Raises:
+        WriteError: The file cannot be written.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "index": training_set.index,
+        "labels": training_set.labels,
+        "classes": _packed(training_set.classes),
+    }
+    if training_set.keys is not None:
+        arrays["keys"] = _packed(training_set.keys)
+    with replacing(file) as opened:
+        np.savez_compressed(opened, **arrays)  # type: ignore[arg-type]
+
+
+def read_training_set(folder: Path, num_samples: int) -> TrainingSet:
+    """Read the training set of a run.
+
+    Args:
+        folder: The folder of the run.
+        num_samples: The number of samples that the run trained.
+
+    Raises:
+        InputError: The run has kept none, or the file is damaged or belongs to another run.
+    """
+    file = folder / HISTORY / TRAINING_SET
+    if not file.exists():
+        raise InputError(
+            f"expected {file}, which says which samples the run trained with which labels, found "
+            f"none: train again with run.history = true"
+        )
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            keys = _unpacked(arrays["keys"]) if "keys" in arrays else None
+            read = TrainingSet(
+                arrays["index"], arrays["labels"], _unpacked(arrays["classes"]), keys
+            )
+        sizes = read.index.shape, len(read.labels) if keys is None else len(keys)
+        if sizes != ((num_samples,), len(read.labels)):
+            raise ValueError(f"it has {len(read.index)} samples")
+    except Exception as error:  # A damaged archive raises errors of many types.
+        raise InputError(
+            f"expected {num_samples} trained samples in {file}, cannot read it: "
+            f"{first_line(error)}: restore the file, or train again"
+        ) from error
+    return read
+
+
+def _packed(names: tuple[str, ...]) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(json.dumps(names).encode(), np.uint8)
+
+
+def _unpacked(names: npt.NDArray[np.uint8]) -> tuple[str, ...]:
+    return tuple(json.loads(names.tobytes()))

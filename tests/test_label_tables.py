@@ -1,0 +1,413 @@
+"""Tables of labels belong to their samples: by key, with names, whatever changes later."""
+
+import csv
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.datasets.label_file import DROP, read_labels
+from fineprune.errors import InputError
+from fineprune.inspection.inspected import read_inspected
+from fineprune.inspection.suspects import suspects_of
+from fineprune.report.wrong_labels import all_found_rows
+from fineprune.runs.history import read_labels as trained_labels
+from fineprune.runs.run import read_run, read_runs
+from fineprune.training.data import load_data
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
+
+DIGITS = {"name": "digits", "train_size": 300, "label_noise": 0.2, "validation": 50}
+WRONG = 8  # Images in a wrong folder.
+
+
+def recipe(data, *changes, epochs=8):
+    settings = {
+        "data": data,
+        "training": {
+            "epochs": epochs,
+            "batch_size": 16,
+            "lr": 0.02,
+            "evaluate_every": epochs,
+        },
+        "pruning": {"policy": "full"},
+        "run": {"device": "cpu", "threads": 1, "precision": "float32", "watch": 0},
+    }
+    return make_recipe(settings, changes)
+
+
+def command(*arguments):
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def edit(path, change):
+    """Change the rows of a table, each a dict, in place."""
+    rows = rows_of(path)
+    for number, row in enumerate(rows):
+        change(number, row)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+
+
+def refused(*arguments):
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    train(recipe(DIGITS), folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+# -- after the run ---------------------------------------------------------------------------------
+
+
+def test_what_was_dropped_stays_dropped_and_later_edits_of_the_file_change_nothing(
+    digits, tmp_path
+):
+    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
+    command("relabel", digits, "--out", first)
+
+    def drop(number, row):
+        if number < 9:
+            row["label"] = "drop"
+
+    edit(first, drop)
+    dropped = {row["index"] for row in rows_of(first)[:9]}
+    again = recipe({**DIGITS, "label_noise": None, "labels": str(first)}, epochs=2)
+    train(again, tmp_path / "again")
+    trained = {row["index"]: row["label"] for row in rows_of(first)}
+    edit(first, lambda number, row: row.update(label=str((number + 1) % 10)))
+    command("relabel", tmp_path / "again", "--out", second)
+    assert {row["index"]: row["label"] for row in rows_of(second)} == trained
+    assert {row["index"] for row in rows_of(second) if row["label"] == "drop"} == dropped
+
+
+def test_the_table_of_samples_does_not_depend_on_the_data_that_are_there_now(
+    digits, tmp_path, monkeypatch
+):
+    labels = tmp_path / "labels.csv"
+    command("relabel", digits, "--out", labels)
+    monkeypatch.chdir(tmp_path)
+    data = {**DIGITS, "label_noise": None, "labels": "labels.csv"}
+    train(recipe(data, epochs=2), tmp_path / "run")
+    true = {row["index"]: row["label"] for row in rows_of(labels)}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    command("inspect", tmp_path / "run", "--out", "page.html", "--csv", "samples.csv")
+    rows = rows_of(elsewhere / "samples.csv")
+    assert len(rows) == 250
+    assert all(true[row["index"]] == row["label"] for row in rows)
+
+
+# -- one number of suspects ------------------------------------------------------------------------
+
+
+def test_all_commands_count_the_same_suspects(digits, tmp_path):
+    summary = read_run(digits).summary
+    assert summary.suspicion is not None
+    number = summary.suspicion.suspects
+    assert number is not None
+    assert number > 10
+    page = tmp_path / "page.html"
+    shown = json.loads(command("inspect", digits, "--out", page, "--no-network", "--json"))
+    assert shown["arms"][0]["suspects"] == number
+    said = command("relabel", digits, "--out", tmp_path / "labels.csv")
+    assert f"({number} suspects first)" in said
+    # ``full`` suspects nothing by itself, but its logits were recorded.
+    (row,) = all_found_rows([read_run(digits)])
+    assert row.suspects == number
+    assert row.roc_area == summary.suspicion.roc_area
+    assert (row.roc_area or 0) > 0.9
+
+
+def test_the_evidence_of_several_runs_is_added(digits, tmp_path):
+    train(recipe(DIGITS, "run.seed=1"), tmp_path / "other")
+    runs = read_inspected(read_runs([digits, tmp_path / "other"]))
+    wrong = load_data(recipe(DIGITS)).wrong
+    assert wrong is not None
+    number = int(wrong.sum())
+
+    def found(*members):
+        return int(wrong[suspects_of(*members).index[:number]].sum())
+
+    assert found(*runs) >= min(found(runs[0]), found(runs[1]))
+    assert found(*runs) > 0.8 * number
+    said = command("relabel", *(run.run.path for run in runs), "--out", tmp_path / "labels.csv")
+    assert f"--set data.labels={tmp_path / 'labels.csv'} data.label_noise=none" in said
+    others = recipe(DIGITS, "data.label_noise_seed=1", epochs=2)
+    train(others, tmp_path / "others")
+    message = refused("relabel", digits, tmp_path / "others", "--out", tmp_path / "x.csv")
+    assert "expected runs on the same samples and labels" in message
+
+
+def test_suggestions_are_accepted_if_epochs_agree(digits, tmp_path):
+    for name, options in {"plain": (), "accepted": ("--accept", "0.7")}.items():
+        said = command("relabel", digits, "--out", tmp_path / f"{name}.csv", *options)
+    plain, accepted = rows_of(tmp_path / "plain.csv"), rows_of(tmp_path / "accepted.csv")
+    changed = 0
+    for before, after in zip(plain, accepted, strict=True):
+        agrees = before["agreement"] and float(before["agreement"]) > 0.699
+        assert after["label"] == (before["suggestion"] if agrees else before["label"])
+        changed += before["label"] != after["label"]
+    assert f", {changed} suggestions accepted" in said
+    assert changed > 5
+    message = refused("relabel", digits, "--out", tmp_path / "x.csv", "--accept", "0")
+    assert "expected --accept above 0" in message
+
+
+# -- image files -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Write images of one colour per class, in folders that are named with numbers."""
+    top = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for number in range(90):
+        true = number % 3
+        pixels = rng.integers(0, 90, (24, 24, 3))
+        pixels[..., true] += 120
+        given = (true + 1) % 3 if number < WRONG else true
+        path = top / str(given + 1) / f"{number:03d}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return top
+
+
+def files(folder, **data):
+    size = {"image_size": 32, "resize": 32, "crop": "crop", "flip": False}
+    return {"name": "images", "train": str(folder), "validation": 20, **size, **data}
+
+
+@pytest.fixture(scope="module")
+def of_files(folder, tmp_path_factory):
+    run = tmp_path_factory.mktemp("files") / "run"
+    train(recipe(files(folder)), run)
+    return run
+
+
+def test_a_table_of_image_files_names_their_paths_and_changes_nothing(of_files, folder, tmp_path):
+    table = tmp_path / "labels.csv"
+    command("relabel", of_files, "--out", table, "--most", 10)
+    rows = rows_of(table)
+    assert len(rows) == 90
+    # The folder of an image names its class, and its number says whether this is wrong.
+    assert all(row["key"].split("/")[0] == row["label"] for row in rows)
+    assert sum(int(row["key"][2:5]) < WRONG for row in rows[:10]) >= 5
+    again = load_data(recipe(files(folder, labels=str(table))))
+    before = load_data(recipe(files(folder)))
+    assert np.array_equal(again.labels(), before.labels())
+    assert again.num_samples == 70
+    command("inspect", of_files, "--out", tmp_path / "page.html", "--csv", tmp_path / "samples.csv")
+    first = rows_of(tmp_path / "samples.csv")[0]
+    assert first["key"] == rows[0]["key"]
+    assert first["index"] == rows[0]["index"]
+
+
+def test_a_table_finds_its_images_by_their_paths(of_files, folder, tmp_path):
+    table = tmp_path / "labels.csv"
+    command("relabel", of_files, "--out", table)
+    # As if images had been added in front: all indices have changed.
+    edit(table, lambda number, row: row.update(index=str((int(row["index"]) + 1) % 90)))
+    again = load_data(recipe(files(folder, labels=str(table))))
+    assert np.array_equal(again.labels(), load_data(recipe(files(folder))).labels())
+    edit(table, lambda number, row: row.update(key="1/gone.png") if not number else None)
+    with pytest.raises(InputError, match=r"expected the key of a training sample in line 2 .*gone"):
+        load_data(recipe(files(folder, labels=str(table))))
+    with pytest.raises(InputError, match=r"expected a table without keys in line 2"):
+        read_labels(table, ["1", "2", "3"], 90)
+
+
+def test_numbers_of_classes_in_a_list_are_kept(folder, tmp_path, caplog):
+    pictures = sorted(folder.glob("*/*.png"))
+    lines = [f"{path},{7 if path.parent.name == '3' else 2}" for path in pictures]
+    (tmp_path / "list.csv").write_text("path,label\n" + "\n".join(lines) + "\n")
+    data = files(folder, train=str(tmp_path / "list.csv"), validation=10)
+    kept = load_data(recipe(data, "network.classes=9"))
+    assert set(np.asarray(kept.labels()).tolist()) == {2, 7}
+    _, y = kept.make_fetch()(torch.arange(80), 0)
+    assert set(y.tolist()) == {2, 7}
+    assert set(torch.cat([y for _, y in kept.evaluation]).tolist()) <= {2, 7}
+    with caplog.at_level(logging.WARNING):
+        counted = load_data(recipe(data))
+    assert set(np.asarray(counted.labels()).tolist()) == {0, 1}
+    assert "set network.classes above the largest label to keep the numbers" in caplog.text
+
+
+def review_of(page, *arguments):
+    command("inspect", *arguments, "--out", page)
+    text = page.read_text(encoding="utf-8")
+    return text[text.index('<section id="review"') : text.index('id="review-data"')]
+
+
+def test_the_review_shows_image_files_with_their_paths_and_classes(of_files, folder, tmp_path):
+    review = review_of(tmp_path / "page.html", of_files)
+    cards = review.count('<li class="card"')
+    assert cards >= 20
+    assert review.count('<img src="data:image/jpeg;base64,') == cards
+    assert all(f"<small>{path} (" in review for path in ("2/000.png", "3/001.png"))
+    moved = folder.rename(folder.with_name("moved"))
+    try:
+        review = review_of(tmp_path / "page.html", of_files)
+    finally:
+        moved.rename(folder)
+    assert "The samples themselves are not shown" in review
+    assert "2/000.png" in review
+    assert "<img" not in review
+
+
+def test_the_review_of_several_runs_counts_those_that_suspect_a_sample(digits, tmp_path):
+    train(recipe(DIGITS, "run.seed=1"), tmp_path / "other")
+    review = review_of(tmp_path / "page.html", digits, tmp_path / "other")
+    assert "by the evidence of 2 runs together" in review
+    counts = [review.count(f"suspected by {times} of 2 runs") for times in range(3)]
+    assert sum(counts) == review.count('<li class="card"')
+    assert counts[2] > counts[0]
+
+
+# -- ambiguous tables ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "classes", "message"),
+    [
+        ("index,label,label\n0,a,b\n1,a,b\n", ["a", "b"], "expected one column label in .*, got 2"),
+        ("index,label\n0,drop\n1,a\n", ["a", "drop"], "expected no class that is named 'drop'"),
+    ],
+)
+def test_an_ambiguous_table_is_refused(tmp_path, text, classes, message):
+    path = tmp_path / "labels.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_labels(path, classes, 2)
+
+
+# -- data of the user's own ------------------------------------------------------------------------
+
+
+class Shades(Dataset[tuple[torch.Tensor, int]]):
+    """Dark and bright pictures, whose labels are transformed."""
+
+    classes = ("dark", "bright")
+
+    def __init__(self, samples, first=0):
+        draw = torch.Generator().manual_seed(first)
+        self.targets = [10 * (index % 2) + 10 for index in range(samples)]
+        self.target_transform = lambda target: target // 10 - 1
+        self.x = torch.rand(samples, 1, 32, 32, generator=draw)
+        self.x += torch.arange(samples)[:, None, None, None] % 2
+        self.keys = [f"shade-{first + index}" for index in range(samples)]
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.target_transform(self.targets[index])
+
+
+def shades():
+    return Shades(80), Shades(20, 80)
+
+
+def without_labels():
+    test = Shades(20, 80)
+    test.target_transform = lambda target: -100
+    return Shades(80), test
+
+
+def with_a_number():
+    both = shades()
+    both[0].classes = 3
+    return both
+
+
+def own(function, *changes, epochs=4, **data):
+    return recipe({"name": f"{__name__}:{function}", **data}, *changes, epochs=epochs)
+
+
+def test_own_data_train_with_a_table_of_their_keys(tmp_path):
+    run, table = tmp_path / "run", tmp_path / "labels.csv"
+    train(own("shades", validation=20), run)
+    # What was trained, not the raw targets.
+    assert set(trained_labels(run, 60).tolist()) == {0, 1}
+    command("relabel", run, "--out", table, "--most", 5)
+    rows = rows_of(table)
+    assert {row["label"] for row in rows} == {"dark", "bright"}
+    assert sorted(row["key"] for row in rows) == sorted(f"shade-{i}" for i in range(80))
+    for row in rows:
+        assert row["label"] == ("dark", "bright")[int(row["key"].split("-")[1]) % 2]
+
+    def change(number, row):
+        if number < 2:
+            row["label"] = "drop" if number else {"dark": "bright"}.get(row["label"], "dark")
+
+    edit(table, change)
+    changed, dropped = rows_of(table)[:2]
+    settings = {"labels": str(table), "true_labels": "dataset", "validation": 20}
+    again = load_data(own("shades", **settings))
+    assert again.num_samples == 59
+    assert again.wrong is not None
+    assert again.wrong.sum() == 1
+    for workers in (0, 1):
+        train(
+            own("shades", f"data.workers={workers}", epochs=2, **settings), tmp_path / f"{workers}"
+        )
+        assert trained_labels(tmp_path / f"{workers}", 59).tolist() == again.labels().tolist()
+    command("relabel", tmp_path / "0", "--out", tmp_path / "second.csv")
+    labels = {row["key"]: row["label"] for row in rows_of(tmp_path / "second.csv")}
+    assert labels[dropped["key"]] == "drop"
+    assert labels[changed["key"]] == changed["label"]
+
+
+def test_own_data_are_shown_if_their_code_may_run(tmp_path):
+    train(own("shades", epochs=2), tmp_path / "run")
+    review = review_of(tmp_path / "page.html", tmp_path / "run")
+    assert "expected --own-data to show samples of" in review
+    assert "<img" not in review
+    review = review_of(tmp_path / "page.html", tmp_path / "run", "--own-data")
+    assert (
+        review.count('<img src="data:image/png;base64,') == review.count('<li class="card"') >= 20
+    )
+
+
+def test_transformed_targets_are_the_classes_of_each_sample():
+    labels = load_data(own("shades", "pruning.policy=adaptive", "pruning.save=0.3")).labels()
+    assert np.asarray(labels).tolist() == [0, 1] * 40
+
+
+def test_samples_without_a_label_and_a_number_of_classes_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"expected labels 0\.\.1 in the evaluation, got -100"):
+        train(own("without_labels", epochs=1), tmp_path / "run")
+    with pytest.raises(InputError, match="to list the names of the classes, got 3"):
+        load_data(own("with_a_number"))
+
+
+def test_a_dropped_sample_is_left_out_by_its_key(tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text("key,label\nb,drop\na,1\n")
+    assert read_labels(path, ["x", "y"], 2, ("a", "b")).tolist() == [1, DROP]

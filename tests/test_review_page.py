@@ -1,0 +1,276 @@
+"""The page on which labels are reviewed: as a file, and in a real browser."""
+
+import base64
+import io
+import re
+import shutil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from test_report import parse_strictly
+from typer.testing import CliRunner
+
+import fineprune as fp
+from fineprune.cli.main import app
+from fineprune.datasets.label_file import DROP, read_labels
+from fineprune.errors import InputError
+from fineprune.labels.sample_view import view_of
+from fineprune.runs.history import read_labels as trained_labels
+from fineprune.runs.training_set import read_training_set
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
+
+N = 60
+NAMES = ["cats", 'dogs, "big"', "</script><b>birds"]
+
+
+@pytest.fixture(scope="module")
+def watch():
+    """Return the evidence on made-up logits: the first 12 labels are wrong."""
+    true = torch.arange(N) % 3
+    labels = torch.where(torch.arange(N) < 12, (true + 1) % 3, true)
+    draw = torch.Generator().manual_seed(0)
+    watch = fp.LabelWatch(N, 3)
+    for _ in range(25):
+        logits = 5 * F.one_hot(true, 3) + torch.randn(N, 3, generator=draw)
+        watch.record(torch.arange(N), logits, labels)
+    return watch
+
+
+def pictures():
+    return [(torch.full((3, 8, 8), index / N), 0) for index in range(N)]
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def test_the_page_is_one_file_that_reads_without_javascript(watch, tmp_path):
+    path = tmp_path / "audit.html"
+    keys = [f"<i>{index}</i>.png" for index in range(N)]
+    watch.page(path, pictures(), names=NAMES, keys=keys, most=15)
+    text = path.read_text(encoding="utf-8")
+    parse_strictly(text)
+    cards = re.findall(r'<li class="card".*?</li>', text)
+    assert len(cards) == 15
+    indices, _, suggestions = watch.suspects()
+    for card, index, suggestion in zip(cards, indices.tolist(), suggestions.tolist(), strict=False):
+        assert f'data-index="{index}" data-label="{watch.labels()[index]}"' in card
+        assert f'data-suggestion="{suggestion}"' in card
+        assert f"&lt;i&gt;{index}&lt;/i&gt;.png ({index})" in card
+        assert card.count('<img src="data:image/png;base64,') == 1
+    assert sum(index < 12 for index in indices[:12].tolist()) == 12
+    assert "</script><b>" not in text
+    assert "&lt;/script&gt;&lt;b&gt;birds" in text
+    # The policy lets the browser load nothing, and the file asks for nothing.
+    assert "default-src &#x27;none&#x27;" in text
+    assert not re.search(r'(?:src|href)="(?!data:image/)', text)
+    watch.page(tmp_path / "again.html", pictures(), names=NAMES, keys=keys, most=15)
+    assert (tmp_path / "again.html").read_text(encoding="utf-8") == text
+
+
+def test_texts_tables_and_nothing_can_be_shown(watch, tmp_path):
+    path = tmp_path / "audit.html"
+    watch.page(path, [{"text": f"<b>text {i}"} for i in range(N)], most=3)
+    assert path.read_text(encoding="utf-8").count('<p class="text">&lt;b&gt;text ') == 3
+    watch.page(path, np.eye(N), show=lambda row: f"row {row.argmax()}", most=3)
+    assert path.read_text(encoding="utf-8").count('<p class="text">row ') == 3
+    watch.page(path, fp.Indexed([f"sample {i}" for i in range(N)]), most=3)
+    assert path.read_text(encoding="utf-8").count('<p class="text">sample ') == 3
+    watch.page(path)
+    assert len(re.findall('<li class="card"', path.read_text(encoding="utf-8"))) == 20
+
+
+def test_wrong_arguments_of_a_page_are_refused(watch, tmp_path):
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"dataset": [0, 1]}, "a data set of 60 samples, got one of 2"),
+        ({"keys": ["a"]}, "a list of keys of 60 samples, got one of 1"),
+        ({"names": ["a", "b"]}, "the names of 3 classes, got 2"),
+    ]
+    for arguments, message in wrong:
+        with pytest.raises(InputError, match=message):
+            watch.page(tmp_path / "audit.html", **arguments)
+    with pytest.raises(InputError, match="expected a file to write the page to"):
+        watch.page(tmp_path / "missing/audit.html")
+    part = fp.LabelWatch(N, 3)
+    part.record(torch.arange(N - 1), torch.zeros(N - 1, 3), torch.zeros(N - 1, dtype=torch.int64))
+    with pytest.raises(InputError, match="got none on 1"):
+        part.page(tmp_path / "audit.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        torch.arange(48, dtype=torch.uint8).view(3, 4, 4),
+        np.arange(48, dtype=np.uint8).reshape(3, 4, 4).transpose(1, 2, 0),
+        torch.arange(48).view(3, 4, 4).float() - 7,
+    ],
+)
+def test_a_picture_has_the_pixels_of_the_sample(item):
+    uri, text = view_of((item, 5))
+    assert text is None
+    shown = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+    pixels = np.asarray(shown).transpose(2, 0, 1).astype(np.float64)
+    expected = np.arange(48).reshape(3, 4, 4).astype(np.float64)
+    if torch.is_tensor(item) and item.is_floating_point():
+        expected = np.round(expected / 47 * 255)
+    np.testing.assert_allclose(pixels, expected)
+
+
+def test_large_pictures_are_reduced_and_other_samples_are_texts():
+    for item in (torch.rand(3, 300, 200), Image.new("RGB", (200, 300))):
+        uri, _ = view_of(item)
+        image = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+        assert image.size == (64, 96)
+    assert view_of({"sentence": "hello", "label": 1}) == (None, "hello")
+    assert view_of(torch.tensor([1, 2]))[1] == "tensor([1, 2])"
+    assert len(view_of("x" * 5000)[1] or "") < 2100
+
+
+# -- the advice ------------------------------------------------------------------------------------
+
+
+def test_the_advice_says_how_many_labels_contradict(watch):
+    joint = watch.joint()
+    wrong = round(float(joint.sum() - joint.trace()))
+    assert 8 <= wrong <= 16
+    said = watch.advice(["a", "b", "c"])
+    assert said[0].startswith(f"About {wrong} of 60 labels")
+    assert "0.72 to 1.20 times" in said[1]
+    assert re.search(r"[abc] that may be [abc] \(", said[2])
+    assert "80% of the samples were learned" in said[3]
+    assert "fp.Adaptive may save steps here" in said[-1]
+
+
+def test_an_early_or_untrained_network_gives_no_advice_on_skipping():
+    labels = torch.arange(N) % 3
+    early, untrained = fp.LabelWatch(N, 3), fp.LabelWatch(N, 3)
+    early.record(torch.arange(N), 5.0 * F.one_hot(labels, 3), labels)
+    for _ in range(25):
+        untrained.record(torch.arange(N), torch.zeros(N, 3), labels)
+    assert "which is early" in early.advice()[1]
+    assert "learned little" in untrained.advice()[1]
+    assert not any("Adaptive" in line for one in (early, untrained) for line in one.advice())
+
+
+# -- in a browser ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="needs Playwright: pip install 'fineprune[browser]'"
+    )
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    with playwright.sync_playwright() as running:
+        try:
+            # Without a browser of the system, the one that `playwright install chromium` installs.
+            opened = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        except playwright.Error as error:
+            pytest.skip(
+                f"needs Chromium: playwright install chromium ({str(error).splitlines()[0]})"
+            )
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Open a page, and fail if it reports an error or asks for anything."""
+    context = browser.new_context(accept_downloads=True, viewport={"width": 400, "height": 800})
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text))
+
+    def note(request):
+        if not request.url.startswith(("file:", "data:", "blob:")):
+            problems.append(request.url)
+
+    page.on("request", note)
+    yield page
+    context.close()
+    assert not problems
+
+
+def press(page, keys):
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def downloaded(page, path):
+    with page.expect_download() as download:
+        page.get_by_role("button", name="download labels.csv").click()
+    download.value.save_as(path)
+    return path
+
+
+def test_twenty_cards_are_reviewed_by_keyboard_and_the_table_trains(opened, tmp_path):
+    settings: dict[str, dict[str, Any]] = {
+        "data": {"name": "digits", "train_size": 300, "label_noise": 0.2, "validation": 50},
+        "training": {"epochs": 6, "batch_size": 16, "lr": 0.02, "evaluate_every": 6},
+        "pruning": {"policy": "full"},
+        "run": {"device": "cpu", "threads": 1, "precision": "float32", "watch": 0},
+    }
+    train(make_recipe(settings), tmp_path / "run")
+    page_file = tmp_path / "inspect.html"
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "run"), "--out", str(page_file)])
+    assert result.exit_code == 0, result.output
+    opened.goto(page_file.as_uri())
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 400
+    cards = opened.locator(".card").evaluate_all(
+        "cards => cards.map(card => [card.dataset.index, card.dataset.suggestion].map(Number))"
+    )
+    assert len(cards) >= 20
+    press(opened, "akd" * 6 + "ak")
+    count = opened.locator('[data-part="count"]')
+    assert "20 of" in count.inner_text()
+    press(opened, "u")
+    assert "19 of" in count.inner_text()
+    press(opened, "k")
+    opened.reload()
+    assert "20 of" in count.inner_text()  # The browser has kept the progress.
+    table = downloaded(opened, tmp_path / "labels.csv")
+    before = read_training_set(tmp_path / "run", 250)
+    labels = read_labels(table, before.classes, len(before.labels))
+    expected = before.labels.copy()
+    for (index, suggestion), choice in zip(cards[:20], "akd" * 6 + "ak", strict=True):
+        expected[index] = {"a": suggestion, "k": expected[index], "d": DROP}[choice]
+    np.testing.assert_array_equal(labels, expected)
+    data = {**settings["data"], "label_noise": None, "labels": str(table)}
+    again = make_recipe({**settings, "data": data}, ["training.epochs=1"])
+    train(again, tmp_path / "again")
+    kept = before.index[expected[before.index] != DROP]
+    assert len(kept) == 244
+    np.testing.assert_array_equal(trained_labels(tmp_path / "again", 244), expected[kept])
+
+
+def test_filters_narrow_the_list_and_names_are_quoted(opened, watch, tmp_path):
+    keys = [f'a, "{index}".png' for index in range(N)]
+    watch.page(tmp_path / "audit.html", pictures(), names=NAMES, keys=keys, most=20)
+    opened.goto((tmp_path / "audit.html").as_uri())
+    shown = opened.locator(".card:visible")
+    assert shown.count() == 20
+    chosen = opened.locator('[data-part="label"]')
+    chosen.select_option("1")
+    labels = shown.evaluate_all("cards => cards.map(card => card.dataset.label)")
+    assert set(labels) == {"1"}
+    opened.locator('[data-part="suggestion"]').select_option("0")
+    pairs = shown.evaluate_all("cards => cards.map(card => card.dataset.suggestion)")
+    assert set(pairs) == {"0"}
+    assert shown.count() < len(labels) or len(set(pairs)) == 1
+    opened.locator('[data-part="suggestion"]').select_option("")
+    chosen.select_option("")
+    opened.locator("h1").click()
+    press(opened, "dd")
+    opened.locator('[data-part="state"]').select_option("open")
+    assert shown.count() == 18
+    table = downloaded(opened, tmp_path / "labels.csv")
+    indices = watch.suspects()[0][:2].tolist()
+    expected = watch.labels().numpy()
+    expected[indices] = DROP
+    np.testing.assert_array_equal(read_labels(table, NAMES, N, keys), expected)
