@@ -17,14 +17,14 @@ from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import FAINT, INK, WIDTH, our_style, whole_ticks
 
 # The colour and the marker of each strategy, which are the same in every figure.
-_COLOURS = {
+COLOURS = {
     "one": INK,
     "all-reduce": "#0072b2",
     "sync": "#009e73",
     "async": "#d55e00",
     "mixed": "#cc79a7",
 }
-_MARKERS = {"one": "s", "all-reduce": "^", "sync": "o", "async": "D", "mixed": "v"}
+MARKERS = {"one": "s", "all-reduce": "^", "sync": "o", "async": "D", "mixed": "v"}
 
 # The line styles that distinguish configurations with the same strategy in a figure.
 _DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
@@ -56,7 +56,7 @@ def draw_throughput(rows: Sequence[ScaleRow]) -> Drawing:
         figure = Figure((WIDTH, 0.8 + 0.3 * len(rows)), layout="constrained")
         axes = figure.subplots()
         for place, row in enumerate(rows):
-            axes.barh(place, row.throughput, height=0.66, color=_COLOURS[row.strategy])
+            axes.barh(place, row.throughput, height=0.66, color=COLOURS[row.strategy])
             axes.plot(
                 [row.throughput_low, row.throughput_high], [place, place], color=INK, linewidth=1
             )
@@ -99,11 +99,11 @@ def draw_speedup(rows: Sequence[ScaleRow]) -> Drawing | None:
                     axes.plot(
                         row.workers,
                         speedup,
-                        marker=_MARKERS[row.strategy],
+                        marker=MARKERS[row.strategy],
                         markersize=6,
                         linestyle="none",
-                        color=_COLOURS[row.strategy],
-                        markerfacecolor="white" if dedicated else _COLOURS[row.strategy],
+                        color=COLOURS[row.strategy],
+                        markerfacecolor="white" if dedicated else COLOURS[row.strategy],
                     )
             axes.set_title(title)
             axes.set_xlabel("workers")
@@ -114,9 +114,9 @@ def draw_speedup(rows: Sequence[ScaleRow]) -> Drawing | None:
             figure.axes[0].plot(
                 [],
                 [],
-                marker=_MARKERS[strategy],
+                marker=MARKERS[strategy],
                 linestyle="none",
-                color=_COLOURS[strategy],
+                color=COLOURS[strategy],
                 label=strategy,
             )
         figure.legend(loc="outside upper center", ncols=len(strategies))
@@ -152,7 +152,7 @@ def draw_loss(runs: Sequence[Scaled], target_loss: float | None) -> Drawing | No
             axes.plot(
                 [second / length for second in seconds],
                 losses,
-                color=_COLOURS[configuration.strategy],
+                color=COLOURS[configuration.strategy],
                 linestyle=dash,
                 label=configuration.text,
             )
@@ -181,7 +181,7 @@ def draw_staleness(rows: Sequence[ScaleRow]) -> Drawing | None:
         panels = figure.subplots(lines, _COLUMNS, squeeze=False, sharex=True, sharey=True).flat
         for axes, row in zip(panels, stale, strict=False):
             shares = [100 * count / sum(row.staleness) for count in row.staleness]
-            axes.bar(range(len(shares)), shares, width=0.8, color=_COLOURS[row.strategy])
+            axes.bar(range(len(shares)), shares, width=0.8, color=COLOURS[row.strategy])
             axes.set_title(row.configuration)
             axes.xaxis.set_major_locator(whole_ticks(8))
             axes.tick_params(labelbottom=True)
