@@ -20,7 +20,7 @@ from fineprune.cli.options import (
 from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
 from fineprune.cli.scale_predict import cluster_of, predict
-from fineprune.errors import InputError, check_above
+from fineprune.errors import InputError, check_above, check_one_of
 from fineprune.experiments import scale as scaling
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.scale_table import read_scaling, scale_rows
@@ -38,7 +38,8 @@ def scale(
         typer.Argument(
             help="The configurations, as workers+servers: one, 'all-reduce 2', "
             "'sync 3+1 backup=1', 'async 4+3 dedicated', 'async 2+1 bound=1', "
-            f"'mixed 4+2 group=2' [{', '.join(_USUAL)}].",
+            f"'mixed 4+2 group=2', also with settings: 'one lr=0.05 epochs=40 seeds=3' "
+            f"[{', '.join(_USUAL)}].",
             show_default=False,
         ),
     ] = None,
@@ -51,6 +52,10 @@ def scale(
             help="The training loss to which the time is measured [the lowest loss that all "
             "configurations reach]."
         ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The configuration to which speedups are relative [one]."),
     ] = None,
     same_update: Annotated[
         bool,
@@ -124,17 +129,20 @@ def scale(
         return
     if cluster is not None or any(value is not None for value in flags.values()):
         raise InputError("expected --predict with a description of a cluster, got none")
+    chosen = [configuration(text) for text in words or _USUAL]
+    if baseline is not None:
+        check_one_of("--baseline", configuration(baseline).text, tuple(c.text for c in chosen))
     with progress() as update:
         scaling.scale(
             made,
             folder,
-            [configuration(text) for text in words or _USUAL],
+            chosen,
             title=recipe.stem,
             same_update=same_update,
             on_progress=update,
         )
     read = read_scaling(folder)
-    rows = scale_rows(read.runs, target_loss)
+    rows = scale_rows(read.runs, target_loss, baseline)
     page = folder / REPORT
     write_scale_report(read, rows, page)
     if as_json:
