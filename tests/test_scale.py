@@ -43,7 +43,11 @@ from fineprune.training.recipe import make_recipe
         ("async 4+3 shared", 4, 3, 4),
         ("async  4+3  dedicated", 4, 3, 7),
         ("sync 4+1 backup=1", 4, 1, 4),
-        ("mixed 4+2 dedicated group=2 bound=3", 4, 2, 6),
+        ("mixed 4+2 dedicated group=2 bound=3", 4, 2, 4),
+        ("mixed 16+3 group=4", 16, 3, 4),
+        ("all-reduce 8 group=4", 8, 0, 2),
+        ("async 4+1 lr=0.05 epochs=40 seeds=3", 4, 1, 4),
+        ("one epochs=3", 1, 0, 1),
     ],
 )
 def test_a_configuration_is_parsed(text, workers, servers, nodes):
@@ -72,6 +76,10 @@ def test_a_configuration_changes_the_recipe():
     assert configured(recipe, configuration("sync 2+1"), same_update=False).training == (
         recipe.training
     )
+    training = recipe.replaced("training", epochs=8, milestones=[4, 6])
+    shorter = configured(training, configuration("one lr=0.05 epochs=4"), same_update=False)
+    assert (shorter.training.epochs, shorter.training.lr) == (4, 0.05)
+    assert shorter.training.milestones == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,16 @@ def test_a_configuration_changes_the_recipe():
         ("sync 2", "expected a configuration such as"),
         ("async 2+1 near", "expected a configuration such as"),
         ("all-reduce 1", "expected at least two processes"),
-        ("sync 2+1 speed=3", "expected one of group, backup, bound, got 'speed'"),
+        (
+            "sync 2+1 speed=3",
+            "expected one of group, backup, bound, lr, epochs, seeds, got 'speed'",
+        ),
+        ("one backup=1", "expected one of lr, epochs, seeds, got 'backup'"),
+        ("all-reduce 4 group=3", "expected group= to divide the 4 processes"),
+        ("one epochs=2.5", "expected a whole number as epochs=, got '2.5'"),
+        ("one lr=1-2", "expected a number as lr="),
+        ("one lr=1 lr=2", "expected lr= once"),
+        ("one seeds=0", "expected seeds= from 1 to 100"),
     ],
 )
 def test_an_invalid_configuration_is_refused(text, message):
@@ -156,6 +173,53 @@ def test_measures_are_those_of_the_paper(made_runs):
     assert (served.speedup, served.efficiency) == (1.6, 0.4)
     assert one.speedup_all_reduce is None
     assert (reduced.speedup_all_reduce, served.speedup_all_reduce) == (1, 0.8)
+
+
+def test_any_configuration_can_be_the_baseline(made_runs):
+    one, reduced, served = scale_rows(made_runs, baseline="all-reduce  2")
+    assert (one.speedup, reduced.speedup, served.speedup) == (0.5, 1, 0.8)
+    # Per node of the baseline, which has two: half a node, one, and twice as many.
+    assert (one.efficiency, reduced.efficiency, served.efficiency) == (1, 1, 0.4)
+    assert served.speedup_to_target == 15 / 17.5
+    with pytest.raises(InputError, match="expected the baseline to be one of 'one', "):
+        scale_rows(made_runs, baseline="async 8+1")
+
+
+def test_runs_with_several_seeds_are_one_row(made_runs):
+    config = configuration("async 2+1 seeds=2")
+    report = {"staleness": [4, 1], "dropped": 0, "lost": [], "seconds": {"compute": 1.0}}
+    pair = [
+        Scaled(config, made_run([9, 2, 4], [3, 2, loss], distributed=report, accuracy=accuracy))
+        for loss, accuracy in ((0.5, 0.5), (0.7, 0.6))
+    ]
+    *_, row = scale_rows([*made_runs, *pair], target_loss=1.0)
+    assert (row.seeds, row.throughput) == (2, 37.5)
+    assert row.accuracy_last == pytest.approx(0.55)
+    assert row.accuracy_deviation == pytest.approx(0.0707, abs=1e-4)
+    assert (row.epochs_to_target, row.seconds_to_target, row.updates) == (3, 15, 30)
+    assert row.staleness == (24, 6)
+    assert row.phases == {"compute": 0.1}
+    assert ("55.00 ± 7.07 (n = 2)") in [line[1] for line in table_lines([row])]
+    *_, row = scale_rows([*made_runs, *pair], target_loss=0.6)
+    assert row.seconds_to_target is None  # One of the two runs never reaches it.
+    assert draw_loss(pair, None) is not None
+
+
+def test_a_slow_worker_is_seen(made_runs):
+    workers = [
+        {"samples": 80, "staleness": [0, 8], "seconds": {"compute": 0.4, "wait": 0.1}},
+        {"samples": 20, "staleness": [0, 0, 0, 2], "seconds": {"compute": 0.5}},
+    ]
+    report = {"staleness": [0, 8, 0, 2], "dropped": 0, "lost": [], "seconds": {"compute": 0.9}}
+    served = made_run([4, 4], [2, 1], distributed={**report, "workers": workers})
+    (row,) = scale_rows([Scaled(configuration("async 2+1"), served)])
+    fast, slow = row.each
+    assert (fast.share, slow.share) == (0.8, 0.2)
+    assert (fast.staleness_mean, slow.staleness_mean) == (1, 3)
+    assert fast.phases == {"compute": 0.05, "wait": 0.0125}
+    assert slow.phases == {"compute": 0.25}
+    assert ("async 2+1", "1", "20.0", "3.00", "250.00", "0.00") in table_lines([row])
+    assert scale_rows(made_runs)[2].each == ()
 
 
 def test_the_time_to_a_loss_counts_epochs_on_all_data_only(made_runs):
@@ -257,11 +321,20 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
         '[run]\nthreads = 1\ndevice = "cpu"\n'
     )
     out = tmp_path / "out"
-    command = ["scale", str(recipe), "one", "all-reduce 2", "async 1+2"]
-    command += ["--out", str(out), "--json"]
+    command = ["scale", str(recipe), "one", "all-reduce 2", "async 1+2", "one lr=0.01 seeds=2"]
+    command += ["--out", str(out), "--json", "--baseline", "all-reduce 2"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.stderr
-    one, reduced, served = json.loads(done.stdout)["rows"]
+    one, reduced, served, seeded = json.loads(done.stdout)["rows"]
+    assert reduced["speedup"] == 1
+    assert (seeded["seeds"], seeded["accuracy_deviation"] > 0) == (2, True)
+    recipes = [(out / name / "recipe.toml").read_text() for name in ("one", "one-lr-0-01-seeds-2")]
+    recipes.append((out / "one-lr-0-01-seeds-2-seed-2/recipe.toml").read_text())
+    assert [re.findall(r"^(?:lr|seed) = (.+)", text, re.M) for text in recipes] == [
+        ["0.02", "0"],
+        ["0.01", "0"],
+        ["0.01", "1000003"],
+    ]
     assert reduced["workers"] == 2
     assert reduced["updates"] == one["updates"] / 2
     # Training with one asynchronous worker equals training in one process.
@@ -273,10 +346,10 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
     assert "async 1+2" in page
 
     before = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
-    assert len(before) == 3
+    assert len(before) == 5
     assert CliRunner().invoke(app, command).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")} == before
-    assert len(read_scaling(out).runs) == 3
+    assert len(read_scaling(out).runs) == 5
     changed = CliRunner().invoke(app, [*command, "--set", "training.lr=0.01"])
     assert changed.exit_code == 2
     assert "give another --out" in changed.stderr

@@ -19,7 +19,8 @@ from fineprune.cli.options import (
 )
 from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
-from fineprune.errors import check_above
+from fineprune.cli.scale_predict import cluster_of, predict
+from fineprune.errors import InputError, check_above, check_one_of
 from fineprune.experiments import scale as scaling
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.scale_table import read_scaling, scale_rows
@@ -37,7 +38,8 @@ def scale(
         typer.Argument(
             help="The configurations, as workers+servers: one, 'all-reduce 2', "
             "'sync 3+1 backup=1', 'async 4+3 dedicated', 'async 2+1 bound=1', "
-            f"'mixed 4+2 group=2' [{', '.join(_USUAL)}].",
+            f"'mixed 4+2 group=2', also with settings: 'one lr=0.05 epochs=40 seeds=3' "
+            f"[{', '.join(_USUAL)}].",
             show_default=False,
         ),
     ] = None,
@@ -51,6 +53,10 @@ def scale(
             "configurations reach]."
         ),
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The configuration to which speedups are relative [one]."),
+    ] = None,
     same_update: Annotated[
         bool,
         typer.Option(
@@ -59,6 +65,30 @@ def scale(
             "Without this option, each worker trains batches of the recipe's size.",
         ),
     ] = False,
+    prediction: Annotated[
+        bool,
+        typer.Option(
+            "--predict",
+            help="Measure steps on this machine for about a minute, train nothing, and predict the "
+            "configurations, or if there are none, where scaling stops paying.",
+        ),
+    ] = False,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(help="With --predict: a TOML file with [cluster], [costs] and [target]."),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="With --predict: the most nodes [1024].")
+    ] = None,
+    accelerators: Annotated[
+        int | None, typer.Option(help="With --predict: the workers per node [1].")
+    ] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(help="With --predict: the Gbit/s of a node's link [10].")
+    ] = None,
+    latency: Annotated[
+        float | None, typer.Option(help="With --predict: the ms of an empty message [0.05].")
+    ] = None,
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
@@ -67,6 +97,8 @@ def scale(
     The same command continues where it was stopped.
 
     Example: fineprune scale quick one 'async 2+1'
+
+    Example: fineprune scale digits --predict --nodes 64 --bandwidth 25
     """
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.report.scaling.page import scale_caveats, write_scale_report
@@ -79,17 +111,38 @@ def scale(
     check_folder("--out", folder, recipe)
     if target_loss is not None:
         check_above("--target-loss", target_loss, 0)
+    flags = {
+        "nodes": nodes,
+        "accelerators": accelerators,
+        "gigabits": bandwidth,
+        "latency": None if latency is None else latency / 1e3,
+    }
+    if prediction:
+        predict(
+            made,
+            cluster_of(cluster, flags),
+            [configuration(text) for text in words],
+            folder,
+            title=recipe.stem,
+            as_json=as_json,
+        )
+        return
+    if cluster is not None or any(value is not None for value in flags.values()):
+        raise InputError("expected --predict with a description of a cluster, got none")
+    chosen = [configuration(text) for text in words or _USUAL]
+    if baseline is not None:
+        check_one_of("--baseline", configuration(baseline).text, tuple(c.text for c in chosen))
     with progress() as update:
         scaling.scale(
             made,
             folder,
-            [configuration(text) for text in words or _USUAL],
+            chosen,
             title=recipe.stem,
             same_update=same_update,
             on_progress=update,
         )
     read = read_scaling(folder)
-    rows = scale_rows(read.runs, target_loss)
+    rows = scale_rows(read.runs, target_loss, baseline)
     page = folder / REPORT
     write_scale_report(read, rows, page)
     if as_json:

@@ -13,7 +13,7 @@ from typing import Any
 from fineprune.distributed.all_reduce import check_not_launched
 from fineprune.errors import InputError, RunError
 from fineprune.experiments.controls import MATCHED, arm_recipe, check_arms, default_arms
-from fineprune.experiments.planned_run import PlannedRun, check_own_folder, epochs_done
+from fineprune.experiments.planned_run import PlannedRun, check_own_folder, epochs_done, with_seed
 from fineprune.launch.follow_parent import end_with_parent
 from fineprune.runs.files import (
     COMPARISON,
@@ -31,10 +31,6 @@ from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe, read_recipe
 from fineprune.training.stop import Stopped, stop_requests
 from fineprune.training.summary import input_digests
-
-# The sample order of an epoch is drawn from seed + epoch, as in DistributedSampler. Two seeds whose
-# difference is smaller than the number of epochs would therefore share most of their orders.
-_SEED_STEP = 1_000_003
 
 # All runs of a comparison are planned before the first one is trained.
 _MOST_SEEDS = 1000
@@ -69,7 +65,7 @@ def plan_runs(
     check_arms(recipe, arms, num_samples)
     runs: list[PlannedRun] = []
     for number in range(seeds):
-        seeded = recipe.replaced("run", seed=recipe.run.seed + number * _SEED_STEP)
+        seeded = with_seed(recipe, number)
         planned = {}
         for arm in arms:
             run_recipe = arm_recipe(seeded, arm, num_samples).replaced("run", arm=arm)

@@ -5,18 +5,26 @@ import re
 from typing import Any
 
 from fineprune.errors import InputError
+from fineprune.experiments.controls import with_epochs
 from fineprune.training.recipe import Recipe
 
 ONE, ALL_REDUCE = "one", "all-reduce"
+_MOST_SEEDS = 100
 _SERVED = ("sync", "async", "mixed")
+_OPTION_WORDS = r"((?: [a-z]+=[0-9.e-]{1,12})*)"
 _FORM = re.compile(
-    rf"({'|'.join(_SERVED)}) (\d{{1,4}})\+(\d{{1,4}})( dedicated| shared)?((?: [a-z]+=\d{{1,4}})*)"
+    rf"({'|'.join(_SERVED)}) (\d{{1,4}})\+(\d{{1,4}})( dedicated| shared)?{_OPTION_WORDS}"
 )
-_OPTIONS = {"group": "group", "backup": "backup", "bound": "staleness_bound"}
+_ALONE = re.compile(rf"{ONE}{_OPTION_WORDS}")
+_REDUCED = re.compile(rf"{ALL_REDUCE} (\d{{1,4}}){_OPTION_WORDS}")
+# The options of each form that are settings of ``distributed``.
+_OF_SERVERS = {"group": "group", "backup": "backup", "bound": "staleness_bound"}
+# The options that every form has.
+_OF_TRAINING = ("lr", "epochs", "seeds")
 _EXAMPLES = "'one', 'all-reduce 2' or 'async 4+3 dedicated'"
 _SYNTAX = (
     "write sync, async or mixed, then workers+servers, and optionally shared or dedicated, and "
-    "group=, backup= or bound="
+    "group=, backup=, bound=, lr=, epochs= or seeds="
 )
 
 
@@ -31,6 +39,10 @@ class Configuration:
         workers: The number of replicas of the model.
         servers: The number of parameter servers.
         settings: The settings of the recipe's ``distributed`` section.
+        group: The number of workers per node: those of a group, whose gradients are averaged there.
+        training: The settings of the recipe's ``training`` section that differ: ``lr`` and
+            ``epochs``.
+        seeds: The number of runs, each with another seed.
     """
 
     text: str
@@ -38,16 +50,23 @@ class Configuration:
     workers: int
     servers: int
     settings: dict[str, Any]
+    group: int = 1
+    training: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seeds: int = 1
+
+    @property
+    def dedicated(self) -> bool:
+        """Whether the servers have nodes of their own."""
+        return self.settings.get("placement") == "dedicated"
 
     @property
     def nodes(self) -> int:
-        """The number of workers and dedicated servers; shared servers are on the workers' nodes."""
-        dedicated = self.settings.get("placement") == "dedicated"
-        return self.workers + (self.servers if dedicated else 0)
+        """The number of nodes: a worker with its group, or a dedicated server, is a node."""
+        return -(-self.workers // self.group) + (self.servers if self.dedicated else 0)
 
     @property
     def folder(self) -> str:
-        """The name of the folder of the configuration's run."""
+        """The name of the folder of the configuration's first run."""
         return re.sub(r"[^a-z0-9]+", "-", self.text)
 
 
@@ -56,37 +75,78 @@ def configuration(text: str) -> Configuration:
 
     Args:
         text: The text: ``one``; ``all-reduce N`` for N processes; or ``sync``, ``async`` or
-            ``mixed``, followed by ``N+S`` for N workers and S servers, optionally by ``shared`` or
-            ``dedicated`` for the placement of the servers, and optionally by ``group=``,
-            ``backup=`` or ``bound=`` with a number.
+            ``mixed``, followed by ``N+S`` for N workers and S servers, and optionally by ``shared``
+            or ``dedicated`` for the placement of the servers. Options follow, each with a number:
+            ``group=`` (with ``mixed`` and ``all-reduce``: the workers per node), ``backup=`` and
+            ``bound=`` with servers, and always ``lr=``, ``epochs=`` and ``seeds=``.
 
     Raises:
         InputError: The text is not a configuration.
     """
     words = " ".join(text.split())
-    if words == ONE:
-        return Configuration(words, ONE, 1, 0, {})
-    if found := re.fullmatch(rf"{ALL_REDUCE} (\d{{1,4}})", words):
+    if found := _ALONE.fullmatch(words):
+        _, training, seeds = _options(found[1], (), text)
+        return Configuration(words, ONE, 1, 0, {}, 1, training, seeds)
+    if found := _REDUCED.fullmatch(words):
         workers = int(found[1])
         if workers < 2:
             raise InputError(f"expected at least two processes for all-reduce, got {text!r}")
-        return Configuration(words, ALL_REDUCE, workers, 0, {})
+        own, training, seeds = _options(found[2], ("group",), text)
+        group = own.get("group", 1)
+        if group < 1 or workers % group:
+            raise InputError(f"expected group= to divide the {workers} processes, got {text!r}")
+        return Configuration(words, ALL_REDUCE, workers, 0, {}, group, training, seeds)
     found = _FORM.fullmatch(words)
     if found is None:
         raise InputError(f"expected a configuration such as {_EXAMPLES}, got {text!r}: {_SYNTAX}")
     strategy, workers, servers = found[1], int(found[2]), int(found[3])
+    own, training, seeds = _options(found[5], tuple(_OF_SERVERS), text)
     settings: dict[str, Any] = {"strategy": strategy, "workers": workers, "servers": servers}
     settings["placement"] = (found[4] or "shared").strip()
-    for option in found[5].split():
+    settings |= {_OF_SERVERS[name]: value for name, value in own.items()}
+    return Configuration(
+        words.replace(" shared", ""),
+        strategy,
+        workers,
+        servers,
+        settings,
+        max(1, own.get("group", 1)),
+        training,
+        seeds,
+    )
+
+
+def _options(
+    words: str, own: tuple[str, ...], text: str
+) -> tuple[dict[str, int], dict[str, Any], int]:
+    """Return the options of a form, the settings of the training, and the number of seeds."""
+    found: dict[str, Any] = {}
+    known = (*own, *_OF_TRAINING)
+    for option in words.split():
         name, _, value = option.partition("=")
-        if name not in _OPTIONS:
-            raise InputError(f"expected one of {', '.join(_OPTIONS)}, got {name!r} in {text!r}")
-        settings[_OPTIONS[name]] = int(value)
-    return Configuration(words.replace(" shared", ""), strategy, workers, servers, settings)
+        if name not in known:
+            raise InputError(f"expected one of {', '.join(known)}, got {name!r} in {text!r}")
+        if name in found:
+            raise InputError(f"expected {name}= once, got {text!r}")
+        try:
+            found[name] = float(value) if name == "lr" else int(value)
+        except ValueError as error:
+            kind = "a number" if name == "lr" else "a whole number"
+            raise InputError(f"expected {kind} as {name}=, got {value!r} in {text!r}") from error
+    seeds = found.pop("seeds", 1)
+    if not 1 <= seeds <= _MOST_SEEDS:
+        raise InputError(f"expected seeds= from 1 to {_MOST_SEEDS}, got {text!r}")
+    training: dict[str, Any] = {}
+    for name in ("lr", "epochs"):
+        if name in found:
+            training[name] = found.pop(name)
+    return found, training, seeds
 
 
 def configured(recipe: Recipe, chosen: Configuration, *, same_update: bool) -> Recipe:
     """Return the recipe that trains with a configuration.
+
+    Milestones and the warm-up of the learning rate move in proportion to the epochs.
 
     Args:
         recipe: The recipe for a single process.
@@ -99,6 +159,10 @@ def configured(recipe: Recipe, chosen: Configuration, *, same_update: bool) -> R
         InputError: The settings do not fit together, or the batch size is not divisible.
     """
     result = recipe.replaced("distributed", **chosen.settings) if chosen.settings else recipe
+    if "epochs" in chosen.training:
+        result = with_epochs(result, chosen.training["epochs"])
+    if "lr" in chosen.training:
+        result = result.replaced("training", lr=chosen.training["lr"])
     if same_update:
         averaged = (
             chosen.workers

@@ -185,11 +185,20 @@ def fewer_epochs(recipe: Recipe, num_samples: int) -> Recipe:
         recipe: A recipe whose policy skips samples.
         num_samples: The number of training samples, N.
     """
-    training = recipe.training
     epochs = _affordable_epochs(recipe, num_samples)
+    return with_epochs(recipe.replaced("pruning", policy="full"), epochs)
+
+
+def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
+    """Return the recipe with another number of epochs.
+
+    The milestones and the warm-up change in proportion, so that the learning rate decays
+    completely.
+    """
+    training = recipe.training
     scale = epochs / training.epochs
     milestones = sorted({max(1, round(milestone * scale)) for milestone in training.milestones})
-    return recipe.replaced("pruning", policy="full").replaced(
+    return recipe.replaced(
         "training",
         epochs=epochs,
         milestones=tuple(milestones),

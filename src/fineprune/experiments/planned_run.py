@@ -10,6 +10,10 @@ from fineprune.runs.files import METRICS, RECIPE, REPORT, RESULTS, SUMMARY
 from fineprune.runs.run import read_run
 from fineprune.training.recipe import Recipe, read_recipe
 
+# The sample order of an epoch is drawn from seed + epoch, as in DistributedSampler. Two seeds whose
+# difference is smaller than the number of epochs would therefore share most of their orders.
+_SEED_STEP = 1_000_003
+
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
@@ -66,6 +70,11 @@ class PlannedRun:
                 f"({'; '.join(changed)}): give another --out"
             )
         return complete is not None and (self.folder / SUMMARY).exists()
+
+
+def with_seed(recipe: Recipe, number: int) -> Recipe:
+    """Return the recipe with the seed of the run with this number, counted from 0."""
+    return recipe.replaced("run", seed=recipe.run.seed + number * _SEED_STEP)
 
 
 def check_own_folder(folder: Path, listing: str, what: str) -> None:

@@ -7,7 +7,12 @@ from fineprune.distributed.all_reduce import check_not_launched
 from fineprune.errors import InputError
 from fineprune.experiments.configurations import Configuration, configured
 from fineprune.experiments.launched_run import launch
-from fineprune.experiments.planned_run import PlannedRun, check_own_folder, epochs_done
+from fineprune.experiments.planned_run import (
+    PlannedRun,
+    check_own_folder,
+    epochs_done,
+    with_seed,
+)
 from fineprune.runs.files import SCALING, write_json
 from fineprune.runs.lock import only_writer
 from fineprune.training.hardware import available_cores, resolved
@@ -48,33 +53,36 @@ def scale(
     """
     check_not_launched("fineprune scale", "the runs")
     check_own_folder(folder, SCALING, "scale")
-    if recipe.training.epochs < 2:
-        raise InputError(
-            f"expected training.epochs of at least 2, the first of which is a warm-up, got "
-            f"{recipe.training.epochs}"
-        )
     texts = [configuration.text for configuration in configurations]
     if len(set(texts)) < len(texts):
         raise InputError(f"expected each configuration once, got {', '.join(texts)}")
     if not recipe.run.threads:
         most_workers = max(configuration.workers for configuration in configurations)
         recipe = recipe.replaced("run", threads=max(1, available_cores() // most_workers))
-    runs = []
+    planned: list[tuple[Configuration, PlannedRun]] = []
     for configuration in configurations:
-        run_recipe = resolved(configured(recipe, configuration, same_update=same_update))
-        runs.append(PlannedRun(configuration.text, 0, run_recipe, folder / configuration.folder))
+        changed = configured(recipe, configuration, same_update=same_update)
+        if changed.training.epochs < 2:
+            raise InputError(
+                f"expected training.epochs of at least 2, the first of which is a warm-up, got "
+                f"{changed.training.epochs} with {configuration.text!r}"
+            )
+        for number in range(configuration.seeds):
+            own = folder / (configuration.folder + (f"-seed-{number + 1}" if number else ""))
+            run_recipe = resolved(with_seed(changed, number))
+            planned.append((configuration, PlannedRun(configuration.text, number, run_recipe, own)))
     with only_writer(folder):
-        _train_all(runs, configurations, folder, title, same_update, on_progress)
+        _train_all(planned, folder, title, same_update, on_progress)
 
 
 def _train_all(
-    runs: Sequence[PlannedRun],
-    configurations: Sequence[Configuration],
+    planned: Sequence[tuple[Configuration, PlannedRun]],
     folder: Path,
     title: str,
     same_update: bool,
     on_progress: OnProgress | None,
 ) -> None:
+    runs = [run for _, run in planned]
     unfinished = [not run.finished() for run in runs]
     write_json(
         folder / SCALING,
@@ -87,7 +95,9 @@ def _train_all(
     )
     total = sum(run.recipe.training.epochs for run in runs)
     progress = on_progress or (lambda line, done, total: None)
-    for run, configuration, is_unfinished in zip(runs, configurations, unfinished, strict=True):
+    for (configuration, run), is_unfinished in zip(planned, unfinished, strict=True):
         if is_unfinished:
             launch(run, configuration, lambda: progress("", epochs_done(runs), total))
-            progress(run.name, epochs_done(runs), total)
+            told = f", seed {run.number + 1} of {configuration.seeds}"
+            name = run.name + (told if configuration.seeds > 1 else "")
+            progress(name, epochs_done(runs), total)

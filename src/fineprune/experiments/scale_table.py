@@ -1,12 +1,12 @@
 """The measures of a scaling experiment: throughput, speedup, staleness and the time to a loss.
 
 The measures are those of [D] Tables 1 to 3 (Campos et al., ICCS 2017). In addition, the time of a
-step is split into its phases, which that paper leaves as future work. A node is a worker or a
-dedicated server.
+step is split into its phases, which that paper leaves as future work. A node is a worker with its
+group, or a dedicated server.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,22 +56,41 @@ class Scaling:
 
 
 @dataclass(frozen=True)
+class WorkerRow:
+    """What one worker of a configuration did, over all its runs.
+
+    Attributes:
+        share: The share of the samples that it trained.
+        staleness_mean: The mean staleness of its updates; None if it made none.
+        phases: The time per gradient of each phase, in seconds.
+    """
+
+    share: float
+    staleness_mean: float | None
+    phases: dict[str, float]
+
+
+@dataclass(frozen=True)
 class ScaleRow:
     """The measures of one configuration. None marks a value that is not available.
+
+    With several seeds, times, accuracies and numbers of epochs, samples and updates are means.
 
     Attributes:
         configuration: The text of the configuration.
         strategy: The strategy of the configuration.
         workers: The number of workers.
         servers: The number of parameter servers.
-        nodes: The number of workers and dedicated servers.
+        nodes: The number of nodes; see ``Configuration.nodes``.
+        seeds: The number of runs.
         throughput: The number of samples per second, as the median over all epochs but the first.
         throughput_low, throughput_high: The quartiles of the samples per second.
-        speedup: The throughput divided by that of a single process.
-        efficiency: The speedup divided by the number of nodes.
+        speedup: The throughput divided by that of the baseline.
+        efficiency: The speedup divided by the number of nodes per node of the baseline.
         speedup_all_reduce: The throughput divided by that of all-reduce with the same number of
             workers.
         accuracy_last: The accuracy after the last epoch, as a fraction.
+        accuracy_deviation: The standard deviation of this accuracy over the seeds; None for one.
         seconds: The training time, in seconds.
         seconds_other: The time in seconds that the run's processes took for everything except
             training and evaluation, such as starting Ray, loading data and writing checkpoints.
@@ -79,8 +98,8 @@ class ScaleRow:
             has no epoch on all data.
         epochs_to_target, samples_to_target, seconds_to_target: The epochs, samples and seconds to
             the end of the first epoch on all data whose mean training loss is at most the target;
-            None if there is no such epoch.
-        speedup_to_target: The seconds to the target of a single process, divided by those of this
+            None if any run has no such epoch.
+        speedup_to_target: The seconds to the target of the baseline, divided by those of this
             configuration.
         staleness: The number of updates with a staleness of 0, 1, 2 and so on; empty without
             servers.
@@ -91,6 +110,7 @@ class ScaleRow:
         lost: The number of batches that were lost because a server failed.
         phases: The time per gradient of each phase in seconds, summed over all processes; empty
             without servers.
+        each: What each worker did, by rank; empty without servers.
     """
 
     configuration: str
@@ -98,6 +118,7 @@ class ScaleRow:
     workers: int
     servers: int
     nodes: int
+    seeds: int
     throughput: float
     throughput_low: float
     throughput_high: float
@@ -105,21 +126,23 @@ class ScaleRow:
     efficiency: float | None
     speedup_all_reduce: float | None
     accuracy_last: float
+    accuracy_deviation: float | None
     seconds: float
     seconds_other: float | None
     target_loss: float | None
-    epochs_to_target: int | None
-    samples_to_target: int | None
+    epochs_to_target: float | None
+    samples_to_target: float | None
     seconds_to_target: float | None
     speedup_to_target: float | None
     staleness: tuple[int, ...]
     staleness_mean: float | None
     staleness_p95: float | None
     staleness_max: int | None
-    updates: int
+    updates: float
     dropped: float | None
     lost: int
     phases: dict[str, float]
+    each: tuple[WorkerRow, ...]
 
 
 def read_scaling(folder: Path) -> Scaling:
@@ -157,16 +180,21 @@ def _read_scaled(trained: Configuration, folder: Path) -> Scaled:
     return Scaled(trained, run, other)
 
 
-def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list[ScaleRow]:
+def scale_rows(
+    runs: Sequence[Scaled], target_loss: float | None = None, baseline: str | None = None
+) -> list[ScaleRow]:
     """Return one row for each configuration.
 
     Args:
         runs: The runs of one recipe.
         target_loss: The mean training loss to reach. By default, it is the lowest loss that every
-            configuration reaches in an epoch on all data.
+            run reaches in an epoch on all data.
+        baseline: The configuration to which speedups are relative; by default a single process, if
+            there is one.
 
     Raises:
-        InputError: There are no runs, or a run has fewer than two epochs.
+        InputError: There are no runs, a run has fewer than two epochs, or there is no such
+            baseline.
     """
     if not runs:
         raise InputError("expected at least one run, got none")
@@ -174,67 +202,121 @@ def scale_rows(runs: Sequence[Scaled], target_loss: float | None = None) -> list
         lowest = [min((loss for _, loss in _losses(scaled.run)), default=None) for scaled in runs]
         losses = [loss for loss in lowest if loss is not None]
         target_loss = max(losses) if len(losses) == len(runs) else None
-    single = _find(runs, ONE, 1)
-    rows = []
+    groups: dict[str, list[Scaled]] = {}
     for scaled in runs:
-        config, run = scaled.configuration, scaled.run
-        throughput = _throughput(run)
-        median = statistics.median(throughput)
-        low, high = np.percentile(throughput, [25, 75])
-        speedup = median / statistics.median(_throughput(single)) if single else None
-        all_reduce = _find(runs, ALL_REDUCE, config.workers)
-        reached = _reached(run, target_loss)
-        seconds = None if reached is None else _seconds(run, reached)
-        single_reached = None if single is None else _reached(single, target_loss)
-        served = [line["distributed"] for line in run.metrics if "distributed" in line]
-        staleness = _histogram(served)
-        steps = sum(line["steps"] for line in run.metrics)
-        gradients = _gradients(run) if served else 0
-        dropped = sum(epoch["dropped"] for epoch in served)
-        rows.append(
-            ScaleRow(
-                configuration=config.text,
-                strategy=config.strategy,
-                workers=config.workers,
-                servers=config.servers,
-                nodes=config.nodes,
-                throughput=median,
-                throughput_low=float(low),
-                throughput_high=float(high),
-                speedup=speedup,
-                efficiency=None if speedup is None else speedup / config.nodes,
-                speedup_all_reduce=(
-                    None
-                    if all_reduce is None
-                    else median / statistics.median(_throughput(all_reduce))
-                ),
-                accuracy_last=run.summary.accuracy_last,
-                seconds=run.summary.seconds_train,
-                seconds_other=scaled.seconds_other,
-                target_loss=target_loss,
-                epochs_to_target=None if reached is None else reached + 1,
-                samples_to_target=(
-                    None
-                    if reached is None
-                    else sum(line["samples"] for line in run.metrics[: reached + 1])
-                ),
-                seconds_to_target=seconds,
-                speedup_to_target=(
-                    None
-                    if seconds is None or single is None or single_reached is None
-                    else _seconds(single, single_reached) / seconds
-                ),
-                staleness=tuple(staleness),
-                staleness_mean=_mean(staleness),
-                staleness_p95=_percentile(staleness, 95),
-                staleness_max=len(staleness) - 1 if staleness else None,
-                updates=steps,
-                dropped=dropped / (gradients + dropped) if gradients else None,
-                lost=sum(len(epoch["lost"]) for epoch in served),
-                phases=_phases(served, gradients),
-            )
+        groups.setdefault(scaled.configuration.text, []).append(scaled)
+    base = _baseline(groups, baseline)
+    return [_row(group, base, groups, target_loss) for group in groups.values()]
+
+
+def _baseline(groups: Mapping[str, list[Scaled]], text: str | None) -> list[Scaled] | None:
+    if text is None:
+        singles = (g for g in groups.values() if g[0].configuration.strategy == ONE)
+        return next(singles, None)
+    wanted = configuration(text).text
+    if wanted not in groups:
+        raise InputError(
+            f"expected the baseline to be one of {', '.join(map(repr, groups))}, got {text!r}"
         )
-    return rows
+    return groups[wanted]
+
+
+def _row(
+    group: Sequence[Scaled],
+    base: Sequence[Scaled] | None,
+    groups: Mapping[str, Sequence[Scaled]],
+    target_loss: float | None,
+) -> ScaleRow:
+    config, runs = group[0].configuration, [scaled.run for scaled in group]
+    throughput = [value for run in runs for value in _throughput(run)]
+    median = statistics.median(throughput)
+    low, high = np.percentile(throughput, [25, 75])
+    speedup = None if base is None else median / _median(base)
+    nodes = None if base is None else config.nodes / base[0].configuration.nodes
+    reduced = next(
+        (
+            other
+            for other in groups.values()
+            if (other[0].configuration.strategy, other[0].configuration.workers)
+            == (ALL_REDUCE, config.workers)
+        ),
+        None,
+    )
+    target = _to_target(runs, target_loss)
+    base_target = None if base is None else _to_target([s.run for s in base], target_loss)
+    served = [line["distributed"] for run in runs for line in run.metrics if "distributed" in line]
+    staleness = _histogram([epoch["staleness"] for epoch in served])
+    gradients = sum(map(_gradients, runs)) if served else 0
+    dropped = sum(epoch["dropped"] for epoch in served)
+    accuracies = [run.summary.accuracy_last for run in runs]
+    other = [scaled.seconds_other for scaled in group]
+    known = [seconds for seconds in other if seconds is not None]
+    return ScaleRow(
+        configuration=config.text,
+        strategy=config.strategy,
+        workers=config.workers,
+        servers=config.servers,
+        nodes=config.nodes,
+        seeds=len(runs),
+        throughput=median,
+        throughput_low=float(low),
+        throughput_high=float(high),
+        speedup=speedup,
+        efficiency=None if speedup is None or nodes is None else speedup / nodes,
+        speedup_all_reduce=None if reduced is None else median / _median(reduced),
+        accuracy_last=statistics.mean(accuracies),
+        accuracy_deviation=statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+        seconds=statistics.mean(run.summary.seconds_train for run in runs),
+        seconds_other=statistics.mean(known) if len(known) == len(other) else None,
+        target_loss=target_loss,
+        epochs_to_target=None if target is None else target[0],
+        samples_to_target=None if target is None else target[1],
+        seconds_to_target=None if target is None else target[2],
+        speedup_to_target=(
+            None if target is None or base_target is None else base_target[2] / target[2]
+        ),
+        staleness=tuple(staleness),
+        staleness_mean=_mean(staleness),
+        staleness_p95=_percentile(staleness, 95),
+        staleness_max=len(staleness) - 1 if staleness else None,
+        updates=statistics.mean(sum(line["steps"] for line in run.metrics) for run in runs),
+        dropped=dropped / (gradients + dropped) if gradients else None,
+        lost=sum(len(epoch["lost"]) for epoch in served),
+        phases=_phases([epoch["seconds"] for epoch in served], gradients),
+        each=_each(served),
+    )
+
+
+def _median(group: Sequence[Scaled]) -> float:
+    return statistics.median(value for scaled in group for value in _throughput(scaled.run))
+
+
+def _to_target(runs: Sequence[Run], target_loss: float | None) -> tuple[float, float, float] | None:
+    """Return the mean epochs, samples and seconds to the target; None if a run never reaches it."""
+    found = []
+    for run in runs:
+        reached = _reached(run, target_loss)
+        if reached is None:
+            return None
+        samples = sum(line["samples"] for line in run.metrics[: reached + 1])
+        found.append((reached + 1, samples, _seconds(run, reached)))
+    epochs, samples, seconds = (statistics.mean(values) for values in zip(*found, strict=True))
+    return epochs, samples, seconds
+
+
+def _each(served: Sequence[dict[str, Any]]) -> tuple[WorkerRow, ...]:
+    reports = [epoch["workers"] for epoch in served if epoch.get("workers")]
+    if not reports:
+        return ()
+    rows = []
+    in_all = sum(worker["samples"] for report in reports for worker in report)
+    for rank in range(max(map(len, reports))):
+        own = [report[rank] for report in reports if rank < len(report)]
+        staleness = _histogram([worker["staleness"] for worker in own])
+        share = sum(worker["samples"] for worker in own) / in_all if in_all else 0.0
+        phases = _phases([worker["seconds"] for worker in own], sum(staleness))
+        rows.append(WorkerRow(share, _mean(staleness), phases))
+    return tuple(rows)
 
 
 def loss_curve(run: Run) -> tuple[list[float], list[float]]:
@@ -244,15 +326,6 @@ def loss_curve(run: Run) -> tuple[list[float], list[float]]:
     """
     losses = _losses(run)
     return [_seconds(run, epoch) for epoch, _ in losses], [loss for _, loss in losses]
-
-
-def _find(runs: Sequence[Scaled], strategy: str, workers: int) -> Run | None:
-    """Return the first run with this strategy and number of workers; None if there is none."""
-    for scaled in runs:
-        config = scaled.configuration
-        if (config.strategy, config.workers) == (strategy, workers):
-            return scaled.run
-    return None
 
 
 def _throughput(run: Run) -> list[float]:
@@ -295,13 +368,13 @@ def _gradients(run: Run) -> int:
     return sum(-(-line["samples"] // batch) for line in run.metrics)
 
 
-def _histogram(served: Sequence[dict[str, Any]]) -> list[int]:
-    """Add the histograms of staleness of all epochs."""
-    if not served:
+def _histogram(histograms: Sequence[Sequence[int]]) -> list[int]:
+    """Add histograms of staleness."""
+    if not histograms:
         return []
-    total = np.zeros(max(len(epoch["staleness"]) for epoch in served), dtype=np.int64)
-    for epoch in served:
-        total[: len(epoch["staleness"])] += np.array(epoch["staleness"], dtype=np.int64)
+    total = np.zeros(max(map(len, histograms)), dtype=np.int64)
+    for histogram in histograms:
+        total[: len(histogram)] += np.array(histogram, dtype=np.int64)
     return [int(count) for count in total]
 
 
@@ -317,11 +390,11 @@ def _percentile(histogram: Sequence[int], percent: float) -> float | None:
     return float(np.percentile(np.repeat(np.arange(len(histogram)), histogram), percent))
 
 
-def _phases(served: Sequence[dict[str, Any]], gradients: int) -> dict[str, float]:
+def _phases(seconds: Sequence[Mapping[str, float]], gradients: int) -> dict[str, float]:
     if not gradients:  # no servers, or all updates were lost with a server
         return {}
     sums = {
-        phase: sum(epoch["seconds"].get(phase, 0.0) for epoch in served)
+        phase: sum(epoch.get(phase, 0.0) for epoch in seconds)
         for phase in WORKER_PHASES + SERVER_PHASES
     }
-    return {phase: seconds / gradients for phase, seconds in sums.items() if seconds}
+    return {phase: total / gradients for phase, total in sums.items() if total}

@@ -22,6 +22,7 @@ class RecipeReplica:
     Attributes:
         model: The network.
         overlaps: Whether ``load`` may be called during a step.
+        num_samples: The number of training samples, N.
     """
 
     def __init__(self, recipe: Recipe, rank: int, images_digest: str | None = None) -> None:
@@ -31,6 +32,7 @@ class RecipeReplica:
         self._recipe = recipe
         self._fetch = data.make_fetch()
         self.overlaps = data.fetch_overlaps
+        self.num_samples = data.num_samples
         self.model = recipe_network(recipe, data)
         training_mode(self.model, recipe.network.freeze)
         self._precision = precision(recipe.run)

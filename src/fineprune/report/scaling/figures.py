@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -17,22 +18,17 @@ from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import FAINT, INK, WIDTH, our_style, whole_ticks
 
 # The colour and the marker of each strategy, which are the same in every figure.
-_COLOURS = {
+COLOURS = {
     "one": INK,
     "all-reduce": "#0072b2",
     "sync": "#009e73",
     "async": "#d55e00",
     "mixed": "#cc79a7",
 }
-_MARKERS = {"one": "s", "all-reduce": "^", "sync": "o", "async": "D", "mixed": "v"}
+MARKERS = {"one": "s", "all-reduce": "^", "sync": "o", "async": "D", "mixed": "v"}
 
 # The line styles that distinguish configurations with the same strategy in a figure.
 _DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
-
-_PANELS = {
-    "synchronous": ("one", "all-reduce", "sync"),
-    "asynchronous": ("one", "async", "mixed"),
-}
 
 _COLUMNS = 3
 
@@ -56,7 +52,7 @@ def draw_throughput(rows: Sequence[ScaleRow]) -> Drawing:
         figure = Figure((WIDTH, 0.8 + 0.3 * len(rows)), layout="constrained")
         axes = figure.subplots()
         for place, row in enumerate(rows):
-            axes.barh(place, row.throughput, height=0.66, color=_COLOURS[row.strategy])
+            axes.barh(place, row.throughput, height=0.66, color=COLOURS[row.strategy])
             axes.plot(
                 [row.throughput_low, row.throughput_high], [place, place], color=INK, linewidth=1
             )
@@ -81,51 +77,57 @@ def draw_throughput(rows: Sequence[ScaleRow]) -> Drawing:
 
 
 def draw_speedup(rows: Sequence[ScaleRow]) -> Drawing | None:
-    """Draw speedup against workers; None if there is no run of a single process."""
+    """Draw speedup against the workers of one node and against nodes; None without a baseline."""
     speedups = [(row, row.speedup) for row in rows if row.speedup is not None]
     if not speedups:
         return None
-    workers = max(row.workers for row in rows)
     strategies = list(dict.fromkeys(row.strategy for row in rows))
     with our_style():
         figure = Figure((WIDTH, 3.0), layout="constrained")
-        for axes, (title, shown) in zip(
-            figure.subplots(1, 2, sharex=True, sharey=True), _PANELS.items(), strict=True
+        inside, across = figure.subplots(1, 2, sharey=True)
+        for axes, title, points in (
+            (
+                inside,
+                "workers of one node",
+                [(r, r.workers, s) for r, s in speedups if r.nodes == 1],
+            ),
+            (across, "nodes", [(row, row.nodes, speedup) for row, speedup in speedups]),
         ):
-            axes.plot([1, workers], [1, workers], color=FAINT, linewidth=1, linestyle=":")
-            for row, speedup in speedups:
-                if row.strategy in shown:
-                    dedicated = row.nodes > row.workers
-                    axes.plot(
-                        row.workers,
-                        speedup,
-                        marker=_MARKERS[row.strategy],
-                        markersize=6,
-                        linestyle="none",
-                        color=_COLOURS[row.strategy],
-                        markerfacecolor="white" if dedicated else _COLOURS[row.strategy],
-                    )
-            axes.set_title(title)
-            axes.set_xlabel("workers")
+            most = max((place for _, place, _ in points), default=1)
+            axes.plot([1, most], [1, most], color=FAINT, linewidth=1, linestyle=":")
+            for row, place, speedup in points:
+                dedicated = " dedicated" in row.configuration
+                axes.plot(
+                    place,
+                    speedup,
+                    marker=MARKERS[row.strategy],
+                    markersize=6,
+                    linestyle="none",
+                    color=COLOURS[row.strategy],
+                    markerfacecolor="white" if dedicated else COLOURS[row.strategy],
+                )
+            axes.set_xlabel(title)
             axes.xaxis.set_major_locator(whole_ticks(8))
             axes.set_ylim(bottom=0)
-        figure.axes[0].set_ylabel("speedup of the throughput")
+        inside.set_ylabel("speedup of the throughput")
         for strategy in strategies:
-            figure.axes[0].plot(
+            inside.plot(
                 [],
                 [],
-                marker=_MARKERS[strategy],
+                marker=MARKERS[strategy],
                 linestyle="none",
-                color=_COLOURS[strategy],
+                color=COLOURS[strategy],
                 label=strategy,
             )
         figure.legend(loc="outside upper center", ncols=len(strategies))
-        svg = svg_text(figure, "Speedup by workers")
+        svg = svg_text(figure, "Speedup by workers of a node and by nodes")
     caption = (
-        "Throughput relative to that of a single process. The dotted line is a speedup equal to "
-        "the number of workers. Hollow marks are configurations with dedicated servers."
+        "Throughput relative to that of the baseline: on the left of configurations on one node, "
+        "on the right of all. A node is a worker with its group, or a dedicated server. The dotted "
+        "lines are speedups equal to the workers and the nodes. Hollow marks are configurations "
+        "with dedicated servers."
     )
-    return Drawing("Speedup by workers (the paper's Figure 2)", svg, caption)
+    return Drawing("Speedup (the paper's Figure 2)", svg, caption)
 
 
 def draw_loss(runs: Sequence[Scaled], target_loss: float | None) -> Drawing | None:
@@ -143,18 +145,21 @@ def draw_loss(runs: Sequence[Scaled], target_loss: float | None) -> Drawing | No
         return None
     unit, length = time_unit(max(seconds[-1] for _, seconds, _ in curves))
     drawn: Counter[str] = Counter()
+    dashes: dict[str, Any] = {}
     with our_style():
         figure = Figure((WIDTH, 3.6), layout="constrained")
         axes = figure.subplots()
         for configuration, seconds, losses in curves:
-            dash = _DASHES[drawn[configuration.strategy] % len(_DASHES)]
-            drawn[configuration.strategy] += 1
+            again = configuration.text in dashes  # with another seed
+            if not again:
+                dashes[configuration.text] = _DASHES[drawn[configuration.strategy] % len(_DASHES)]
+                drawn[configuration.strategy] += 1
             axes.plot(
                 [second / length for second in seconds],
                 losses,
-                color=_COLOURS[configuration.strategy],
-                linestyle=dash,
-                label=configuration.text,
+                color=COLOURS[configuration.strategy],
+                linestyle=dashes[configuration.text],
+                label=None if again else configuration.text,
             )
         if target_loss is not None:
             axes.axhline(target_loss, color=FAINT, linewidth=0.8, linestyle=":")
@@ -181,7 +186,7 @@ def draw_staleness(rows: Sequence[ScaleRow]) -> Drawing | None:
         panels = figure.subplots(lines, _COLUMNS, squeeze=False, sharex=True, sharey=True).flat
         for axes, row in zip(panels, stale, strict=False):
             shares = [100 * count / sum(row.staleness) for count in row.staleness]
-            axes.bar(range(len(shares)), shares, width=0.8, color=_COLOURS[row.strategy])
+            axes.bar(range(len(shares)), shares, width=0.8, color=COLOURS[row.strategy])
             axes.set_title(row.configuration)
             axes.xaxis.set_major_locator(whole_ticks(8))
             axes.tick_params(labelbottom=True)

@@ -62,8 +62,8 @@ def scale_caveats(scaling: Scaling) -> list[str]:
     )
     kind = runs[0].summary.evaluated_on
     caveats = [
-        f"Accuracies are measured on the {kind} set after the last epoch, with one seed each. "
-        f"Differences below one percentage point may be due to chance.",
+        f"Accuracies are measured on the {kind} set after the last epoch. With one seed, "
+        f"differences below one percentage point may be due to chance.",
         "An update uses the same number of samples in every configuration. Workers whose gradients "
         "are averaged therefore have smaller batches."
         if scaling.same_update

@@ -16,7 +16,11 @@ def scale_tables(rows: Sequence[ScaleRow], *, paper: bool = False) -> list[Table
     """
     tables = [_throughput(rows, paper), _learning(rows, paper)]
     served = [row for row in rows if row.staleness]
-    return [*tables, _staleness(served), _phases(served)] if served else tables
+    if not served:
+        return tables
+    tables += [_staleness(served), _phases(served)]
+    several = [row for row in served if len(row.each) > 1]
+    return [*tables, _each(several)] if several else tables
 
 
 def _throughput(rows: Sequence[ScaleRow], paper: bool) -> Table:
@@ -43,9 +47,10 @@ def _throughput(rows: Sequence[ScaleRow], paper: bool) -> Table:
             )
             for row in rows
         ],
-        "Median over all epochs but the first, with quartiles. A node is a worker or a dedicated "
-        "server. Speedup is relative to a single process, and efficiency is speedup divided by "
-        "nodes. The last column is relative to all-reduce with the same number of workers.",
+        "Median over all epochs but the first, with quartiles. A node is a worker with its group, "
+        "or a dedicated server. Speedup is relative to the baseline (by default, a single "
+        "process), and efficiency is speedup divided by the nodes per node of the baseline. The "
+        "last column is relative to all-reduce with the same number of workers.",
         [
             (f"paper: {text}", str(nodes), f"{images:,.1f}", NOTHING, _ratio(s), _ratio(e), NOTHING)
             for text, nodes, images, s, e in THROUGHPUT
@@ -72,19 +77,20 @@ def _learning(rows: Sequence[ScaleRow], paper: bool) -> Table:
         [
             (
                 row.configuration,
-                percent(row.accuracy_last),
+                _accuracy(row),
                 f"{row.seconds:,.1f}",
                 _or_nothing(row.seconds_other, ",.1f"),
                 _or_never(row.seconds_to_target, ",.1f"),
-                _or_never(row.epochs_to_target, "d"),
-                _or_never(row.samples_to_target, ",d"),
+                _or_never(row.epochs_to_target, "g"),
+                _or_never(row.samples_to_target, ",.0f"),
                 _ratio(row.speedup_to_target),
             )
             for row in rows
         ],
         "The loss is the mean over an epoch on all data, and the time is measured to the end of "
-        "that epoch. Speedup is relative to a single process. Other: the remaining time of the "
-        "run's processes, such as that for starting Ray, without evaluation.",
+        "that epoch. Speedup is relative to the baseline. Other: the remaining time of the run's "
+        "processes, such as that for starting Ray, without evaluation. With several seeds: means, "
+        "and the standard deviation of the accuracy.",
         [
             (f"paper: {text}", percent(accuracy, 1), f"{hours:g} h", *[NOTHING] * 4, _ratio(s))
             for text, accuracy, hours, s in LEARNING
@@ -100,7 +106,7 @@ def _staleness(rows: Sequence[ScaleRow]) -> Table:
         [
             (
                 row.configuration,
-                f"{row.updates:,}",
+                f"{row.updates:,.0f}",
                 _or_nothing(row.staleness_mean, ".3f"),
                 _or_nothing(row.staleness_p95, "g"),
                 _or_nothing(row.staleness_max, "d"),
@@ -129,6 +135,36 @@ def _phases(rows: Sequence[ScaleRow]) -> Table:
         f"Sums over all processes, per applied gradient. The phases {', '.join(SERVER_PHASES)} are "
         f"those of the servers; they take place during the workers' phases pull and wait.",
     )
+
+
+def _each(rows: Sequence[ScaleRow]) -> Table:
+    phases = [
+        phase for phase in WORKER_PHASES if any(phase in w.phases for r in rows for w in r.each)
+    ]
+    return Table(
+        "Each worker: time per gradient in each phase, ms",
+        ("configuration", "worker", "samples, %", "staleness", *phases),
+        [
+            (
+                row.configuration,
+                str(rank),
+                percent(worker.share, 1),
+                _or_nothing(worker.staleness_mean, ".2f"),
+                *(f"{1e3 * worker.phases.get(phase, 0.0):.2f}" for phase in phases),
+            )
+            for row in rows
+            for rank, worker in enumerate(row.each)
+        ],
+        "A slow worker computes longer than the others, trains fewer samples of asynchronous runs, "
+        "and its gradients are staler.",
+    )
+
+
+def _accuracy(row: ScaleRow) -> str:
+    text = percent(row.accuracy_last)
+    if row.accuracy_deviation is None:
+        return text
+    return f"{text} ± {percent(row.accuracy_deviation)} (n = {row.seeds})"
 
 
 def _ratio(value: float | None) -> str:

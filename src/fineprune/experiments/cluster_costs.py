@@ -1,0 +1,187 @@
+"""What a training costs on a cluster: the cluster, the costs of a step, and the file with both."""
+
+import dataclasses
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fineprune.errors import InputError, check_above, check_at_least, check_whole_number
+
+
+@dataclass(frozen=True)
+class ClusterShape:
+    """The cluster to plan for. All nodes and all links are equal.
+
+    Attributes:
+        nodes: The largest number of nodes.
+        accelerators: The number of workers per node, one for each accelerator.
+        gigabits: The bandwidth of a node's link in Gbit/s in each direction, which all processes
+            of the node share; 0 for a network that is never the limit.
+        latency: The time of an empty message between two nodes, in seconds.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    nodes: int = 1024
+    accelerators: int = 1
+    gigabits: float = 10.0
+    latency: float = 5e-5
+
+    def __post_init__(self) -> None:
+        check_whole_number("cluster.nodes", self.nodes, 1)
+        check_whole_number("cluster.accelerators", self.accelerators, 1)
+        for name in ("gigabits", "latency"):
+            check_at_least(f"cluster.{name}", getattr(self, name), 0)
+
+    def seconds(self, megabytes: float) -> float:
+        """Return how long a link carries so many megabytes, in seconds."""
+        return 8e-3 * megabytes / self.gigabits if self.gigabits else 0.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs of a step, which are measured on one machine or given.
+
+    Attributes:
+        steps: The durations of the steps of one worker that trains alone, in seconds. Their spread
+            decides how long synchronous workers wait for one another.
+        samples: The number of samples per step.
+        megabytes: The size of the parameters, and of their gradient.
+        overhead: The time of an exchange with servers, in seconds, excluding what is listed here:
+            messages, copies and waiting in the worker.
+        serve: How long one server that holds all parameters is busy with a gradient and with the
+            answer to its worker, in seconds. With S servers, each is busy for a part of 1 / S.
+        apply: How long it is busy with an update, in seconds.
+        coordinate: How long the coordinator is busy with a gradient, in seconds.
+        gradients: The size of a gradient on its way, as a part of ``megabytes``; 0.5 for bfloat16.
+        overlaps: Whether the servers work on a gradient while the worker still computes, as with
+            TensorFlow, which sends each layer's gradient as soon as it is known. Then ``serve`` and
+            ``apply`` limit the throughput of the servers, but are no part of a worker's step.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    steps: tuple[float, ...]
+    samples: int
+    megabytes: float
+    overhead: float = 0.0
+    serve: float = 0.0
+    apply: float = 0.0
+    coordinate: float = 0.0
+    gradients: float = 1.0
+    overlaps: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.steps:
+            raise InputError("expected costs.steps with at least one duration, got none")
+        for step in self.steps:
+            check_above("costs.steps", step, 0)
+        check_whole_number("costs.samples", self.samples, 1)
+        for name in ("megabytes", "overhead", "serve", "apply", "coordinate", "gradients"):
+            check_at_least(f"costs.{name}", getattr(self, name), 0)
+
+    @property
+    def step(self) -> float:
+        """The mean duration of a step, in seconds."""
+        return sum(self.steps) / len(self.steps)
+
+
+@dataclass(frozen=True)
+class Target:
+    """How the number of samples that a training needs depends on the workers.
+
+    Attributes:
+        epochs: The epochs that one worker needs to reach the target; None for those of the recipe.
+        critical_batch: The batch size at which a training needs twice as many samples as with tiny
+            batches (the gradient noise scale, McCandlish et al. 2018); None if larger batches need
+            no more samples.
+        per_staleness: The share of additional samples for each update of mean staleness.
+
+    Raises:
+        InputError: A value is out of range.
+    """
+
+    epochs: float | None = None
+    critical_batch: float | None = None
+    per_staleness: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "critical_batch"):
+            value = getattr(self, name)
+            if value is not None:
+                check_above(f"target.{name}", value, 0)
+        check_at_least("target.per_staleness", self.per_staleness, 0)
+
+    def factor(self, alone: int, update: int, staleness: float) -> float:
+        """Return how many times the samples of one worker a configuration needs.
+
+        Args:
+            alone: The samples of an update with one worker.
+            update: The samples of an update.
+            staleness: The mean staleness.
+        """
+        batch = 1.0
+        if self.critical_batch is not None:
+            batch = (self.critical_batch + update) / (self.critical_batch + alone)
+        return batch * (1 + self.per_staleness * staleness)
+
+
+@dataclass(frozen=True)
+class ClusterFile:
+    """A file that describes a cluster; ``costs`` holds what is given of ``Costs``."""
+
+    cluster: ClusterShape
+    target: Target
+    costs: dict[str, Any]
+
+
+def read_cluster(path: Path) -> ClusterFile:
+    """Read the description of a cluster: TOML with ``[cluster]``, ``[target]`` and ``[costs]``.
+
+    All sections and keys are optional. Instead of ``costs.steps``, ``costs.step`` may give the
+    duration of every step.
+
+    Raises:
+        InputError: The file cannot be read, is not TOML, or contains an unknown key or a wrong
+            value.
+    """
+    try:
+        sections = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"expected --cluster to be a TOML file, cannot read {path}: {error.strerror}"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"expected TOML in {path}, cannot parse it: {error}") from error
+    kinds: dict[str, Any] = {"cluster": ClusterShape, "target": Target, "costs": Costs}
+    for section, values in sections.items():
+        if section not in kinds or not isinstance(values, dict):
+            raise InputError(f"expected the sections {', '.join(kinds)} in {path}, got {section!r}")
+        known = {field.name: field for field in dataclasses.fields(kinds[section])}
+        if section == "costs":
+            known["step"] = known["steps"]
+        for name, value in values.items():
+            if name not in known:
+                raise InputError(
+                    f"expected one of {', '.join(known)} in [{section}] of {path}, got {name!r}"
+                )
+            is_list = section == "costs" and name == "steps"
+            wanted = (list,) if is_list else (bool,) if name == "overlaps" else (int, float)
+            items = value if isinstance(value, list) else [value]
+            if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+                raise InputError(
+                    f"expected a {wanted[-1].__name__} as {section}.{name}, got {value!r}"
+                )
+            if is_list and not all(type(item) in (int, float) for item in items):
+                raise InputError(f"expected numbers of seconds as costs.steps, got {value!r}")
+    costs = dict(sections.get("costs", {}))
+    if "step" in costs:
+        costs["steps"] = [costs.pop("step")]
+    if "steps" in costs:
+        costs["steps"] = tuple(float(step) for step in costs["steps"])
+    return ClusterFile(
+        ClusterShape(**sections.get("cluster", {})), Target(**sections.get("target", {})), costs
+    )

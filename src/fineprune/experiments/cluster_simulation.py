@@ -1,0 +1,265 @@
+"""Simulates the time of a distributed training: who waits for whom, without computing anything.
+
+The resources are the link of each node, in each direction; the servers; and the coordinator. Each
+serves one request after another, in the order of their arrival. A worker computes, pushes its
+gradient to all servers, waits for the update, and pulls the parameters. The simulation is
+deterministic: the durations of steps are drawn from measured ones, once for all workers of a node,
+because what slows a node down slows all of them down.
+"""
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from fineprune.errors import InputError
+from fineprune.experiments.cluster_costs import ClusterShape, Costs
+from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration
+
+# The steps of each worker, the first of which are a warm-up. A simulation of many workers averages
+# over them, so that fewer steps suffice.
+_STEPS, _FEWEST_STEPS, _WARM_UP = 60, 9, 3
+_MOST_STEPS_IN_ALL = 8_000
+# DDP exchanges gradients in parts of 25 MB, during the backward pass, which takes about two thirds
+# of a step. Only the last part has nothing to overlap with.
+_BUCKET_MEGABYTES, _BACKWARD = 25.0, 2 / 3
+# How busy a resource is that counts as the limit of the throughput.
+_SATURATED = 0.9
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulation measured.
+
+    Attributes:
+        throughput: The applied samples per second.
+        staleness_mean, staleness_p95: The mean and the 95th percentile of the updates' staleness.
+        limit: What limits the throughput: compute, waiting (for slower workers), link, server,
+            coordinator, or exchange (a worker's time from its gradient to its next parameters, if
+            no resource is occupied most of the time).
+        busy: The share of the time for which the most occupied link, the servers and the
+            coordinator are occupied.
+    """
+
+    throughput: float
+    staleness_mean: float
+    staleness_p95: float
+    limit: str
+    busy: dict[str, float]
+
+
+def simulate(costs: Costs, cluster: ClusterShape, configuration: Configuration) -> Simulated:
+    """Simulate a configuration on a cluster.
+
+    Workers fill the nodes one after another. Shared servers are spread over the workers' nodes, and
+    each dedicated server has a node of its own.
+
+    Raises:
+        InputError: The configuration has a staleness bound, whose waiting is not simulated.
+    """
+    if "staleness_bound" in configuration.settings:
+        raise InputError(
+            f"expected a configuration without bound= for a prediction, got {configuration.text!r}"
+        )
+    if configuration.strategy == ONE:
+        return Simulated(costs.samples / costs.step, 0.0, 0.0, "compute", {})
+    if configuration.strategy == ALL_REDUCE:
+        return _all_reduce(costs, cluster, configuration.workers)
+    if configuration.strategy == "sync":
+        return _Training(costs, cluster, configuration).synchronous()
+    return _Training(costs, cluster, configuration).asynchronous()
+
+
+def _all_reduce(costs: Costs, cluster: ClusterShape, ranks: int) -> Simulated:
+    """The slowest node computes, and what DDP cannot hide of a ring all-reduce follows."""
+    nodes = -(-ranks // cluster.accelerators)
+    rng = np.random.default_rng(0)
+    rounds = max(_FEWEST_STEPS, min(1000, _MOST_STEPS_IN_ALL * 10 // nodes))
+    slowest = float(rng.choice(costs.steps, (rounds, nodes)).max(axis=1).mean())
+    # The ring crosses each node's link once in each direction, however many ranks the node has.
+    ring = cluster.seconds(2 * (nodes - 1) / nodes * costs.megabytes)
+    ring += 2 * (nodes - 1) * cluster.latency
+    parts = max(1, round(costs.megabytes / _BUCKET_MEGABYTES))
+    hidden = min(ring * (parts - 1) / parts, _BACKWARD * costs.step)
+    total = slowest + ring - hidden
+    waits = {"compute": costs.step, "waiting": slowest - costs.step, "link": ring - hidden}
+    limit = max(waits, key=lambda name: waits[name])
+    return Simulated(ranks * costs.samples / total, 0.0, 0.0, limit, {"link": ring / total})
+
+
+class _Resource:
+    """Something that serves one request after another."""
+
+    def __init__(self) -> None:
+        self.free = 0.0
+        self.busy = 0.0
+
+    def take(self, time: float, seconds: float) -> float:
+        """Return when a request that arrives now is done."""
+        self.free = max(self.free, time) + seconds
+        self.busy += seconds
+        return self.free
+
+
+class _Training:
+    """The state of a simulated training with servers."""
+
+    def __init__(self, costs: Costs, cluster: ClusterShape, configuration: Configuration) -> None:
+        self._costs = costs
+        self._cluster = cluster
+        group = configuration.settings.get("group", 1)
+        self._groups = configuration.workers // group
+        self._backup = configuration.settings.get("backup", 0)
+        self._samples = costs.samples * group
+        self._servers = configuration.servers
+        workers = [index * group // cluster.accelerators for index in range(self._groups)]
+        self._node = np.array(workers)
+        worker_nodes = -(-configuration.workers // cluster.accelerators)
+        if configuration.settings.get("placement") == "dedicated":
+            hosts = worker_nodes + np.arange(self._servers)
+        else:
+            hosts = np.arange(self._servers) % worker_nodes
+        # The nodes with servers, and the share of the parameters that each of them holds.
+        self._hosts, counts = np.unique(hosts, return_counts=True)
+        self._share = counts / self._servers
+        nodes = int(max(self._node.max(), self._hosts.max())) + 1
+        self._up, self._down = np.zeros(nodes), np.zeros(nodes)
+        self._up_busy, self._down_busy = np.zeros(nodes), np.zeros(nodes)
+        self._server, self._coordinator = _Resource(), _Resource()
+        self._rng = np.random.default_rng(0)
+        many = -(-_MOST_STEPS_IN_ALL // self._groups)
+        self._steps = max(_FEWEST_STEPS, min(_STEPS, many))
+        drawn = self._rng.choice(costs.steps, (self._steps * 2, nodes))
+        # All members of a group on several nodes wait for the slowest of them.
+        spanned = -(-group // cluster.accelerators)
+        if spanned > 1:
+            more = self._rng.choice(costs.steps, (spanned - 1, *drawn.shape))
+            drawn = np.maximum(drawn, more.max(axis=0))
+        self._drawn = drawn
+
+    def asynchronous(self) -> Simulated:
+        """Each gradient is an update of its own, in the order of their arrival."""
+        costs = self._costs
+        read = np.zeros(self._groups, dtype=np.int64)
+        count = np.zeros(self._groups, dtype=np.int64)
+        version, now = 0, 0.0
+        stale: list[int] = []
+        times: list[float] = []
+        # Time, order of events at the same time, worker, and what is done now.
+        events: list[tuple[float, int, int, int]] = []
+        order = 0
+
+        def later(time: float, worker: int, stage: int) -> None:
+            nonlocal order
+            order += 1
+            heapq.heappush(events, (time, order, worker, stage))
+
+        # Workers that start at the same time would stay in step.
+        for worker in range(self._groups):
+            later(costs.step * worker / self._groups, worker, 0)
+        in_all = self._steps * self._groups
+        while len(times) < in_all:
+            now, _, worker, stage = heapq.heappop(events)
+            if stage == 0:  # read the parameters, and compute
+                later(now + self._draw(worker, int(count[worker])), worker, 1)
+                count[worker] += 1
+            elif stage == 1:  # push
+                later(self._transfer(worker, now, outward=True) + self._before(), worker, 2)
+            elif stage == 2:  # update
+                told = self._coordinator.take(now, costs.coordinate)
+                done = self._server.take(told, (costs.serve + costs.apply) / self._servers)
+                stale.append(version - int(read[worker]))
+                version += 1
+                read[worker] = version  # The servers send it together with the update.
+                later(done, worker, 3)
+                times.append(done)
+            else:  # pull
+                later(self._transfer(worker, now, outward=False), worker, 0)
+        warm = len(times) * _WARM_UP // self._steps
+        each = (times[-1] - times[warm - 1]) / (len(times) - warm)  # the time per update
+        busy = self._busy(times[-1])
+        limit = max(busy, key=lambda name: busy[name])
+        if busy[limit] < _SATURATED:
+            # No queue is long, so a worker's own time counts.
+            beyond = each * self._groups - costs.step
+            limit = "compute" if costs.step >= beyond else "exchange"
+        kept = np.array(stale[warm:])
+        staleness, p95 = float(kept.mean()), float(np.percentile(kept, 95))
+        return Simulated(self._samples / each, staleness, p95, limit, busy)
+
+    def synchronous(self) -> Simulated:
+        """An update takes the first gradients; the others are discarded when they are computed."""
+        costs, quorum = self._costs, self._groups - self._backup
+        begin = np.zeros(self._groups)
+        times: list[float] = []
+        slowest = 0.0
+        alone = self._before() + 2 * self._cluster.latency
+        alone += self._cluster.seconds(costs.megabytes * (1 + costs.gradients))
+        for number in range(self._steps):
+            drawn = np.array([self._draw(worker, number) for worker in range(self._groups)])
+            computed = begin + drawn
+            order = [int(worker) for worker in np.argsort(computed, kind="stable")]
+            arrived = [self._stage(worker, float(computed[worker])) for worker in order[:quorum]]
+            done = self._server.take(max(arrived), costs.apply / self._servers)
+            for worker in order[:quorum]:
+                begin[worker] = self._transfer(worker, done, outward=False)
+            # Whoever is late reads the parameters when its gradient has been discarded, unless it
+            # has not finished an earlier step yet. Such transfers are few and delay nobody.
+            for worker in order[quorum:]:
+                if begin[worker] < done:
+                    begin[worker] = max(done, computed[worker] + alone)
+            times.append(done)
+            slowest += float(np.partition(drawn, quorum - 1)[quorum - 1])
+        warm = _WARM_UP
+        seconds = times[-1] - times[warm - 1]
+        throughput = (len(times) - warm) * quorum * self._samples / seconds
+        busy = self._busy(times[-1])
+        cycle = times[-1] / self._steps
+        parts = {name: share * cycle for name, share in busy.items()}
+        parts["compute"] = costs.step
+        parts["waiting"] = slowest / self._steps - costs.step
+        return Simulated(throughput, 0.0, 0.0, max(parts, key=lambda name: parts[name]), busy)
+
+    def _stage(self, worker: int, time: float) -> float:
+        """Let a worker push its gradient; return when the servers have it."""
+        pushed = self._transfer(worker, time, outward=True) + self._before()
+        told = self._coordinator.take(pushed, self._costs.coordinate)
+        return self._server.take(told, self._costs.serve / self._servers)
+
+    def _draw(self, worker: int, number: int) -> float:
+        return float(self._drawn[number % len(self._drawn), self._node[worker]])
+
+    def _before(self) -> float:
+        """Return the part of an exchange during which no resource is busy."""
+        costs = self._costs
+        hidden = (costs.serve + costs.apply) / self._servers if costs.overlaps else 0.0
+        return costs.overhead - hidden
+
+    def _transfer(self, worker: int, time: float, *, outward: bool) -> float:
+        """Let a worker send to all servers or receive from them; return when all has arrived."""
+        node = self._node[worker]
+        remote = self._hosts != node
+        if not remote.any():
+            return time
+        megabytes = self._costs.megabytes * (self._costs.gradients if outward else 1.0)
+        parts = self._cluster.seconds(megabytes) * self._share[remote]
+        own, others = (self._up, self._down) if outward else (self._down, self._up)
+        own_busy, others_busy = (
+            (self._up_busy, self._down_busy) if outward else (self._down_busy, self._up_busy)
+        )
+        hosts = self._hosts[remote]
+        # Both ends of a transfer are occupied at the same time, except that a node receives from
+        # several others at once.
+        whole = float(parts.sum())
+        own[node] = max(float(own[node]), time) + whole
+        others[hosts] = np.maximum(others[hosts], time) + parts
+        own_busy[node] += whole
+        others_busy[hosts] += parts
+        return max(float(own[node]), float(others[hosts].max())) + self._cluster.latency
+
+    def _busy(self, time: float) -> dict[str, float]:
+        return {
+            "link": float(max(self._up_busy.max(), self._down_busy.max())) / time,
+            "server": self._server.busy / time,
+            "coordinator": self._coordinator.busy / time,
+        }

@@ -1,0 +1,270 @@
+"""Predicts what workers and servers make of a training, and where more of them stop to pay.
+
+A node is what has a link of its own: the workers on it, with the servers that share it, or a
+dedicated server. Speedup and efficiency are relative to one node, as in [D] Tables 1 and 2.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fineprune.experiments.cluster_costs import ClusterShape, Costs, Target
+from fineprune.experiments.cluster_simulation import simulate
+from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration, configuration
+from fineprune.training.forecast import cost_is_known, saved_share
+from fineprune.training.recipe import Recipe
+
+_MOST_WORKERS = 1024
+# Twice as many nodes pay if they shorten the training at least by a third.
+_PAYS = 1.5
+# The share of the workers that are backup workers.
+_BACKUP, _FEWEST_WITH_BACKUP = 1 / 16, 8
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What is predicted for a configuration.
+
+    Attributes:
+        configuration: The text of the configuration.
+        kind: The strategy, with ``backup`` or ``dedicated`` if it has these.
+        workers, servers, nodes: The numbers of workers, servers and nodes.
+        throughput: The samples per second.
+        speedup: The throughput divided by that of one node.
+        efficiency: The speedup divided by the number of nodes.
+        staleness_mean, staleness_p95: The mean and the 95th percentile of the staleness.
+        samples_factor: How many times the samples of one worker are needed.
+        limit: What limits the throughput; see ``Simulated``.
+        busy: The share of the time for which resources are occupied; see ``Simulated``.
+        hours: The time to the target on all data, in hours.
+        node_hours: This time multiplied by the nodes.
+        hours_pruned, node_hours_pruned: The same with the pruning of the recipe; None without it.
+    """
+
+    configuration: str
+    kind: str
+    workers: int
+    servers: int
+    nodes: int
+    throughput: float
+    speedup: float
+    efficiency: float
+    staleness_mean: float
+    staleness_p95: float
+    samples_factor: float
+    limit: str
+    busy: dict[str, float]
+    hours: float
+    node_hours: float
+    hours_pruned: float | None
+    node_hours_pruned: float | None
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """The predictions of a plan.
+
+    Attributes:
+        rows: The predictions.
+        stops: For each strategy, the prediction with the most nodes that still pay. It is empty if
+            the configurations were given.
+        recommended: The recommended one of these.
+        reason: Why it is recommended, as a sentence.
+    """
+
+    rows: list[Predicted]
+    stops: list[Predicted]
+    recommended: Predicted
+    reason: str
+
+
+def plan_cluster(
+    costs: Costs,
+    cluster: ClusterShape,
+    *,
+    samples: float,
+    target: Target | None = None,
+    saved: float | None = None,
+    configurations: Sequence[Configuration] = (),
+) -> ClusterPlan:
+    """Predict configurations, or all strategies with up to 1,024 workers.
+
+    Args:
+        costs: The costs of a step.
+        cluster: The cluster.
+        samples: The number of sample-steps that one worker needs on all data.
+        target: How this number depends on the workers; None if it does not.
+        saved: The share of the sample-steps that the recipe's pruning saves; None without pruning.
+        configurations: The configurations to predict; if there are none, they are chosen.
+
+    Raises:
+        InputError: A configuration cannot be predicted.
+    """
+    one_node = _one_node(cluster)
+    base = simulate(costs, cluster, one_node).throughput
+    aim = target or Target()
+
+    def predicted(chosen: Configuration) -> Predicted:
+        simulated = simulate(costs, cluster, chosen)
+        nodes = _nodes(chosen, cluster)
+        factor = aim.factor(
+            costs.samples, costs.samples * _averaged(chosen), simulated.staleness_mean
+        )
+        hours = samples * factor / simulated.throughput / 3600
+        pruned = None if saved is None else hours * (1 - saved)
+        speedup = simulated.throughput / base
+        return Predicted(
+            configuration=chosen.text,
+            kind=_kind(chosen),
+            workers=chosen.workers,
+            servers=chosen.servers,
+            nodes=nodes,
+            throughput=simulated.throughput,
+            speedup=speedup,
+            efficiency=speedup / nodes,
+            staleness_mean=simulated.staleness_mean,
+            staleness_p95=simulated.staleness_p95,
+            samples_factor=factor,
+            limit=simulated.limit,
+            busy=simulated.busy,
+            hours=hours,
+            node_hours=hours * nodes,
+            hours_pruned=pruned,
+            node_hours_pruned=None if pruned is None else pruned * nodes,
+        )
+
+    if configurations:
+        rows = [predicted(chosen) for chosen in configurations]
+        return ClusterPlan(rows, [], *_recommended(rows, rows))
+    first = predicted(one_node)
+    rows, stops = [first], []
+    for kind in _kinds(cluster):
+        chain: list[Predicted] = []
+        workers = 2 * cluster.accelerators
+        while workers <= min(_MOST_WORKERS, cluster.nodes * cluster.accelerators):
+            # More workers need at least as many servers.
+            fewest = chain[-1].servers if chain else 1
+            choices = _choices(kind, workers, cluster, fewest)
+            tried = [predicted(chosen) for chosen in choices]
+            if not tried and not chain:
+                workers *= 2  # too few for this strategy
+                continue
+            if not tried:
+                break
+            # More servers have to make a difference.
+            best = min(row.hours for row in tried)
+            chain.append(next(row for row in tried if row.hours <= 1.01 * best))
+            if len(chain) > 1 and best > chain[-2].hours:
+                break  # More workers make it slower.
+            workers *= 2
+        rows += chain
+        if chain:
+            stops.append(_last_that_pays(chain))
+    return ClusterPlan(rows, stops, *_recommended(stops or rows, rows))
+
+
+def sample_steps(recipe: Recipe, num_samples: int, target: Target) -> tuple[float, float | None]:
+    """Return the sample-steps of one worker on all data, and the share that pruning saves.
+
+    The share is None if the recipe does not prune, or if it is not known before the training.
+    """
+    epochs = recipe.training.epochs if target.epochs is None else target.epochs
+    saved = None
+    own, full = recipe.pruning.own, recipe.pruning.policy == "full"
+    if not own and not full and cost_is_known(recipe, num_samples):
+        saved = saved_share(recipe, num_samples)
+    return epochs * num_samples, saved
+
+
+def _one_node(cluster: ClusterShape) -> Configuration:
+    workers = cluster.accelerators
+    return configuration(ONE if workers == 1 else f"{ALL_REDUCE} {workers}")
+
+
+def _kinds(cluster: ClusterShape) -> list[str]:
+    alone = cluster.accelerators == 1
+    mixed = [] if alone else ["mixed", "mixed dedicated"]
+    return [ALL_REDUCE, "sync", "sync backup", "async", "async dedicated", *mixed]
+
+
+def _kind(chosen: Configuration) -> str:
+    words = [chosen.strategy]
+    words += ["backup"] if chosen.settings.get("backup") else []
+    words += ["dedicated"] if chosen.settings.get("placement") == "dedicated" else []
+    return " ".join(words)
+
+
+def _choices(
+    kind: str, workers: int, cluster: ClusterShape, fewest: int
+) -> Iterable[Configuration]:
+    """Return the configurations of a kind that are tried, from the fewest servers on."""
+    strategy, _, option = kind.partition(" ")
+    if strategy == ALL_REDUCE:
+        return [configuration(f"{ALL_REDUCE} {workers}")]
+    nodes = workers // cluster.accelerators
+    tail = " dedicated" if option == "dedicated" else ""
+    if option == "backup":
+        if workers < _FEWEST_WITH_BACKUP:
+            return []
+        tail += f" backup={max(1, round(workers * _BACKUP))}"
+    if strategy == "mixed":
+        tail += f" group={cluster.accelerators}"
+    numbers = sorted({min(nodes, fewest), min(nodes, 2 * fewest)})
+    made = [configuration(f"{strategy} {workers}+{number}{tail}") for number in numbers]
+    return [chosen for chosen in made if _nodes(chosen, cluster) <= cluster.nodes]
+
+
+def _nodes(chosen: Configuration, cluster: ClusterShape) -> int:
+    dedicated = chosen.settings.get("placement") == "dedicated"
+    return -(-chosen.workers // cluster.accelerators) + (chosen.servers if dedicated else 0)
+
+
+def _averaged(chosen: Configuration) -> int:
+    """Return the number of workers whose gradients an update averages."""
+    if chosen.strategy in (ALL_REDUCE, "sync"):
+        return chosen.workers - int(chosen.settings.get("backup", 0))
+    return int(chosen.settings.get("group", 1))
+
+
+def _last_that_pays(chain: Sequence[Predicted]) -> Predicted:
+    last = chain[0]
+    for row in chain[1:]:
+        # Dedicated servers add nodes, so the nodes may more than double.
+        if last.hours / row.hours < 1 + (_PAYS - 1) * (row.nodes / last.nodes - 1):
+            break
+        last = row
+    return last
+
+
+def _recommended(among: Sequence[Predicted], rows: Sequence[Predicted]) -> tuple[Predicted, str]:
+    """Return the fastest of some predictions, or one as fast that takes fewer node-hours."""
+    fastest = min(row.hours for row in among)
+    good = [row for row in among if row.hours <= 1.02 * fastest]
+    best = min(good, key=lambda row: row.node_hours)
+    reason = (
+        f"{best.configuration}: {best.speedup:.3g} times one node on {best.nodes} nodes "
+        f"(efficiency {best.efficiency:.2f}), {best.hours:.3g} h"
+    )
+    larger = [row for row in rows if row.kind == best.kind and row.workers > best.workers]
+    if larger:
+        following = min(larger, key=lambda row: row.workers)
+        gain = 100 * (best.hours / following.hours - 1)
+        reason += f"; {following.configuration} would be "
+        reason += f"{gain:.0f} % faster" if gain > 0 else "no faster"
+        reason += f" on {following.nodes} nodes, because "
+        more = 100 * (following.samples_factor / best.samples_factor - 1)
+        if following.throughput >= _PAYS * best.throughput:
+            reason += f"it needs {more:.0f} % more samples"
+        else:
+            reason += f"its throughput is limited by: {following.limit}"
+    return best, reason + "."
+
+
+def plan_dict(plan: ClusterPlan) -> dict[str, object]:
+    """Return a plan as nested dictionaries, for JSON."""
+    return {
+        "rows": [dataclasses.asdict(row) for row in plan.rows],
+        "stops": [row.configuration for row in plan.stops],
+        "recommended": plan.recommended.configuration,
+        "reason": plan.reason,
+    }

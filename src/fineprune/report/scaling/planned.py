@@ -1,0 +1,203 @@
+"""The prediction for a cluster: tables, a figure, and the page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from fineprune.experiments.cluster_costs import ClusterShape, Costs
+from fineprune.experiments.planner import ClusterPlan, Predicted
+from fineprune.report.figures.drawing import Drawing, svg_text
+from fineprune.report.figures.style import FAINT, INK, WIDTH, our_style
+from fineprune.report.page_template import template
+from fineprune.report.scaling.figures import COLOURS, MARKERS
+from fineprune.report.table import NOTHING, Table
+from fineprune.runs.files import write_atomically
+
+
+def planned_tables(plan: ClusterPlan, *, every: bool = False) -> list[Table]:
+    """Return the tables of a plan.
+
+    Args:
+        plan: The plan.
+        every: Whether to add all predictions to those at which scaling stops paying.
+    """
+    tables = []
+    if plan.stops:
+        tables.append(_throughput("Where scaling stops paying", plan.stops, _STOPS))
+        tables.append(_time("Time there", plan.stops))
+    if every or not plan.stops:
+        tables.append(_throughput("Predicted configurations", plan.rows, _SPEEDUP))
+        tables.append(_time("Predicted time", plan.rows))
+    return tables
+
+
+_SPEEDUP = (
+    "Speedup is relative to one node, and efficiency is speedup divided by nodes. Limit: what "
+    "limits the throughput."
+)
+_STOPS = (
+    "For each strategy, the configuration with the most workers whose last doubling paid: it "
+    "shortened the training by a third per doubling of the nodes. " + _SPEEDUP
+)
+
+
+def _throughput(title: str, rows: Sequence[Predicted], note: str) -> Table:
+    return Table(
+        title,
+        ("configuration", "nodes", "samples/s", "speedup", "efficiency", "staleness", "limit"),
+        [
+            (
+                row.configuration,
+                f"{row.nodes:,}",
+                f"{row.throughput:,.0f}" if row.throughput >= 100 else f"{row.throughput:.3g}",
+                f"{row.speedup:,.2f}",
+                f"{row.efficiency:.2f}",
+                f"{row.staleness_mean:,.3g}",
+                row.limit,
+            )
+            for row in rows
+        ],
+        note,
+    )
+
+
+def _time(title: str, rows: Sequence[Predicted]) -> Table:
+    return Table(
+        title,
+        ("configuration", "samples needed", "hours", "node-hours", "pruned: hours", "node-hours"),
+        [
+            (
+                row.configuration,
+                f"{row.samples_factor:.2f}",
+                _hours(row.hours),
+                _hours(row.node_hours),
+                _hours(row.hours_pruned),
+                _hours(row.node_hours_pruned),
+            )
+            for row in rows
+        ],
+        "The time to the target, or else that of the recipe's epochs: on all data, and with the "
+        "pruning of the recipe. Samples needed: relative to one worker.",
+    )
+
+
+def _hours(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.3g}"
+
+
+def draw_planned(plan: ClusterPlan) -> Drawing:
+    """Draw the predicted throughput and time of each strategy against the number of nodes."""
+    kinds = list(dict.fromkeys(row.kind for row in plan.rows))
+    with our_style():
+        figure = Figure((WIDTH, 3.4), layout="constrained")
+        panels = figure.subplots(1, 2, sharex=True)
+        for kind in kinds:
+            rows = sorted((r for r in plan.rows if r.kind == kind), key=lambda row: row.nodes)
+            strategy, _, option = kind.partition(" ")
+            for axes, values in zip(
+                panels, ([r.speedup for r in rows], [r.hours for r in rows]), strict=True
+            ):
+                axes.plot(
+                    [row.nodes for row in rows],
+                    values,
+                    color=COLOURS[strategy],
+                    marker=MARKERS[strategy],
+                    markersize=4,
+                    linestyle="--" if option else "-",
+                    markerfacecolor="white" if option else COLOURS[strategy],
+                    label=kind,
+                )
+        most = max(row.nodes for row in plan.rows)
+        panels[0].plot([1, most], [1, most], color=FAINT, linewidth=1, linestyle=":")
+        best = plan.recommended
+        panels[1].plot(
+            [best.nodes],
+            [best.hours],
+            marker="o",
+            markersize=11,
+            color=INK,
+            markerfacecolor="none",
+            linestyle="none",
+        )
+        for axes, title in zip(panels, ("speedup", "hours to the target"), strict=True):
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xlabel("nodes")
+            axes.set_title(title)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=4)
+        svg = svg_text(figure, "Predicted speedup and time by nodes")
+    caption = (
+        "Speedup of the throughput relative to one node; the dotted line is a speedup equal to the "
+        "number of nodes. The circle marks the recommended configuration."
+    )
+    return Drawing("Prediction", svg, caption)
+
+
+def planned_caveats() -> list[str]:
+    """Return sentences on what a prediction rests on."""
+    return [
+        "A simulation predicts the throughput. Its steps have the durations that were measured on "
+        "one machine or given; links, servers and the coordinator serve one request after another.",
+        "All nodes and links are taken to be equal, and the workers of a node are slow together.",
+        "DDP is taken to hide all of its all-reduce but the last 25 MB behind the backward pass, "
+        "as far as that lasts for two thirds of a step.",
+        "Unless a critical batch size and a cost of staleness are given, every configuration is "
+        "taken to need the same number of samples. Larger updates and stale gradients need more.",
+    ]
+
+
+def write_plan_page(
+    plan: ClusterPlan, costs: Costs, cluster: ClusterShape, title: str, recipe: str, path: Path
+) -> None:
+    """Write a plan as one self-contained HTML file.
+
+    Args:
+        plan: The plan.
+        costs: The costs of a step that it rests on.
+        cluster: The cluster.
+        title: The name of what is trained.
+        recipe: The recipe, as TOML.
+        path: The HTML file. Its folder is created if necessary, and an existing file is replaced
+            atomically.
+
+    Raises:
+        WriteError: The file cannot be written.
+    """
+    page = template("scale.html.j2").render(
+        title=f"{title}: predicted workers and servers",
+        facts=planned_facts(plan, costs, cluster),
+        tables=planned_tables(plan, every=True),
+        drawings=[draw_planned(plan)],
+        caveats=planned_caveats(),
+        recipe=recipe.strip(),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page)
+
+
+def planned_facts(plan: ClusterPlan, costs: Costs, cluster: ClusterShape) -> list[tuple[str, str]]:
+    """Return pairs of a term and its value that describe what a plan rests on."""
+    steps = sorted(costs.steps)
+    longest = steps[min(len(steps) - 1, round(0.95 * len(steps)))]
+    link = f"{cluster.gigabits:g} Gbit/s" if cluster.gigabits else "never the limit"
+    return [
+        ("Recommended", plan.reason),
+        (
+            "Cluster",
+            f"up to {cluster.nodes:,} nodes with {cluster.accelerators} workers each; links: "
+            f"{link}, {1e3 * cluster.latency:g} ms",
+        ),
+        (
+            "Step",
+            f"{costs.samples} samples, {1e3 * costs.step:.4g} ms on average, 95 % within "
+            f"{1e3 * longest:.4g} ms (n = {len(steps)}); {costs.megabytes:.4g} MB of parameters",
+        ),
+        (
+            "Exchange",
+            f"overhead {1e3 * costs.overhead:.3g} ms; server {1e3 * costs.serve:.3g} ms per "
+            f"gradient and {1e3 * costs.apply:.3g} ms per update; coordinator "
+            f"{1e3 * costs.coordinate:.3g} ms per gradient",
+        ),
+    ]

@@ -1,0 +1,256 @@
+"""Predictions for a cluster: the simulation, the plan, its file, and the command."""
+
+import json
+import subprocess
+import sys
+import xml.dom.minidom
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.errors import InputError
+from fineprune.experiments import calibration
+from fineprune.experiments.cluster_costs import ClusterShape, Costs, Target, read_cluster
+from fineprune.experiments.cluster_simulation import simulate
+from fineprune.experiments.configurations import configuration
+from fineprune.experiments.planner import plan_cluster, sample_steps
+from fineprune.report.scaling.planned import draw_planned
+from fineprune.training.hardware import resolved
+from fineprune.training.recipe import make_recipe
+
+FREE = ClusterShape(gigabits=0, latency=0)
+
+
+def throughput(text, costs, cluster=FREE):
+    return simulate(costs, cluster, configuration(text)).throughput
+
+
+def test_the_papers_table_is_predicted_within_five_percent():
+    command = [sys.executable, "-W", "error", "benchmarks/planner.py", "--paper"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    last = done.stdout.splitlines()[-1]
+    assert 0 < float(last.removeprefix("largest error: ").removesuffix(" %")) < 5
+
+
+@pytest.mark.parametrize("workers", [1, 4, 32])
+def test_equal_workers_on_a_free_network_scale_linearly(workers):
+    costs = Costs((0.5,), 10, 100.0)
+    for text in (f"async {workers}+1", f"sync {workers}+1"):
+        assert throughput(text, costs) == pytest.approx(20 * workers, rel=1e-6)
+    stale = simulate(costs, FREE, configuration(f"async {workers}+1"))
+    assert stale.staleness_mean == workers - 1
+    assert stale.limit == "compute"
+
+
+def test_a_resource_limits_the_throughput_to_what_it_can_serve():
+    slow_server = Costs((0.5,), 10, 100.0, serve=0.2, apply=0.05)
+    for servers in (1, 2):
+        found = simulate(slow_server, FREE, configuration(f"async 16+{servers}"))
+        assert found.throughput == pytest.approx(10 * servers / 0.25, rel=0.01)
+        assert found.limit == "server"
+    coordinator = simulate(
+        Costs((0.5,), 10, 1.0, coordinate=0.1), FREE, configuration("async 16+1")
+    )
+    assert coordinator.throughput == pytest.approx(100, rel=0.01)
+    assert coordinator.limit == "coordinator"
+    # 125 MB take 0.1 s at 10 Gbit/s. The single server's link receives one gradient at a time.
+    link = ClusterShape(gigabits=10, latency=0)
+    found = simulate(Costs((0.5,), 10, 125.0), link, configuration("async 16+1 dedicated"))
+    assert found.throughput == pytest.approx(100, rel=0.02)
+    assert found.limit == "link"
+
+
+def test_a_shared_server_has_a_busier_link_than_a_dedicated_one():
+    costs, link = Costs((0.2,), 10, 125.0), ClusterShape(gigabits=10, latency=0)
+    shared, dedicated = (
+        simulate(costs, link, configuration(text)).throughput
+        for text in ("async 4+4", "async 4+4 dedicated")
+    )
+    assert shared > dedicated  # A quarter of the traffic stays on the node...
+    assert throughput("async 2+1", costs, link) > throughput("async 2+1 dedicated", costs, link)
+    many = ClusterShape(accelerators=4, gigabits=10, latency=0)  # ... and the workers share a link.
+    assert throughput("async 16+4", costs, many) < throughput("async 16+4", costs, link)
+
+
+def test_synchronous_workers_wait_for_the_slowest_unless_it_is_a_backup():
+    rng = np.random.default_rng(2)
+    slow_at_times = tuple(np.where(rng.random(1000) < 0.1, 0.35, 0.1))
+    costs = Costs(slow_at_times, 1, 0.0)
+    plain, backup = (throughput(text, costs) for text in ("sync 4+1", "sync 4+1 backup=1"))
+    # A step takes 0.1 s only if none of four nodes is slow: 0.1 + 0.25 (1 - 0.9 ** 4) on average.
+    assert plain == pytest.approx(4 / 0.186, rel=0.1)
+    # With a backup worker, two have to be slow at the same time.
+    assert 0.1 < 3 / backup < 0.75 * 4 / plain
+    # The workers of one node are slow together, so they wait for each other less often.
+    together = ClusterShape(accelerators=4, gigabits=0, latency=0)
+    assert throughput("sync 4+1", costs, together) == pytest.approx(4 / costs.step, rel=0.1)
+    assert throughput("sync 4+1", costs, together) > plain
+
+
+def test_all_reduce_hides_what_ddp_hides():
+    link = ClusterShape(gigabits=10, latency=0)
+    small = Costs((1.0,), 10, 25.0)  # One part, which has nothing to overlap with.
+    assert throughput("all-reduce 2", small, link) == pytest.approx(20 / (1 + 0.02))
+    large = Costs((1.0,), 10, 250.0)
+    assert throughput("all-reduce 2", large, link) == pytest.approx(20 / (1 + 0.02))
+    larger = Costs((1.0,), 10, 2500.0)  # The backward pass takes two thirds of the step.
+    assert throughput("all-reduce 2", larger, link) == pytest.approx(20 / (1 + 2 - 2 / 3))
+
+
+def test_a_bound_is_not_predicted():
+    with pytest.raises(InputError, match="without bound="):
+        throughput("async 2+1 bound=1", Costs((1.0,), 1, 1.0))
+
+
+COSTS = Costs((0.1, 0.11, 0.12), 32, 100.0, overhead=0.002, serve=0.02, apply=0.02)
+
+
+def test_a_plan_stops_where_more_nodes_do_not_pay():
+    plan = plan_cluster(COSTS, ClusterShape(nodes=64), samples=1e6, saved=0.25)
+    assert {row.kind for row in plan.stops} == {
+        *("all-reduce", "sync", "sync backup", "async", "async dedicated")
+    }
+    one = plan.rows[0]
+    assert (one.configuration, one.speedup, one.efficiency) == ("one", 1, 1)
+    assert one.hours == pytest.approx(1e6 / (32 / COSTS.step) / 3600)
+    for row in plan.rows:
+        assert row.nodes <= 64
+        assert row.efficiency == pytest.approx(row.speedup / row.nodes)
+        assert row.hours_pruned is not None
+        assert row.hours_pruned == pytest.approx(0.75 * row.hours)
+        assert row.node_hours == pytest.approx(row.nodes * row.hours)
+    assert plan.recommended in plan.stops
+    assert plan.recommended.configuration in plan.reason
+    # Stale gradients and large batches that need more samples stop it earlier.
+    dear = Target(critical_batch=64, per_staleness=0.5)
+    costly = plan_cluster(COSTS, ClusterShape(nodes=64), samples=1e6, target=dear)
+    for cheap, row in zip(plan.stops, costly.stops, strict=True):
+        assert row.workers < cheap.workers or row.workers <= 8
+    assert "more samples" in costly.reason
+    drawing = draw_planned(plan)
+    assert xml.dom.minidom.parseString(drawing.svg).documentElement.tagName == "svg"
+
+
+def test_nodes_with_several_accelerators_are_compared_with_one_such_node():
+    plan = plan_cluster(COSTS, ClusterShape(nodes=8, accelerators=4), samples=1e6)
+    assert plan.rows[0].configuration == "all-reduce 4"
+    assert (plan.rows[0].nodes, plan.rows[0].speedup) == (1, 1)
+    mixed = [row for row in plan.rows if row.kind == "mixed"]
+    assert [(row.workers, row.nodes) for row in mixed] == [(8, 2), (16, 4), (32, 8)]
+    assert all("group=4" in row.configuration for row in mixed)
+    given = [configuration(text) for text in ("async 8+2", "async 8+2 dedicated")]
+    cluster = ClusterShape(accelerators=4)
+    rows = plan_cluster(COSTS, cluster, samples=1e6, configurations=given).rows
+    assert [row.nodes for row in rows] == [2, 4]
+
+
+def test_what_pruning_saves_is_that_of_the_recipe():
+    recipe = make_recipe({"data": {"name": "digits"}, "training": {"epochs": 4}})
+    full = recipe.replaced("pruning", policy="full")
+    assert sample_steps(full, 1000, Target()) == (4000, None)
+    assert sample_steps(full, 1000, Target(epochs=2.5)) == (2500, None)
+    window = {"policy": "fine-pruning", "window": 4, "start": 0, "block": 1, "count": 1}
+    pruned = recipe.replaced("pruning", **window, prune=0.5)
+    _, saved = sample_steps(pruned, 1280, Target())
+    assert saved is not None
+    assert 0 < saved <= 0.5
+
+
+GIVEN = """
+[cluster]
+nodes = 16
+gigabits = 25
+[costs]
+step = 0.2
+overhead = 0.003
+serve = 0.001
+apply = 0.002
+coordinate = 0.0005
+[target]
+per_staleness = 0.01
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[cluster\n", "expected TOML"),
+        ("[machine]\n", "expected the sections cluster, target, costs"),
+        ("[cluster]\nracks = 2\n", "expected one of nodes, accelerators, gigabits, latency"),
+        ("[cluster]\nnodes = 0\n", "cluster.nodes"),
+        ("[cluster]\nnodes = 'two'\n", "cluster.nodes, got 'two'"),
+        ("[costs]\nsteps = ['a']\n", "expected numbers of seconds as costs.steps"),
+        ("[costs]\noverhead = true\n", "costs.overhead, got True"),
+        ("[target]\ncritical_batch = 0\n", "target.critical_batch"),
+    ],
+)
+def test_a_wrong_description_is_one_line(text, message, tmp_path):
+    (tmp_path / "cluster.toml").write_text(text)
+    with pytest.raises(InputError) as error:
+        read_cluster(tmp_path / "cluster.toml")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def predict(tmp_path, *arguments):
+    (tmp_path / "small.toml").write_text('[data]\nname = "digits"\ntrain_size = 256\n')
+    (tmp_path / "cluster.toml").write_text(GIVEN)
+    command = ["scale", str(tmp_path / "small.toml"), *arguments, "--out", str(tmp_path / "out")]
+    return CliRunner().invoke(app, command)
+
+
+def test_the_command_predicts_from_given_costs(tmp_path):
+    cluster = ["--cluster", str(tmp_path / "cluster.toml")]
+    done = predict(tmp_path, "--predict", *cluster, "--nodes", "8", "--json")
+    assert done.exit_code == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["cluster"] == {"nodes": 8, "accelerators": 1, "gigabits": 25, "latency": 5e-5}
+    assert told["costs"]["steps"] == [0.2]
+    assert max(row["nodes"] for row in told["rows"]) == 8
+    assert json.loads((tmp_path / "out/predicted.json").read_text())["rows"] == told["rows"]
+    assert "<svg" in (tmp_path / "out/predicted.html").read_text()
+    done = predict(tmp_path, "one", "async 2+1", "--predict", *cluster)
+    assert done.exit_code == 0, done.stderr
+    assert "Predicted configurations" in done.stdout
+    assert "Recommended: async 2+1" in done.stdout.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nodes", "4"], "expected --predict with a description of a cluster"),
+        (["--predict", "--nodes", "0"], "cluster.nodes"),
+        (["--predict", "--cluster", "nowhere.toml"], "cannot read nowhere.toml"),
+    ],
+)
+def test_wrong_options_are_refused(arguments, message, tmp_path):
+    done = predict(tmp_path, *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("running_ray")
+def test_costs_are_measured_with_a_real_worker_and_server(monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setattr(calibration, "_SECONDS", 0.3)
+    recipe = resolved(
+        make_recipe(
+            {
+                "data": {"name": "digits", "train_size": 256},
+                "training": {"batch_size": 32},
+                "run": {"device": "cpu", "threads": 1},
+            }
+        )
+    )
+    told: list[str] = []
+    costs, samples = calibration.calibrated(recipe, {"serve": 0.5, "apply": 0.0}, told.append)
+    assert samples == 256
+    assert (costs.samples, costs.serve, costs.apply) == (32, 0.5, 0)
+    assert costs.megabytes == pytest.approx(0.248, rel=0.01)  # LeNet has 62,006 parameters.
+    assert len(costs.steps) >= 12
+    assert costs.coordinate > 0
+    assert costs.overhead == 0  # An exchange takes less than the half second that was given.
+    assert told == ["measuring the steps of one worker", "measuring an exchange with a server"]
