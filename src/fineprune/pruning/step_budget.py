@@ -18,8 +18,9 @@ _ROUNDS = 20
 def steps_of_epoch(rates: Sequence[float], budget: int, *, most: int, full: int) -> int:
     """Return how many steps the first of the remaining epochs is given.
 
-    Each epoch is given a number of steps in proportion to its rate, but at most ``most``. If all
-    remaining epochs follow this function, they use the budget exactly.
+    Each epoch is given a number of steps in proportion to its rate, but at most ``most``. If this
+    leaves steps over, they are distributed evenly, since samples that should not be trained do the
+    most harm at the end. If all remaining epochs follow this function, they use the budget exactly.
 
     Args:
         rates: The relative learning rate of each remaining epoch, above 0 in one of them.
@@ -29,7 +30,10 @@ def steps_of_epoch(rates: Sequence[float], budget: int, *, most: int, full: int)
         full: The number of steps of an epoch that trains all samples.
     """
     left = len(rates)
-    steps = round(float(_in_proportion(rates, budget, most, full)[0]))
+    if most * left < budget:
+        steps = -(-budget // left)
+    else:
+        steps = round(float(_in_proportion(rates, budget, most, full)[0]))
     # The later epochs must be able to use up the rest, and each needs at least one step.
     return max(min(max(steps, budget - (left - 1) * full), budget - (left - 1)), 1)
 

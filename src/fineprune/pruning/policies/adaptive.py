@@ -25,6 +25,10 @@ from fineprune.pruning.step_budget import rates_along_steps, steps_of_epoch
 
 _LONGEST_STREAK = 255
 
+# A sample that is doubted is cleared when its log odds are smaller by this than those that made it
+# so.
+_CLEARED = 1.0
+
 
 class Adaptive(Policy):
     """Save a given share of the optimizer steps; which ones follows from the run itself.
@@ -226,8 +230,8 @@ class Adaptive(Policy):
             return
         doubted = scores > self.doubt
         if self._doubted is not None:  # An untrained sample keeps its mark.
-            trained = self._losses.values.numpy() < np.inf
-            doubted = np.where(trained, doubted, self._doubted)
+            cleared = (self._losses.values.numpy() < np.inf) & (scores < self.doubt - _CLEARED)
+            doubted |= self._doubted & ~cleared
         self._doubted = doubted
 
     def end_epoch(self, epoch: int) -> None:
