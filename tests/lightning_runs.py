@@ -73,6 +73,15 @@ class Net(pl.LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
+class WatchedNet(Net):
+    """Its training step records the logits and labels, too."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self.network(x)
+        return record(self, F.cross_entropy(logits, y, reduction="none"), logits, y)
+
+
 class Scheduled(Net):
     """Its learning rate falls to a tenth at a third and two thirds of the training.
 

@@ -212,6 +212,19 @@ def assert_continues(runs, net, undisturbed):
     assert net.trainer.global_step == undisturbed.trainer.global_step
 
 
+@pytest.mark.parametrize("step", [5, 13, 18])
+def test_watched_labels_change_nothing_and_are_resumed(runs, pruning, undisturbed, step, tmp_path):
+    net = runs.fit(pruning(runs.POLICY), runs.every_step(tmp_path), net=runs.WatchedNet())
+    assert_continues(runs, net, undisturbed[0])
+    resumed = runs.fit(
+        pruning(runs.POLICY), net=runs.WatchedNet(), ckpt_path=tmp_path / f"step={step}.ckpt"
+    )
+    watch, again = (runs.pruner_of(one).watch for one in (net, resumed))
+    assert watch.labels().tolist() == runs.DATA.tensors[1].tolist()
+    for ours, theirs in zip(watch.suspects(), again.suspects(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 # The first batch; within a full and a pruned epoch; the last batch of each, and of the training.
 @pytest.mark.parametrize(
     ("step", "validations"), [(1, 6), (13, 5), (25, 4), (18, 5), (31, 4), (62, 1)]

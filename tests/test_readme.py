@@ -117,7 +117,10 @@ def test_the_python_of_a_page_trains_a_network(code, one_thread_everywhere, tmp_
 
 
 @pytest.mark.parametrize("shown", ["the README", "the page on labels", "cleanlab"])
-def test_the_python_that_watches_labels_finds_wrong_ones(shown, one_thread_everywhere):
+def test_the_python_that_watches_labels_finds_wrong_ones(
+    shown, one_thread_everywhere, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     loop, cleanlab = blocks(LABELS, "python")
     with_cleanlab = shown == "cleanlab"
     if shown == "the README":
@@ -136,6 +139,7 @@ def test_the_python_that_watches_labels_finds_wrong_ones(shown, one_thread_every
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
     }
     exec(compile(loop, "<page>", "exec"), names)
+    assert "data:image" not in (tmp_path / "audit.html").read_text(encoding="utf-8")  # Vectors.
     first = names["indices"][:100]
     assert (first % 10 == 0).float().mean() > 0.8
     assert (names["suggestions"][:100] == true[first]).float().mean() > 0.8

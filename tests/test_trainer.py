@@ -234,6 +234,32 @@ def test_without_pruning_the_weights_are_those_of_the_trainer_alone(case, accumu
     assert pruning.state.global_step == alone.state.global_step == 2 * math.ceil(10 / accumulation)
 
 
+def test_watched_labels_change_nothing_and_are_resumed(tmp_path):
+    changes = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 7}
+    watch = {"watch_labels": True}
+    alone = trained("text", tmp_path / "alone", fp.FullData(2), num_train_epochs=2)
+    whole = trained("text", tmp_path / "whole", fp.FullData(2), more=watch, **changes)
+    assert torch.equal(weights(whole.model), weights(alone.model))
+    assert alone.pruner.watch is None
+    resumed = trained(
+        "text",
+        tmp_path / "resumed",
+        fp.FullData(2),
+        resume=str(tmp_path / "whole/checkpoint-7"),
+        more=watch,
+        **changes,
+    )
+    labels = [int(item["labels"]) for item in labelled_texts()]
+    for one in (whole, resumed):
+        assert one.pruner.watch.labels().tolist() == labels
+    for ours, theirs in zip(
+        whole.pruner.watch.suspects(), resumed.pruner.watch.suspects(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(InputError, match="watch the labels of classifiers only"):
+        trained("language", tmp_path / "language", fp.FullData(2), more=watch, num_train_epochs=2)
+
+
 # -- with pruning ---------------------------------------------------------------------------------
 
 

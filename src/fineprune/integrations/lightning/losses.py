@@ -10,15 +10,24 @@ from fineprune.integrations.lightning.loader import PrunedLoader
 from fineprune.pruning.pruner import Pruner
 
 
-def record(module: pl.LightningModule, losses: torch.Tensor) -> torch.Tensor:
+def record(
+    module: pl.LightningModule,
+    losses: torch.Tensor,
+    logits: torch.Tensor | None = None,
+    labels: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Record the losses of a batch in ``training_step``, and return the scalar to backpropagate.
 
     Outside of the training, and with a ``Trainer`` without pruning, this is the mean of the losses,
-    so a step that training and validation share may call it.
+    so a step that training and validation share may call it. With the logits and labels, the
+    training is watched for wrong labels: see ``DataPruning.pruner.watch``. With ``fp.FullData``,
+    nothing else happens.
 
     Args:
         module: The module whose step calls this, ``self``.
         losses: One loss per sample, floating point, shape (B,) (``reduction="none"``).
+        logits: The output of a classifier for them; floating point, shape (B, C).
+        labels: Their labels; integers, shape (B,). They are given together with ``logits``.
 
     Returns:
         The mean of the losses, shape (). If the policy weights them, it is that of the weighted
@@ -27,11 +36,16 @@ def record(module: pl.LightningModule, losses: torch.Tensor) -> torch.Tensor:
     Raises:
         InputError: A shape or a type is wrong, or the losses of this batch were recorded already.
     """
-    mean: torch.Tensor = _record_untraced(module, losses)
+    mean: torch.Tensor = _record_untraced(module, losses, logits, labels)
     return mean
 
 
-def _record(module: pl.LightningModule, losses: torch.Tensor) -> torch.Tensor:
+def _record(
+    module: pl.LightningModule,
+    losses: torch.Tensor,
+    logits: torch.Tensor | None,
+    labels: torch.Tensor | None,
+) -> torch.Tensor:
     try:
         trainer = module.trainer
     except RuntimeError:  # The module is used without a Trainer.
@@ -39,7 +53,7 @@ def _record(module: pl.LightningModule, losses: torch.Tensor) -> torch.Tensor:
     if isinstance(trainer, pl.Trainer) and trainer.training:
         for callback in trainer.callbacks:
             if isinstance(callback, LossRecording):
-                return callback.record(losses)
+                return callback.record(losses, logits, labels)
     return losses.mean()
 
 
@@ -52,15 +66,17 @@ class LossRecording(pl.Callback):
 
     def __init__(self) -> None:
         self._loader: PrunedLoader | None = None
-        # The indices and the losses of a batch that the optimizer has not used yet.
-        self._batch: tuple[torch.Tensor, torch.Tensor] | None = None
+        # What ``Pruner.record`` is given of a batch that the optimizer has not used yet.
+        self._batch: tuple[Any, ...] | None = None
 
     @property
     def pruner(self) -> Pruner:
         """The ``Pruner`` of the training."""
         raise NotImplementedError
 
-    def record(self, losses: torch.Tensor) -> torch.Tensor:
+    def record(
+        self, losses: torch.Tensor, logits: torch.Tensor | None, labels: torch.Tensor | None
+    ) -> torch.Tensor:
         """Do what the function ``record`` does in the training."""
         assert self._loader is not None
         index, self._loader.index = self._loader.index, None
@@ -69,7 +85,9 @@ class LossRecording(pl.Callback):
                 "expected one call of record() in each training_step, got a second one: record "
                 "the losses of a sample as their sum"
             )
-        self._batch = index, losses.detach().clone()
+        of_batch = (losses, logits, labels)
+        copies = (None if part is None else part.detach().clone() for part in of_batch)
+        self._batch = index, *copies
         return self.pruner.weighted(index, losses).mean()
 
     def on_train_batch_end(self, *args: Any) -> None:

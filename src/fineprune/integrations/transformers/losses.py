@@ -33,17 +33,24 @@ class LossRecording(_Base):
     pruner: Pruner
     _sample_losses: SampleLosses | None
     _compared: bool
+    _watch_labels: bool
     _index: torch.Tensor | None = None  # That of the batch that is trained.
     _has_recorded = False
     _batches_left: int
 
-    def record(self, losses: torch.Tensor) -> torch.Tensor:
+    def record(
+        self,
+        losses: torch.Tensor,
+        logits: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Record the losses of a batch in ``compute_loss``, and return the scalar to backpropagate.
 
         In an evaluation, nothing is recorded.
 
         Args:
             losses: One loss per sample, floating point, shape (B,).
+            logits, labels: As for ``Pruner.record``, to watch the labels.
 
         Returns:
             The mean of the losses, with the weights of the plan, shape ().
@@ -65,7 +72,7 @@ class LossRecording(_Base):
                 "the mean of a batch, or to True if it divides by num_items_in_batch"
             )
         self._has_recorded = True
-        return self.pruner.record(self._index, losses)
+        return self.pruner.record(self._index, losses, logits, labels)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Train a batch, whose indices are kept from the model."""
@@ -146,8 +153,9 @@ class LossRecording(_Base):
         """Record the losses of a batch, and return its loss with the weights of the plan."""
         self._has_recorded = True
         weights = self.pruner.plan.weights
+        watched = self._logits_and_labels(passes, inputs) if self._watch_labels else ()
         if weights is None and not self.pruner.policy.needs_losses:
-            self.pruner.record(index, torch.zeros(len(index)))
+            self.pruner.record(index, torch.zeros(len(index)), *watched)
             return loss
         with torch.set_grad_enabled(weights is not None):
             losses = self._losses_of_samples(passes, inputs)
@@ -161,11 +169,26 @@ class LossRecording(_Base):
             self._compared = True
             self._compare(loss, losses, self._shares(index, inputs, num_items))
         # The loss as a whole is backpropagated, so the mean that ``record`` returns is not needed.
-        self.pruner.record(index, losses.detach())
+        self.pruner.record(index, losses.detach(), *watched)
         if weights is None:
             return loss
         added = self.pruner.weighted(index, losses) - losses
         return loss + (self._shares(index, inputs, num_items) * added).sum()
+
+    def _logits_and_labels(
+        self, passes: ForwardPasses, inputs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the logits and the labels of a batch, shape (B, C) and (B,)."""
+        logits: Any = getattr(passes.trained, "logits", None)
+        labels: Any = inputs.get(self._label_name)
+        both = isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor)
+        if not both or logits.ndim != 2 or labels.shape != logits.shape[:1]:
+            given = [tuple(getattr(part, "shape", ())) for part in (logits, labels)]
+            raise InputError(
+                f"expected logits of shape (B, C) and labels of shape (B,) with watch_labels, got "
+                f"{given[0]} and {given[1]}: watch the labels of classifiers only"
+            )
+        return logits.detach(), labels
 
     def _shares(self, index: torch.Tensor, inputs: Any, num_items: Any) -> torch.Tensor:
         """Return the factors of the samples' losses in the loss of the batch, shape (B,)."""

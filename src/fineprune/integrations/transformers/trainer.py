@@ -36,6 +36,8 @@ class PruningMixin(LossRecording, PlannedEpochs):
         sample_losses: Computes the losses of the samples, float, shape (B,), from the outputs of
             the model and the inputs with the labels. It is needed for models whose losses are not
             known here, and with a ``compute_loss_func``.
+        watch_labels: Whether to watch the labels of a classifier with one label per sample:
+            ``pruner.watch`` names the wrong ones. The policy ``fp.FullData`` watches only.
         kwargs: Keyword arguments of the ``Trainer``.
 
     Attributes:
@@ -50,6 +52,7 @@ class PruningMixin(LossRecording, PlannedEpochs):
         *args: Any,
         pruning: Policy | Pruner,
         sample_losses: SampleLosses | None = None,
+        watch_labels: bool = False,
         **kwargs: Any,
     ) -> None:
         check_release()
@@ -60,6 +63,7 @@ class PruningMixin(LossRecording, PlannedEpochs):
         check_sampler(self, super(PlannedEpochs, self)._get_train_sampler)
         self.pruner = self._make_pruner(pruning)
         self._sample_losses = sample_losses
+        self._watch_labels = watch_labels
         self._compared = sample_losses is not None
         own = type(self).compute_loss is not PruningMixin.compute_loss
         if sample_losses is None and self.pruner.policy.needs_losses and not own:
