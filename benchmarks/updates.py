@@ -2,6 +2,7 @@
 
     python benchmarks/updates.py
     python benchmarks/updates.py --against ../before    # and another checkout, in turns
+    python benchmarks/updates.py --round-trips          # one message by Ray and by a channel
 
 There are three measurements, each of a training with asynchronous workers and one server:
 
@@ -19,6 +20,7 @@ affects both. Medians over the rounds are compared. The machine should be idle.
 """
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -27,6 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -189,6 +192,65 @@ def measure(updates: int) -> dict[str, float]:
     return result
 
 
+class Echo:
+    """A process that returns what it is sent, by Ray and by a channel."""
+
+    def echo(self, value: int) -> int:
+        return value
+
+    def join(self, address: tuple[str, int], key: bytes) -> None:
+        from fineprune.distributed.parameter_servers.channel import ChannelClosed, join_channel
+
+        channel = join_channel(address, key)
+
+        def answer() -> None:
+            with contextlib.suppress(ChannelClosed):
+                while True:
+                    channel.send(channel.receive())
+
+        threading.Thread(target=answer, daemon=True).start()
+
+
+def round_trips(repeats: int = 300) -> dict[str, float]:
+    """Return the median time of a round trip in each way, in milliseconds."""
+    # Imported here, because a checkout for --against may have no such modules.
+    import ray
+    from ray.dag import InputNode
+
+    from fineprune.distributed.parameter_servers.channel import Listener
+    from fineprune.distributed.parameter_servers.messages import Ready
+    from fineprune.distributed.parameter_servers.ray_session import ray_session
+
+    def median(act: Callable[[], object]) -> float:
+        times = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            act()
+            times.append(time.perf_counter() - began)
+        return 1e3 * statistics.median(times[repeats // 10 :])
+
+    def through_channel() -> None:
+        channel.send(Ready())
+        channel.receive()
+
+    with ray_session(1):
+        actor: Any = ray.remote(Echo)
+        called, compiled = actor.remote(), actor.remote()
+        listener = Listener("127.0.0.1")
+        ray.get(called.join.remote(listener.address, listener.key))
+        channel = listener.accepted()
+        found = {
+            "channel": median(through_channel),
+            "Ray's call": median(lambda: ray.get(called.echo.remote(1))),
+        }
+        with InputNode() as value:
+            graph = compiled.echo.bind(value).experimental_compile()
+        found["Ray's compiled graph"] = median(lambda: ray.get(graph.execute(1)))
+        graph.teardown()
+        listener.close()
+    return found
+
+
 def measured(checkout: Path, updates: int) -> dict[str, float]:
     """Measure a checkout in a process of its own."""
     done = subprocess.run(
@@ -207,6 +269,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=200, help="per epoch of LeNet")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--against", type=Path, help="another checkout of the project")
+    parser.add_argument("--round-trips", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--answer", nargs=3, type=int, help=argparse.SUPPRESS)
@@ -214,6 +277,10 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.answer:
         answer(*options.answer)
+        return
+    if options.round_trips:
+        for what, milliseconds in round_trips().items():
+            print(f"{what}: {milliseconds:.2f} ms")
         return
     if options.alone:
         print(json.dumps(measure(options.updates)))

@@ -300,3 +300,19 @@ def test_updates_measures_their_cost_and_loading_that_overlaps(run):
     assert line["total"] > line["compute"] > 0
     assert line["updates per second"] > 0
     assert line["loading and computing"] > 0
+
+
+def test_the_simulated_cluster_continues_and_makes_its_table(tmp_path, run):
+    small = ["data.train_size=256", "training.epochs=2", "training.milestones=[]"]
+    small += ["run.device=cpu", "run.threads=1", "run.history=false", "training.batch_size=8"]
+    command = [tmp_path / "runs", "--recipe", "recipes/digits.toml", "--only", "slow"]
+    command += ["--seeds", 2, "--set", *small]
+    done = run("simulated_cluster.py", *command)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| slow")]
+    assert [row[0] for row in rows] == [
+        *("| slow: async-8", "| slow: async-8-one-slow", "| slow: async-8-spread")
+    ]
+    assert all(0 < float(row[1]) < 100 for row in rows)
+    again = run("simulated_cluster.py", *command)
+    assert again.stdout == "\n" + done.stdout.partition("\n\n")[2]

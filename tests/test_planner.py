@@ -99,9 +99,18 @@ def test_all_reduce_hides_what_ddp_hides():
     assert throughput("all-reduce 2", larger, link) == pytest.approx(20 / (1 + 2 - 2 / 3))
 
 
-def test_a_bound_is_not_predicted():
-    with pytest.raises(InputError, match="without bound="):
-        throughput("async 2+1 bound=1", Costs((1.0,), 1, 1.0))
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("async 2+1 bound=1", "without bound="),
+        ("async 2+1 epochs=3", "without lr=, epochs= and seeds="),
+        ("all-reduce 4 group=4", "give --accelerators 4"),
+    ],
+)
+def test_what_is_not_predicted_is_refused(text, message):
+    costs = Costs((1.0,), 1, 1.0)
+    with pytest.raises(InputError, match=message):
+        plan_cluster(costs, FREE, samples=1, configurations=[configuration(text)])
 
 
 COSTS = Costs((0.1, 0.11, 0.12), 32, 100.0, overhead=0.002, serve=0.02, apply=0.02)
@@ -184,6 +193,8 @@ per_staleness = 0.01
         ("[costs]\nsteps = ['a']\n", "expected numbers of seconds as costs.steps"),
         ("[costs]\noverhead = true\n", "costs.overhead, got True"),
         ("[target]\ncritical_batch = 0\n", "target.critical_batch"),
+        ("[target]\nepochs = nan\n", "target.epochs"),
+        ("[cluster]\nlatency = inf\n", "cluster.latency"),
     ],
 )
 def test_a_wrong_description_is_one_line(text, message, tmp_path):

@@ -1,11 +1,14 @@
 """Simulated workers: one equals plain training, N have a staleness of N - 1, resuming is exact."""
 
+import re
+
 import pytest
 import torch
 from resuming import checkpoint_number, train_until
 from torch import nn
 
 from fineprune.distributed.simulated_workers import SimulatedWorkers
+from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
@@ -41,6 +44,39 @@ def test_gradients_are_as_stale_as_workers_that_take_turns_make_them(workers):
     assert path == pytest.approx(weights[1:], rel=1e-12)
 
 
+def test_a_slow_worker_is_stale_and_makes_the_others_less_so():
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    simulated = SimulatedWorkers(model, 3, seconds=(1.0, 1.0, 3.5))
+    simulated.begin_epoch()
+    seen = []
+    for _ in range(15):
+        seen.append((simulated._turn, simulated.staleness))
+        model.weight.grad = torch.zeros_like(model.weight)
+        simulated.step(optimizer)
+    # The third one ends at 3.5 and 7; the others at 1, 2, 3 and so on, the first one first.
+    assert [worker for worker, _ in seen] == [0, 1, 0, 1, 0, 1, 2, 0, 1, 0, 1, 0, 1, 0, 1]
+    assert [staleness for _, staleness in seen] == [0, 1, 1, 1, 1, 1, 6, 2, 2, 1, 1, 1, 1, 1, 1]
+
+
+def test_durations_with_a_spread_are_drawn_from_the_seed_and_the_epoch():
+    model = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def turns(seed, epoch):
+        simulated = SimulatedWorkers(model, 4, spread=0.5, seed=seed)
+        simulated.begin_epoch(epoch)
+        seen = []
+        for _ in range(40):
+            seen.append(simulated._turn)
+            model.weight.grad = torch.zeros_like(model.weight)
+            simulated.step(optimizer)
+        return seen
+
+    assert turns(1, 0) == turns(1, 0)
+    assert len({tuple(turns(*place)) for place in ((1, 0), (2, 0), (1, 1))}) == 3
+
+
 def recipe(*changes):
     return make_recipe(
         {
@@ -72,6 +108,62 @@ def test_a_run_stopped_inside_an_epoch_ends_as_if_it_never_was(saves, tmp_path, 
     train_until(checkpoint_number(saves), made, tmp_path / "run", monkeypatch)
     train(made, tmp_path / "run", resume=True)
     assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+def test_synchronous_workers_are_one_process_with_a_larger_batch(tmp_path):
+    train(recipe("training.batch_size=128", "pruning.policy=full"), tmp_path / "one")
+    sync = ["pruning.policy=full", "distributed.simulate_as=sync"]
+    for name, more in (
+        ("sync", ["distributed.simulate=4"]),
+        ("backup", ["distributed.simulate=5", "distributed.backup=1"]),
+    ):
+        train(recipe(*sync, *more), tmp_path / name)
+        torch.testing.assert_close(weights(tmp_path / name), weights(tmp_path / "one"))
+        assert [line["steps"] for line in read_metrics(tmp_path / name / "metrics.jsonl")] == [
+            *(2, 2, 2)
+        ]
+
+
+def test_groups_are_workers_with_larger_batches(tmp_path):
+    full = "pruning.policy=full"
+    pairs = "training.batch_size=64", "distributed.simulate=2"
+    train(recipe(full, *pairs), tmp_path / "async")
+    mixed = "distributed.simulate=4", "distributed.simulate_as=mixed", "distributed.group=2"
+    train(recipe(full, *mixed), tmp_path / "mixed")
+    torch.testing.assert_close(weights(tmp_path / "mixed"), weights(tmp_path / "async"))
+
+
+def test_a_slow_worker_resumes_inside_an_epoch(tmp_path, monkeypatch):
+    slow = ["distributed.step_seconds=[1.0, 1.0, 3.0]", "distributed.step_spread=0.3"]
+    made = recipe("distributed.simulate=3", "run.checkpoint_steps=1", *slow)
+    train(made, tmp_path / "whole")
+    train(recipe("distributed.simulate=3"), tmp_path / "equal")
+    assert not torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "equal"))
+    train_until(checkpoint_number(5), made, tmp_path / "run", monkeypatch)
+    train(made, tmp_path / "run", resume=True)
+    assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["simulate_as=none"], "distributed.simulate_as to be one of"),
+        (["backup=1"], "expected distributed.backup with strategy sync only, got it with 'async'"),
+        (["group=2"], "expected distributed.group with strategy mixed only"),
+        (["simulate_as=mixed", "group=3"], "distributed.simulate to be a multiple of"),
+        (
+            ["simulate_as=sync", "backup=4"],
+            "expected distributed.backup below distributed.simulate",
+        ),
+        (["step_seconds=[1.0, 2.0]"], "step_seconds to have 4 numbers"),
+        (["step_seconds=[1.0, 2.0, 0.0, 1.0]"], "distributed.step_seconds"),
+        (["simulate_as=sync", "step_spread=0.1"], "synchronous updates do not depend on them"),
+        (["simulate=0", "step_spread=0.1"], "with distributed.simulate"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        recipe("distributed.simulate=4", *(f"distributed.{change}" for change in changes))
 
 
 def test_fewer_than_one_worker_is_refused():

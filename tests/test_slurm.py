@@ -327,6 +327,76 @@ def test_the_strategy_is_the_recipes_unless_one_is_given(options, told):
     assert ("torchrun" in result.output) == ("strategy" not in options or "all-reduce" in options)
 
 
+@needs_bash
+def test_a_job_can_run_a_scaling_experiment(tmp_path):
+    configurations = ["one", "all-reduce 4 group=2", "async 4+2 dedicated lr=0.05", "sync 2+1"]
+    arguments = [*configurations, "--set", "training.batch_size=64"]
+    arguments += ["--options", "--same-update --baseline 'sync 2+1'", "--run", tmp_path / "s"]
+    result = run(DIGITS, "--nodes", 4, "--verb", "scale", *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    text = json.loads(result.output)["script"]
+    assert run_with_stand_ins(text, tmp_path) == 0
+    assert words(tmp_path / "python-words") == [
+        *("-m", "fineprune", "scale", str(DIGITS), *configurations, "--out", str(tmp_path / "s")),
+        *("--same-update", "--baseline", "sync 2+1", "--set", "training.batch_size=64"),
+        *("--set", "run.threads=1", "--set", "run.device=cpu"),
+    ]
+    assert "symmetric-run" in words(tmp_path / "words")
+    # Two processes on the busiest of four nodes, and one CPU for the driver.
+    assert "#SBATCH --cpus-per-task=3" in text
+
+
+@needs_bash
+def test_a_job_can_run_a_comparison(tmp_path):
+    result = run(DIGITS, "--nodes", 1, "--verb", "compare", "--options", "--seeds 3", "--json")
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.output)
+    assert answer["run"] == "runs/digits-compare"
+    assert run_with_stand_ins(answer["script"], tmp_path) == 0
+    assert words(tmp_path / "python-words") == [
+        *("-m", "fineprune", "compare", str(DIGITS), "--out", "runs/digits-compare"),
+        *("--seeds", "3"),
+    ]
+    assert not (tmp_path / "words").exists()  # neither torchrun nor Ray
+
+
+# It runs the two tasks of a step on this machine.
+BOTH_NODES = """
+while [ "${1#--}" != "$1" ]; do shift; done
+SLURM_NODEID=0 "$@" & first=$!
+SLURM_NODEID=1 "$@" & second=$!
+trap 'kill "$first" "$second"' TERM
+wait "$first" && wait "$second"
+"""
+
+
+@needs_bash
+def test_all_reduce_in_scale_runs_over_the_nodes_of_a_job(tmp_path, monkeypatch):
+    srun = tmp_path / "srun"
+    srun.write_text(f'#!{BASH}\nprintf "%s\\0" "$@" >{tmp_path}/words\n{BOTH_NODES}')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    small = ["data.train_size=256", "training.epochs=2", "training.milestones=[]"]
+    small += ["training.batch_size=32", "pruning.policy=full", "run.threads=1", "run.device=cpu"]
+    command = ["scale", str(DIGITS), "all-reduce 2", *small, "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    given = words(tmp_path / "words")
+    assert given[:4] == ["--overlap", "--relative=0", "--nodes=2", "--ntasks-per-node=1"]
+    assert {"--cpus-per-task=1", "--nnodes=2", "--nproc-per-node=1"} <= set(given)
+    # Each of the two ranks trains half of the eight batches.
+    assert [
+        line["steps"] for line in read_metrics(tmp_path / "out/all-reduce-2/metrics.jsonl")
+    ] == [*(4, 4)]
+    done = CliRunner().invoke(app, [*command[:2], "all-reduce 3", *small])
+    assert done.exit_code == 2
+    assert "expected all-reduce on at most the 2 nodes of the job, got 3 nodes" in done.output
+
+
 def test_the_verb_makes_a_name_of_any_files_name(tmp_path):
     recipe = tmp_path / "my net's $x.toml"
     shutil.copy(DIGITS, recipe)
@@ -344,6 +414,12 @@ def test_the_verb_makes_a_name_of_any_files_name(tmp_path):
         (["--nodes", "2", "--strategy", "sync", "--set", "run.device=cuda"], "expected 1 GPUs"),
         (["--nodes", "2", "--strategy", "sync", "--processes", "2"], "with all-reduce only"),
         (["--nodes", "2", "--set", "training.epoch=3"], "did you mean 'epochs'"),
+        (["--nodes", "2", "--verb", "plan"], "expected --verb to be one of"),
+        (["--nodes", "2", "--verb", "compare"], "expected one node for a single process"),
+        (["--nodes", "2", "--verb", "scale"], "expected configurations with --verb scale"),
+        (["--nodes", "2", "async 2+1"], "expected configurations with --verb scale only"),
+        (["--nodes", "2", "--options", "--seeds 2"], "with --verb compare or scale"),
+        (["--nodes", "2", "--verb", "scale", "all-reduce 4"], "'all-reduce 4' on 4: give group="),
     ],
 )
 def test_the_verb_refuses_wrong_input(options, message, tmp_path):
@@ -362,7 +438,7 @@ def test_the_page_shows_what_the_verb_writes(tmp_path, monkeypatch):
     blocks = re.findall(r"^```.*?\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     joined = page.replace("\\\n    ", "")
     commands = re.findall(r"^(?:\$ )?fineprune slurm (.*)$", joined, re.MULTILINE)
-    assert len(commands) == 5
+    assert len(commands) == 7
     for command in commands:
         result = run(*shlex.split(command), "--out", "shown.sh")
         assert result.exit_code == 0, result.output

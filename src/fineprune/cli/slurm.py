@@ -2,30 +2,69 @@
 
 import json
 import re
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes, path_option
+from fineprune.cli.options import (
+    AsJson,
+    Changes,
+    RecipeFile,
+    all_changes,
+    path_option,
+    split_changes,
+)
 from fineprune.cli.outputs import check_file, inputs_of
-from fineprune.errors import check_one_of
-from fineprune.launch.slurm import STRATEGIES, batch_script, fit_servers, train_command
+from fineprune.errors import InputError, check_one_of
+from fineprune.experiments.configurations import (
+    ALL_REDUCE,
+    Configuration,
+    configuration,
+    configured,
+)
+from fineprune.launch.slurm import (
+    ALONE,
+    STRATEGIES,
+    batch_script,
+    experiment_command,
+    fit_servers,
+    train_command,
+)
 from fineprune.runs.files import write_atomically
 from fineprune.training.recipe import Recipe, read_recipe
+
+_VERBS = ("train", "compare", "scale")
 
 
 @exits()
 def slurm(
     recipe: RecipeFile,
     nodes: Annotated[int, typer.Option(help="The number of nodes of the job.")],
-    more: MoreChanges = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIGURATION]... [SECTION.KEY=VALUE]...",
+            help="With --verb scale: the configurations; and more changes. One --set may be "
+            "followed by several.",
+            show_default=False,
+        ),
+    ] = None,
+    verb: Annotated[str, typer.Option(help=f"What the job runs: {', '.join(_VERBS)}.")] = "train",
+    options: Annotated[
+        str, typer.Option(help="More options of compare or scale, such as '--seeds 3'.")
+    ] = "",
     strategy: Annotated[
         str | None,
         typer.Option(help=f"{', '.join(STRATEGIES)} [as in the recipe, or all-reduce]."),
     ] = None,
-    run: Annotated[Path | None, path_option("The run folder [runs/<recipe>-<policy>].")] = None,
+    run: Annotated[
+        Path | None,
+        path_option("The folder of the run or the experiment [as without Slurm]."),
+    ] = None,
     processes: Annotated[
         int | None, typer.Option(help="The processes per node [one per GPU, or one].")
     ] = None,
@@ -57,7 +96,15 @@ def slurm(
     """Write a Slurm batch script that trains a recipe on several nodes. Submits nothing.
 
     Example: fineprune slurm digits --nodes 8 --gpus 4 --time 24:00:00 --out job.sh
+
+    Example: fineprune slurm digits --verb scale one 'async 4+2' --nodes 4 --out job.sh
     """
+    check_one_of("--verb", verb, _VERBS)
+    chosen, more = split_changes(words)
+    if chosen and verb != "scale":
+        raise InputError(f"expected configurations with --verb scale only, got {chosen[0]!r}")
+    if options and verb == "train":
+        raise InputError(f"expected --options with --verb compare or scale, got {options!r}")
     changed = all_changes(changes, more)
     if strategy is not None:
         check_one_of("--strategy", strategy, STRATEGIES)
@@ -65,15 +112,34 @@ def slurm(
     made = read_recipe(recipe, changed)
     if out is not None:
         check_file("--out", out, inputs_of(recipe, made))
-    folder = run or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
-    if made.distributed.served:
-        cpus, spread = _spread(made, nodes, gpus, cpus)
-        changed += spread
+    kind = made.pruning.policy.replace(":", "-") if verb == "train" else verb
+    folder = run or Path("runs") / f"{recipe.stem}-{kind}"
+    trained = [made]
+    launched = made.distributed.strategy if made.distributed.served else "all-reduce"
+    if verb == "compare" and not made.distributed.served:
+        launched = ALONE
+    if verb == "scale":
+        if not chosen:
+            raise InputError("expected configurations with --verb scale, such as 'async 4+2'")
+        parsed = [configuration(text) for text in chosen]
+        trained = [configured(made, one, same_update=False) for one in parsed]
+        _check_nodes(parsed, nodes)
+        launched = "async"  # Ray's nodes run the servers, and the first one starts all runs.
+    served = [one for one in trained if one.distributed.served]
+    if served:
+        spreads = [_spread(one, nodes, gpus, cpus, whole=verb != "scale") for one in served]
+        cpus = max(found for found, _ in spreads)
+        changed += _fitting(made, min(threads for _, threads in spreads), gpus)
+    if verb == "train":
+        command = train_command(recipe, folder, changed)
+    else:
+        more_options = shlex.split(options)
+        command = experiment_command(verb, recipe, folder, chosen, more_options, changed)
     script = batch_script(
-        train_command(recipe, folder, changed),
+        command,
         folder,
         nodes=nodes,
-        strategy=made.distributed.strategy if made.distributed.served else "all-reduce",
+        strategy=launched,
         processes_per_node=processes,
         gpus_per_node=gpus,
         cpus_per_task=cpus,
@@ -95,25 +161,50 @@ def slurm(
         typer.echo(f"written to {out}; submit it from here with: sbatch {out}")
 
 
-def _spread(recipe: Recipe, nodes: int, gpus: int, cpus: int | None) -> tuple[int, list[str]]:
-    """Return the CPUs per node, and the changes that fit the recipe to the nodes."""
+def _spread(
+    recipe: Recipe, nodes: int, gpus: int, cpus: int | None, *, whole: bool
+) -> tuple[int, int]:
+    """Return the CPUs per node, and the threads of each process, of a training with servers.
+
+    Args:
+        recipe: The recipe.
+        nodes: The number of nodes of the job.
+        gpus: The number of GPUs per node.
+        cpus: The number of CPUs per node; None for as many as the processes use.
+        whole: Whether the training has to use all nodes.
+    """
     settings, run = recipe.distributed, recipe.run
-    cpus, threads = fit_servers(
-        nodes,
+    dedicated = settings.servers if settings.placement == "dedicated" else 0
+    return fit_servers(
+        nodes if whole else min(nodes, settings.groups + dedicated),
         workers=settings.workers,
         group=settings.group,
-        dedicated=settings.servers if settings.placement == "dedicated" else 0,
+        dedicated=dedicated,
         threads=run.threads,
         on_gpus=run.device.startswith("cuda") or (run.device == "auto" and gpus > 0),
         gpus_per_node=gpus,
         cpus_per_task=cpus,
     )
+
+
+def _fitting(recipe: Recipe, threads: int, gpus: int) -> list[str]:
+    """Return the changes that fit the recipe to the nodes."""
     # Left at 0 and "auto", these settings would be resolved on the first node for all workers. And
     # a node may have GPUs that the job did not ask for, which Ray does not give to workers.
-    changed = [] if run.threads else [f"run.threads={threads}"]
-    if run.device == "auto" and not gpus:
+    changed = [] if recipe.run.threads else [f"run.threads={threads}"]
+    if recipe.run.device == "auto" and not gpus:
         changed.append("run.device=cpu")
-    return cpus, changed
+    return changed
+
+
+def _check_nodes(configurations: Sequence[Configuration], nodes: int) -> None:
+    """Check that each all-reduce fits the nodes, each of which runs ``group`` of its processes."""
+    for one in configurations:
+        if one.strategy == ALL_REDUCE and 1 < nodes < one.nodes:
+            raise InputError(
+                f"expected configurations for {nodes} nodes, got {one.text!r} on {one.nodes}: give "
+                f"group=, the number of processes per node, or ask for more nodes"
+            )
 
 
 def _plain(stem: str) -> str:

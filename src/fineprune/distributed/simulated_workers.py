@@ -1,18 +1,25 @@
-"""Asynchronous workers simulated in one process: the effect of stale gradients without a cluster.
+"""Workers simulated in one process: the effect of stale gradients without a cluster.
 
-N simulated workers take turns, as N equally fast workers would. Each computes its gradient at the
-weights that it read after its own last update, so N - 1 updates of other workers come between its
-read and its push. The update rule is that of the parameter server. Everything is deterministic;
-speed is not simulated.
+Each simulated worker, or group of workers, computes its gradient at the weights that it read after
+its own last update. The order of the updates follows from the durations of the steps: N equally
+fast workers take turns, so N - 1 updates of other workers come between a worker's read and its
+push, and the gradients of a slow one are staler. The update rule is that of the parameter server.
+Everything is deterministic, and nothing waits: durations are only compared.
+
+The gradient of a group, or of synchronous workers, is the mean over several batches at the same
+weights, which the training loop accumulates. Which batches synchronous backup workers delay is not
+simulated: their number determines how many batches an update averages.
 
 As with real servers, an epoch ends only when all of its gradients are applied. Therefore all
 workers read the same weights at the start of each epoch, and the first gradients of an epoch have
-the staleness 0, 1, 2 and so on up to N - 1.
+the staleness 0, 1, 2 and so on up to N - 1, if the workers are equally fast.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,13 +34,23 @@ class SimulatedWorkers:
     Args:
         model: The model that the workers train. Each worker has its own copy of the parameters; all
             workers share the buffers (normalisation statistics).
-        workers: The number N of workers, at least 1.
+        workers: The number N of workers or groups, at least 1.
+        seconds: The usual duration of a step of each worker, in any unit; empty if they are equal.
+        spread: The standard deviation of the logarithm of the durations.
+        seed: The seed from which the durations are drawn.
 
     Raises:
         InputError: There is no worker.
     """
 
-    def __init__(self, model: nn.Module, workers: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        workers: int,
+        seconds: Sequence[float] = (),
+        spread: float = 0.0,
+        seed: int = 0,
+    ) -> None:
         if workers < 1:
             raise InputError(f"expected at least one simulated worker, got {workers}")
         self._model = [p.data for p in model.parameters()]
@@ -41,6 +58,12 @@ class SimulatedWorkers:
         self._read = [[torch.empty_like(p) for p in self._model] for _ in range(workers)]
         self._read_at = [0] * workers
         self._updates = 0
+        self._seconds = list(seconds) or [1.0] * workers
+        self._spread = spread
+        self._seed = seed
+        self._epoch = 0
+        self._steps = [0] * workers
+        self._ends = list(self._seconds)
 
     @property
     def staleness(self) -> int:
@@ -49,14 +72,18 @@ class SimulatedWorkers:
 
     @property
     def _turn(self) -> int:
-        return self._updates % len(self._read)
+        """The worker whose step ends first; of several, the first one."""
+        return self._ends.index(min(self._ends))
 
-    def begin_epoch(self) -> None:
-        """Let all workers read the model's weights; the first worker is next."""
+    def begin_epoch(self, epoch: int = 0) -> None:
+        """Let all workers read the model's weights and begin a step."""
         for copy in (self._server, *self._read):
             torch._foreach_copy_(copy, self._model)
         self._read_at = [0] * len(self._read)
         self._updates = 0
+        self._epoch = epoch
+        self._steps = [0] * len(self._read)
+        self._ends = [self._duration(worker) for worker in range(len(self._read))]
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the gradient on the server, let its worker read, and turn to the next worker."""
@@ -67,6 +94,8 @@ class SimulatedWorkers:
         turn = self._turn
         self._updates += 1
         self._read_at[turn] = self._updates
+        self._steps[turn] += 1
+        self._ends[turn] += self._duration(turn)
         torch._foreach_copy_(self._model, self._read[self._turn])
 
     def end_epoch(self) -> None:
@@ -80,6 +109,9 @@ class SimulatedWorkers:
             "read": self._read,
             "read_at": self._read_at,
             "updates": self._updates,
+            "epoch": self._epoch,
+            "steps": self._steps,
+            "ends": self._ends,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -88,8 +120,16 @@ class SimulatedWorkers:
         for own, saved in zip(self._read, state["read"], strict=True):
             _copy(own, saved)
         self._read_at = list(state["read_at"])
-        self._updates = state["updates"]
+        self._updates, self._epoch = state["updates"], state["epoch"]
+        self._steps, self._ends = list(state["steps"]), list(state["ends"])
         torch._foreach_copy_(self._model, self._read[self._turn])
+
+    def _duration(self, worker: int) -> float:
+        if not self._spread:
+            return self._seconds[worker]
+        place = [self._seed, self._epoch, worker, self._steps[worker]]
+        drawn = np.random.default_rng(place).standard_normal()
+        return self._seconds[worker] * math.exp(self._spread * drawn)
 
 
 def _copy(own: Iterable[Tensor], saved: Iterable[Tensor]) -> None:

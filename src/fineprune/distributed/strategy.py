@@ -54,7 +54,13 @@ class Strategy:
             last snapshot are undone.
         link_seconds: How long each message between a worker and a server may take, and the making
             of a link.
-        simulate: The number of asynchronous workers to simulate in one process; 0 for none.
+        simulate: The number of workers to simulate in one process; 0 for none. Then ``group`` and
+            ``backup`` have the same meaning as with servers.
+        simulate_as: The strategy to simulate, ``async``, ``sync`` or ``mixed``.
+        step_seconds: The usual durations of the steps of the simulated workers (with ``mixed``, of
+            the groups), in any unit; none if all are equal. They determine the order of
+            asynchronous updates.
+        step_spread: The standard deviation of the logarithm of each of these durations.
 
     Raises:
         InputError: A value is out of range, or the values do not fit together.
@@ -76,6 +82,9 @@ class Strategy:
     snapshot_every: int = 50
     link_seconds: float = 60.0
     simulate: int = 0
+    simulate_as: str = "async"
+    step_seconds: tuple[float, ...] = ()
+    step_spread: float = 0.0
 
     def __post_init__(self) -> None:
         check_one_of("distributed.strategy", self.strategy, STRATEGIES)
@@ -91,16 +100,20 @@ class Strategy:
             check_at_least(f"distributed.{name}", getattr(self, name), 0)
         if self.staleness_bound is not None:
             check_at_least("distributed.staleness_bound", self.staleness_bound, 0)
-        if self.backup >= self.workers:
+        check_one_of("distributed.simulate_as", self.simulate_as, STRATEGIES[1:])
+        name, workers = ("simulate", self.simulate) if self.simulate else ("workers", self.workers)
+        if self.backup >= workers:
             raise InputError(
-                f"expected distributed.backup below distributed.workers, got {self.backup} of "
-                f"{self.workers}"
+                f"expected distributed.backup below distributed.{name}, got {self.backup} of "
+                f"{workers}"
             )
-        if self.workers % self.group:
+        if workers % self.group:
             raise InputError(
-                f"expected distributed.workers to be a multiple of distributed.group, got "
-                f"{self.workers} and {self.group}"
+                f"expected distributed.{name} to be a multiple of distributed.group, got "
+                f"{workers} and {self.group}"
             )
+        self._check_steps()
+        kind = self.simulate_as if self.simulate and not self.served else self.strategy
         only = {
             "group": (self.group > 1, ("mixed",)),
             "backup": (self.backup > 0, ("sync",)),
@@ -110,11 +123,29 @@ class Strategy:
             "simulate": (self.simulate > 0, ("none",)),
         }
         for name, (given, strategies) in only.items():
-            if given and self.strategy not in strategies:
+            used = self.strategy if name not in ("group", "backup") else kind
+            if given and used not in strategies:
                 raise InputError(
                     f"expected distributed.{name} with strategy {' or '.join(strategies)} only, "
-                    f"got it with {self.strategy!r}"
+                    f"got it with {used!r}"
                 )
+
+    def _check_steps(self) -> None:
+        check_at_least("distributed.step_spread", self.step_spread, 0)
+        for seconds in self.step_seconds:
+            check_above("distributed.step_seconds", seconds, 0)
+        if not self.step_seconds and not self.step_spread:
+            return
+        if not self.simulate or self.simulate_as == "sync":
+            raise InputError(
+                "expected distributed.step_seconds and step_spread with distributed.simulate and "
+                "simulate_as async or mixed only: synchronous updates do not depend on them"
+            )
+        if self.step_seconds and len(self.step_seconds) != self.simulated_groups:
+            raise InputError(
+                f"expected distributed.step_seconds to have {self.simulated_groups} numbers, one "
+                f"for each simulated worker or group, got {len(self.step_seconds)}"
+            )
 
     @property
     def served(self) -> bool:
@@ -138,5 +169,17 @@ class Strategy:
 
     @property
     def batches_per_update(self) -> int:
-        """The number of workers' batches whose mean gradient makes one update."""
-        return self.quorum * self.group
+        """The number of workers' batches whose mean gradient makes one update, with servers."""
+        return self.quorum * self.group if self.served else 1
+
+    @property
+    def simulated_groups(self) -> int:
+        """The number of simulated workers or groups whose gradients may be stale."""
+        return 1 if self.simulate_as == "sync" else self.simulate // self.group
+
+    @property
+    def simulated_batches(self) -> int:
+        """The number of batches whose mean gradient makes one simulated update."""
+        if not self.simulate:
+            return 1
+        return self.simulate - self.backup if self.simulate_as == "sync" else self.group

@@ -12,6 +12,7 @@ from fineprune.errors import RunError
 from fineprune.experiments.configurations import ALL_REDUCE, Configuration
 from fineprune.experiments.planned_run import PlannedRun
 from fineprune.launch.follow_parent import PARENT_VARIABLE
+from fineprune.launch.slurm import torchrun_in_job
 from fineprune.runs.files import DURATION, write_atomically, write_json
 from fineprune.training.stop import Stopped, stop_requests
 
@@ -27,6 +28,7 @@ def launch(run: PlannedRun, configuration: Configuration, on_poll: Callable[[], 
         on_poll: Called twice per second.
 
     Raises:
+        InputError: All-reduce needs more nodes than the job has.
         RunError: The run failed. The error names the file beside its folder with its messages.
         Stopped: A signal asked this process to stop, and the run has written a checkpoint.
     """
@@ -36,10 +38,11 @@ def launch(run: PlannedRun, configuration: Configuration, on_poll: Callable[[], 
         train = ["-m", "fineprune", "train", str(recipe), "--out", str(run.folder), "--resume"]
         log = run.folder.with_suffix(".log")
         is_new = not run.folder.exists()
+        launcher = _launcher(configuration)
         started = time.perf_counter()
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, *_launcher(configuration), *train],
+                [*launcher, *train],
                 env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -66,9 +69,13 @@ def launch(run: PlannedRun, configuration: Configuration, on_poll: Callable[[], 
 
 def _launcher(configuration: Configuration) -> list[str]:
     if configuration.strategy != ALL_REDUCE:
-        return []
+        return [sys.executable]
+    in_job = torchrun_in_job(configuration.nodes, configuration.group)
+    if in_job is not None:
+        return in_job
     # Each run has its own rendezvous store, on a free port of the loopback interface.
     return [
+        sys.executable,
         "-m",
         "fineprune.launch.torchrun",
         f"--nproc-per-node={configuration.workers}",

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fineprune.errors import InputError
 from fineprune.experiments.cluster_costs import ClusterShape, Costs, Target
 from fineprune.experiments.cluster_simulation import simulate
 from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration, configuration
@@ -133,6 +134,8 @@ def plan_cluster(
             node_hours_pruned=None if pruned is None else pruned * nodes,
         )
 
+    for chosen in configurations:
+        _check(chosen, cluster)
     if configurations:
         rows = [predicted(chosen) for chosen in configurations]
         return ClusterPlan(rows, [], *_recommended(rows, rows))
@@ -174,6 +177,19 @@ def sample_steps(recipe: Recipe, num_samples: int, target: Target) -> tuple[floa
     if not own and not full and cost_is_known(recipe, num_samples):
         saved = saved_share(recipe, num_samples)
     return epochs * num_samples, saved
+
+
+def _check(chosen: Configuration, cluster: ClusterShape) -> None:
+    if chosen.training or chosen.seeds > 1:
+        raise InputError(
+            f"expected a configuration without lr=, epochs= and seeds= for a prediction, got "
+            f"{chosen.text!r}: change the recipe with --set"
+        )
+    if chosen.strategy == ALL_REDUCE and chosen.group not in (1, cluster.accelerators):
+        raise InputError(
+            f"expected the {cluster.accelerators} workers per node of the cluster, got "
+            f"{chosen.text!r}: give --accelerators {chosen.group}"
+        )
 
 
 def _one_node(cluster: ClusterShape) -> Configuration:

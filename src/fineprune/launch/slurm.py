@@ -1,13 +1,18 @@
 """Batch scripts for Slurm that start one Python command on every node of a job."""
 
+import os
 import re
 import shlex
+import socket
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fineprune.errors import InputError, check_one_of
 
 STRATEGIES = ("all-reduce", "sync", "async", "mixed")
+# The strategy of a command that runs as a single process on a single node.
+ALONE = "one"
 
 # These ports are below Linux's ephemeral ports and above those of Ray's workers.
 _FIRST_PORT, _PORTS = 20_000, 10_000
@@ -32,6 +37,77 @@ def train_command(recipe: Path, out: Path, changes: Iterable[str] = ()) -> list[
     for change in changes:
         command += ["--set", change]
     return command
+
+
+def experiment_command(
+    verb: str,
+    recipe: Path,
+    out: Path,
+    configurations: Iterable[str] = (),
+    options: Iterable[str] = (),
+    changes: Iterable[str] = (),
+) -> list[str]:
+    """Return the arguments of Python that start or continue an experiment in a job.
+
+    The same command serves for the first start and for every later one.
+
+    Args:
+        verb: ``compare`` or ``scale``.
+        recipe: The path of the recipe on the nodes.
+        out: The path of the experiment's folder on the nodes.
+        configurations: The configurations of ``scale``.
+        options: More options of the verb.
+        changes: Changes of the recipe, each ``section.key=value``.
+    """
+    command = ["-m", "fineprune", verb, str(recipe), *configurations, "--out", str(out), *options]
+    for change in changes:
+        command += ["--set", change]
+    return command
+
+
+def torchrun_in_job(nodes: int, processes: int) -> list[str] | None:
+    """Return the command that starts ``torchrun`` on the first nodes of the job of this process.
+
+    This process runs on the job's first node, as a command of ``batch_script`` does. The arguments
+    for ``torchrun`` that are appended to the command are those of the program.
+
+    Args:
+        nodes: The number of nodes.
+        processes: The number of processes per node.
+
+    Returns:
+        The command; None if this process is not in a job of several nodes.
+
+    Raises:
+        InputError: The job has fewer nodes.
+    """
+    job = os.environ
+    available = int(job.get("SLURM_JOB_NUM_NODES", "1"))
+    if available == 1:
+        return None
+    if nodes > available:
+        raise InputError(
+            f"expected all-reduce on at most the {available} nodes of the job, got {nodes} nodes: "
+            f"give group=, the number of processes per node, or ask for more nodes"
+        )
+    host = job.get("RAY_ADDRESS", "").rpartition(":")[0] or socket.gethostname()
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    step = ["srun", "--overlap", "--relative=0", f"--nodes={nodes}", "--ntasks-per-node=1"]
+    step += ["--export=ALL", "--kill-on-bad-exit=1"]
+    for name in ("CPUS_PER_TASK", "GPUS_PER_NODE"):
+        if value := job.get(f"SLURM_{name}"):
+            step.append(f"--{name.lower().replace('_', '-')}={value}")
+    start = 'exec "$0" -m fineprune.launch.torchrun --rdzv-conf is_host=$((SLURM_NODEID == 0)) "$@"'
+    return [
+        *step,
+        *("bash", "-c", start, sys.executable),
+        f"--nnodes={nodes}",
+        f"--nproc-per-node={processes}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-id={job.get('SLURM_JOB_ID', 'job')}-{port}",
+        f"--rdzv-endpoint={host}:{port}",
+    ]
 
 
 def fit_servers(
@@ -121,6 +197,7 @@ def batch_script(
         nodes: The number of nodes. Each node runs one Slurm task, which starts its processes.
         strategy: ``all-reduce`` runs the command in every process of ``torchrun``. ``sync``,
             ``async`` and ``mixed`` run it once, on the first node of a Ray cluster over all nodes.
+            ``one`` runs it once, in a job of one node.
         processes_per_node: The number of processes that ``torchrun`` starts on each node; by
             default one per GPU, or one. With servers, the recipe determines the number of workers.
         gpus_per_node: The number of GPUs per node; 0 to train on CPUs.
@@ -139,12 +216,14 @@ def batch_script(
     Raises:
         InputError: A setting is wrong.
     """
-    check_one_of("strategy", strategy, STRATEGIES)
+    check_one_of("strategy", strategy, (*STRATEGIES, ALONE))
     _at_least("nodes", nodes, 1)
+    if strategy == ALONE and nodes > 1:
+        raise InputError(f"expected one node for a single process, got {nodes}")
     _at_least("gpus_per_node", gpus_per_node, 0)
     _at_least("stop_seconds", stop_seconds, 0)
     processes = _processes(strategy, processes_per_node, gpus_per_node)
-    servers = 0 if strategy == "all-reduce" else 1
+    servers = 0 if strategy in ("all-reduce", ALONE) else 1
     cpus = processes + servers if cpus_per_task is None else cpus_per_task
     _at_least("cpus_per_task", cpus, 1)
     if time is not None and not _TIME.fullmatch(time):
@@ -177,9 +256,12 @@ def batch_script(
     lines += ["asked=", "trap asked=yes USR1", ""]
     lines += _log(out)
     lines += _setup(setup)
-    lines += _first_node()
+    if strategy != ALONE:
+        lines += _first_node()
     step = f"srun --export=ALL --cpus-per-task={cpus} --kill-on-bad-exit=1"
-    if servers:
+    if strategy == ALONE:
+        lines += _alone(step, command)
+    elif servers:
         lines += _ray(step, command, nodes, cpus, gpus_per_node)
     else:
         lines += _torchrun(step, command, nodes, processes, max(1, cpus // processes))
@@ -188,7 +270,7 @@ def batch_script(
 
 def _processes(strategy: str, given: int | None, gpus: int) -> int:
     if given is None:
-        return gpus or 1
+        return 1 if strategy == ALONE else gpus or 1
     _at_least("processes_per_node", given, 1)
     if strategy != "all-reduce":
         raise InputError(
@@ -255,6 +337,11 @@ def _in_background(step: list[str], stop: Sequence[str]) -> list[str]:
         "asked=yes",
         'while [[ "$asked" ]]; do asked=; status=0; wait "$step" || status=$?; done',
     ]
+
+
+def _alone(step: str, command: Sequence[str]) -> list[str]:
+    run = [f"{step} --label \\", f"  python {shlex.join(command)}"]
+    return [*_in_background(run, ['scancel --signal=TERM "$SLURM_JOB_ID"']), 'exit "$status"']
 
 
 def _torchrun(

@@ -78,16 +78,19 @@ def train_epoch_locally(
     batches = totals.planned = len(local.loader)
     rate = -1.0
     training_mode(state.model, state.recipe.network.freeze)
+    accumulation = state.recipe.accumulation
+    # The rate of simulated workers follows the updates, like that of real ones.
+    each = state.recipe.distributed.simulated_batches
     if local.simulated and not totals.batches:
-        local.simulated.begin_epoch()
+        local.simulated.begin_epoch(epoch)
     for index, (x, y) in local.loader:
         x = _to_device(x, run.device)
         y = y.to(run.device, non_blocking=True)
-        new_rate = rate_at(training, epoch + totals.batches / batches)
+        new_rate = rate_at(training, epoch + totals.batches // each * each / batches)
         if new_rate != rate:
             rate = new_rate
             set_rate(optimizer, rate)
-        ends_window = (totals.batches + 1) % training.accumulation == 0
+        ends_window = (totals.batches + 1) % accumulation == 0
         step_follows = ends_window or totals.batches + 1 == batches
         with state.autocast, _gradient_averaging(state, step_follows):
             logits = local.forward(x)
@@ -105,7 +108,7 @@ def train_epoch_locally(
             totals.broken = (totals.broken or 0) + local.loader.take_replaced()
         # The last accumulation window of an epoch may have fewer batches. Its gradient is the mean
         # over the batches that it has.
-        window = min(training.accumulation, batches - _window_start(totals.batches, training))
+        window = min(accumulation, batches - (totals.batches - 1) // accumulation * accumulation)
         (loss / window if window > 1 else loss).backward()
         if not step_follows:
             continue
@@ -138,8 +141,3 @@ def _gradient_averaging(
 def _to_device(x: torch.Tensor, device: str) -> torch.Tensor:
     layout = torch.channels_last if x.ndim == 4 else torch.preserve_format
     return x.to(device, memory_format=layout, non_blocking=True)
-
-
-def _window_start(batches: int, training: Any) -> int:
-    start: int = (batches - 1) // training.accumulation * training.accumulation
-    return start

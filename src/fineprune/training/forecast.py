@@ -254,4 +254,4 @@ def _shape(recipe: Recipe, ranks: int) -> BatchShape:
     training = recipe.training
     # The number of samples per update and rank; kept sets are rounded up to a multiple of it.
     size = training.batch_size * recipe.distributed.batches_per_update
-    return BatchShape(size, training.accumulation, ranks, training.drop_last)
+    return BatchShape(size, recipe.accumulation, ranks, training.drop_last)

@@ -80,6 +80,11 @@ class Recipe:
                 f"the weights of simulated workers are not averaged"
             )
 
+    @property
+    def accumulation(self) -> int:
+        """The number of a process's batches whose mean gradient makes one optimizer step."""
+        return self.training.accumulation * self.distributed.simulated_batches
+
     def _check_probabilities(self, policy: Policy) -> None:
         """Raise InputError if a policy would mistake smoothed losses for probabilities."""
         smoothing = self.training.label_smoothing

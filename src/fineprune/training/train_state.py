@@ -89,7 +89,7 @@ class LocalParts:
         forward: The network that is called in training: compiled, replicated, or the bare network.
         optimizer: Updates the network's parameters.
         loader: Yields the batches ``(index, (x, y))`` of an epoch.
-        simulated: The simulated asynchronous workers; None if the run has none.
+        simulated: The simulated workers; None if the run has none.
         stop_vote: Makes all ranks stop after the same batch.
     """
 
@@ -183,7 +183,7 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
         labels=data.labels() if policy.plan_options.keep_per_class else None,
         seed=recipe.run.seed,
         batch_size=recipe.training.batch_size * recipe.distributed.batches_per_update,
-        accumulation=recipe.training.accumulation,
+        accumulation=recipe.accumulation,
         drop_last=recipe.training.drop_last,
     )
     decay = recipe.training.ema
@@ -228,8 +228,19 @@ def build_local_parts(state: TrainState) -> LocalParts:
         forward=ranks.replicate(model, forward),
         optimizer=build_optimizer(trained_parameters(model), recipe.training),
         loader=state.data.make_loader(state.pruner),
-        simulated=SimulatedWorkers(model, simulate) if simulate else None,
+        simulated=_simulated(recipe, model) if simulate else None,
         stop_vote=StopVote(ranks),
+    )
+
+
+def _simulated(recipe: Recipe, model: nn.Module) -> SimulatedWorkers:
+    strategy = recipe.distributed
+    return SimulatedWorkers(
+        model,
+        strategy.simulated_groups,
+        strategy.step_seconds,
+        strategy.step_spread,
+        recipe.run.seed,
     )
 
 

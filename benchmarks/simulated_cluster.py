@@ -1,0 +1,88 @@
+"""What workers on a cluster do to the accuracy: questions that [D] leaves open, by simulation.
+
+    python benchmarks/simulated_cluster.py runs/simulated-cluster --set data.dir=data
+    python benchmarks/simulated_cluster.py runs/simulated-cluster --only batch --seeds 3
+
+All workers are simulated in one process with real gradients, so the results do not depend on the
+machine's speed. The questions:
+
+- **batch**: synchronous workers average more samples per update, with the rate as it is, and with
+  the rate multiplied by the workers and a warm-up.
+- **slow**: one of eight asynchronous workers takes three times as long.
+- **rate**: each number of asynchronous workers with several learning rates.
+
+Runs that are finished are kept, and one that was stopped is continued, so the same command goes on
+where it was stopped. The last part of the output is a table with the mean and the standard
+deviation of the accuracy after the last epoch.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+from fineprune.experiments.planned_run import PlannedRun, with_seed
+from fineprune.runs.run import read_run
+from fineprune.training.hardware import resolved
+from fineprune.training.loop import train
+from fineprune.training.recipe import Recipe, read_recipe
+
+RECIPE = Path(__file__).parent.parent / "recipes/paper/lenet.toml"
+WORKERS = (1, 2, 4, 8, 16, 32)
+RATE_FACTORS = (0.25, 0.5, 1.0, 2.0)
+
+
+def arms(question: str, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
+    """Yield the name and the recipe of each arm of a question."""
+    rate, epochs = recipe.training.lr, recipe.training.epochs
+    if question == "batch":
+        for workers in WORKERS:
+            made = recipe.replaced("distributed", simulate=workers, simulate_as="sync")
+            yield f"sync-{workers}", made
+            if workers > 1:
+                scaled = {"lr": rate * workers, "warmup": max(1, epochs // 20)}
+                yield f"sync-{workers}-scaled", made.replaced("training", **scaled)
+    elif question == "slow":
+        yield "async-8", recipe.replaced("distributed", simulate=8)
+        slow = (*[1.0] * 7, 3.0)
+        yield "async-8-one-slow", recipe.replaced("distributed", simulate=8, step_seconds=slow)
+        yield "async-8-spread", recipe.replaced("distributed", simulate=8, step_spread=0.3)
+    else:
+        for workers in WORKERS:
+            for factor in RATE_FACTORS:
+                made = recipe.replaced("distributed", simulate=workers)
+                yield (
+                    f"async-{workers}-rate-{factor:g}",
+                    made.replaced("training", lr=rate * factor),
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--recipe", type=Path, default=RECIPE)
+    parser.add_argument("--only", choices=("batch", "slow", "rate"), help="one question")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--set", nargs="*", default=[], metavar="SECTION.KEY=VALUE")
+    options = parser.parse_args()
+    recipe = read_recipe(options.recipe, options.set).replaced("pruning", policy="full")
+    questions = [options.only] if options.only else ["batch", "slow", "rate"]
+    named = [(q, name, made) for q in questions for name, made in arms(q, recipe)]
+    runs: dict[str, list[PlannedRun]] = {}
+    for number in range(options.seeds):
+        for question, name, made in named:
+            folder = options.folder / question / f"{name}-{number}"
+            run = PlannedRun(name, number, resolved(with_seed(made, number)), folder)
+            runs.setdefault(f"{question}: {name}", []).append(run)
+            if not run.finished():
+                train(run.recipe, folder, resume=True)
+                print(f"{question}: {name}, seed {number + 1} of {options.seeds}", flush=True)
+    print("\n| arm | accuracy, % | standard deviation | n |\n|---|---:|---:|---:|")
+    for name, planned in runs.items():
+        found = [100 * read_run(run.folder).summary.accuracy_last for run in planned]
+        spread = f"{statistics.stdev(found):.2f}" if len(found) > 1 else "-"
+        print(f"| {name} | {statistics.mean(found):.2f} | {spread} | {len(found)} |")
+
+
+if __name__ == "__main__":
+    main()
