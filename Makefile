@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/installed
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
-.PHONY: demo test pytest long integrations transformers oldest coverage lint docs release clean
+.PHONY: demo test pytest long integrations transformers oldest coverage mutants lint docs release clean
 
 demo: $(INSTALLED)
 	rm -rf runs/demo
@@ -51,6 +51,12 @@ oldest:
 # ARGS are further arguments of pytest, for example: make coverage ARGS="tests/test_pruner.py -n 0"
 coverage: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term --cov-report=html $(ARGS)
+
+# Changes one line at a time of what owns an epoch, and lists the changes that no test notices.
+mutants: $(INSTALLED)
+	$(INSTALL) 'mutmut==3.8.1'
+	$(BIN)/mutmut run --max-children 2
+	$(BIN)/mutmut results
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

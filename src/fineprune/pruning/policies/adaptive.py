@@ -25,9 +25,8 @@ from fineprune.pruning.step_budget import rates_along_steps, steps_of_epoch
 
 _LONGEST_STREAK = 255
 
-# A sample that is doubted is cleared when its log odds are smaller by this than those that made it
-# so.
-_CLEARED = 1.0
+# The log odds above which a label is doubted, and those below which it is cleared again.
+_DOUBTED, _CLEARED = 0.0, -1.0
 
 
 class Adaptive(Policy):
@@ -89,7 +88,6 @@ class Adaptive(Policy):
         returning: float = 0.1,
         evidence: float = 0.075,
         chance: float | None = None,
-        doubt: float = 0.0,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(epochs, **options)
@@ -111,7 +109,6 @@ class Adaptive(Policy):
         self.patience = patience
         self.returning = float(returning)
         self.evidence = float(evidence)
-        self.doubt = float(doubt)
         self.rates: tuple[float, ...] = (1.0,) * self.epochs
         self._has_rates = rates is not None
         if rates is not None:
@@ -228,9 +225,9 @@ class Adaptive(Policy):
         """Take the evidence on the labels, by which samples are then skipped."""
         if not self.patience or epoch + 1 < self.patience:
             return
-        doubted = scores > self.doubt
+        doubted = scores > _DOUBTED
         if self._doubted is not None:  # An untrained sample keeps its mark.
-            cleared = (self._losses.values.numpy() < np.inf) & (scores < self.doubt - _CLEARED)
+            cleared = (self._losses.values.numpy() < np.inf) & (scores < _CLEARED)
             doubted |= self._doubted & ~cleared
         self._doubted = doubted
 

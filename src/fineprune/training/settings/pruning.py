@@ -36,7 +36,7 @@ class PruningSettings:
             called with the number of epochs and with ``arguments``.
         save: The share to save: an argument of ``Adaptive``, ``InfoBatch``, ``RS2``,
             ``SelectiveBackprop`` and ``UCB``.
-        patience, returning, evidence, chance, doubt: The arguments of ``Adaptive``.
+        patience, returning, evidence, chance: The arguments of ``Adaptive``.
         replacement: An argument of ``RS2``.
         confidence: An argument of ``Kakurenbo``.
         power, begin, end: The arguments of ``SelectiveBackprop``.
@@ -64,7 +64,6 @@ class PruningSettings:
     returning: float = 0.1
     evidence: float = 0.075
     chance: float | None = None
-    doubt: float | None = None
     replacement: bool | None = None
     confidence: float | None = None
     power: float | None = None
