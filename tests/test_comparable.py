@@ -73,7 +73,8 @@ SOURCES = {"labels": with_labels, "weights": with_weights, "data": with_images}
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -152,8 +153,7 @@ def test_what_a_comparison_accepts_can_be_resumed_and_reported(tmp_path):
     assert read_run(tmp_path / "resumed").summary.digests == before
 
 
-def test_the_terminal_says_if_runs_have_different_precisions(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_terminal_says_if_runs_have_different_precisions(tmp_path):
     recipe = make_recipe(RECIPE)
     trained(recipe, tmp_path / "c")
     trained(recipe.replaced("run", precision="bfloat16"), tmp_path / "c", seeds=2)
