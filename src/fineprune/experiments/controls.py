@@ -1,15 +1,13 @@
 """The arms of a comparison: the baseline, the methods, and the controls of equal cost."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from fineprune.errors import InputError
-from fineprune.pruning.shorter import shortened_intervals
 from fineprune.runs.run import Run
 from fineprune.training.forecast import cost_is_known, predicted_cost, saved_share
-from fineprune.training.learning_rate import rise_of_one_cycle
+from fineprune.training.learning_rate import rise_of_one_cycle, shortened_milestones
 from fineprune.training.policies import (
     ONLY_WITH,
     POLICY_NAMES,
@@ -227,10 +225,7 @@ def fewer_epochs_late(recipe: Recipe, num_samples: int) -> Recipe:
             f"{training.schedule!r} with milestones {list(training.milestones)}: use 'fewer-epochs'"
         )
     epochs = _affordable_epochs(recipe, num_samples)
-    ends = [milestone for milestone in training.milestones if milestone < training.epochs]
-    lengths = [end - start for start, end in itertools.pairwise([0, *ends, training.epochs])]
-    lengths = shortened_intervals(lengths, min(epochs, training.epochs))
-    milestones = tuple(itertools.accumulate(lengths[:-1]))
+    milestones = shortened_milestones(training, epochs)
     return recipe.replaced("pruning", policy="full").replaced(
         "training", epochs=epochs, milestones=milestones
     )

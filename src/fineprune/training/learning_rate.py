@@ -5,9 +5,11 @@ steps than full ones. A schedule that is planned in steps of full epochs would t
 its end, whereas a schedule in epochs always ends with the training.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 
+from fineprune.pruning.shorter import shortened_intervals
 from fineprune.training.settings import TrainingSettings
 
 # How the rate falls from 1 to 0 while the share of the training that is done rises to 1.
@@ -38,6 +40,22 @@ def rate_at(settings: TrainingSettings, progress: float) -> float:
         done = max(progress - settings.warmup, 0.0) / span
         factor *= _SHAPES[settings.schedule](done)
     return settings.lr * factor
+
+
+def shortened_milestones(settings: TrainingSettings, epochs: int) -> tuple[int, ...]:
+    """Return the milestones of a shorter training whose last intervals are shortened first.
+
+    Args:
+        settings: The training section of the recipe.
+        epochs: The number of epochs of the shorter training.
+
+    Raises:
+        InputError: There are more intervals than epochs.
+    """
+    ends = [milestone for milestone in settings.milestones if milestone < settings.epochs]
+    lengths = [end - start for start, end in itertools.pairwise([0, *ends, settings.epochs])]
+    lengths = shortened_intervals(lengths, min(epochs, settings.epochs))
+    return tuple(itertools.accumulate(lengths[:-1]))
 
 
 def rise_of_one_cycle(settings: TrainingSettings) -> float:
