@@ -403,9 +403,9 @@ def test_the_example_of_the_page_is_what_its_command_prints(tmp_path, one_thread
     words = [str(ROOT / word) if "/" in word else word for word in command.split()]
     result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run"), "--json"])
     found = json.loads(result.stdout)["suspicion"]
-    (suspects,) = re.findall(r"policy had (\d+),", " ".join(example.split()))
+    (suspects,) = re.findall(r"there were (\d+),", " ".join(example.split()))
     (recall,) = re.findall(r"they were (\d+) %,", " ".join(example.split()))
-    (roc_area,) = re.findall(r"ROC area was ([\d.]+) with each", " ".join(example.split()))
+    (roc_area,) = re.findall(r"ROC area was ([\d.]+),", " ".join(example.split()))
     assert found["wrong"] == 307
     # Other processors round differently.
     assert found["suspects"] == pytest.approx(int(suspects), rel=0.1)
