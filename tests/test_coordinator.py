@@ -36,7 +36,7 @@ from fineprune.distributed.parameter_servers.processes import (
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
 from fineprune.distributed.parameter_servers.worker_group import WorkerGroup
 from fineprune.distributed.strategy import Strategy
-from fineprune.errors import RunError
+from fineprune.errors import InputError, RunError
 
 pytestmark = pytest.mark.usefixtures("running_ray")
 
@@ -382,6 +382,14 @@ def test_an_update_takes_one_exchange_with_each_process(tmp_path, monkeypatch):
     assert sent[Update] == 2 * (updates + len(results))  # the first read of each epoch, and updates
     # One snapshot at the start and one at the end of each epoch; none inside.
     assert came[Written] == 2 * (1 + len(results))
+
+
+def test_links_wait_as_long_as_the_strategy_says(tmp_path):
+    strategy = Strategy("async", workers=1, link_seconds=7.5)
+    with coordinator(strategy, tmp_path) as made:
+        assert made._groups[0]._rendezvous.timeout_seconds == 7.5
+    with pytest.raises(InputError, match=r"distributed\.link_seconds to be above 0"):
+        Strategy("async", link_seconds=0)
 
 
 class SlowToStart(MakeOptimizer):

@@ -124,6 +124,18 @@ def test_synchronous_workers_are_one_process_with_a_larger_batch(tmp_path):
         ]
 
 
+def test_the_rate_of_synchronous_workers_follows_the_updates(tmp_path):
+    """Seven batches of two workers are four updates, the last of which has one batch."""
+    cosine = ["data.train_size=224", "training.schedule=cosine", "pruning.policy=full"]
+    train(recipe(*cosine, "training.batch_size=64"), tmp_path / "one")
+    two = "distributed.simulate=2", "distributed.simulate_as=sync"
+    train(recipe(*cosine, *two), tmp_path / "two")
+    torch.testing.assert_close(weights(tmp_path / "two"), weights(tmp_path / "one"))
+    one, two_lines = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
+    for name in ("lr", "steps"):
+        assert [line[name] for line in two_lines] == [line[name] for line in one]
+
+
 def test_groups_are_workers_with_larger_batches(tmp_path):
     full = "pruning.policy=full"
     pairs = "training.batch_size=64", "distributed.simulate=2"

@@ -75,18 +75,19 @@ def train_epoch_locally(
     training, run, local = state.recipe.training, state.recipe.run, state.local
     assert local is not None
     optimizer, pruner = local.optimizer, state.pruner
-    batches = totals.planned = len(local.loader)
+    batches = len(local.loader)
     rate = -1.0
     training_mode(state.model, state.recipe.network.freeze)
     accumulation = state.recipe.accumulation
     # The rate of simulated workers follows the updates, like that of real ones.
     each = state.recipe.distributed.simulated_batches
+    updates = totals.planned = -(-batches // each)
     if local.simulated and not totals.batches:
         local.simulated.begin_epoch(epoch)
     for index, (x, y) in local.loader:
         x = _to_device(x, run.device)
         y = y.to(run.device, non_blocking=True)
-        new_rate = rate_at(training, epoch + totals.batches // each * each / batches)
+        new_rate = rate_at(training, epoch + totals.batches // each / updates)
         if new_rate != rate:
             rate = new_rate
             set_rate(optimizer, rate)
