@@ -244,8 +244,15 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @on_linux
-@pytest.mark.parametrize("process", ["raylet", "gcs_server"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("process", "number"),
+    [
+        ("raylet", signal.SIGKILL),
+        pytest.param("raylet", signal.SIGSTOP, marks=pytest.mark.long),
+        pytest.param("gcs_server", signal.SIGKILL, marks=pytest.mark.long),
+        ("gcs_server", signal.SIGSTOP),
+    ],
+)
 def test_a_run_whose_ray_is_dead_or_hangs_ends_with_one_line(
     process, number, training, tmp_path, short_folder
 ):
@@ -266,7 +273,7 @@ def test_a_run_whose_ray_is_dead_or_hangs_ends_with_one_line(
 
 
 @on_linux
-@pytest.mark.parametrize("process", ["raylet", "gcs_server"])
+@pytest.mark.parametrize("process", ["raylet", pytest.param("gcs_server", marks=pytest.mark.long)])
 def test_a_run_whose_ray_hangs_can_be_stopped(process, training, tmp_path, short_folder):
     run, ray_processes = training
     os.kill(ray_processes[process], signal.SIGSTOP)
