@@ -1,0 +1,158 @@
+"""Ranks as threads of one process: every policy observes what the ranks recorded together."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+import fineprune as fp
+from fineprune.errors import InputError
+
+N, BATCH, EPOCHS, RANKS = 22, 4, 3, 2
+
+pytestmark = pytest.mark.filterwarnings("ignore:1 losses of epoch")
+
+
+class Together:
+    """Gathers the arrays of ranks that are threads."""
+
+    def __init__(self):
+        self._barrier = threading.Barrier(RANKS, timeout=60)
+        self._arrays = [np.empty(0)] * RANKS
+
+    def of_rank(self, rank):
+        def gather(array):
+            self._arrays[rank] = np.array(array)
+            self._barrier.wait()
+            gathered = [one.copy() for one in self._arrays]
+            self._barrier.wait()
+            return gathered
+
+        return gather
+
+
+class Observing(fp.Policy):
+    """Skips six samples with even numbers in odd epochs, and keeps what it is told."""
+
+    name = "observing"
+    needs_losses = True
+    rescores = True
+
+    def __init__(self, skips_samples=True):
+        super().__init__(EPOCHS)
+        self.skips_samples = skips_samples
+        self.told, self.rescored = [], []
+
+    def num_kept(self, epoch):
+        return 16 if epoch % 2 and self.skips_samples else N
+
+    def select(self, epoch, num_kept, rng):
+        odd_first = [*range(1, N, 2), *range(0, N, 2)]
+        return fp.EpochPlan(epoch, torch.tensor(sorted(odd_first[:num_kept])))
+
+    def observe(self, epoch, records):
+        self.told.append((epoch, records.index, records.losses, records.batch_means))
+
+    def observe_rescored(self, epoch, index, losses):
+        self.rescored.append((epoch, index.tolist(), losses.tolist()))
+
+
+def losses_of(epoch, index, rank):
+    losses = torch.as_tensor(index) * 1.0 + 100 * epoch + 0.5 * rank
+    return torch.where(torch.as_tensor(index) == 7, torch.inf, losses)
+
+
+def on_both_ranks(work):
+    together = Together()
+
+    def run(rank):
+        options = {"num_replicas": RANKS, "rank": rank, "all_gather": together.of_rank(rank)}
+        return work(rank, options)
+
+    with ThreadPoolExecutor(RANKS) as threads:
+        return [future.result() for future in [threads.submit(run, rank) for rank in range(RANKS)]]
+
+
+def train(rank, options):
+    pruner = fp.Pruner(N, Observing(), seed=4, batch_size=BATCH, **options)
+    recorded = []
+    for epoch in pruner.epochs():
+        batches = torch.tensor(list(pruner.sampler)).split(BATCH)
+        for index in batches:
+            pruner.record(index, losses_of(epoch, index, rank))
+        wanted = pruner.to_rescore()
+        parts = [] if wanted is None else wanted.split(3)
+        for index in parts:
+            pruner.rescore(index, losses_of(epoch, index, rank) + 1000)
+        recorded.append((batches, parts))
+    return recorded, pruner
+
+
+def test_every_rank_observes_the_batches_of_all_in_the_order_of_the_ranks():
+    (recorded, one), (of_other, other) = on_both_ranks(train)
+    assert len(one.policy.told) == EPOCHS
+    for epoch, told in enumerate(one.policy.told):
+        index, losses, means = [], [], []
+        for batches in zip(recorded[epoch][0], of_other[epoch][0], strict=True):
+            values = torch.cat(
+                [losses_of(epoch, batch, rank) for rank, batch in enumerate(batches)]
+            )
+            index += torch.cat(batches).tolist()
+            losses += values.tolist()
+            means += [values[values.isfinite()].mean().item()] * len(values)
+        assert told[0] == epoch
+        assert told[1].tolist() == index
+        np.testing.assert_array_equal(told[2], np.array(losses, np.float32))
+        np.testing.assert_allclose(told[3], means)
+    for mine, its in zip(one.policy.told, other.policy.told, strict=True):
+        for array, same in zip(mine[1:], its[1:], strict=True):
+            np.testing.assert_array_equal(array, same)
+    # Number 7 has no finite loss, on whichever rank it is recorded.
+    assert one.nonfinite == other.nonfinite == 1
+
+
+def test_every_rank_observes_what_all_have_rescored():
+    (recorded, one), (of_other, other) = on_both_ranks(train)
+    assert one.policy.rescored == other.policy.rescored
+    ((epoch, index, losses),) = one.policy.rescored  # Only the second epoch skips samples.
+    parts = [torch.cat(part[1][1]) for part in (recorded, of_other)]
+    assert epoch == 1
+    assert index == torch.cat(parts).tolist()
+    skipped = set(range(N)) - {
+        int(i) for part in (recorded, of_other) for b in part[1][0] for i in b
+    }
+    assert set(index) == skipped
+    wanted = [losses_of(1, part, rank) + 1000 for rank, part in enumerate(parts)]
+    np.testing.assert_array_equal(losses, torch.cat(wanted).tolist())
+
+
+def test_ranks_with_different_seeds_are_refused():
+    def differently(rank, options):
+        pruner = fp.Pruner(N, Observing(), seed=rank, batch_size=BATCH, **options)
+        with pytest.raises(
+            InputError, match=r"expected the same seed .*, got different .* epoch 0"
+        ):
+            train_one_epoch(pruner, rank)
+
+    on_both_ranks(differently)
+
+
+def train_one_epoch(pruner, rank):
+    for index in torch.tensor(list(pruner.sampler)).split(BATCH):
+        pruner.record(index, losses_of(0, index, rank))
+    pruner.end_epoch()
+
+
+def test_nothing_is_exchanged_or_observed_if_no_sample_was_rescored():
+    def without(rank, options):
+        policy = Observing(skips_samples=False)
+        pruner = fp.Pruner(N, policy, seed=4, batch_size=BATCH, **options)
+        for _ in pruner.epochs():
+            for index in torch.tensor(list(pruner.sampler)).split(BATCH):
+                pruner.record(index, losses_of(0, index, rank))
+            assert pruner.to_rescore() is None
+        return pruner.policy.rescored
+
+    assert on_both_ranks(without) == [[], []]
