@@ -396,3 +396,22 @@ def test_dedicated_servers_have_nodes_of_their_own_or_it_is_said(preloaded_ray_w
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["2 1 0 []", "3 1 1 ['shared']"]
+
+
+FORKED = """
+import os, signal, sys, time
+from fineprune.distributed.parameter_servers.end_ray import ray_ends_with_this_process
+
+with ray_ends_with_this_process(sys.argv[1]):
+    loader = os.fork()  # It inherits the pipe.
+    if not loader:
+        time.sleep(60)
+        os._exit(0)
+os.kill(loader, signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_the_end_of_ray_does_not_wait_for_loader_processes(tmp_path):
+    command = [sys.executable, "-c", FORKED, str(tmp_path / "ray")]
+    assert subprocess.run(command, timeout=30).returncode == 0

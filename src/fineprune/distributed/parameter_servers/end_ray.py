@@ -69,7 +69,9 @@ def _is_or_was_started_by(number: int, parent: int) -> bool:
 
 def _main(folder: str) -> None:
     training = os.getppid()
-    if sys.stdin.buffer.read() == _ENDED:  # Returns when the other end of the pipe is closed.
+    # This returns after so many bytes, or when the other end of the pipe is closed. After them, it may
+    # stay open in a loader process that the training has forked.
+    if sys.stdin.buffer.read(len(_ENDED)) == _ENDED:
         # The training and its loader processes may still have Ray's files open.
         for number in _processes_of_ray(folder):
             if not _is_or_was_started_by(number, training):
