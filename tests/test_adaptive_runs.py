@@ -98,9 +98,8 @@ def test_compare_trains_the_policy_and_its_controls_at_the_same_cost(tmp_path):
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     samples = {run.summary.arm: run.summary.samples_trained for run in read_runs([folder])}
-    assert list(samples) == ["full", "adaptive", "fewer-epochs", "fewer-epochs-late"]
-    for arm in ("fewer-epochs", "fewer-epochs-late"):
-        assert samples[arm] == pytest.approx(samples["adaptive"], abs=256)
+    assert list(samples) == ["full", "adaptive", "shorter"]
+    assert samples["shorter"] == pytest.approx(samples["adaptive"], abs=256)
     page = (folder / "report.html").read_text()
     assert "removed where the learning rate is smallest" in page
     assert "adaptive is" in page

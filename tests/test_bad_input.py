@@ -167,7 +167,7 @@ COMMANDS = [
         "expected a network for samples of shape (3, 16, 16), got network.name 'vgg13'",
     ),
     (f"train {QUICK} --set network.classes=9", "at least 10, the classes of digits, got 9"),
-    (f"train {QUICK} --set network.name=resnet19", "did you mean 'resnet18'"),
+    (f"train {QUICK} --set network.name=resnet188", "did you mean 'resnet18'"),
     (f"train {QUICK} --set network.name=own_inputs", "own_inputs"),
     (f"train {QUICK} --set network.name=own_inputs:", "module:attribute, got 'own_inputs:'"),
     (f"train {QUICK} --set network.name=own_inputs:number", "a class or a function, got int"),
@@ -228,7 +228,7 @@ COMMANDS = [
         f"train {QUICK} --set {own('named')} data.label_noise=0.1",
         "data.label_noise with digits or synthetic or cifar10 or cifar100 or images only, got 0.1",
     ),
-    (f"train {QUICK} --set {own('named')} data.labels=x", "expected data.labels with digits or"),
+    (f"train {QUICK} --set {own('named')} data.labels=x", "expected labels in x, cannot read it"),
     (f"plan {QUICK} --set data.labels=x", "expected --samples with data.labels, got none"),
     (
         f"plan {QUICK} --set data.name=cifar10 data.train_size=45001 data.validation=5000",

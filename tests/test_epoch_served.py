@@ -304,7 +304,7 @@ def test_dropout_goes_on_after_a_resume(tmp_path):
 
 
 @pytest.mark.usefixtures("running_ray")
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_users_dataset_is_loaded_as_in_one_process(workers, tmp_path):
     """Its transforms draw from the generators of torch, NumPy and Python, and the network too."""
 

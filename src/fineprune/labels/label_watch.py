@@ -125,13 +125,10 @@ class LabelWatch:
             InputError: Nothing was recorded, something wrong was recorded, or the evidence of the
                 ranks has not been merged.
         """
-        scores, suggestions = self._ranking()
+        ranking = rank(self._usable())
+        scores, suggestions = ranking.scores.cpu(), ranking.suggestions.cpu()
         indices = scores.argsort(descending=True, stable=True)
         return indices, scores[indices], suggestions[indices]
-
-    def scores(self) -> Tensor:
-        """Return the scores of ``suspects`` in the order of the samples; float32, shape (N,)."""
-        return self._ranking()[0]
 
     def labels(self) -> Tensor:
         """Return the label of each sample as it was recorded; int64, shape (N,), on the CPU.
@@ -374,10 +371,6 @@ class LabelWatch:
         self._merged = False
         self._evidence.add_over_ranks(self._group)
         self._merged = True
-
-    def _ranking(self) -> tuple[Tensor, Tensor]:
-        ranking = rank(self._usable())
-        return ranking.scores.cpu(), ranking.suggestions.cpu()
 
     def _usable(self) -> Evidence:
         """Return the evidence after checking that it is complete and right."""

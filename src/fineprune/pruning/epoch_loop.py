@@ -365,9 +365,8 @@ class EpochLoop(ABC, Generic[Plan]):
     ) -> torch.Tensor:
         """Record the losses of a batch, and return the scalar to backpropagate.
 
-        With the logits and labels, the training is also watched for wrong labels:
-        ``watch.suspects()`` names them. ``Adaptive`` then skips by this evidence; for all other
-        policies, nothing else changes.
+        With the logits and labels, the training is also watched for wrong labels, which changes
+        nothing else: ``watch.suspects()`` names them.
 
         On a CPU, the tensors are kept and not copied; change none of them in place until the
         epoch has ended. On other devices, they are copied without synchronisation.

@@ -358,9 +358,6 @@ class Pruner(EpochLoop[EpochPlan]):
         return self.sampler.total_size
 
     def _learn(self, plan: EpochPlan) -> None:
-        if self._watch is not None and self._policy.uses_scores:
-            self._watch.merge()
-            self._policy.observe_scores(plan.epoch, self._watch.scores().numpy())
         self._policy.end_epoch(plan.epoch)
         self._options.end_epoch(plan)
 

@@ -25,9 +25,6 @@ from fineprune.pruning.step_budget import rates_along_steps, steps_of_epoch
 
 _LONGEST_STREAK = 255
 
-# The log odds above which a label is doubted, and those below which it is cleared again.
-_DOUBTED, _CLEARED = 0.0, -1.0
-
 
 class Adaptive(Policy):
     """Save a given share of the optimizer steps; which ones follows from the run itself.
@@ -71,7 +68,6 @@ class Adaptive(Policy):
 
     name: ClassVar[str] = "adaptive"
     needs_losses: bool = True
-    uses_scores: bool = True
     without_rates: ClassVar[str] = (
         "Adaptive was given no learning rates and takes them to be constant, so all epochs are "
         "shortened alike; if the rate falls, this costs more accuracy than to shorten the epochs "
@@ -118,8 +114,6 @@ class Adaptive(Policy):
         self._streaks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._chosen: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self._losses = EpochLosses(0)
-        # The samples whose labels the evidence contradicts; None without evidence.
-        self._doubted: npt.NDArray[np.bool_] | None = None
         self._step_size = self._full_steps = self._budget = 0
         # How long each epoch was, as a share of a full one; None for one that was not trained.
         self._lengths: list[float | None] = []
@@ -147,7 +141,6 @@ class Adaptive(Policy):
         self._streaks = np.zeros(num_samples, dtype=np.uint8)
         self._chosen = np.zeros(num_samples, dtype=np.bool_)
         self._losses = EpochLosses(num_samples)
-        self._doubted = None
         self.bind_steps(1, num_samples)
 
     def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
@@ -221,16 +214,6 @@ class Adaptive(Policy):
         """Take the losses of all ranks."""
         self._losses.merge(replicas)
 
-    def observe_scores(self, epoch: int, scores: npt.NDArray[np.float32]) -> None:
-        """Take the evidence on the labels, by which samples are then skipped."""
-        if not self.patience or epoch + 1 < self.patience:
-            return
-        doubted = scores > _DOUBTED
-        if self._doubted is not None:  # An untrained sample keeps its mark.
-            cleared = (self._losses.values.numpy() < np.inf) & (scores < _CLEARED)
-            doubted |= self._doubted & ~cleared
-        self._doubted = doubted
-
     def end_epoch(self, epoch: int) -> None:
         """Lengthen or clear the streaks of the trained samples, and charge the epoch's steps."""
         steps = self._steps_now(epoch)
@@ -280,9 +263,6 @@ class Adaptive(Policy):
             "chosen": torch.from_numpy(np.packbits(self._chosen)),
             "lengths": list(self._lengths),
             "chance": self._chance,
-            "doubted": None
-            if self._doubted is None
-            else torch.from_numpy(np.packbits(self._doubted)),
             "losses": self._losses.state_dict(),
         }
 
@@ -293,18 +273,12 @@ class Adaptive(Policy):
         self._chosen = np.unpackbits(state["chosen"].numpy(), count=count).view(np.bool_)
         self._lengths = list(state["lengths"])
         self._chance = state["chance"]
-        doubted = state["doubted"]
-        self._doubted = None
-        if doubted is not None:
-            self._doubted = np.unpackbits(doubted.numpy(), count=count).view(np.bool_)
         self._losses.load_state_dict(state["losses"])
 
     # -- internals ----------------------------------------------------------------------------
 
     def _contradicting(self) -> npt.NDArray[np.bool_]:
         """Return a mask of the samples to skip, as far as the budget allows it."""
-        if self._doubted is not None:
-            return self._doubted
         if self.patience:
             contradicting: npt.NDArray[np.bool_] = self._streaks >= self.patience
             if np.count_nonzero(contradicting) >= self.evidence * len(contradicting):

@@ -54,8 +54,6 @@ class Policy(ABC):
         needs_losses: Whether ``observe`` is called. If it is false, recording costs nothing.
         rescores: Whether the policy needs losses of samples that an epoch did not train. The
             training loop then evaluates them at the end of the epoch; see ``Pruner.to_rescore``.
-        uses_scores: Whether ``observe_scores`` is called at the end of an epoch if the training
-            records logits.
         plan_options: The options, which ``Pruner`` applies to the plans of the policy.
         without_rates: What the policy assumes if it wants learning rates and was given none.
 
@@ -66,7 +64,6 @@ class Policy(ABC):
     name: ClassVar[str]
     needs_losses: bool = False
     rescores: bool = False
-    uses_scores: bool = False
     without_rates: ClassVar[str] = ""
     plan_options: PlanOptions = PlanOptions()
 
@@ -202,15 +199,6 @@ class Policy(ABC):
             epoch: The epoch, counted from 0.
             index: Sample of each loss, int64, shape (n,); those of all ranks, also with ``merge``.
             losses: The losses, float32, shape (n,). Some may be NaN or infinite.
-        """
-
-    def observe_scores(self, epoch: int, scores: npt.NDArray[np.float32]) -> None:  # noqa: B027
-        """Receive how much the evidence contradicts each label, just before ``end_epoch``.
-
-        Args:
-            epoch: The epoch, counted from 0.
-            scores: The log odds that each label is wrong, as in ``LabelWatch.suspects``; float32,
-                shape (N,). -inf for a sample without evidence.
         """
 
     def end_epoch(self, epoch: int) -> None:  # noqa: B027
