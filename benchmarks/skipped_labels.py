@@ -1,6 +1,6 @@
 r"""Trains with wrong labels and skips those that the training finds, beside controls of equal cost.
 
-    python benchmarks/skipped_labels.py --data DIR --out runs/skipped.jsonl --seeds 3
+    python benchmarks/skipped_labels.py --data DIR --out runs/skipped.jsonl --seeds 0 1 2
     python benchmarks/skipped_labels.py --out runs/skipped.jsonl --table
 
 The first 10,000 images of CIFAR-10 with wrong labels (see ``watched_runs.py``) train the small
@@ -12,9 +12,9 @@ The arms, all of which but the first save the share ``--save`` of the steps:
 
 - ``full``: all samples in all epochs;
 - ``shorter``: fewer epochs on all samples, with a rate that falls as 1 - u^2;
-- ``losses``: ``Adaptive``, which is given the losses only;
-- ``logits``: ``Adaptive``, which is given the logits and labels too;
-- ``truth``: ``Adaptive``, which is told from the fifth epoch on which labels are wrong.
+- ``adaptive``: ``Adaptive``;
+- ``truth``: ``Adaptive``, which is told after five epochs which labels are wrong, and trains none of
+  them any more. No method can know this; it says how much there is to gain.
 
 Each finished run is a line of the file, with which a later call continues. Several processes can
 share the work.
@@ -54,7 +54,7 @@ from fineprune.datasets.label_noise import symmetric_noise
 from fineprune.networks.registry import build_network
 from fineprune.training.hardware import describe
 
-ARMS = ("full", "shorter", "losses", "logits", "truth")
+ARMS = ("full", "shorter", "adaptive", "truth")
 NOISE = ("none", "symmetric", "symmetric-50", "asymmetric", "cat-dog", "confused")
 RATES = {"resnet9": 0.2, "resnet18": 0.154}
 EPOCHS, WARMUP, TOLD = 30, 0.15, 5
@@ -81,12 +81,15 @@ class Told(fp.Adaptive):
 
     def __init__(self, wrong: npt.NDArray[np.bool_], *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._wrong = wrong
+        self._wrong, self._ended = wrong, 0
 
-    def observe_scores(self, epoch: int, scores: npt.NDArray[np.float32]) -> None:
-        """Replace the evidence by the truth."""
-        truth = np.where(self._wrong, np.inf, -np.inf).astype(np.float32)
-        super().observe_scores(epoch, truth)
+    def end_epoch(self, epoch: int) -> None:
+        """Count the epochs."""
+        super().end_epoch(epoch)
+        self._ended = epoch + 1
+
+    def _contradicting(self) -> npt.NDArray[np.bool_]:
+        return self._wrong & (self._ended >= TOLD)
 
 
 def noisy(images: ImageSet, noise: str, seed: int) -> Labels:
@@ -126,7 +129,7 @@ def policy_of(case: Case, wrong: npt.NDArray[np.bool_]) -> fp.Policy:
     if case.arm == "shorter":
         return fp.FullData(round((1 - case.save) * EPOCHS))
     if case.arm == "truth":
-        return Told(wrong, EPOCHS, case.save, rates=rates_of(case), patience=TOLD, **options)
+        return Told(wrong, EPOCHS, case.save, rates=rates_of(case), returning=0, **options)
     return fp.Adaptive(EPOCHS, case.save, rates=rates_of(case), **options)
 
 
@@ -166,8 +169,7 @@ def train(images: ImageSet, test: ImageSet, case: Case) -> dict[str, Any]:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 logits = model(x)
             losses = F.cross_entropy(logits.float(), y, reduction="none")
-            evidence = (logits, y) if case.arm in ("logits", "truth") else ()
-            pruner.record(index, losses, *evidence).backward()
+            pruner.record(index, losses).backward()
             optimizer.step()
             optimizer.zero_grad()
     answers = probabilities_of(model, test, mean, std).argmax(1)
@@ -233,7 +235,7 @@ def main() -> None:
     parser.add_argument("--noise", nargs="+", default=["none", "symmetric", "asymmetric"])
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--save", type=float, default=0.3)
+    parser.add_argument("--save", type=float, default=0.25)
     parser.add_argument("--lr-factor", type=float, default=1.0)
     parser.add_argument("--options", default="", help="of Adaptive, as JSON")
     parser.add_argument("--table", action="store_true", help="only print the table")
@@ -243,7 +245,7 @@ def main() -> None:
         images, test = load_cifar10(options.data)
         cases = itertools.product(options.seeds, options.networks, options.noise, options.arms)
         for seed, network, noise, arm in cases:
-            given = options.options if arm in ("losses", "logits", "truth") else ""
+            given = options.options if arm in ("adaptive", "truth") else ""
             case = Case(network, noise, arm, seed, options.save, options.lr_factor, given)
             if any(line["case"] == dataclasses.asdict(case) for line in read_lines(options.out)):
                 continue

@@ -69,8 +69,8 @@ def _is_or_was_started_by(number: int, parent: int) -> bool:
 
 def _main(folder: str) -> None:
     training = os.getppid()
-    # This returns after so many bytes, or when the other end of the pipe is closed. A loader process
-    # that the training has forked may keep it open.
+    # This returns after so many bytes, or when the other end of the pipe is closed, which a loader
+    # process that the training has forked may keep open.
     if sys.stdin.buffer.read(len(_ENDED)) == _ENDED:
         # The training and its loader processes may still have Ray's files open.
         for number in _processes_of_ray(folder):
