@@ -12,9 +12,9 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 .PHONY: demo test pytest long integrations transformers oldest coverage mutants lint docs release clean
 
 demo: $(INSTALLED)
-	rm -rf runs/demo
-	$(BIN)/fineprune compare recipes/weak-labels.toml --out runs/demo --seeds 3 --jobs 2 --arms full,adaptive,fine-pruning,matched,fewer-epochs
-	$(BIN)/fineprune inspect runs/demo --out runs/demo/inspect.html
+	@rm -rf runs/demo
+	@$(BIN)/fineprune compare recipes/weak-labels.toml --out runs/demo --seeds 3 --jobs 2 --arms full,adaptive,fine-pruning,matched,fewer-epochs
+	@$(BIN)/fineprune inspect runs/demo --out runs/demo/inspect.html
 
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory -j 2 pytest lint

@@ -18,7 +18,7 @@ from fineprune.runs.run import read_runs
 if TYPE_CHECKING:
     from fineprune.inspection.inspected_arm import InspectedArm
 
-# How many suspects of each arm are printed.
+# How many suspects of the one arm are printed.
 _SUSPECTS = 5
 
 
@@ -64,9 +64,11 @@ def inspect(
         if path is not None:
             check_file(option, path, inputs_of_runs(read))
     # Imported here, because torch and scipy would delay the start of every command.
+    from fineprune.experiments.arm_table import grouped
     from fineprune.inspection.inspected import read_inspected
     from fineprune.inspection.sample_table import sample_columns, write_csv, write_parquet
     from fineprune.report.inspection import write_inspection
+    from fineprune.report.verdict import method_of
 
     inspected = read_inspected(read)
     if csv is not None or parquet is not None:
@@ -79,16 +81,22 @@ def inspect(
     if as_json:
         typer.echo(json.dumps(finite({"page": str(out), **dataclasses.asdict(summary)})))
         return
-    for arm in summary.arms:
-        for line in _lines(arm):
-            typer.echo(line)
-    typer.echo(f"page: {out}")
+    # The run that stands for the arm of the first comparison's method, if there is one.
+    method = method_of(grouped(read)[0])
+    names = {run.name for run in inspected if run.run.summary.arm == method}
+    shown, *others = sorted(summary.arms, key=lambda arm: arm.name not in names)
+    for line in _lines(shown):
+        typer.echo(line)
+    rest = f", also with {', '.join(arm.name for arm in others)}" if others else ""
+    typer.echo(f"page: {out}{rest}")
 
 
 def _lines(arm: "InspectedArm") -> Iterator[str]:
     """Yield what the command prints about the run that stands for an arm."""
     yield f"{arm.name}: {arm.skipped:.1%} of the sample-steps skipped"
-    for found in arm.found:
+    if arm.found:
+        # Among as many suspects as there are wrong labels, or nearly so many.
+        found = min(arm.found, key=lambda found: abs(found.first - (arm.wrong_labels or 0)))
         yield (
             f"  of the first {found.first:,} suspects, {found.wrong:,} have a wrong label "
             f"({found.by_chance:,.0f} by chance); {found.suggestions_right:,} suggestions are right"

@@ -67,6 +67,11 @@ class Difference:
         return None if self.half_width is None else self.mean + self.half_width
 
     @property
+    def negated(self) -> "Difference":
+        """The difference of the other arm from this one."""
+        return Difference(-self.mean, self.half_width, self.pairs)
+
+    @property
     def shows_variation(self) -> bool:
         """Whether there are several pairs, and their differences are not all equal."""
         return self.half_width is not None and 2 * self.half_width >= _NO_WIDTH

@@ -1,7 +1,7 @@
 """Run: a finished run, read from its folder and checked for completeness."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fineprune.runs.files import (
     COUNTS,
     METRICS,
     RECIPE,
+    SCALING,
     SUMMARY,
     epoch_files,
     read_array,
@@ -93,8 +94,7 @@ def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run
     """
     if not (path / SUMMARY).is_file():
         raise InputError(
-            f"expected a finished run (a folder with {SUMMARY}) in {path}, found none: "
-            f"finish the run with --resume"
+            f"expected a finished run (a folder with {SUMMARY}) in {path}, {_instead(path)}"
         )
     summary = read_summary(path / SUMMARY)
     try:
@@ -118,11 +118,22 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     Raises:
         InputError: A folder is neither, a run is not finished, or a file is damaged.
     """
-    runs: list[Run] = []
+    return [read_run(*listed) for listed in listed_runs(paths)]
+
+
+def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]]:
+    """Yield the folder, the title and the comparison of each run, as ``read_run`` takes them.
+
+    Args:
+        paths: Folders of runs, or folders of comparisons, which stand for all of their runs.
+
+    Raises:
+        InputError: The list of a comparison is damaged.
+    """
     for path in paths:
         file = path / COMPARISON
         if not file.is_file():
-            runs.append(read_run(path))
+            yield path, "", None
             continue
         listed = read_json(file)
         try:
@@ -132,8 +143,17 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
                 f"expected title and runs in {file}, at least one is missing: "
                 f"run fineprune compare again"
             ) from error
-        runs += [read_run(folder, title, path) for folder in folders]
-    return runs
+        for folder in folders:
+            yield folder, title, path
+
+
+def _instead(path: Path) -> str:
+    """Say what a folder without a finished run holds, and what to do."""
+    if (path / SCALING).exists():
+        return "got a scaling experiment: run fineprune scale again to write its report"
+    if (path / RECIPE).exists():
+        return "got an unfinished one: finish the run with --resume"
+    return "found none: give the folder of a run or of a comparison"
 
 
 def _check_keys(place: str, values: Mapping[str, Any], types: Mapping[str, Any]) -> None:
