@@ -80,9 +80,10 @@ clean:
 
 # torch comes first and alone: then only the pinned version is fetched, also without a GPU.
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fineprune needs Python >= 3.11; give one: make PYTHON=python3.12 ...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) torch
-	$(INSTALL) --editable '.[test]'
-	$(COMPILE)
-	touch $(INSTALLED)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fineprune needs Python >= 3.11; give one: make PYTHON=python3.12 ...")'
+	@echo 'Installing into $(VENV), which takes some minutes'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(INSTALL) torch
+	@$(INSTALL) --editable '.[test]'
+	@$(COMPILE)
+	@touch $(INSTALLED)

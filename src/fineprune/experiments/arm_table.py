@@ -247,6 +247,16 @@ def paired_difference(group: Group, arm: str, other: str, of: Value) -> Differen
     return mean_difference([of(run.summary) - of(base.summary) for run, base in pairs])
 
 
+def time_difference(group: Group, arm: str) -> Difference | None:
+    """Return the fraction of the training time of ``full`` that an arm saved, paired by seed.
+
+    Returns:
+        The mean fraction with its interval; None if the arm has no seed in common with ``full``.
+    """
+    saved = _saved(_pairs(group, arm, BASELINE), lambda summary: summary.seconds_train)
+    return mean_difference(saved) if saved else None
+
+
 def mean_difference(differences: Sequence[float]) -> Difference:
     """Return the mean of paired differences with its 95 % Student confidence interval.
 

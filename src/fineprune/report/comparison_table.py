@@ -13,8 +13,8 @@ from fineprune.report.table import NOTHING, Table, decimal, percent, points, who
 _MAIN = "last epoch, %"
 
 _NOTE = (
-    "±: half the 95 % interval, paired by seed. Best three, as in the paper, is too high: it "
-    "selects epochs on the evaluated set. The report explains the columns."
+    "±: half the 95 % interval, paired by seed. Best three: as in the paper, but too high, because "
+    "it selects epochs on the evaluated set."
 )
 
 

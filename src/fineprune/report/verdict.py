@@ -1,6 +1,6 @@
 """The verdict on a comparison, in sentences that claim no more than the numbers support."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fineprune.experiments.arm_table import (
     BASELINE,
@@ -9,6 +9,7 @@ from fineprune.experiments.arm_table import (
     Group,
     Row,
     paired_difference,
+    time_difference,
 )
 from fineprune.experiments.controls import MATCHED, METHODS, SHORTER, changed_settings
 from fineprune.report.facts import comparison_recipe, listed, same_machine
@@ -17,6 +18,9 @@ from fineprune.runs.run import Run
 
 # On CIFAR-10, runs that differ only in their seed differ by about this many percentage points.
 CHANCE_POINTS = 0.5
+
+# The headline gives the time saved if half the 95 % interval is at most this fraction.
+_PRECISE = 0.05
 
 _EQUAL = "about the same cost"
 
@@ -76,7 +80,14 @@ def headline(group: Group, rows: list[Row], margin: float = MARGIN) -> str:
         name = compared[0].arm
     row = by_arm[name]
     assert row.last_difference is not None
-    parts = f"{_capitalized(name)}: {_saving(group, row)}, {_beside_full(row, by_arm, margin)}"
+    parts = f"{_capitalized(name)}: {_saving(group, row)}"
+    if row.last_difference.pairs == 1:
+        full = _percent(by_arm[BASELINE].accuracy_last)
+        return (
+            f"{parts}, accuracy {_percent(row.accuracy_last)} beside {full} of full training; one "
+            f"seed allows no claim on accuracies."
+        )
+    parts += f", {_beside_full(row.last_difference, margin)}"
     controls = []
     for arm in by_arm:
         if arm in (name, BASELINE):
@@ -103,40 +114,35 @@ def method_of(group: Group) -> str | None:
 
 
 def _saving(group: Group, row: Row) -> str:
-    """Describe the cost relative to full training in a few words."""
-    share, what = row.time_saved, "time"
-    if share is None or not same_machine(group.runs):
-        share, what = row.skipped, "sample-steps"
-    if share is None or round(100 * share) == 0:
-        return f"about as {'much' if what == 'time' else 'many'} {what} as full training"
-    fewer = "less" if what == "time" else "fewer"
-    return f"{abs(100 * share):.0f} % {fewer if share > 0 else 'more'} {what}"
+    """Describe the cost relative to full training in a few words.
+
+    It is the time if the seeds show it precisely, and the number of sample-steps otherwise, which
+    other work on the machine does not change.
+    """
+    time = time_difference(group, row.arm)
+    share, less, what = row.skipped or 0, "fewer", "sample-steps"
+    precise = time is not None and time.half_width is not None and time.half_width <= _PRECISE
+    if time is not None and precise and same_machine(group.runs):
+        share, less, what = time.mean, "less", "time"
+    if round(100 * share) == 0:
+        return f"no {less} {what}"
+    return f"{abs(100 * share):.0f} % {less if share > 0 else 'more'} {what}"
 
 
-def _beside_full(row: Row, by_arm: Mapping[str, Row], margin: float) -> str:
-    """Describe the accuracy relative to full training in a few words."""
-    difference = row.last_difference
-    assert difference is not None
+def _beside_full(difference: Difference, margin: float) -> str:
+    """Describe the accuracy relative to full training, with several seeds, in a few words."""
     points = f"{abs(100 * difference.mean):.1f}"
     side = "above" if difference.mean > 0 else "below"
     standing, equivalent = _standing(difference, margin)
-    if standing is None and difference.pairs == 1:
-        full = _percent(by_arm[BASELINE].accuracy_last)
-        return (
-            f"accuracy {_percent(row.accuracy_last)} beside {full} of full training, on which one "
-            f"seed allows no claim"
-        )
     if standing is None:
         return f"{points} points {side} full training in every seed, which allows no claim"
-    within = f"equivalent within {100 * margin:g} points"
+    within = f"within {100 * margin:g} points"
     if standing == "not distinguishable":
         if equivalent:
-            return f"equivalent to full training within {100 * margin:g} points"
-        interval = points_of(difference)
-        return f"not distinguishable from full training ({interval} points)"
-    half_width = 100 * (difference.half_width or 0)
-    text = f"{points} ± {half_width:.1f} points {side} full training"
-    return f"{text}, but {within}" if equivalent else text
+            return f"equivalent to full training {within}"
+        return f"not distinguishable from full training ({points_of(difference)} points)"
+    text = f"{points} ± {100 * (difference.half_width or 0):.1f} points {side} full training"
+    return f"{text}, but equivalent {within}" if equivalent else text
 
 
 def _standings(others: Sequence[tuple[Difference, str]], margin: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fineprune.experiments.arm_table import Group, grouped
-from fineprune.report.table import Table, decimal, percent, whole
+from fineprune.report.table import NOTHING, Table, decimal, percent, whole
 from fineprune.runs.run import Run
 
 _TITLE = "Wrong labels found"
@@ -117,8 +117,9 @@ def found_line(rows: Sequence[FoundRow]) -> str:
     areas = (
         f"{row.arm}{f' of {row.group}' if several else ''} {decimal(row.roc_area, 3)}"
         for row in rows
+        if row.roc_area is not None
     )
-    return f"{_TITLE}, ROC area: {', '.join(areas)}"
+    return f"{_TITLE}, ROC area: {', '.join(areas) or NOTHING}"
 
 
 def found_dicts(rows: Sequence[FoundRow]) -> list[dict[str, Any]]:

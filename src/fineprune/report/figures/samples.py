@@ -33,7 +33,7 @@ def draw_samples(arms: Mapping[str, Sequence[Metrics]], label: str) -> Drawing |
     with our_style():
         figure = Figure((WIDTH, 0.6 + 1.4 * rows), layout="constrained")
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
-        for number, (axes, (arm, runs)) in enumerate(zip(panels, trained.items(), strict=False)):
+        for number, ((arm, runs), axes) in enumerate(zip(trained.items(), panels, strict=False)):
             epochs = np.arange(1, min(map(len, runs)) + 1)
             samples = np.array(
                 [[line["samples"] for line in run[: len(epochs)]] for run in runs]
@@ -60,7 +60,11 @@ def draw_samples(arms: Mapping[str, Sequence[Metrics]], label: str) -> Drawing |
             right.step(epochs, lr, where="mid", color=INK, linewidth=1, linestyle=(0, (2, 1.5)))
             right.set_ylim(0, 1.05 * max(rates) or 1)
             right.spines["right"].set_visible(True)
-            right.tick_params(labelright=(number + 1) % columns == 0 or number == len(trained) - 1)
+            axes.tick_params(labelbottom=number + columns >= len(trained))
+            if (number + 1) % columns == 0 or number == len(trained) - 1:
+                right.set_ylabel("learning rate", fontsize=8)
+            else:
+                right.tick_params(labelright=False)
         for axes in panels:  # Those that are left.
             axes.set_visible(False)
         figure.supxlabel("epoch", fontsize=9)
