@@ -55,7 +55,7 @@ def _follow(paths: Sequence[Path], page: Path, margin: float) -> None:
 
     finished, unfinished = read_followed(paths)
     check_file("--out", page, inputs_of_runs([*finished, *unfinished]))
-    typer.echo(f"following {len(unfinished)} unfinished runs: {page}", err=True)
+    typer.echo(f"unfinished runs: {len(unfinished)}; following them in {page}", err=True)
     shown = None
     try:
         while unfinished:

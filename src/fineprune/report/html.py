@@ -114,7 +114,7 @@ def write_report(
 def _unfinished_table(runs: Sequence[Unfinished], finished: int) -> Table:
     lines = []
     for run in runs:
-        last = [line[f"{run.evaluated_on}_accuracy"] for line in run.metrics]
+        last = [line.get(f"{run.evaluated_on}_accuracy") for line in run.metrics]
         accuracy = next((value for value in reversed(last) if value is not None), None)
         lines.append(
             (

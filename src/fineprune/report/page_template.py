@@ -10,7 +10,7 @@ from markupsafe import Markup
 # A space between a number and its unit, or before the half width of an interval.
 _IN_QUANTITY = re.compile(
     r"(?<=\d) (?=(?:%|±|(?:ms|s|seconds|minutes|hours|epochs?|seeds?|points|percentage points"
-    r"|samples|parameters|runs|[GM]B|Gbit/s)\b))|(?<=±) (?=\d)"
+    r"|[GM]B|Gbit/s)\b))|(?<=±) (?=\d)"
 )
 
 

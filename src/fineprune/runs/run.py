@@ -27,6 +27,7 @@ from fineprune.runs.summary import Summary, read_summary
 _NUMBER = (int, float)
 _IN_METRICS: dict[str, Any] = {
     "epoch": int,
+    "lr": _NUMBER,
     "pruned": bool,
     "samples": int,
     "forward_samples": int,
@@ -156,11 +157,14 @@ def _instead(path: Path) -> str:
     return "found none: give the folder of a run or of a comparison"
 
 
-def _check_keys(place: str, values: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    for key, expected in types.items():
-        value = values.get(key)
-        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-            raise InputError(f"expected {key} in {place}, got {value!r}: the file is damaged")
+def check_metrics(path: Path, metrics: Iterable[Mapping[str, Any]]) -> None:
+    """Raise InputError unless the metrics of each epoch of the run in a folder are complete."""
+    for number, line in enumerate(metrics, start=1):
+        for key, kind in _IN_METRICS.items():
+            value = line.get(key)
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                place = f"line {number} of {path / METRICS}"
+                raise InputError(f"expected {key} in {place}, got {value!r}: the file is damaged")
 
 
 def _check_belonging(run: Run) -> None:
@@ -172,8 +176,7 @@ def _check_belonging(run: Run) -> None:
             f"expected one line for each of the {num_epochs} epochs in {run.path / METRICS}, got "
             f"{len(epochs)} lines: restore the file, or train again into a new folder"
         )
-    for number, line in enumerate(run.metrics, start=1):
-        _check_keys(f"line {number} of {run.path / METRICS}", line, _IN_METRICS)
+    check_metrics(run.path, run.metrics)
     evaluated_on = run.summary.evaluated_on
     accuracies = [line.get(f"{evaluated_on}_accuracy") for line in run.metrics]
     from_metrics = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from fineprune.errors import InputError
 from fineprune.runs.files import COMPARISON, METRICS, RECIPE, SUMMARY, read_metrics
-from fineprune.runs.run import Run, listed_runs, read_run
+from fineprune.runs.run import Run, check_metrics, listed_runs, read_run
 
 
 @dataclass(frozen=True)
@@ -92,4 +92,6 @@ def _read(folder: Path) -> Unfinished:
         raise InputError(
             f"expected the recipe of a run in {file}, cannot read it: {error}"
         ) from error
-    return Unfinished(folder, recipe, read_metrics(folder / METRICS))
+    metrics = read_metrics(folder / METRICS)
+    check_metrics(folder, metrics)
+    return Unfinished(folder, recipe, metrics)
