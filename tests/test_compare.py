@@ -167,7 +167,12 @@ def test_arms_and_seeds_are_added_to_a_comparison(copied):
     recipe = small("run.threads=1")
     for run in plan_runs(recipe, copied, 2, ["fewer-epochs"]):
         train(run.recipe, run.folder)  # In this process, which takes less time than a new one.
-    compare(recipe, copied, title="more", arms=["fewer-epochs"], seeds=2)
+    said = []
+    arms = ["fewer-epochs"]
+    compare(recipe, copied, title="more", arms=arms, seeds=2, on_progress=lambda *a: said.append(a))
+    accuracy = read_run(copied / "fewer-epochs-1").summary.accuracy_last
+    last = [line for line, _, _ in said if line][-1]
+    assert last == f"finished fewer-epochs, seed 2 of 2, accuracy {accuracy:.2%}"
     assert {path: path.stat().st_mtime_ns for path in before} == before
     kept = [f"{arm}-0" for arm in ALL_TRAINED]
     assert listed(copied) == [*kept, "fewer-epochs-0", "fewer-epochs-1"]

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from made_runs import made_recipe, make_compare, make_run, with_summary
 from rich.console import Console
+from typer.testing import CliRunner
 
+from fineprune.cli.main import app
 from fineprune.experiments.arm_table import grouped, table_rows
 from fineprune.experiments.controls import ARMS, SHORTER, arm_recipe
 from fineprune.report.comparison_table import (
@@ -99,6 +101,26 @@ def test_the_table_for_the_terminal_fits_80_characters_without_truncation(runs):
     for arm in ("full", "fine-pruning", "random", "fewer-epochs"):
         assert re.search(rf"^ *{arm} +3 ", text, re.MULTILINE)
     assert "selects epochs on the evaluated set" in " ".join(text.split())
+
+
+def test_the_header_in_the_terminal_has_at_most_two_lines(runs):
+    lines = terminal(table_rows(runs)).splitlines()
+    rule = next(number for number, line in enumerate(lines) if "───" in line)
+    header = [line for line in lines[1:rule] if line.strip()]
+    assert 1 <= len(header) <= 2
+    assert header[-1].split()[:2] == ["arm", "seeds"]
+
+
+def test_the_command_prints_a_screen_that_ends_with_the_headline(compared, tmp_path):
+    out = tmp_path / "report.html"
+    result = CliRunner().invoke(app, ["report", str(compared), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    *table, last = result.stdout.splitlines()
+    assert len(table) <= 14
+    assert table[-1] == f"report: {out}"
+    assert f'<p class="headline">{last}</p>' in out.read_text().replace("\N{NO-BREAK SPACE}", " ")
+    printed = CliRunner().invoke(app, ["report", str(compared), "--out", str(out), "--json"])
+    assert json.loads(printed.stdout)["headlines"] == {"lenet on digits": last}
 
 
 def test_long_names_of_arms_are_broken_at_their_hyphens_in_the_terminal(runs):

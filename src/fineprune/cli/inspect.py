@@ -64,11 +64,9 @@ def inspect(
         if path is not None:
             check_file(option, path, inputs_of_runs(read))
     # Imported here, because torch and scipy would delay the start of every command.
-    from fineprune.experiments.arm_table import grouped
     from fineprune.inspection.inspected import read_inspected
     from fineprune.inspection.sample_table import sample_columns, write_csv, write_parquet
     from fineprune.report.inspection import write_inspection
-    from fineprune.report.verdict import method_of
 
     inspected = read_inspected(read)
     if csv is not None or parquet is not None:
@@ -81,14 +79,13 @@ def inspect(
     if as_json:
         typer.echo(json.dumps(finite({"page": str(out), **dataclasses.asdict(summary)})))
         return
-    # The run that stands for the arm of the first comparison's method, if there is one.
-    method = method_of(grouped(read)[0])
-    names = {run.name for run in inspected if run.run.summary.arm == method}
-    shown, *others = sorted(summary.arms, key=lambda arm: arm.name not in names)
+    # A comparison trains its method before the controls that skip samples too.
+    shown = next((arm for arm in summary.arms if arm.skipped), summary.arms[0])
+    others = len(summary.arms) - 1
     for line in _lines(shown):
         typer.echo(line)
-    rest = f", also with {', '.join(arm.name for arm in others)}" if others else ""
-    typer.echo(f"page: {out}{rest}")
+    also = f", with {others} more {'arm' if others == 1 else 'arms'}" if others else ""
+    typer.echo(f"page: {out}{also}")
 
 
 def _lines(arm: "InspectedArm") -> Iterator[str]:
