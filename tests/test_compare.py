@@ -77,9 +77,22 @@ def listed(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def said():
+    """The progress of ``whole``."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, said):
     folder = tmp_path_factory.mktemp("compared") / "whole"
-    compare(small("run.threads=1"), folder, title="whole", arms=ALL_TRAINED, jobs=2)
+    compare(
+        small("run.threads=1"),
+        folder,
+        title="whole",
+        arms=ALL_TRAINED,
+        jobs=2,
+        on_progress=lambda *progress: said.append(progress),
+    )
     return folder
 
 
@@ -162,17 +175,22 @@ def test_the_folder_of_a_run_is_refused(whole):
         compare(small(), whole / "full-0", title="whole", arms=ARMS)
 
 
+def test_the_progress_says_which_runs_finished_with_which_accuracy(whole, said):
+    lines = [line for line, _, _ in said if line]
+    assert sorted(lines) == sorted(
+        f"finished {arm}, seed 1 of 1, accuracy "
+        f"{read_run(whole / f'{arm}-0').summary.accuracy_last:.2%}"
+        for arm in ALL_TRAINED
+    )
+    assert said[-1][1:] == (96, 96)
+
+
 def test_arms_and_seeds_are_added_to_a_comparison(copied):
     before = {path: path.stat().st_mtime_ns for path in copied.glob("*-0/*")}
     recipe = small("run.threads=1")
     for run in plan_runs(recipe, copied, 2, ["fewer-epochs"]):
         train(run.recipe, run.folder)  # In this process, which takes less time than a new one.
-    said = []
-    arms = ["fewer-epochs"]
-    compare(recipe, copied, title="more", arms=arms, seeds=2, on_progress=lambda *a: said.append(a))
-    accuracy = read_run(copied / "fewer-epochs-1").summary.accuracy_last
-    last = [line for line, _, _ in said if line][-1]
-    assert last == f"finished fewer-epochs, seed 2 of 2, accuracy {accuracy:.2%}"
+    compare(recipe, copied, title="more", arms=["fewer-epochs"], seeds=2)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     kept = [f"{arm}-0" for arm in ALL_TRAINED]
     assert listed(copied) == [*kept, "fewer-epochs-0", "fewer-epochs-1"]

@@ -70,6 +70,7 @@ def test_the_page_follows_the_runs_and_ends_with_them(trainings, tmp_path, monke
     # The same files give no new page, and new epochs do.
     assert seen[0] == seen[1] != seen[2]
     assert [re.findall(r"<td>(\d+) of 20</td>", text) for text in seen] == [["7"], ["7"], ["9"]]
+    assert "<h1>digits-lenet</h1>" in seen[0]
     assert "Unfinished: 1 of 2" in seen[0]
     assert "fine-pruning (fine-pruning-0)" in seen[0]
     # It has figures of its own, and is in no table of results.

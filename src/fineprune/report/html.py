@@ -98,7 +98,7 @@ def write_report(
         _section(group, f"group-{number}", margin) for number, group in enumerate(groups, start=1)
     ]
     page = template("report.html.j2").render(
-        title=_title(runs) if runs else unfinished[0].path.name,
+        title=_title([*runs, *unfinished]),
         sections=sections,
         columns=COLUMNS,
         overview=_overview(sections),
@@ -171,7 +171,7 @@ def _section(group: Group, anchor: str, margin: float) -> Section:
     )
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[Run | Unfinished]) -> str:
     titles = distinct(run.title for run in runs)
     return titles[0] if len(titles) == 1 else "Comparisons of fine-pruning"
 

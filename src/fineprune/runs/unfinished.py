@@ -20,11 +20,13 @@ class Unfinished:
         path: The run's folder.
         recipe: The sections of ``recipe.toml``; empty if the run has not begun.
         metrics: The metrics, as one dict per epoch that has ended, in order.
+        title: The title of the comparison that the run belongs to, or the name of its folder.
     """
 
     path: Path
     recipe: dict[str, Any]
     metrics: list[dict[str, Any]]
+    title: str
 
     @property
     def name(self) -> str:
@@ -59,7 +61,7 @@ def read_followed(paths: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
         if (folder / SUMMARY).is_file():
             finished.append(read_run(folder, title, comparison))
         elif comparison is not None or (folder / RECIPE).is_file():
-            unfinished.append(_read(folder))
+            unfinished.append(_read(folder, title))
         else:
             raise InputError(
                 f"expected a run or a comparison (a folder with {RECIPE} or {COMPARISON}) in "
@@ -84,7 +86,7 @@ def _states(paths: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
             yield str(file), status.st_size, status.st_mtime_ns
 
 
-def _read(folder: Path) -> Unfinished:
+def _read(folder: Path, title: str) -> Unfinished:
     file = folder / RECIPE
     try:
         recipe = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -94,4 +96,4 @@ def _read(folder: Path) -> Unfinished:
         ) from error
     metrics = read_metrics(folder / METRICS)
     check_metrics(folder, metrics)
-    return Unfinished(folder, recipe, metrics)
+    return Unfinished(folder, recipe, metrics, title or folder.name)

@@ -39,13 +39,8 @@ def draw_samples(arms: Mapping[str, Sequence[Metrics]], label: str) -> Drawing |
                 [[line["samples"] for line in run[: len(epochs)]] for run in runs]
             ).mean(0)
             lr = [line["lr"] for line in runs[0][: len(epochs)]]
-            axes.stairs(
-                samples,
-                np.arange(len(epochs) + 1) + 0.5,
-                fill=True,
-                color=colour_of(arm),
-                alpha=0.6,
-            )
+            edges = np.arange(len(epochs) + 1) + 0.5
+            axes.stairs(samples, edges, fill=True, color=colour_of(arm), alpha=0.6)
             texts = [
                 f"{arm}, epoch {epoch}: {count:,.0f} samples, learning rate {rate:.4g}"
                 for epoch, count, rate in zip(epochs, samples, lr, strict=True)
@@ -57,7 +52,8 @@ def draw_samples(arms: Mapping[str, Sequence[Metrics]], label: str) -> Drawing |
             axes.xaxis.set_major_locator(whole_ticks(6))
             axes.yaxis.set_major_formatter("{x:,.0f}")
             right = axes.twinx()
-            right.step(epochs, lr, where="mid", color=INK, linewidth=1, linestyle=(0, (2, 1.5)))
+            rate_line = right.stairs(lr, edges, baseline=None, color=INK)
+            rate_line.set_linestyle((0, (2, 1.5)))
             right.set_ylim(0, 1.05 * max(rates) or 1)
             right.spines["right"].set_visible(True)
             axes.tick_params(labelbottom=number + columns >= len(trained))
