@@ -12,9 +12,9 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 .PHONY: demo test pytest long integrations transformers oldest coverage mutants lint docs release clean
 
 demo: $(INSTALLED)
-	rm -rf runs/demo
-	$(BIN)/fineprune compare recipes/weak-labels.toml --out runs/demo --seeds 3 --jobs 2 --arms full,adaptive,fine-pruning,matched,fewer-epochs
-	$(BIN)/fineprune inspect runs/demo --out runs/demo/inspect.html
+	@rm -rf runs/demo
+	@$(BIN)/fineprune compare recipes/weak-labels.toml --out runs/demo --seeds 3 --jobs 2 --arms full,adaptive,fine-pruning,matched,fewer-epochs
+	@$(BIN)/fineprune inspect runs/demo --out runs/demo/inspect.html
 
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory -j 2 pytest lint
@@ -80,9 +80,10 @@ clean:
 
 # torch comes first and alone: then only the pinned version is fetched, also without a GPU.
 $(INSTALLED): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fineprune needs Python >= 3.11; give one: make PYTHON=python3.12 ...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) torch
-	$(INSTALL) --editable '.[test]'
-	$(COMPILE)
-	touch $(INSTALLED)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fineprune needs Python >= 3.11; give one: make PYTHON=python3.12 ...")'
+	@echo 'Installing into $(VENV), which takes some minutes'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(INSTALL) torch
+	@$(INSTALL) --editable '.[test]'
+	@$(COMPILE)
+	@touch $(INSTALLED)

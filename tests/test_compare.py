@@ -77,9 +77,22 @@ def listed(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def said():
+    """The progress of ``whole``."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, said):
     folder = tmp_path_factory.mktemp("compared") / "whole"
-    compare(small("run.threads=1"), folder, title="whole", arms=ALL_TRAINED, jobs=2)
+    compare(
+        small("run.threads=1"),
+        folder,
+        title="whole",
+        arms=ALL_TRAINED,
+        jobs=2,
+        on_progress=lambda *progress: said.append(progress),
+    )
     return folder
 
 
@@ -160,6 +173,16 @@ def test_another_recipe_is_refused_with_the_difference(arms, whole):
 def test_the_folder_of_a_run_is_refused(whole):
     with pytest.raises(InputError, match=r"expected a folder for a comparison, got .*full-0"):
         compare(small(), whole / "full-0", title="whole", arms=ARMS)
+
+
+def test_the_progress_says_which_runs_finished_with_which_accuracy(whole, said):
+    lines = [line for line, _, _ in said if line]
+    assert sorted(lines) == sorted(
+        f"finished {arm}, seed 1 of 1, accuracy "
+        f"{read_run(whole / f'{arm}-0').summary.accuracy_last:.2%}"
+        for arm in ALL_TRAINED
+    )
+    assert said[-1][1:] == (96, 96)
 
 
 def test_arms_and_seeds_are_added_to_a_comparison(copied):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pyarrow.parquet
@@ -53,6 +54,17 @@ def test_the_page_and_both_tables_are_written(run, tmp_path):
     assert sum(table.column("times_skipped").to_pylist()) == skipped > 0
     # The indices are those of the dataset, of which 50 images are held out.
     assert max(table.column("index").to_pylist()) > 249
+
+
+def test_the_suspects_of_the_first_run_that_skipped_are_printed(run, tmp_path):
+    full = tmp_path / "full"
+    train(make_recipe(RECIPE).replaced("pruning", policy="full"), full)
+    result = inspect(full, run, "--out", tmp_path / "page.html", "--no-network")
+    assert result.exit_code == 0, result.output
+    first, *lines, last = result.stdout.splitlines()
+    assert re.fullmatch(r"lenet adaptive 0: [1-9].*% of the sample-steps skipped", first)
+    assert sum(line.startswith("  suspect ") for line in lines) == 5
+    assert last == f"page: {tmp_path / 'page.html'}, with 1 more arm"
 
 
 def test_json_has_the_figures_of_each_arm(run, tmp_path):

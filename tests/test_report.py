@@ -4,14 +4,18 @@ import dataclasses
 import json
 import re
 import shutil
+import statistics
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import matplotlib
+import numpy as np
 import pytest
 from made_runs import made_recipe, make_compare, make_run, with_summary
 from rich.console import Console
+from typer.testing import CliRunner
 
+from fineprune.cli.main import app
 from fineprune.experiments.arm_table import grouped, table_rows
 from fineprune.experiments.controls import ARMS, SHORTER, arm_recipe
 from fineprune.report.comparison_table import (
@@ -21,10 +25,10 @@ from fineprune.report.comparison_table import (
     terminal_tables,
 )
 from fineprune.report.figures import (
-    draw_all,
     draw_counts,
     draw_curves,
-    draw_schedule,
+    draw_first,
+    draw_further,
     draw_watched,
     schedule_svg,
 )
@@ -32,8 +36,9 @@ from fineprune.report.html import write_report
 from fineprune.report.paper import RESULTS, paper_rows
 from fineprune.report.paper_table import paper_notes, paper_table
 from fineprune.report.table import markdown_table, rich_table
-from fineprune.report.verdict import verdict
+from fineprune.report.verdict import headline, verdict
 from fineprune.runs.run import read_run, read_runs
+from fineprune.training.recipe import read_recipe
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +53,8 @@ def runs(compared):
 
 @pytest.fixture(scope="module")
 def drawings(runs):
-    return draw_all(one_group(runs))
+    group = one_group(runs)
+    return draw_first(group) + draw_further(group)
 
 
 @pytest.fixture
@@ -95,6 +101,26 @@ def test_the_table_for_the_terminal_fits_80_characters_without_truncation(runs):
     for arm in ("full", "fine-pruning", "random", "fewer-epochs"):
         assert re.search(rf"^ *{arm} +3 ", text, re.MULTILINE)
     assert "selects epochs on the evaluated set" in " ".join(text.split())
+
+
+def test_the_header_in_the_terminal_has_at_most_two_lines(runs):
+    lines = terminal(table_rows(runs)).splitlines()
+    rule = next(number for number, line in enumerate(lines) if "───" in line)
+    header = [line for line in lines[1:rule] if line.strip()]
+    assert 1 <= len(header) <= 2
+    assert header[-1].split()[:2] == ["arm", "seeds"]
+
+
+def test_the_command_prints_a_screen_that_ends_with_the_headline(compared, tmp_path):
+    out = tmp_path / "report.html"
+    result = CliRunner().invoke(app, ["report", str(compared), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    *table, last = result.stdout.splitlines()
+    assert len(table) <= 14
+    assert table[-1] == f"report: {out}"
+    assert f'<p class="headline">{last}</p>' in out.read_text().replace("\N{NO-BREAK SPACE}", " ")
+    printed = CliRunner().invoke(app, ["report", str(compared), "--out", str(out), "--json"])
+    assert json.loads(printed.stdout)["headlines"] == {"lenet on digits": last}
 
 
 def test_long_names_of_arms_are_broken_at_their_hyphens_in_the_terminal(runs):
@@ -227,14 +253,43 @@ def test_every_figure_is_xml_with_labelled_axes(drawings):
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert root.get("role") == "img"
         assert drawing.caption.endswith(".")
-    texts = texts_of(drawings[0].svg)
+    assert {"training time, seconds", "test accuracy, %"} <= texts_of(drawings[0].svg)
+    assert {"epoch", "samples", "learning rate", "fine-pruning"} <= texts_of(drawings[1].svg)
+    texts = texts_of(drawings[2].svg)
     assert {"epoch", "test loss, nats", "test accuracy, %", "fine-pruning"} <= texts
-    assert {"training time, seconds", "test accuracy, %"} <= texts_of(drawings[1].svg)
+
+
+def test_points_have_tooltips_in_their_own_place(runs):
+    time, samples = (ElementTree.fromstring(d.svg) for d in draw_first(one_group(runs)))
+    titles = titles_of(time)
+    full = one_group(runs).of("full")
+    accuracy = 100 * statistics.fmean(run.summary.accuracy_last for run in full)
+    last = next(title for title in titles if title.startswith("full, epoch 20: "))
+    assert last.startswith(f"full, epoch 20: {accuracy:.2f} % after ")
+    assert last.endswith(" with 3 seeds")
+    # Tooltips are in the order of their points, from left to right.
+    epochs = [float(title.split()[2].rstrip(":")) for title in titles if title.startswith("full")]
+    assert epochs == sorted(epochs)
+    assert len(epochs) > 3
+    first = next(run for run in runs if run.summary.arm == "fine-pruning").metrics
+    shown = [title for title in titles_of(samples) if title.startswith("fine-pruning")]
+    expected = [
+        f"fine-pruning, epoch {line['epoch'] + 1}: {line['samples']:,} samples, "
+        f"learning rate {line['lr']:.4g}"
+        for line in first
+    ]
+    assert shown == expected
+    # An epoch with fewer samples is drawn lower.
+    places = points_of(samples, "fine-pruning")
+    counts = [line["samples"] for line in first]
+    assert len(set(counts)) > 1
+    assert np.corrcoef(counts, [-y for _, y in places])[0, 1] == pytest.approx(1)
+    assert [x for x, _ in places] == sorted(x for x, _ in places)
 
 
 def test_an_arm_has_one_colour_and_ids_are_not_shared_between_figures(drawings):
-    curves, times = drawings[:2]
-    for colour in ("#333333", "#d55e00", "#0072b2", "#009e73"):
+    times, curves = drawings[0], drawings[2]
+    for colour in ("currentColor", "#d55e00", "#0072b2", "#009e73"):
         assert colour in curves.svg
         assert colour in times.svg
     ids = [set(re.findall(r' id="([^"]+)"', drawing.svg)) for drawing in (curves, times)]
@@ -277,10 +332,8 @@ def test_figures_without_their_data_are_left_out(tmp_path):
     group = one_group(read_runs([folder]))
     assert draw_counts(group) is None
     assert draw_watched(group) is None
-    assert len(draw_all(group)) == 3
-    full = one_group([read_run(folder / "full-0")])
-    assert draw_schedule(full) is None
-    assert len(draw_all(full)) == 2
+    assert len(draw_first(group)) == 2
+    assert len(draw_further(group)) == 1
 
 
 def test_counts_have_one_panel_per_window_titled_with_the_counted_epochs(runs):
@@ -442,15 +495,134 @@ def test_the_method_of_the_verdict_is_the_policy_of_the_comparisons_recipe(tmp_p
     assert sentences()[0].startswith("Adaptive skipped")
 
 
+def headline_of(runs, margin=0.004):
+    group = one_group(runs)
+    return headline(group, table_rows(runs), margin)
+
+
+def timed(runs, saved):
+    """The same runs, of which fine-pruning saves these fractions of 100 s."""
+    seconds = dict(zip(sorted({run.summary.seed for run in runs}), saved, strict=False))
+    return [
+        with_summary(
+            run,
+            seconds_train=100 * (1 - seconds[run.summary.seed])
+            if run.summary.arm == "fine-pruning"
+            else 100.0,
+        )
+        for run in runs
+    ]
+
+
+def test_the_headline_claims_what_the_intervals_show(runs):
+    changed = with_accuracies(
+        timed(runs, (0.32, 0.33, 0.34)),
+        full=lambda n: 0.95 + n / 1000,
+        fine_pruning=lambda n: 0.97 + n / 1000 + (n - 1) / 1000,
+        random=lambda n: 0.96 + n / 50,
+        fewer_epochs=lambda n: 0.98 + n / 1000 + n % 2 / 10000,
+    )
+    assert headline_of(changed) == (
+        "Fine-pruning: 33 % less time, 2.0 ± 0.2 points above full training; worse than 18 epochs "
+        "(fewer-epochs); not distinguishable from a random choice (random)."
+    )
+    assert (
+        "2.0 ± 0.2 points above full training, but equivalent within 3 points; worse than 18 "
+        in (headline_of(changed, 0.03))
+    )
+    slower = headline_of(timed(changed, (-0.5, -0.5, -0.49)))
+    assert slower.startswith("Fine-pruning: 50 % more time, ")
+
+
+def test_the_headline_calls_arms_equal_only_inside_the_margin(runs):
+    changed = with_accuracies(
+        runs,
+        full=lambda n: 0.95 + n / 1000,
+        fine_pruning=lambda n: 0.95 + n / 1000 + (n - 1) / 10000,
+        random=lambda n: 0.95 + n / 1000,
+        fewer_epochs=lambda n: 0.94 + n / 100,
+    )
+    shown = headline_of(changed)
+    assert "equivalent to full training within 0.4 points; not distinguishable from 18" in shown
+    assert "; equivalent to a random choice (random) within 0.4 points." in shown
+    narrow = headline_of(changed, 0.0001)
+    assert "not distinguishable from full training (+0.00" in narrow
+    assert "equivalent" not in narrow
+
+
+def test_the_headline_gives_no_time_that_the_seeds_do_not_show(runs):
+    precise = timed(runs, (0.32, 0.33, 0.34))
+    assert ": 33 % less time, " in headline_of(precise)
+    skipped = f": {100 * runs[1].summary.skipped_share:.0f} % fewer sample-steps, "
+    assert skipped in headline_of(timed(runs, (0.1, 0.3, 0.8)))
+    other = dataclasses.replace(runs[0].summary.hardware, cpu="Other CPU")
+    elsewhere = [
+        with_summary(run, hardware=other) if run.summary.arm == "full" else run for run in precise
+    ]
+    assert skipped in headline_of(elsewhere)
+
+
+def test_the_headline_of_one_seed_claims_nothing_on_accuracies(runs):
+    shown = headline_of([run for run in runs if run.summary.seed == 0])
+    assert shown.endswith("of full training; one seed allows no claim on accuracies.")
+    assert "sample-steps" in shown
+    for claim in ("time", "better", "worse", "above", "below", "equivalent", "distinguishable"):
+        assert claim not in shown
+    equal = with_accuracies(
+        runs,
+        full=lambda n: 0.75,
+        fine_pruning=lambda n: 0.5,
+        random=lambda n: 0.5,
+        fewer_epochs=lambda n: 0.4,
+    )
+    assert (
+        "25.0 points below full training in every seed, which allows no claim; with no claim"
+        in (headline_of(equal))
+    )
+
+
+def test_the_headline_without_full_training_or_without_a_method(runs):
+    (alone,) = verdict_on(runs[:1])
+    assert headline_of(runs[:1]) == alone
+    without = [run for run in runs if run.summary.arm != "full"]
+    assert headline_of(without) == "No arm has a full run with the same seed."
+    controls = with_accuracies(
+        runs,
+        full=lambda n: 0.95 + n / 1000,
+        fine_pruning=lambda n: 0.5,
+        random=lambda n: 0.90 + n / 1000 + n % 2 / 1000,
+        fewer_epochs=lambda n: 0.97 + n / 1000 + n % 2 / 1000,
+    )
+    controls = [run for run in controls if run.summary.arm != "fine-pruning"]
+    assert headline_of(controls) == "Full training is worse than fewer-epochs; better than random."
+
+
+def test_the_headline_leaves_out_arms_that_cost_more(tmp_path):
+    folder = make_compare(tmp_path / "c")
+    for number in range(3):
+        recipe = read_recipe(folder / f"fewer-epochs-{number}" / "recipe.toml")
+        shutil.rmtree(folder / f"fewer-epochs-{number}")
+        shutil.rmtree(folder / f"random-{number}")
+        longer = recipe.replaced("training", epochs=19)
+        make_run(folder / f"fewer-epochs-{number}", longer, "fewer-epochs")
+        make_run(folder / f"random-{number}", recipe.replaced("training", epochs=14), "shorter")
+    shown = headline_of(read_runs([folder]))
+    assert "fewer-epochs" not in shown
+    assert re.search(r"14 epochs \(shorter\) at 0\.\d\d times the sample-steps", shown)
+
+
 # The page
 
 
 def test_the_page_is_complete_and_in_order_and_fetches_nothing(runs, page):
     text = page(runs)
-    order = ["<h1>digits-lenet</h1>", "Made CPU", 'class="verdict"', "<table>", "<svg", "What to"]
+    order = ["<h1>digits-lenet</h1>", 'class="headline"', "<svg", 'class="verdict"', "<table>"]
+    order += ["What the columns mean", "What to", "Made CPU", "Further figures"]
     places = [text.index(part) for part in [*order, "[pruning]"]]
     assert places == sorted(places)
     assert text.count("<svg ") == 5
+    assert '<div class="verdict">' not in re.sub(r"<details>.*?</details>", "", text, flags=re.S)
+    assert "http-equiv" not in text
     assert "<script" not in text
     without_names = re.sub(r'xmlns(:\w+)?="[^"]+"', "", text)
     assert not re.search(r"https?:|url\((?!#)|@import|<link|<img", without_names)
@@ -495,7 +667,7 @@ def test_a_single_run_can_be_reported(compared, page):
     assert "fineprune train recipe.toml" in text
     assert "There is no full run" not in text
     assert "Overview" not in text
-    assert text.count("<svg ") == 2
+    assert text.count("<svg ") == 3
 
 
 def test_evaluations_counts_and_watched_samples_may_be_missing(tmp_path, page):
@@ -530,6 +702,41 @@ def test_a_report_without_runs_is_refused(tmp_path):
     with pytest.raises(ValueError, match="at least one finished run"):
         write_report([], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_numbers_stay_with_their_units(runs, page):
+    text = page(runs)
+    prose = re.sub(r"<pre>.*?</pre>|<svg.*?</svg>|<style>.*?</style>", "", text, flags=re.S)
+    assert not re.search(r"\d (%|points|percentage points|epochs|seeds|±)", prose)
+    assert "95\N{NO-BREAK SPACE}% interval" in prose
+    assert not any(
+        "\N{NO-BREAK SPACE}" in part for part in re.findall(r"<pre>.*?</pre>", text, re.S)
+    )
+    assert "<pre>" in text
+
+
+def test_figures_and_pages_have_one_dark_style(runs, page):
+    text = page(runs)
+    assert '<meta name="color-scheme" content="light dark">' in text
+    assert "prefers-color-scheme: dark" in text
+    for svg in re.findall(r"<svg .*?</svg>", text, re.DOTALL):
+        assert "#333333" not in svg
+        assert not re.search(r"fill: #ffffff", svg)
+
+
+def titles_of(svg):
+    return [title.text for title in svg.iter("{http://www.w3.org/2000/svg}title")]
+
+
+def points_of(svg, arm):
+    """The places of the points whose tooltips begin with an arm."""
+    name = "{http://www.w3.org/2000/svg}"
+    return [
+        (float(use.get("x")), float(use.get("y")))
+        for point in svg.iter(f"{name}g")
+        for title, use in [(point.find(f"{name}title"), point.find(f"{name}use"))]
+        if title is not None and title.text.startswith(arm)
+    ]
 
 
 def texts_of(svg):

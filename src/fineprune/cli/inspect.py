@@ -18,7 +18,7 @@ from fineprune.runs.run import read_runs
 if TYPE_CHECKING:
     from fineprune.inspection.inspected_arm import InspectedArm
 
-# How many suspects of each arm are printed.
+# How many suspects of the one arm are printed.
 _SUSPECTS = 5
 
 
@@ -79,16 +79,21 @@ def inspect(
     if as_json:
         typer.echo(json.dumps(finite({"page": str(out), **dataclasses.asdict(summary)})))
         return
-    for arm in summary.arms:
-        for line in _lines(arm):
-            typer.echo(line)
-    typer.echo(f"page: {out}")
+    # A comparison trains its method before the controls that skip samples too.
+    shown = next((arm for arm in summary.arms if arm.skipped), summary.arms[0])
+    others = len(summary.arms) - 1
+    for line in _lines(shown):
+        typer.echo(line)
+    also = f", with {others} more {'arm' if others == 1 else 'arms'}" if others else ""
+    typer.echo(f"page: {out}{also}")
 
 
 def _lines(arm: "InspectedArm") -> Iterator[str]:
     """Yield what the command prints about the run that stands for an arm."""
     yield f"{arm.name}: {arm.skipped:.1%} of the sample-steps skipped"
-    for found in arm.found:
+    if arm.found:
+        # Among as many suspects as there are wrong labels, or nearly so many.
+        found = min(arm.found, key=lambda found: abs(found.first - (arm.wrong_labels or 0)))
         yield (
             f"  of the first {found.first:,} suspects, {found.wrong:,} have a wrong label "
             f"({found.by_chance:,.0f} by chance); {found.suggestions_right:,} suggestions are right"

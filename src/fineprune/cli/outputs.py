@@ -7,6 +7,7 @@ from pathlib import Path
 from fineprune.errors import InputError
 from fineprune.runs.files import is_run_file
 from fineprune.runs.run import Run
+from fineprune.runs.unfinished import Unfinished
 from fineprune.training.recipe import Recipe
 
 
@@ -66,7 +67,7 @@ def inputs_of(file: Path, recipe: Recipe) -> list[Path]:
     return [file, *(Path(name) for name in named if name is not None)]
 
 
-def inputs_of_runs(runs: Iterable[Run]) -> list[Path]:
+def inputs_of_runs(runs: Iterable[Run | Unfinished]) -> list[Path]:
     """Return the files from which runs took their data and weights."""
     settings = ("data", "labels"), ("data", "train"), ("data", "test"), ("network", "weights")
     named = (run.recipe.get(section, {}).get(key) for run in runs for section, key in settings)

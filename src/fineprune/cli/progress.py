@@ -27,7 +27,7 @@ def progress() -> Iterator[Update]:
         TaskProgressColumn(),
         TimeRemainingColumn(),
     )
-    bar = Progress(*columns, console=console)
+    bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task("epochs", total=None)
 
     def update(line: str, done: int, total: int) -> None:

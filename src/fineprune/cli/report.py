@@ -1,5 +1,7 @@
 """``fineprune report``."""
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +12,9 @@ from fineprune.cli.options import AsJson, Margin, margin_fraction, path_option
 from fineprune.cli.outputs import check_file, inputs_of_runs
 from fineprune.cli.results import show_results
 from fineprune.runs.run import read_runs
+from fineprune.runs.unfinished import read_followed, state_of
+
+_POLL_SECONDS = 1.0
 
 
 @exits()
@@ -18,15 +23,52 @@ def report(
         list[Path], typer.Argument(help="The folders of finished runs or comparisons.")
     ],
     out: Annotated[Path, path_option("The HTML file to write.")] = Path("report.html"),
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Also show unfinished runs, and write the page again until all are finished.",
+        ),
+    ] = False,
     margin: Margin = 0.4,
     as_json: AsJson = False,
 ) -> None:
     """Write one self-contained HTML file about finished runs. Trains nothing.
 
+    With --follow, the page loads itself again while the runs train. Ctrl-C ends the command.
+
     Example: fineprune report runs/quick-compare --out report.html
     """
     fraction = margin_fraction(margin)
+    if follow:
+        _follow(runs, out, fraction)
     read = read_runs(runs)
     check_file("--out", out, inputs_of_runs(read))
     about = {"report": str(out), "margin": margin}
     show_results(read, out, fraction, as_json=as_json, about=about)
+
+
+def _follow(paths: Sequence[Path], page: Path, margin: float) -> None:
+    """Write the page whenever the files of the runs change, until all runs are finished."""
+    # Imported here, because matplotlib and scipy would delay the start of every command.
+    from fineprune.report.html import write_report
+
+    finished, unfinished = read_followed(paths)
+    check_file("--out", page, inputs_of_runs([*finished, *unfinished]))
+    typer.echo(f"unfinished runs: {len(unfinished)}; following them in {page}", err=True)
+    shown = None
+    try:
+        while unfinished:
+            # Before the files are read, so that no change between the two is missed.
+            state = state_of(paths)
+            if state != shown:
+                finished, unfinished = read_followed(paths)
+                if finished or unfinished:
+                    write_report(finished, page, margin, unfinished, reloads=bool(unfinished))
+                shown = state
+            if unfinished:
+                time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        if shown is not None:
+            write_report(finished, page, margin, unfinished)  # It does not load itself again.
+        raise

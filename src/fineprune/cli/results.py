@@ -13,7 +13,7 @@ from fineprune.runs.run import Run
 def show_results(
     runs: Sequence[Run], page: Path, fraction: float, *, as_json: bool, about: dict[str, object]
 ) -> None:
-    """Write the report of finished runs, and print their tables.
+    """Write the report of finished runs, and print their tables and, last, their headlines.
 
     Args:
         runs: The runs, which may belong to several groups.
@@ -26,30 +26,37 @@ def show_results(
         InputError: The runs cannot be compared.
     """
     # Imported here, because matplotlib and scipy would delay the start of every command.
-    from fineprune.experiments.arm_table import grouped, table_rows
+    from fineprune.experiments.arm_table import group_rows, grouped, table_rows
     from fineprune.report.comparison_table import row_dicts, terminal_tables
     from fineprune.report.facts import unequal
     from fineprune.report.html import write_report
     from fineprune.report.table import rich_table
-    from fineprune.report.wrong_labels import all_found_rows, found_dicts, found_table
+    from fineprune.report.verdict import headline
+    from fineprune.report.wrong_labels import all_found_rows, found_dicts, found_line
 
     rows = table_rows(runs, fraction)
     found = all_found_rows(runs)
+    groups = grouped(runs)
     cautions = [
-        f"{group.label}: {sentence}" for group in grouped(runs) for sentence in unequal(group.runs)
+        f"{group.label}: {sentence}" for group in groups for sentence in unequal(group.runs)
     ]
+    headlines = {
+        group.label: headline(group, group_rows(group, fraction), fraction) for group in groups
+    }
     write_report(runs, page, fraction)
     if as_json:
         wrong_labels = {"wrong_labels": found_dicts(found)} if found else {}
         differing = {"unequal": cautions} if cautions else {}
-        typer.echo(json.dumps({**about, "rows": row_dicts(rows), **wrong_labels, **differing}))
+        content = {"headlines": headlines, "rows": row_dicts(rows), **wrong_labels, **differing}
+        typer.echo(json.dumps({**about, **content}))
         return
     console = Console()
-    tables = terminal_tables(rows)
-    if found:
-        tables.append(found_table(found, brief=True))
-    for table in tables:
+    for table in terminal_tables(rows):
         console.print(rich_table(table, console.width))
+    if found:
+        typer.echo(found_line(found))
     for sentence in cautions:
         console.print(sentence, highlight=False)
     typer.echo(f"report: {page}")
+    for label, sentence in headlines.items():
+        typer.echo(sentence if len(headlines) == 1 else f"{label}: {sentence}")

@@ -67,6 +67,11 @@ class Difference:
         return None if self.half_width is None else self.mean + self.half_width
 
     @property
+    def negated(self) -> "Difference":
+        """The difference of the other arm from this one."""
+        return Difference(-self.mean, self.half_width, self.pairs)
+
+    @property
     def shows_variation(self) -> bool:
         """Whether there are several pairs, and their differences are not all equal."""
         return self.half_width is not None and 2 * self.half_width >= _NO_WIDTH
@@ -240,6 +245,16 @@ def paired_difference(group: Group, arm: str, other: str, of: Value) -> Differen
     if not pairs:
         return None
     return mean_difference([of(run.summary) - of(base.summary) for run, base in pairs])
+
+
+def time_difference(group: Group, arm: str) -> Difference | None:
+    """Return the fraction of the training time of ``full`` that an arm saved, paired by seed.
+
+    Returns:
+        The mean fraction with its interval; None if the arm has no seed in common with ``full``.
+    """
+    saved = _saved(_pairs(group, arm, BASELINE), lambda summary: summary.seconds_train)
+    return mean_difference(saved) if saved else None
 
 
 def mean_difference(differences: Sequence[float]) -> Difference:

@@ -142,8 +142,11 @@ def compare(
         total = sum(run.recipe.training.epochs for run in runs)
         progress = on_progress or (lambda line, done, total: None)
         for run in _train_all(unfinished, jobs, lambda: progress("", epochs_done(runs), total)):
-            progress(f"{run.name}, seed {run.number + 1} of {seeds}", epochs_done(runs), total)
-            changed = _changed(digests, read_summary(run.folder / SUMMARY).digests)
+            summary = read_summary(run.folder / SUMMARY)
+            line = f"finished {run.name}, seed {run.number + 1} of {seeds}"
+            line += f", accuracy {summary.accuracy_last:.2%}"
+            progress(line, epochs_done(runs), total)
+            changed = _changed(digests, summary.digests)
             if changed:
                 raise RunError(
                     f"{changed} changed while the comparison trained: remove {run.folder}, restore "

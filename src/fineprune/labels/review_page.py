@@ -25,17 +25,6 @@ POLICY = (
 # The size of the curves of ``Card.line``, in their own units.
 LINE_WIDTH, LINE_HEIGHT = 152, 20
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #222; --soft: #666; --paper: #fff; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e4e4; --soft: #a4a4a4; --paper: #161616; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; }
-main { max-width: 68rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
-h1 { margin: 0 0 .3rem; font-size: 1.7rem; line-height: 1.2; }
-p, ul { max-width: 46rem; }
-"""
-
 
 @dataclass(frozen=True)
 class Card:
@@ -95,7 +84,8 @@ def review_document(review: Review, title: str) -> str:
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">
 <title>{html.escape(title)}</title>
-<style>{_STYLE}</style>
+<style>
+{_resource("page.css")}</style>
 </head>
 <body>
 <main>

@@ -13,11 +13,8 @@ from fineprune.report.table import NOTHING, Table, decimal, percent, points, who
 _MAIN = "last epoch, %"
 
 _NOTE = (
-    "Time saved: relative to full, paired by seed. Saved in epochs: "
-    "from the median epoch times of each run. Points: percentage points, paired by seed, ± half "
-    "the 95 % interval. Equivalent: p-value of the test that the difference is within the margin. "
-    "Best three: mean of the best three evaluations, as in the paper; it is too "
-    "high, because it selects epochs on the evaluated set."
+    "±: half the 95 % interval, paired by seed. Best three: as in the paper, but too high, because "
+    "it selects epochs on the evaluated set."
 )
 
 
@@ -29,7 +26,8 @@ class Column:
         header: The name of the column, with the unit.
         meaning: The explanation of the column, as a phrase.
         cell: Returns the text of the cell in a row.
-        short: The name for a terminal of 80 characters; None if the column is not shown there.
+        short: The name for a terminal of 80 characters, in two lines; None if the column is not
+            shown there.
         part: The table of a page to which the column belongs, ``accuracy`` or ``cost``; None for
             both, because one table would be too wide.
     """
@@ -73,14 +71,14 @@ COLUMNS = (
         "train, s",
         "wall-clock time of the training, including overhead and excluding evaluation",
         lambda row: _seconds(row.seconds_train),
-        "train s",
+        "train\ns",
         part="cost",
     ),
     Column(
         "time saved, %",
         "training time saved relative to the full run with the same seed",
         lambda row: percent(row.time_saved),
-        "time saved %",
+        "time\nsaved\N{NO-BREAK SPACE}%",
         part="cost",
     ),
     Column(
@@ -88,7 +86,6 @@ COLUMNS = (
         "training time saved according to the median times of the full and pruned epochs of each "
         "run; other work on the machine affects this value less",
         lambda row: percent(row.saved_in_epochs),
-        "saved in epochs %",
         part="cost",
     ),
     Column(
@@ -116,13 +113,13 @@ COLUMNS = (
         "skipped, %",
         "share of the full run's sample-steps that is not trained",
         lambda row: percent(row.skipped),
-        "samples skipped %",
+        "skipped\n%",
     ),
     Column(
         _MAIN,
         "accuracy after the last epoch, which is the main result",
         lambda row: percent(row.accuracy_last),
-        "last epoch %",
+        "last\nepoch\N{NO-BREAK SPACE}%",
         part="accuracy",
     ),
     Column(
@@ -130,7 +127,7 @@ COLUMNS = (
         "difference of the last-epoch accuracy from that of the full run, in percentage points, "
         "paired by seed, ± half the 95 % interval",
         lambda row: points(row.last_difference),
-        "last vs full points",
+        "vs\N{NO-BREAK SPACE}full\npoints",
         part="accuracy",
     ),
     Column(
@@ -138,7 +135,7 @@ COLUMNS = (
         "p-value of two one-sided t-tests; below 0.05, the last-epoch accuracy is equivalent to "
         "that of the full run within the margin",
         lambda row: _p_value(row.equivalence),
-        "equiv p",
+        "equiv\np",
         part="accuracy",
     ),
     Column(
@@ -146,7 +143,7 @@ COLUMNS = (
         "mean of the best three accuracies of a run, as in the paper; it is too high in every arm, "
         "because it selects epochs on the evaluated set",
         lambda row: percent(row.accuracy_best3),
-        "best three %",
+        "best\nthree\N{NO-BREAK SPACE}%",
         part="accuracy",
     ),
     Column(

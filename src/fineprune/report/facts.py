@@ -67,9 +67,14 @@ def unequal(runs: Sequence[Run]) -> list[str]:
         sentences.append(
             f"The runs have different precisions ({listed}), which change accuracies and times."
         )
-    if len({_machine(run.summary) for run in runs}) > 1:
+    if not same_machine(runs):
         sentences.append("The runs used different hardware, so their times cannot be compared.")
     return sentences
+
+
+def same_machine(runs: Sequence[Run]) -> bool:
+    """Return whether all runs used the same hardware, so that their times can be compared."""
+    return len({_machine(run.summary) for run in runs}) == 1
 
 
 def hardware(summary: Summary) -> str:
@@ -86,6 +91,12 @@ def _machine(summary: Summary) -> str:
 def distinct(values: Iterable[Any]) -> list[Any]:
     """Return the values without duplicates, in the order of their first occurrence."""
     return list(dict.fromkeys(values))
+
+
+def listed(values: Iterable[Any]) -> str:
+    """Return at least one value as a list in a sentence, such as ``1, 2 and 3``."""
+    *others, last = map(str, values)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _versions(summary: Summary) -> str:

@@ -8,16 +8,26 @@ from fineprune.errors import InputError
 from fineprune.experiments.arm_table import BASELINE, MARGIN, Group, Row, group_rows, grouped
 from fineprune.report.comparison_table import COLUMNS, comparison_table
 from fineprune.report.facts import comparison_of, distinct, facts, unequal
-from fineprune.report.figures import Drawing, draw_all
+from fineprune.report.figures import (
+    Drawing,
+    draw_first,
+    draw_further,
+    draw_samples,
+    draw_time,
+)
 from fineprune.report.page_template import template
 from fineprune.report.paper import paper_result
 from fineprune.report.paper_table import paper_notes, paper_table
 from fineprune.report.suspected_labels import FirstSuspects, first_suspects
-from fineprune.report.table import Table
-from fineprune.report.verdict import CHANCE_POINTS, method_of, verdict
+from fineprune.report.table import NOTHING, Table, percent, whole
+from fineprune.report.verdict import CHANCE_POINTS, headline, method_of, verdict
 from fineprune.report.wrong_labels import found_rows, found_table
 from fineprune.runs.files import RECIPE, write_atomically
 from fineprune.runs.run import Run
+from fineprune.runs.unfinished import Unfinished
+
+# After this time, a page about runs that train loads itself again.
+_RELOAD_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -29,12 +39,14 @@ class Section:
         heading: The heading, such as ``lenet on digits``.
         facts: Pairs of a term and its value, which describe what was run.
         method: The arm that is compared with the controls; None if there is none.
+        headline: The verdict in one sentence.
+        first: The figures that stand below it.
         verdict: The sentences of the verdict.
         rows: The results, one row for each arm.
         tables: The tables of the results: one of the accuracies, one of the costs.
         found: The table of the wrong labels found; None if they are not known.
         suspects: The first suspected wrong labels; None if the runs have kept no history.
-        drawings: The figures.
+        further: The other figures.
         caveats: The sentences on the limits of the results.
         recipe: The recipe, as TOML.
         command: The command that repeats the runs.
@@ -44,45 +56,91 @@ class Section:
     heading: str
     facts: list[tuple[str, str]]
     method: str | None
+    headline: str
+    first: list[Drawing]
     verdict: list[str]
     rows: list[Row]
     tables: list[Table]
     found: Table | None
     suspects: FirstSuspects | None
-    drawings: list[Drawing]
+    further: list[Drawing]
     caveats: list[str]
     recipe: str
     command: str
 
 
-def write_report(runs: Sequence[Run], path: Path, margin: float = MARGIN) -> None:
-    """Write a report on finished runs as one self-contained HTML file, with one section per group.
+def write_report(
+    runs: Sequence[Run],
+    path: Path,
+    margin: float = MARGIN,
+    unfinished: Sequence[Unfinished] = (),
+    *,
+    reloads: bool = False,
+) -> None:
+    """Write a report on runs as one self-contained HTML file, with one section per group.
 
     Args:
-        runs: The runs, from ``read_runs``.
+        runs: The finished runs, from ``read_runs``.
         path: The HTML file. Its folder is created if necessary, and an existing file is replaced
             atomically.
         margin: The margin of equivalence, as a fraction.
+        unfinished: Further runs, which are shown apart and not compared.
+        reloads: Whether the page loads itself again every few seconds.
 
     Raises:
         InputError: There are no runs, or they cannot be grouped; see ``arm_table.grouped``.
         WriteError: The file cannot be written.
     """
-    if not runs:
+    if not runs and not unfinished:
         raise InputError("expected at least one finished run to report, got none")
     groups = grouped(runs)
     sections = [
         _section(group, f"group-{number}", margin) for number, group in enumerate(groups, start=1)
     ]
     page = template("report.html.j2").render(
-        title=_title(runs),
+        title=_title([*runs, *unfinished]),
         sections=sections,
         columns=COLUMNS,
         overview=_overview(sections),
         paper=paper_table(groups),
+        unfinished=_unfinished_table(unfinished, len(runs)) if unfinished else None,
+        unfinished_drawings=_unfinished_drawings(unfinished),
+        reload_seconds=_RELOAD_SECONDS if reloads else None,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page)
+
+
+def _unfinished_table(runs: Sequence[Unfinished], finished: int) -> Table:
+    lines = []
+    for run in runs:
+        last = [line.get(f"{run.evaluated_on}_accuracy") for line in run.metrics]
+        accuracy = next((value for value in reversed(last) if value is not None), None)
+        lines.append(
+            (
+                run.name,
+                f"{len(run.metrics)} of {run.epochs}" if run.epochs else NOTHING,
+                percent(accuracy),
+                whole(sum(line["samples"] for line in run.metrics)),
+                f"{sum(line['seconds'] for line in run.metrics):,.1f}",
+            )
+        )
+    return Table(
+        f"Unfinished: {len(runs)} of {len(runs) + finished} runs",
+        ("run", "epochs", "last evaluation, %", "samples trained", "train, s"),
+        lines,
+        "These runs are not compared with others, and no result below contains them.",
+    )
+
+
+def _unfinished_drawings(runs: Sequence[Unfinished]) -> list[Drawing]:
+    begun = {run.name: [run.metrics] for run in runs if run.metrics}
+    kind = next((run.evaluated_on for run in runs if run.metrics), "test")
+    drawings = (
+        draw_time(begun, kind, "unfinished runs", finished=False),
+        draw_samples(begun, "unfinished runs"),
+    )
+    return [drawing for drawing in drawings if drawing is not None]
 
 
 def _section(group: Group, anchor: str, margin: float) -> Section:
@@ -92,6 +150,8 @@ def _section(group: Group, anchor: str, margin: float) -> Section:
         heading=group.label,
         facts=facts(group.runs),
         method=method_of(group),
+        headline=headline(group, rows, margin),
+        first=draw_first(group),
         verdict=verdict(group, rows, margin),
         rows=rows,
         tables=[
@@ -104,14 +164,14 @@ def _section(group: Group, anchor: str, margin: float) -> Section:
         ],
         found=found_table(found) if found else None,
         suspects=first_suspects(group),
-        drawings=draw_all(group),
+        further=draw_further(group),
         caveats=_caveats(group, rows, margin),
         recipe=_recipe_text(group),
         command=_command(group),
     )
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[Run | Unfinished]) -> str:
     titles = distinct(run.title for run in runs)
     return titles[0] if len(titles) == 1 else "Comparisons of fine-pruning"
 
@@ -121,7 +181,7 @@ def _overview(sections: Sequence[Section]) -> Table | None:
 
     It is None if there is only one group.
     """
-    if len(sections) == 1:
+    if len(sections) < 2:
         return None
     columns = [column for column in COLUMNS[1:] if column.short is not None]
     lines = [

@@ -1,16 +1,30 @@
 """The templates of the pages."""
 
 import functools
+import re
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
+
+# A space between a number and its unit, or before the half width of an interval.
+_IN_QUANTITY = re.compile(
+    r"(?<=\d) (?=(?:%|±|(?:ms|s|seconds|minutes|hours|epochs?|seeds?|points|percentage points"
+    r"|[GM]B|Gbit/s)\b))|(?<=±) (?=\d)"
+)
 
 
 @functools.cache
 def template(name: str) -> jinja2.Template:
     """Return the template of a page. Everything that is inserted into it is escaped."""
+    loaders = (
+        jinja2.PackageLoader("fineprune.report", "templates"),
+        # The style that all pages share is there, because the library's own pages use it too.
+        jinja2.PackageLoader("fineprune.labels", ""),
+    )
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fineprune.report", "templates"),
+        loader=jinja2.ChoiceLoader(loaders),
+        finalize=_unbroken,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -18,3 +32,10 @@ def template(name: str) -> jinja2.Template:
     )
     environment.filters["inline"] = Markup  # The exception: only for SVG that this package drew.
     return environment.get_template(name)
+
+
+def _unbroken(value: Any) -> Any:
+    """Keep numbers and their units on one line, in what a template inserts as plain text."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return _IN_QUANTITY.sub("\N{NO-BREAK SPACE}", value)

@@ -42,9 +42,9 @@ def first_suspects(group: Group) -> FirstSuspects | None:
         return None
     try:
         inspected = read_inspected([run])[0]
+        samples = known_samples(inspected, network=False)
     except InputError:  # The history is damaged, but a report needs the results only.
         return None
-    samples = known_samples(inspected, network=False)
     if samples.pictures is None:
         return None
     suspects = suspects_of(inspected, most=VISIBLE)

@@ -1,5 +1,7 @@
 """The verdict on a comparison, in sentences that claim no more than the numbers support."""
 
+from collections.abc import Sequence
+
 from fineprune.experiments.arm_table import (
     BASELINE,
     MARGIN,
@@ -7,13 +9,18 @@ from fineprune.experiments.arm_table import (
     Group,
     Row,
     paired_difference,
+    time_difference,
 )
 from fineprune.experiments.controls import MATCHED, METHODS, SHORTER, changed_settings
-from fineprune.report.facts import comparison_recipe
+from fineprune.report.facts import comparison_recipe, listed, same_machine
+from fineprune.report.table import points as points_of
 from fineprune.runs.run import Run
 
 # On CIFAR-10, runs that differ only in their seed differ by about this many percentage points.
 CHANCE_POINTS = 0.5
+
+# The headline gives the time saved if half the 95 % interval is at most this fraction.
+_PRECISE = 0.05
 
 _EQUAL = "about the same cost"
 
@@ -51,6 +58,48 @@ def verdict(group: Group, rows: list[Row], margin: float = MARGIN) -> list[str]:
     return sentences
 
 
+def headline(group: Group, rows: list[Row], margin: float = MARGIN) -> str:
+    """Return the verdict in one sentence, which claims no more than the sentences of ``verdict``.
+
+    The method is compared with full training and with every arm that costs about as much or less.
+
+    Args:
+        group: The runs.
+        rows: The rows of the group, from ``group_rows``.
+        margin: The margin of equivalence, as a fraction.
+    """
+    by_arm = {row.arm: row for row in rows}
+    compared = [row for row in rows if row.last_difference]
+    if not compared:
+        return _alone(rows[0]) if len(rows) == 1 else "No arm has a full run with the same seed."
+    name = method_of(group)
+    if name is None or by_arm[name].last_difference is None:
+        if len(compared) > 1:
+            arms = [(r.last_difference.negated, r.arm) for r in compared if r.last_difference]
+            return f"Full training is {_standings(arms, margin)}."
+        name = compared[0].arm
+    row = by_arm[name]
+    assert row.last_difference is not None
+    parts = f"{_capitalized(name)}: {_saving(group, row)}"
+    if row.last_difference.pairs == 1:
+        full = _percent(by_arm[BASELINE].accuracy_last)
+        return (
+            f"{parts}, accuracy {_percent(row.accuracy_last)} beside {full} of full training; one "
+            f"seed allows no claim on accuracies."
+        )
+    parts += f", {_beside_full(row.last_difference, margin)}"
+    controls = []
+    for arm in by_arm:
+        if arm in (name, BASELINE):
+            continue
+        difference = paired_difference(group, name, arm, lambda summary: summary.accuracy_last)
+        method, control = group.of(name)[0], group.of(arm)[0]
+        cheaper = control.summary.samples_trained < method.summary.samples_trained
+        if difference is not None and (cheaper or _cost(method, control) == _EQUAL):
+            controls.append((difference, _short_name(method, control)))
+    return f"{parts}; {_standings(controls, margin) or 'no other arm of this cost was trained'}."
+
+
 def method_of(group: Group) -> str | None:
     """Return the arm that is compared with the controls; None if there is none.
 
@@ -62,6 +111,75 @@ def method_of(group: Group) -> str | None:
     if policy in group.arms and policy != BASELINE:
         return str(policy)
     return next((name for name in METHODS if name in group.arms), None)
+
+
+def _saving(group: Group, row: Row) -> str:
+    """Describe the cost relative to full training in a few words.
+
+    It is the time if the seeds show it precisely, and the number of sample-steps otherwise, which
+    other work on the machine does not change.
+    """
+    time = time_difference(group, row.arm)
+    share, less, what = row.skipped or 0, "fewer", "sample-steps"
+    precise = time is not None and time.half_width is not None and time.half_width <= _PRECISE
+    if time is not None and precise and same_machine(group.runs):
+        share, less, what = time.mean, "less", "time"
+    if round(100 * share) == 0:
+        return f"no {less} {what}"
+    return f"{abs(100 * share):.0f} % {less if share > 0 else 'more'} {what}"
+
+
+def _beside_full(difference: Difference, margin: float) -> str:
+    """Describe the accuracy relative to full training, with several seeds, in a few words."""
+    points = f"{abs(100 * difference.mean):.1f}"
+    side = "above" if difference.mean > 0 else "below"
+    standing, equivalent = _standing(difference, margin)
+    if standing is None:
+        return f"{points} points {side} full training in every seed, which allows no claim"
+    within = f"within {100 * margin:g} points"
+    if standing == "not distinguishable":
+        if equivalent:
+            return f"equivalent to full training {within}"
+        return f"not distinguishable from full training ({points_of(difference)} points)"
+    text = f"{points} ± {100 * (difference.half_width or 0):.1f} points {side} full training"
+    return f"{text}, but equivalent {within}" if equivalent else text
+
+
+def _standings(others: Sequence[tuple[Difference, str]], margin: float) -> str:
+    """Say how a method stands beside other arms, those that are better than it first.
+
+    Args:
+        others: The difference of the method from each arm, and the name of the arm.
+        margin: The margin of equivalence, as a fraction.
+    """
+    within = f"within {100 * margin:g} points"
+    phrases = {
+        ("worse", False): "worse than {}",
+        ("worse", True): f"worse than {{}} but equivalent {within}",
+        ("not distinguishable", False): "not distinguishable from {}",
+        ("not distinguishable", True): f"equivalent to {{}} {within}",
+        ("better", True): f"better than {{}} but equivalent {within}",
+        ("better", False): "better than {}",
+        (None, False): "with no claim on {}",
+    }
+    arms: dict[tuple[str | None, bool], list[str]] = {}
+    for difference, name in others:
+        arms.setdefault(_standing(difference, margin), []).append(name)
+    return "; ".join(
+        phrase.format(listed(arms[standing]))
+        for standing, phrase in phrases.items()
+        if standing in arms
+    )
+
+
+def _short_name(method: Run, control: Run) -> str:
+    arm = control.summary.arm
+    if arm in SHORTER:
+        arm = f"{control.summary.epochs} epochs ({arm})"
+    elif arm in ("random", MATCHED):
+        arm = f"a random choice ({arm})"
+    cost = _cost(method, control)
+    return arm if cost == _EQUAL else f"{arm} at {cost.partition(' (')[0]}"
 
 
 def _against_full(row: Row, margin: float) -> str:
@@ -171,21 +289,34 @@ def _size(difference: Difference, other: str) -> str:
     return f"{text} (95 % interval {low:+.2f} to {high:+.2f}, {difference.pairs} seeds)"
 
 
+def _standing(difference: Difference, margin: float) -> tuple[str | None, bool]:
+    """Return what the seeds show about a difference, and whether they show equivalence.
+
+    The first is "better", "worse" or "not distinguishable", and None if the seeds do not show how
+    much the difference varies.
+    """
+    p_value = difference.equivalence(margin)
+    if difference.low is None or difference.high is None or p_value is None:
+        return None, False
+    if difference.low <= 0 <= difference.high:
+        return "not distinguishable", p_value < _LEVEL
+    return "better" if difference.low > 0 else "worse", p_value < _LEVEL
+
+
 def _significance(difference: Difference, margin: float) -> str:
     """Describe what the seeds show about a difference."""
-    low, high = difference.low, difference.high
-    if low is None or high is None:
+    if difference.pairs == 1:
         return f"with one seed, a difference below about {CHANCE_POINTS} points is not meaningful"
     p_value = difference.equivalence(margin)
+    standing, equivalent = _standing(difference, margin)
     if p_value is None:
         return "the same in every seed, so these seeds do not show the variation between seeds"
     within = f"equivalent within {100 * margin:g} points ({_p(p_value)})"
-    if low <= 0 <= high:
-        shown = "and" if p_value < _LEVEL else "and not shown to be"
+    if standing == "not distinguishable":
+        shown = "and" if equivalent else "and not shown to be"
         return f"not distinguishable with these seeds, {shown} {within}"
-    size = "better" if low > 0 else "worse"
-    text = f"significantly {size} (the interval excludes zero)"
-    return f"{text}, but {within}" if p_value < _LEVEL else text
+    text = f"significantly {standing} (the interval excludes zero)"
+    return f"{text}, but {within}" if equivalent else text
 
 
 def _p(value: float) -> str:

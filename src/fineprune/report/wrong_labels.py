@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fineprune.experiments.arm_table import Group, grouped
-from fineprune.report.table import Table, decimal, percent, whole
+from fineprune.report.table import NOTHING, Table, decimal, percent, whole
 from fineprune.runs.run import Run
 
 _TITLE = "Wrong labels found"
@@ -22,9 +22,6 @@ _HEADERS = (
     "recall, %",
     "R-precision, %",
 )
-
-# A terminal of 80 characters has no room for this column.
-_TOO_WIDE = "average precision"
 
 _NOTE = (
     "At the end of the training, means over the seeds in which a value is defined (the precision "
@@ -91,19 +88,15 @@ def all_found_rows(runs: Sequence[Run]) -> list[FoundRow]:
     return [row for group in grouped(runs) for row in found_rows(group)]
 
 
-def found_table(rows: Sequence[FoundRow], *, brief: bool = False) -> Table:
-    """Return the table of one or several groups, which are named if there are several.
+def found_table(rows: Sequence[FoundRow]) -> Table:
+    """Return the table of one group.
 
     Args:
-        rows: The rows, those of a group after each other.
-        brief: Whether to leave out the columns that do not fit into 80 characters.
+        rows: The rows of the group.
     """
-    several = len({row.group for row in rows}) > 1
-    shown = [number for number, header in enumerate(_HEADERS) if not brief or header != _TOO_WIDE]
-    lines = []
-    for row in rows:
-        cells = (
-            f"{row.arm}, {row.group}" if several else row.arm,
+    lines = [
+        (
+            row.arm,
             str(row.seeds),
             percent(row.wrong_share, 1),
             decimal(row.roc_area, 3),
@@ -113,8 +106,20 @@ def found_table(rows: Sequence[FoundRow], *, brief: bool = False) -> Table:
             percent(row.recall, 1),
             percent(row.r_precision, 1),
         )
-        lines.append(tuple(cells[number] for number in shown))
-    return Table(_TITLE, tuple(_HEADERS[number] for number in shown), lines, _NOTE)
+        for row in rows
+    ]
+    return Table(_TITLE, _HEADERS, lines, _NOTE)
+
+
+def found_line(rows: Sequence[FoundRow]) -> str:
+    """Return one line for a terminal with how well each arm, perhaps of several groups, found."""
+    several = len({row.group for row in rows}) > 1
+    areas = (
+        f"{row.arm}{f' of {row.group}' if several else ''} {decimal(row.roc_area, 3)}"
+        for row in rows
+        if row.roc_area is not None
+    )
+    return f"{_TITLE}, ROC area: {', '.join(areas) or NOTHING}"
 
 
 def found_dicts(rows: Sequence[FoundRow]) -> list[dict[str, Any]]:

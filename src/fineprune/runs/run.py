@@ -1,7 +1,7 @@
 """Run: a finished run, read from its folder and checked for completeness."""
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fineprune.runs.files import (
     COUNTS,
     METRICS,
     RECIPE,
+    SCALING,
     SUMMARY,
     epoch_files,
     read_array,
@@ -26,6 +27,7 @@ from fineprune.runs.summary import Summary, read_summary
 _NUMBER = (int, float)
 _IN_METRICS: dict[str, Any] = {
     "epoch": int,
+    "lr": _NUMBER,
     "pruned": bool,
     "samples": int,
     "forward_samples": int,
@@ -93,8 +95,7 @@ def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run
     """
     if not (path / SUMMARY).is_file():
         raise InputError(
-            f"expected a finished run (a folder with {SUMMARY}) in {path}, found none: "
-            f"finish the run with --resume"
+            f"expected a finished run (a folder with {SUMMARY}) in {path}, {_instead(path)}"
         )
     summary = read_summary(path / SUMMARY)
     try:
@@ -118,11 +119,22 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     Raises:
         InputError: A folder is neither, a run is not finished, or a file is damaged.
     """
-    runs: list[Run] = []
+    return [read_run(*listed) for listed in listed_runs(paths)]
+
+
+def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]]:
+    """Yield the folder, the title and the comparison of each run, as ``read_run`` takes them.
+
+    Args:
+        paths: Folders of runs, or folders of comparisons, which stand for all of their runs.
+
+    Raises:
+        InputError: The list of a comparison is damaged.
+    """
     for path in paths:
         file = path / COMPARISON
         if not file.is_file():
-            runs.append(read_run(path))
+            yield path, "", None
             continue
         listed = read_json(file)
         try:
@@ -132,15 +144,27 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
                 f"expected title and runs in {file}, at least one is missing: "
                 f"run fineprune compare again"
             ) from error
-        runs += [read_run(folder, title, path) for folder in folders]
-    return runs
+        for folder in folders:
+            yield folder, title, path
 
 
-def _check_keys(place: str, values: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    for key, expected in types.items():
-        value = values.get(key)
-        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-            raise InputError(f"expected {key} in {place}, got {value!r}: the file is damaged")
+def _instead(path: Path) -> str:
+    """Say what a folder without a finished run holds, and what to do."""
+    if (path / SCALING).exists():
+        return "got a scaling experiment: run fineprune scale again to write its report"
+    if (path / RECIPE).exists():
+        return "got an unfinished one: finish the run with --resume"
+    return "found none: give the folder of a run or of a comparison"
+
+
+def check_metrics(path: Path, metrics: Iterable[Mapping[str, Any]]) -> None:
+    """Raise InputError unless the metrics of each epoch of the run in a folder are complete."""
+    for number, line in enumerate(metrics, start=1):
+        for key, kind in _IN_METRICS.items():
+            value = line.get(key)
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                place = f"line {number} of {path / METRICS}"
+                raise InputError(f"expected {key} in {place}, got {value!r}: the file is damaged")
 
 
 def _check_belonging(run: Run) -> None:
@@ -152,8 +176,7 @@ def _check_belonging(run: Run) -> None:
             f"expected one line for each of the {num_epochs} epochs in {run.path / METRICS}, got "
             f"{len(epochs)} lines: restore the file, or train again into a new folder"
         )
-    for number, line in enumerate(run.metrics, start=1):
-        _check_keys(f"line {number} of {run.path / METRICS}", line, _IN_METRICS)
+    check_metrics(run.path, run.metrics)
     evaluated_on = run.summary.evaluated_on
     accuracies = [line.get(f"{evaluated_on}_accuracy") for line in run.metrics]
     from_metrics = {

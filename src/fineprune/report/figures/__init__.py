@@ -1,4 +1,4 @@
-"""Figures as SVG: [P] Figures 1 to 3 for our runs, the counts, and accuracy against time.
+"""Figures as SVG: what a comparison showed, [P] Figures 1 and 2 for our runs, and the counts.
 
 The figures are drawn with matplotlib's objects, without pyplot and without changing matplotlib's
 global settings. The same runs give the same bytes. Text is written as text, not as paths.
@@ -9,27 +9,36 @@ from fineprune.report.figures.accuracy_over_time import draw_time
 from fineprune.report.figures.counts import draw_counts
 from fineprune.report.figures.curves import draw_curves
 from fineprune.report.figures.drawing import Drawing
-from fineprune.report.figures.schedule import draw_schedule, schedule_svg
+from fineprune.report.figures.evaluations import evaluated_on, metrics_by_arm
+from fineprune.report.figures.samples import draw_samples
+from fineprune.report.figures.schedule import schedule_svg
 from fineprune.report.figures.watched import draw_watched
 
 __all__ = [
     "Drawing",
-    "draw_all",
     "draw_counts",
     "draw_curves",
-    "draw_schedule",
+    "draw_first",
+    "draw_further",
+    "draw_samples",
+    "draw_time",
     "draw_watched",
     "schedule_svg",
 ]
 
 
-def draw_all(group: Group) -> list[Drawing]:
-    """Draw every figure for which the runs have the data, in the order of the report."""
-    drawings = (
-        draw_curves(group),
-        draw_time(group),
-        draw_watched(group),
-        draw_schedule(group),
-        draw_counts(group),
+def draw_first(group: Group) -> list[Drawing]:
+    """Draw what each arm reached and what it trained, for which every run has the data."""
+    arms = metrics_by_arm(group)
+    return _drawn(
+        draw_time(arms, evaluated_on(group), group.label), draw_samples(arms, group.label)
     )
+
+
+def draw_further(group: Group) -> list[Drawing]:
+    """Draw every other figure for which the runs have the data."""
+    return _drawn(draw_curves(group), draw_watched(group), draw_counts(group))
+
+
+def _drawn(*drawings: Drawing | None) -> list[Drawing]:
     return [drawing for drawing in drawings if drawing is not None]

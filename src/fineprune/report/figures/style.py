@@ -13,17 +13,15 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 WIDTH = 7.2  # In inches.
-SHADE = "#fbefe4"
 INK, FAINT = "#333333", "#999999"
 
 # The palette of Okabe and Ito, which colour-blind readers can distinguish. It has eight colours, so
 # the arms after them have other ones, and differ in the line style too.
 _COLOURS = {
-    "full": "#333333",
+    "full": INK,
     "fine-pruning": "#d55e00",
     "random": "#0072b2",
     "shorter": "#009e73",
@@ -55,6 +53,8 @@ _STYLE: Any = {  # Newer versions of matplotlib have a type for each key.
     "text.parse_math": False,
     "font.family": "sans-serif",
     "font.size": 9,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "axes.labelsize": 9,
@@ -87,15 +87,19 @@ def our_style() -> Iterator[None]:
 
 
 def colour_of(arm: str) -> str:
-    """Return the colour of an arm. The colour of an unknown arm depends on its name only."""
+    """Return the colour of an arm, or of a run of it, which has a name such as ``full (full-0)``.
+
+    The colour of an unknown arm depends on its name only.
+    """
+    arm = arm.partition(" ")[0]
     # A checksum of the name gives the same colour in every report, a position would not.
     other = _OTHER_COLOURS[zlib.crc32(arm.encode()) % len(_OTHER_COLOURS)]
     return _COLOURS.get(arm, other)
 
 
 def dash_of(arm: str) -> Any:
-    """Return the line style of an arm, in matplotlib's format."""
-    return _DASHES.get(arm, "-")
+    """Return the line style of an arm or of a run of it, in matplotlib's format."""
+    return _DASHES.get(arm.partition(" ")[0], "-")
 
 
 def whole_ticks(most: int) -> MaxNLocator:
@@ -103,17 +107,9 @@ def whole_ticks(most: int) -> MaxNLocator:
     return MaxNLocator(nbins=most, integer=True, steps=[1, 2, 5, 10])
 
 
-def arm_legend(figure: Figure, arms: Iterable[str], shaded: bool = False) -> None:
-    """Add a legend above the figure.
-
-    Args:
-        figure: The figure.
-        arms: The names of the arms.
-        shaded: Whether the legend also explains the shading of pruned epochs.
-    """
-    handles: list[Any] = [
+def arm_legend(figure: Figure, arms: Iterable[str]) -> None:
+    """Add a legend with the names of the arms above the figure."""
+    handles = [
         Line2D([], [], color=colour_of(arm), linestyle=dash_of(arm), label=arm) for arm in arms
     ]
-    if shaded:
-        handles.append(Patch(facecolor=SHADE, label="pruned epochs"))
     figure.legend(handles=handles, loc="outside upper center", ncols=5)
