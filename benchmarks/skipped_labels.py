@@ -13,8 +13,8 @@ The arms, all of which but the first save the share ``--save`` of the steps:
 - ``full``: all samples in all epochs;
 - ``shorter``: fewer epochs on all samples, with a rate that falls as 1 - u^2;
 - ``adaptive``: ``Adaptive``;
-- ``truth``: ``Adaptive``, which is told after five epochs which labels are wrong, and trains none of
-  them any more. No method can know this; it says how much there is to gain.
+- ``truth``: ``Adaptive``, which is told after five epochs which labels are wrong, and then trains
+  none of them. No method can know this; it says how much there is to gain.
 
 Each finished run is a line of the file, with which a later call continues. Several processes can
 share the work.

@@ -153,6 +153,8 @@ def test_nothing_is_exchanged_or_observed_if_no_sample_was_rescored():
             for index in torch.tensor(list(pruner.sampler)).split(BATCH):
                 pruner.record(index, losses_of(0, index, rank))
             assert pruner.to_rescore() is None
-        return pruner.policy.rescored
+        bound = pruner.policy
+        assert isinstance(bound, Observing)
+        return bound.rescored
 
     assert on_both_ranks(without) == [[], []]
