@@ -103,5 +103,5 @@ def test_compare_trains_the_policy_and_its_controls_at_the_same_cost(tmp_path):
     page = (folder / "report.html").read_text()
     assert "removed where the learning rate is smallest" in page
     assert "adaptive is" in page
-    assert "Each cell is an epoch" in page
+    assert "Samples per epoch, and the learning rate" in page
     assert "DroppingCount in each window" not in page
