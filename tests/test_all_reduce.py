@@ -151,6 +151,7 @@ def test_torchrun_trains_a_recipe_like_one_process(two_ranks, tmp_path):
     assert found["roc_area"] == pytest.approx(known["roc_area"], abs=0.02)
 
 
+@pytest.mark.long
 def test_two_ranks_fine_tune_a_resnet50_like_one_process(torchrun, tmp_path):
     """All normalisations are frozen, because each rank would normalise by its own batches."""
     with torch.random.fork_rng():

@@ -115,7 +115,11 @@ def compare_matched(folder, *changes):
 
 @on_linux
 @pytest.mark.parametrize(
-    ("number", "arms"), [(signal.SIGKILL, MATCHED_ARMS), (signal.SIGTERM, ARMS)]
+    ("number", "arms"),
+    [
+        (signal.SIGKILL, MATCHED_ARMS),
+        pytest.param(signal.SIGTERM, ARMS, marks=pytest.mark.long),
+    ],
 )
 def test_a_stopped_comparison_ends_its_processes_and_continues_with_the_same_result(
     number, arms, tmp_path, whole

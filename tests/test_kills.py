@@ -538,6 +538,7 @@ def test_a_process_that_hangs_is_replaced_and_a_slow_start_is_none(tmp_path):
         check(strategy, server, results)
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_while_servers_recover_is_counted(tmp_path):
     """It hangs when one server is back, and then the other one dies, which restarts the worker."""
     strategy = Strategy("sync", workers=2, servers=2)
