@@ -29,6 +29,10 @@ from fineprune.pruning.dropping_count import keep_least_counted
 from fineprune.training.hardware import describe
 
 BATCH = 128
+# As many batches as ``record`` counts at a time.
+GROUP = 64
+# For the time of ``record``, which does not depend on it: more samples than the benchmark records.
+MANY_SAMPLES = 4_000_000
 # Number of epochs over which the work between two epochs is timed.
 EPOCHS = 7
 
@@ -131,7 +135,16 @@ def step_times(pruners: Sequence[fp.Pruner], repeats: int) -> list[float]:
             optimizer.step()
             optimizer.zero_grad()
         times[0].append(time.perf_counter() - started)
-    return [statistics.median(seconds[10:]) for seconds in times]
+    return [typical(seconds[10:]) for seconds in times]
+
+
+def typical(seconds: Sequence[float]) -> float:
+    """Return the median of the means of consecutive groups.
+
+    ``record`` counts many batches at a time, so a median of single calls would leave this out.
+    """
+    groups = [seconds[first : first + GROUP] for first in range(0, len(seconds), GROUP)]
+    return statistics.median(statistics.fmean(group) for group in groups if len(group) == GROUP)
 
 
 def warm_times(pruners: Sequence[fp.Pruner], repeats: int) -> list[float]:
@@ -155,7 +168,7 @@ def warm_times(pruners: Sequence[fp.Pruner], repeats: int) -> list[float]:
             for value in values:
                 function(index, value)
             seconds.append((time.perf_counter() - started) / len(values))
-    *medians, mean = [statistics.median(seconds) for seconds in times]
+    *medians, mean = [typical(seconds) for seconds in times]
     return [median - mean for median in medians]
 
 
@@ -192,7 +205,7 @@ def read_all(indices: Iterable[int]) -> None:
 def small_sizes(repeats: int) -> list[dict[str, Any]]:
     """Return one row per method and number of samples."""
     made = policies(2 * EPOCHS)
-    pruners = [fp.Pruner(50_000, policy, batch_size=BATCH) for policy in made.values()]
+    pruners = [fp.Pruner(MANY_SAMPLES, policy, batch_size=BATCH) for policy in made.values()]
     step, *records, update, mean = step_times(pruners, repeats)
     warm = dict(zip([*made, "infobatch"], warm_times(pruners, repeats), strict=True))
     rows = []
