@@ -270,6 +270,7 @@ def test_an_error_on_rank_0_is_reported_by_all_ranks(two_ranks, torchrun):
     assert done.stderr.count("expected a new folder for the run") == 2
 
 
+@pytest.mark.long
 def test_ranks_that_are_restarted_continue(torchrun_command, tmp_path):
     """The process that is killed is rank 0, whose number is in the lock of the folder."""
     folder = tmp_path / "run"

@@ -483,6 +483,7 @@ def example_in_help(verb):
     return " ".join(shown[1].split())
 
 
+@pytest.mark.long
 def test_every_example_in_the_help_runs(tmp_path, monkeypatch, fast_runs):
     """One after another, since ``report`` reads what ``compare`` wrote, and without a clone."""
     pytest.importorskip("ray")  # for scale

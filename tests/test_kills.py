@@ -447,6 +447,7 @@ def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(shared):
     )
 
 
+@pytest.mark.long
 def test_kills_while_a_large_gradient_is_transferred(tmp_path, monkeypatch):
     """With 8 MB for each server, a transfer is in progress."""
     monkeypatch.setattr(sys.modules[__name__], "BATCHES", 15)  # They are large.
@@ -523,6 +524,7 @@ def test_a_worker_that_dies_with_a_server_is_counted(tmp_path):
             server.run_epoch(1, batches_of(1), rate)
 
 
+@pytest.mark.long
 def test_a_process_that_hangs_is_replaced_and_a_slow_start_is_none(tmp_path):
     strategy = Strategy("async", workers=2, servers=2, silence_seconds=SILENCE)
     with training(strategy, tmp_path) as (server, orders, watch):

@@ -250,7 +250,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
         ("raylet", signal.SIGKILL),
         pytest.param("raylet", signal.SIGSTOP, marks=pytest.mark.long),
         pytest.param("gcs_server", signal.SIGKILL, marks=pytest.mark.long),
-        ("gcs_server", signal.SIGSTOP),
+        pytest.param("gcs_server", signal.SIGSTOP, marks=pytest.mark.long),
     ],
 )
 def test_a_run_whose_ray_is_dead_or_hangs_ends_with_one_line(
