@@ -387,6 +387,7 @@ nodes.shutdown()
 """
 
 
+@pytest.mark.long
 def test_dedicated_servers_have_nodes_of_their_own_or_it_is_said(preloaded_ray_workers):
     done = subprocess.run(
         [sys.executable, "-c", NODES],

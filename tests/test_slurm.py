@@ -371,6 +371,7 @@ wait "$first" && wait "$second"
 
 
 @needs_bash
+@pytest.mark.long
 def test_all_reduce_in_scale_runs_over_the_nodes_of_a_job(tmp_path, monkeypatch):
     srun = tmp_path / "srun"
     srun.write_text(f'#!{BASH}\nprintf "%s\\0" "$@" >{tmp_path}/words\n{BOTH_NODES}')
