@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fineprune.errors import InputError
 from fineprune.labels.class_shares import ClassShares
+from fineprune.labels.ranks import exchange_device
 
 # So many logits are buffered before they are added to the sums, because an operation on a small
 # tensor takes almost as long as one on a tensor of this size.
@@ -230,8 +231,9 @@ class Evidence:
             InputError: An error that ``check`` finds on any rank, or the ranks have different
                 labels of a sample.
         """
-        if dist.get_backend(group) == "nccl":  # It exchanges device memory only.
-            self._to(torch.device("cuda", torch.cuda.current_device()))
+        device = exchange_device(group)
+        if device is not None:
+            self._to(device)
         self._add_buffer(check=False)
         dist.all_reduce(self._faults, group=group)
         self.check()

@@ -16,6 +16,7 @@ from fineprune.labels.advice import advice_of
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.ranking import joint_numbers, rank
+from fineprune.labels.ranks import exchange_device, rank_and_size
 from fineprune.labels.review_page import Review
 from fineprune.labels.watch_page import cards_of, write_review
 
@@ -361,8 +362,8 @@ class LabelWatch:
         self._evidence.record(index, logits, labels, ranks)
 
     def _merge_ranks(self, rank: int) -> None:
-        on_gpu = dist.get_backend(self._group) == "nccl"  # It exchanges device memory only.
-        merged = torch.tensor(int(self._merged), device="cuda" if on_gpu else "cpu")
+        device = exchange_device(self._group) or "cpu"
+        merged = torch.tensor(int(self._merged), device=device)
         dist.all_reduce(merged, op=dist.ReduceOp.MIN, group=self._group)
         if int(merged):
             return
@@ -414,20 +415,5 @@ class LabelWatch:
     def _rank_and_ranks(self) -> tuple[int, int]:
         """Return the rank of this process, and the number of ranks that share the samples."""
         if self._place is None:
-            active = dist.is_available() and dist.is_initialized()
-            launched = int(os.environ.get("WORLD_SIZE", "1"))
-            if launched > 1 and not active:
-                raise RuntimeError(
-                    f"expected an initialised process group, since WORLD_SIZE is {launched}: call "
-                    f"torch.distributed.init_process_group() before the first record"
-                )
-            place = (0, 1)
-            if active:
-                place = dist.get_rank(self._group), dist.get_world_size(self._group)
-            if place[0] < 0:
-                raise InputError(
-                    "expected a process_group to which this process belongs, got one to which it "
-                    "does not: give each process its own group"
-                )
-            self._place = place
+            self._place = rank_and_size(self._group, "the first record")
         return self._place

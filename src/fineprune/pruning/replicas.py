@@ -1,6 +1,5 @@
 """Replicas: the ranks that train one model together, and what they exchange."""
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from fineprune.errors import InputError, check_whole_number
+from fineprune.labels.ranks import exchange_device, rank_and_size
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -51,21 +51,8 @@ class Replicas:
                 )
             self.group, self.size, self.rank = None, num_replicas, rank
             return
-        active = dist.is_available() and dist.is_initialized()
-        launched = int(os.environ.get("WORLD_SIZE", "1"))
-        if launched > 1 and not active:
-            raise RuntimeError(
-                f"expected an initialised process group, since WORLD_SIZE is {launched}: "
-                f"call torch.distributed.init_process_group() before making a Pruner"
-            )
         self.group = process_group
-        self.size = dist.get_world_size(process_group) if active else 1
-        self.rank = dist.get_rank(process_group) if active else 0
-        if self.rank < 0:
-            raise InputError(
-                "expected a process_group to which this process belongs, got one to which it does "
-                "not: give each process its own group"
-            )
+        self.rank, self.size = rank_and_size(process_group, "making a Pruner")
 
     def group_for(self, what: str) -> Any:
         """Return the process group, for something that only a group of torch can exchange.
@@ -144,10 +131,7 @@ class Replicas:
         return reduced
 
     def _tensor(self, values: npt.NDArray[Any]) -> torch.Tensor:
-        # NCCL exchanges device memory only. All other backends exchange the memory of the CPU.
-        on_gpu = dist.get_backend(self.group) == "nccl"
-        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else "cpu"
-        return torch.tensor(values, device=device)
+        return torch.tensor(values, device=exchange_device(self.group) or "cpu")
 
 
 def share_of_rank(

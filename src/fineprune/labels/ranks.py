@@ -1,0 +1,48 @@
+"""The place of this process among the ranks that share the samples, and where ranks exchange."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fineprune.errors import InputError
+
+
+def rank_and_size(group: Any, before: str) -> tuple[int, int]:
+    """Return the rank of this process in a group and the group's size; 0 and 1 without a group.
+
+    Args:
+        group: A ``torch.distributed`` group; None for the initialised world.
+        before: What a group must be initialised before, for the error.
+
+    Raises:
+        InputError: This process does not belong to the group.
+        RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
+    """
+    active = dist.is_available() and dist.is_initialized()
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched > 1 and not active:
+        raise RuntimeError(
+            f"expected an initialised process group, since WORLD_SIZE is {launched}: "
+            f"call torch.distributed.init_process_group() before {before}"
+        )
+    if not active:
+        return 0, 1
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise InputError(
+            "expected a process_group to which this process belongs, got one to which it does "
+            "not: give each process its own group"
+        )
+    return rank, dist.get_world_size(group)
+
+
+def exchange_device(group: Any) -> torch.device | None:
+    """Return the device whose memory a group exchanges; None for any memory of the CPU.
+
+    NCCL exchanges the memory of the current GPU only. All other backends exchange that of the CPU.
+    """
+    if dist.get_backend(group) != "nccl":
+        return None
+    return torch.device("cuda", torch.cuda.current_device())
