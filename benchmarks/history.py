@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from table import show  # type: ignore[import-not-found]
 
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.networks.registry import build_network
@@ -83,18 +84,6 @@ def epoch_costs(samples: int, folder: Path) -> dict[str, Any]:
         "bytes per sample in memory": (stored.nbytes + predictions.nbytes) / samples,
         "bytes per sample on disk": size / samples,
     }
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|" + "---|" * len(rows[0]))
-    for row in rows:
-        cells = [
-            f"{v:,}" if isinstance(v, int) else v if isinstance(v, str) else f"{v:.3g}"
-            for v in row.values()
-        ]
-        print("| " + " | ".join(cells) + " |")
-    print()
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from table import show  # type: ignore[import-not-found]
 
 import fineprune as fp
 from fineprune.networks.registry import build_network
@@ -110,18 +111,6 @@ def in_own_process(samples: int, classes: int, threads: int) -> dict[str, Any]:
     )
     row: dict[str, Any] = json.loads(done.stdout)
     return row
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|" + "---|" * len(rows[0]))
-    for row in rows:
-        cells = [
-            f"{v:,}" if isinstance(v, int) else v if isinstance(v, str) else f"{v:.3g}"
-            for v in row.values()
-        ]
-        print("| " + " | ".join(cells) + " |")
-    print()
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from label_ranking import BATCH, CLASSES  # type: ignore[import-not-found]
+from label_ranking import CLASSES, record, recorded  # type: ignore[import-not-found]
 from matplotlib import pyplot as plt
 
 import fineprune as fp
@@ -29,13 +29,11 @@ Labels = npt.NDArray[np.int64]
 def watched(run: Path) -> tuple[fp.LabelWatch, Labels, Labels]:
     """Give what a training recorded to a watch; return it, the labels and the true labels."""
     with np.load(run) as file:
-        order, labels, true = file["order"], file["labels"], file["true"]
-        logits = torch.from_numpy(file["logits"]).view(torch.bfloat16).float()
+        labels, true = file["labels"], file["true"]
     watch = fp.LabelWatch(len(labels), CLASSES)
     given = torch.from_numpy(labels)
-    for epoch, numbers in enumerate(torch.from_numpy(order.astype(np.int64))):
-        for index, part in zip(numbers.split(BATCH), logits[epoch].split(BATCH), strict=True):
-            watch.record(index, part, given[index])
+    for _, samples, logits in recorded(run):
+        record(watch, samples, logits, given)
     return watch, labels, true
 
 

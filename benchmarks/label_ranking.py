@@ -79,12 +79,27 @@ def recorded(run: Path) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         yield epoch, torch.from_numpy(samples), torch.from_numpy(row).view(torch.bfloat16)
 
 
+def in_batches(
+    samples: torch.Tensor, logits: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the samples and the logits of each step of an epoch."""
+    yield from zip(samples.split(BATCH), logits.split(BATCH), strict=True)
+
+
+def record(
+    watch: fp.LabelWatch, samples: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor
+) -> None:
+    """Give one epoch of a training to a watch."""
+    for index, part in in_batches(samples, logits):
+        watch.record(index, part, labels[index])
+
+
 def strongest_only(run: Path, number: int, labels: Labels, true: Labels) -> Result:
     """Return what the ranking finds if only so many classes besides the label are stored."""
     evidence = Evidence(len(labels), CLASSES, number)
     given = torch.from_numpy(labels)
     for _, samples, logits in recorded(run):
-        for index, part in zip(samples.split(BATCH), logits.split(BATCH), strict=True):
+        for index, part in in_batches(samples, logits):
             evidence.record(index, part, given[index], 1)
     evidence.flush()
     ranking = rank(evidence)
@@ -98,8 +113,7 @@ def epochs_of(
     given = torch.from_numpy(labels)
     margins, summed = np.zeros(len(labels)), np.zeros((len(labels), CLASSES))
     for epoch, order, logits in recorded(run):
-        for index, part in zip(order.split(BATCH), logits.split(BATCH), strict=True):
-            watch.record(index, part, given[index])
+        record(watch, order, logits, given)
         samples = order.numpy()
         floats = logits.float().numpy()
         own = floats[np.arange(len(samples)), labels[samples]]
@@ -110,7 +124,6 @@ def epochs_of(
         indices, scores, suggestions = (part.numpy() for part in watch.suspects())
         back = np.argsort(indices)
         shares = watch.to_cleanlab()[1]
-        joint = watch.joint()
         losses = watch.state_dict()["evidence"]["sums"]["loss"].numpy()
         rankings = {
             "watch": (scores[back], suggestions[back]),
@@ -121,7 +134,7 @@ def epochs_of(
             name: judged(ranked, suggested, labels, true)
             for name, (ranked, suggested) in rankings.items()
         }
-        result["estimated"] = round(float(joint.sum() - joint.trace()))
+        result["estimated"] = watch.num_suspects()
         yield epoch, result
 
 

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from table import show  # type: ignore[import-not-found]
 from torch.multiprocessing.spawn import spawn
 
 import fineprune as fp
@@ -283,18 +284,6 @@ def byte_rows(ranks: int, samples: int, batch: int) -> list[dict[str, Any]]:
         }
         for name, sent in result["sent"].items()
     ]
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    print("| " + " | ".join(rows[0]) + " |")
-    print("|" + "---|" * len(rows[0]))
-    for row in rows:
-        cells = [
-            f"{v:,}" if isinstance(v, int) else v if isinstance(v, str) else f"{v:.3g}"
-            for v in row.values()
-        ]
-        print("| " + " | ".join(cells) + " |")
-    print()
 
 
 def main() -> None:

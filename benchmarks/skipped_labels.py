@@ -43,15 +43,15 @@ from watched_runs import (  # type: ignore[import-not-found]
     SAMPLES,
     own_labels,
     probabilities_of,
+    training_of,
 )
 
 import fineprune as fp
-from fineprune.datasets.augment import Augment
 from fineprune.datasets.cifar import load_cifar10
-from fineprune.datasets.device_loader import DeviceImages
-from fineprune.datasets.image_set import ImageSet, channel_statistics
+from fineprune.datasets.image_set import ImageSet
 from fineprune.datasets.label_noise import symmetric_noise
-from fineprune.networks.registry import build_network
+from fineprune.experiments.arm_table import mean_difference
+from fineprune.report.table import points
 from fineprune.training.hardware import describe
 
 ARMS = ("full", "shorter", "adaptive", "truth")
@@ -103,13 +103,8 @@ def noisy(images: ImageSet, noise: str, seed: int) -> Labels:
 
 
 def rates_of(case: Case) -> list[float]:
-    """Return the learning rate of each epoch, at its start."""
-    peak, rise = RATES[case.network] * case.lr_factor, WARMUP * EPOCHS
-    rates = [
-        peak * min((epoch + 0.5) / rise, 1 - max(epoch + 0.5 - rise, 0) / (EPOCHS - rise))
-        for epoch in range(EPOCHS)
-    ]
-    return rates
+    """Return the learning rate in the middle of each epoch."""
+    return [rate_at(case, (epoch + 0.5) / EPOCHS) for epoch in range(EPOCHS)]
 
 
 def rate_at(case: Case, progress: float) -> float:
@@ -138,18 +133,8 @@ def train(images: ImageSet, test: ImageSet, case: Case) -> dict[str, Any]:
     seed = case.seed * SEED_STEP
     labels, true = noisy(images, case.noise, seed), own_labels(images)
     wrong = labels != true
-    torch.manual_seed(seed)
-    model = build_network(case.network, CLASSES, 3)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    part = dataclasses.replace(
-        images.subset(torch.arange(SAMPLES)), labels=torch.from_numpy(labels)
-    )
-    mean, std = channel_statistics(part.images)
-    augment = Augment(padding=4, flip=True)
-    batches = DeviceImages(part, seed=seed, device="cpu", augment=augment, mean=mean, std=std)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True
-    )
+    prepared = training_of(case.network, images, labels, seed)
+    model, optimizer = prepared.model, prepared.optimizer
     policy = policy_of(case, wrong)
     pruner = fp.Pruner(SAMPLES, policy, seed=seed, batch_size=BATCH)
     skipped, found, started = 0, [], time.process_time()
@@ -165,14 +150,14 @@ def train(images: ImageSet, test: ImageSet, case: Case) -> dict[str, Any]:
             for group in optimizer.param_groups:
                 progress = (epoch + number / len(parts)) / pruner.policy.epochs
                 group["lr"] = rate_at(case, progress)
-            x, y = batches.fetch(index, epoch)
+            x, y = prepared.batches.fetch(index, epoch)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 logits = model(x)
             losses = F.cross_entropy(logits.float(), y, reduction="none")
             pruner.record(index, losses).backward()
             optimizer.step()
             optimizer.zero_grad()
-    answers = probabilities_of(model, test, mean, std).argmax(1)
+    answers = probabilities_of(model, test, prepared.mean, prepared.std).argmax(1)
     summary = pruner.summary()
     return {
         "accuracy": float((answers == test.labels.numpy()).mean()),
@@ -200,7 +185,7 @@ def table(lines: list[dict[str, Any]]) -> str:
         runs = results[key]
         control: dict[int, Any] = results.get((network, noise, save, "shorter", 1.0, ""), {})
         both = [
-            100 * (runs[seed]["accuracy"] - control[seed]["accuracy"])
+            runs[seed]["accuracy"] - control[seed]["accuracy"]
             for seed in sorted(runs.keys() & control.keys())
         ]
         accuracy = statistics.mean(100 * run["accuracy"] for run in runs.values())
@@ -208,18 +193,9 @@ def table(lines: list[dict[str, Any]]) -> str:
         name = arm + (f" x {factor:g}" if factor != 1 else "") + (f" {options}" if options else "")
         rows.append(
             f"| {network} | {noise} | {name} | {saved:.0f} % | {accuracy:.1f} | "
-            f"{_interval(both)} | {len(runs)} |"
+            f"{points(mean_difference(both)) if both else '-'} | {len(runs)} |"
         )
     return "\n".join(rows)
-
-
-def _interval(values: list[float]) -> str:
-    """Return the mean and the half-width of its 95 % Student interval."""
-    if len(values) < 2:
-        return f"{values[0]:+.1f}" if values else "-"
-    student = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}[len(values)]
-    width = student * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{statistics.mean(values):+.1f} ± {width:.1f}"
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

@@ -138,6 +138,42 @@ def probabilities_of(
 
 
 @dataclasses.dataclass(frozen=True)
+class Training:
+    """What is needed to train.
+
+    Attributes:
+        model: The network, with the weights of the seed.
+        batches: Fetches the augmented images of a batch.
+        optimizer: The optimizer. Its rate must be set.
+        mean: The mean of each channel of the images to train on.
+        std: The standard deviation.
+    """
+
+    model: torch.nn.Module
+    batches: DeviceImages
+    optimizer: torch.optim.SGD
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def training_of(network: str, images: ImageSet, labels: Labels, seed: int) -> Training:
+    """Return what is needed to train a network on the first ``SAMPLES`` images."""
+    torch.manual_seed(seed)
+    model = build_network(network, CLASSES, 3)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    part = dataclasses.replace(
+        images.subset(torch.arange(SAMPLES)), labels=torch.from_numpy(labels)
+    )
+    mean, std = channel_statistics(part.images)
+    augment = Augment(padding=4, flip=True)
+    batches = DeviceImages(part, seed=seed, device="cpu", augment=augment, mean=mean, std=std)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=RATE, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True
+    )
+    return Training(model, batches, optimizer, mean, std)
+
+
+@dataclasses.dataclass(frozen=True)
 class Trained:
     """A trained network, and what was recorded while it trained.
 
@@ -161,18 +197,8 @@ def train(images: ImageSet, labels: Labels, kept: Labels, seed: int) -> Trained:
         kept: The samples to train on, in ascending order; int64, shape (n,).
         seed: The seed of the run.
     """
-    torch.manual_seed(seed)
-    model = build_network("resnet18", CLASSES, 3)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    part = dataclasses.replace(
-        images.subset(torch.arange(SAMPLES)), labels=torch.from_numpy(labels)
-    )
-    mean, std = channel_statistics(part.images)
-    augment = Augment(padding=4, flip=True)
-    batches = DeviceImages(part, seed=seed, device="cpu", augment=augment, mean=mean, std=std)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=RATE, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True
-    )
+    prepared = training_of("resnet18", images, labels, seed)
+    model, optimizer = prepared.model, prepared.optimizer
     order = np.empty((EPOCHS, len(kept)), np.int16)
     recorded = np.empty((EPOCHS, len(kept), CLASSES), np.int16)
     for epoch in range(EPOCHS):
@@ -184,7 +210,7 @@ def train(images: ImageSet, labels: Labels, kept: Labels, seed: int) -> Trained:
         for number, index in enumerate(parts):
             for group in optimizer.param_groups:
                 group["lr"] = rate_at(epoch + number / len(parts))
-            x, y = batches.fetch(index, epoch)
+            x, y = prepared.batches.fetch(index, epoch)
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 logits = model(x)
             F.cross_entropy(logits.float(), y).backward()

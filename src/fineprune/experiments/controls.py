@@ -114,10 +114,10 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
             - ``fewer-epochs-late`` does the same, and takes the epochs from the smallest rates.
             - ``fewer-epochs-scaled`` and ``fewer-epochs-late-scaled`` also multiply the learning
               rate by the number of steps of ``full`` divided by their own.
-            - ``shorter`` trains on all data with the schedule of equal cost that measures best:
+            - ``shorter`` trains on all data with the schedule of ``fp.shorter``:
               ``fewer-epochs-late`` if the rate has milestones; else ``fewer-epochs`` with a rate
-              that falls as 1 - u^2. ``shorter-1.5`` and ``shorter-2`` multiply the rate; the best
-              of the three is chosen on validation images (``data.validation``).
+              that falls as 1 - u^2. ``shorter-1.5`` and ``shorter-2`` multiply the rate: choose
+              among the three by the accuracy on held-out images (``data.validation``).
         num_samples: The number of training samples, N.
 
     Raises:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import joint_numbers
+from fineprune.labels.ranking import joint_numbers, num_wrong
 
 # Skipping was measured with correct labels and with 30 % wrong ones. This is halfway.
 _NOISY = 0.15
@@ -37,7 +37,7 @@ def advice_of(evidence: Evidence, classes: Sequence[str]) -> list[str]:
     samples = int(recorded.sum())
     visits = float(evidence.visits[recorded].float().mean())
     joint = joint_numbers(evidence).cpu()
-    wrong = float(joint.sum() - joint.trace())
+    wrong = num_wrong(joint)
     sentences = [
         f"About {round(wrong):,} of {samples:,} labels ({wrong / samples:.1%}) contradict what the "
         f"network learned."

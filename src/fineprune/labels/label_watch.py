@@ -15,7 +15,7 @@ from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.advice import advice_of
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import joint_numbers, rank
+from fineprune.labels.ranking import joint_numbers, num_wrong, rank
 from fineprune.labels.ranks import exchange_device, rank_and_size
 from fineprune.labels.review_page import Review
 from fineprune.labels.watch_page import cards_of, write_review
@@ -149,8 +149,7 @@ class LabelWatch:
         Raises:
             InputError: As for ``suspects``.
         """
-        joint = self.joint()
-        return round(float(joint.sum() - joint.trace()))
+        return round(num_wrong(self.joint()))
 
     def joint(self) -> Tensor:
         """Estimate how many labels are wrong, for each pair of classes.

@@ -49,9 +49,6 @@ class Ranking:
             was never recorded.
         suggestions: The most probable class besides the label; int64, shape (N,). -1 for a sample
             that was never recorded.
-        joint: For a label y and a class k, the estimated number of samples that are labelled y and
-            belong to class k; float64, shape (C, C). Row y sums to the number of samples labelled
-            y.
     """
 
     scores: Tensor
@@ -66,8 +63,7 @@ def rank(evidence: Evidence) -> Ranking:
     """
     labels, own = labels_and_shares(evidence)
     known = labels >= 0
-    clear = clear_counts(evidence, thresholds(own[known], labels[known], evidence.num_classes))
-    sizes = torch.bincount(labels[known], minlength=evidence.num_classes)
+    sizes, clear = counts(evidence, labels[known], own[known])
     rates = drawn_together(mistake_rates(clear, sizes), clear)
     sums = torch.zeros(len(sizes), dtype=torch.float64, device=own.device)
     usual = sums.index_add(0, labels[known], own[known].double()) / sizes
@@ -97,9 +93,28 @@ def joint_numbers(evidence: Evidence) -> Tensor:
     """
     labels, own = labels_and_shares(evidence)
     known = labels >= 0
-    clear = clear_counts(evidence, thresholds(own[known], labels[known], evidence.num_classes))
-    sizes = torch.bincount(labels[known], minlength=evidence.num_classes)
+    sizes, clear = counts(evidence, labels[known], own[known])
     return mistake_rates(clear, sizes) * sizes[:, None]
+
+
+def num_wrong(joint: Tensor) -> float:
+    """Return the number of wrong labels in the result of ``joint_numbers``."""
+    return float(joint.sum() - joint.trace())
+
+
+def counts(evidence: Evidence, labels: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Count the samples of each label, and those that clearly belong to each class.
+
+    Args:
+        evidence: The evidence.
+        labels: The labels of the samples that were recorded; int64, shape (n,).
+        own: Their shares; float32, shape (n,).
+
+    Returns:
+        The number of samples with each label, int64, shape (C,); the result of ``clear_counts``.
+    """
+    sizes = torch.bincount(labels, minlength=evidence.num_classes)
+    return sizes, clear_counts(evidence, thresholds(own, labels, evidence.num_classes))
 
 
 def labels_and_shares(evidence: Evidence) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,9 @@ def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> l
 
     Rates that fall in steps lose epochs at the smallest rate until one is left there, then at the
     rate before it, and so on. Rates that fall smoothly become ``peak * (1 - u**2)``, where u rises
-    from 0 at the largest rate to 1 at the end; a rise before it is shortened in proportion. Of
-    equal cost, these are the schedules that measured best; see docs/results/adaptive.md.
+    from 0 at the largest rate to 1 at the end; a rise before it is shortened in proportion. On
+    the first 10,000 images of CIFAR-10 these were the best of the schedules of equal cost that we
+    tried, apart from a larger rate.
 
     Args:
         rates: The learning rate of each epoch of the whole training: numbers, a function of the

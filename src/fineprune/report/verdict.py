@@ -11,7 +11,7 @@ from fineprune.experiments.arm_table import (
     paired_difference,
     time_difference,
 )
-from fineprune.experiments.controls import MATCHED, METHODS, SHORTER, changed_settings
+from fineprune.experiments.controls import MATCHED, METHODS, SHORTER
 from fineprune.report.facts import comparison_recipe, listed, same_machine
 from fineprune.report.table import points as points_of
 from fineprune.runs.run import Run
@@ -215,9 +215,8 @@ def _control(group: Group, name: str, row: Row, difference: Difference, margin: 
             late = ", removed where the learning rate is smallest"
         elif schedule != method.recipe["training"]["schedule"]:
             late = ", with a rate that falls as 1 - u^2"
-        lr = "lr" in changed_settings(row.arm)
-        if lr and control.recipe["training"]["lr"] != method.recipe["training"]["lr"]:
-            ratio = control.recipe["training"]["lr"] / method.recipe["training"]["lr"]
+        ratio = control.recipe["training"]["lr"] / method.recipe["training"]["lr"]
+        if ratio != 1:
             rate = f", with {ratio:.2f} times the learning rate"
         control_name = (
             f"Training on all samples for {epochs} epochs instead{late}{rate}, at {cost},"
