@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -192,31 +191,59 @@ def test_an_interrupted_run_gives_the_same_bits_after_resuming(synchronous, tmp_
     assert not (tmp_path / "parts/servers").exists()
 
 
-class AtVersion(logging.Handler):
-    """A logging handler that calls a function when the parameters get a given version."""
-
-    def __init__(self, version, react):
-        super().__init__(logging.DEBUG)
-        self.version, self.react = version, react
-
-    def handle(self, record):
-        event = record.args[0] if record.args else None
-        if getattr(event, "kind", None) is EventKind.UPDATED and event.version == self.version:
-            self.react()
-
-
 @contextlib.contextmanager
-def at_version(version, react):
-    """Call a function when the parameters get this version."""
-    handler = AtVersion(version, react)
+def on_events(react, level=logging.INFO):
+    """Call a function with each event of the log."""
+
+    def note(record):
+        event = record.args[0] if record.args else None
+        if hasattr(event, "kind"):
+            react(event)
+        return True
+
     before = LOGGER.level
-    LOGGER.addHandler(handler)
-    LOGGER.setLevel(logging.DEBUG)
+    LOGGER.addFilter(note)
+    LOGGER.setLevel(level)
     try:
         yield
     finally:
-        LOGGER.removeHandler(handler)
+        LOGGER.removeFilter(note)
         LOGGER.setLevel(before)
+
+
+def at_version(version, react):
+    """Return a context in which a function is called when the parameters get this version."""
+
+    def note(event):
+        if event.kind is EventKind.UPDATED and event.version == version:
+            react()
+
+    return on_events(note, logging.DEBUG)
+
+
+def at_the_first_start(react):
+    """Return a context in which a function is called when the first process has started."""
+    done = []
+
+    def note(event):
+        if event.kind is EventKind.STARTED and not done:
+            done.append(event)
+            react()
+
+    return on_events(note)
+
+
+@contextlib.contextmanager
+def process_ids():
+    """Yield the process ID of the last process of each kind that started."""
+    pids = {}
+
+    def note(event):
+        if event.kind in (EventKind.STARTED, EventKind.RESTARTED):
+            pids[event.process] = event.pid
+
+    with on_events(note):
+        yield pids
 
 
 def test_a_run_stopped_inside_an_epoch_gives_the_same_bits_after_resuming(synchronous, tmp_path):
@@ -318,28 +345,6 @@ def test_a_users_dataset_is_loaded_as_in_one_process(workers, tmp_path):
     assert torch.equal(weights(tmp_path / "served"), weights(tmp_path / "alone"))
 
 
-@contextlib.contextmanager
-def at_the_first_start(react):
-    """Call a function when the first process has started."""
-
-    def note(record):
-        event = record.args[0] if record.args else None
-        if getattr(event, "kind", None) is EventKind.STARTED and not done:
-            done.append(event)
-            react()
-        return True
-
-    done: list[Any] = []
-    before = LOGGER.level
-    LOGGER.addFilter(note)
-    LOGGER.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        LOGGER.removeFilter(note)
-        LOGGER.setLevel(before)
-
-
 def test_a_signal_stops_a_run_while_its_processes_start(synchronous, tmp_path):
     served, undisturbed = synchronous
     terminate = functools.partial(signal.raise_signal, signal.SIGTERM)
@@ -348,27 +353,6 @@ def test_a_signal_stops_a_run_while_its_processes_start(synchronous, tmp_path):
     assert not (tmp_path / "run").exists()
     train(served, tmp_path / "run", resume=True)
     assert torch.equal(weights(tmp_path / "run"), weights(undisturbed))
-
-
-@contextlib.contextmanager
-def process_ids():
-    """Yield the process ID of the last process of each kind that started."""
-    pids = {}
-
-    def note(record):
-        event = record.args[0] if record.args else None
-        if getattr(event, "kind", None) in (EventKind.STARTED, EventKind.RESTARTED):
-            pids[event.process] = event.pid
-        return True
-
-    before = LOGGER.level
-    LOGGER.addFilter(note)
-    LOGGER.setLevel(logging.INFO)
-    try:
-        yield pids
-    finally:
-        LOGGER.removeFilter(note)
-        LOGGER.setLevel(before)
 
 
 @pytest.mark.usefixtures("running_ray")
