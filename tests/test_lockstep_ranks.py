@@ -128,6 +128,25 @@ def test_every_rank_observes_what_all_have_rescored():
     np.testing.assert_array_equal(losses, torch.cat(wanted).tolist())
 
 
+def test_what_all_ranks_have_rescored_together_is_known_to_be_complete():
+    def stop(rank, options):
+        pruner = fp.Pruner(N, Observing(), seed=4, batch_size=BATCH, **options)
+        for epoch in pruner.epochs():
+            for index in torch.tensor(list(pruner.sampler)).split(BATCH):
+                pruner.record(index, losses_of(epoch, index, rank))
+            wanted = pruner.to_rescore()
+            if wanted is not None:
+                pruner.rescore(wanted, losses_of(epoch, wanted, rank))
+                break
+        pruner.synchronize()
+        return pruner.state_dict()
+
+    state, _ = on_both_ranks(stop)
+    alone = fp.Pruner(N, Observing(), seed=4, batch_size=BATCH)
+    alone.load_state_dict(state)
+    assert next(iter(alone.epochs())) == 2  # The second epoch is the one that skips samples.
+
+
 def test_ranks_with_different_seeds_are_refused():
     def differently(rank, options):
         pruner = fp.Pruner(N, Observing(), seed=rank, batch_size=BATCH, **options)

@@ -120,3 +120,65 @@ def test_the_state_of_a_loader_names_the_epoch_only_if_the_user_has_not():
     other.sampler.load_state_dict({"epoch": 2, "yielded": 5})
     assert other.sampler.epoch == 1
     assert len(list(other.sampler)) == N
+
+
+def test_an_epoch_that_no_later_one_depends_on_needs_no_rescoring():
+    pruner = recorded(Rescoring(1))
+    assert pruner.to_rescore() is None
+    resumed = fp.Pruner(N, Rescoring(1))
+    resumed.load_state_dict(pruner.state_dict())
+    assert list(resumed.epochs()) == []
+
+
+def test_losses_of_rescored_samples_do_not_wait_for_the_end_of_a_long_epoch(monkeypatch):
+    monkeypatch.setattr("fineprune.pruning.recorder._FLUSH_AT", 6)
+    told = []
+
+    class Telling(Rescoring):
+        def observe_rescored(self, epoch, index, losses):
+            told.append((epoch, index.tolist(), losses.tolist()))
+
+    pruner = recorded(Telling(EPOCHS))
+    pruner.rescore(pruner.to_rescore(), torch.arange(6) * 1.0)
+    assert told == [(0, list(range(12, 24, 2)), [0, 1, 2, 3, 4, 5])]
+
+
+def test_a_state_is_refused_inside_the_loop_with_the_number_of_the_epoch():
+    pruner = fp.Pruner(N, fp.FullData(EPOCHS))
+    state = pruner.state_dict()
+    for epoch in pruner.epochs():
+        pruner.record(torch.arange(N), torch.ones(N))
+        if epoch == 2:
+            with pytest.raises(InputError, match="got it inside of epoch 2: load the state first"):
+                pruner.load_state_dict(state)
+
+
+def test_a_resumed_epoch_may_have_another_number_of_batches():
+    half = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=4)
+    for _ in half.epochs():
+        for index in torch.tensor(list(half.sampler)).split(4)[:3]:
+            half.record(index, torch.ones(4))
+        break
+    resumed = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=6)
+    resumed.load_state_dict(half.state_dict())
+    epochs = []
+    for epoch in resumed.epochs():  # A warning would be an error here.
+        epochs.append(epoch)
+        for index in torch.tensor(list(resumed.sampler)).split(6):
+            resumed.record(index, torch.ones(len(index)))
+    assert epochs == list(range(EPOCHS))
+
+
+def test_a_state_holds_what_it_must_agree_with():
+    state = fp.Pruner(N, fp.FullData(EPOCHS), seed=7).state_dict()
+    assert (state["num_samples"], state["seed"]) == (N, 7)
+    assert state["settings"] == {"policy": "full"}
+    annealed = fp.Pruner(N, fp.FullData(EPOCHS, anneal=0.5)).state_dict()
+    assert state["options"] is None
+    assert annealed["options"]["anneal"] == 0.5
+
+
+def test_batches_that_a_framework_divides_need_their_size():
+    message = "expected batch_size, that of one rank, with sharded_by_loader, got None"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        fp.Pruner(N, fp.FullData(EPOCHS), sharded_by_loader=True)

@@ -153,7 +153,7 @@ def test_pruners_that_cannot_exchange_evidence_refuse_logits():
         N, fp.FullData(2), num_replicas=1, rank=0, all_gather=lambda array: [array], batch_size=8
     )
     for pruner in (sharded, other):
-        with pytest.raises(InputError, match="LabelWatch of your own on each rank"):
+        with pytest.raises(InputError, match=r"without logits.* LabelWatch of your own on each"):
             pruner.record(
                 torch.arange(8), torch.ones(8), torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64)
             )
@@ -187,6 +187,14 @@ def ranks(rank, folder):
             for index, (x, y) in resumed.loader():
                 losses = F.cross_entropy(x[:, :CLASSES], y, reduction="none")
                 resumed.record(index, losses, x[:, :CLASSES], y)
+        # A copy exchanges with the ranks of its original, here with none.
+        group = [dist.new_group([one]) for one in range(WORLD)][rank]
+        alone = pruner_of(fp.FullData(3), process_group=group)
+        own = torch.arange(3 * rank, 3 * rank + 3)
+        alone.record(own, torch.ones(3), torch.zeros(3, CLASSES), torch.zeros(3).long())
+        copied = copy.deepcopy(alone)
+        copied.synchronize()
+        assert copied.watch.labels().ge(0).nonzero().flatten().equal(own)
         suspects = []
         for one in (pruner, resumed):
             one.synchronize()

@@ -256,12 +256,12 @@ class Pruner(EpochLoop[EpochPlan]):
         """Return the samples that all ranks together should rescore, int64, on the CPU."""
         plan = self._in_progress.plan
         following = plan.epoch + 1
-        nothing = torch.empty(0, dtype=torch.int64)
+        nothing = torch.arange(0)
         if not self._policy.rescores or following >= self._policy.epochs:
             return nothing
         if self._policy.anneals(following):
             return nothing
-        skipped = torch.ones(self._num_samples, dtype=torch.bool)
+        skipped = torch.full((self._num_samples,), True)
         skipped[plan.kept] = False
         return self._policy.to_rescore(plan, skipped.nonzero().flatten())
 
