@@ -29,7 +29,9 @@ MESSAGES: list[Message] = [
     Hello(3, 4711, "n1"),
     Step(BatchKey(2, 7), np.arange(5), np.ones(5, np.float32), 0.5, True, False, BatchKey(2, 8)),
     Step(BatchKey(2, 7), np.arange(0), None, 1.0, False, next_indices=np.arange(3)),
-    Stepped(np.array([0.5, np.nan, np.inf], np.float32), {"compute": 0.25}),
+    Stepped(
+        np.array([0.5, np.nan, np.inf], np.float32), {"compute": 0.25}, {"labels": np.arange(3)}
+    ),
     Update([Contribution(BatchKey(0, 1), "group0-generation1", 1.0)], ["group0"], 0.1),
     Connect("group0", {"odd": np.zeros((2, 0, 3), np.int64), "scalar": np.array(1.5)}, None),
 ]
@@ -56,8 +58,8 @@ def test_other_bytes_are_no_message(frame, cut):
 
 def test_no_object_is_unpickled():
     with pytest.raises(TypeError, match="a message carries no ndarray"):
-        encode(Stepped(np.array([object()]), {}))
-    frame = encode(Stepped(np.zeros(1), {})).replace(b"<f8", b"|O8")
+        encode(Stepped(np.array([object()]), {}, {}))
+    frame = encode(Stepped(np.zeros(1), {}, {})).replace(b"<f8", b"|O8")
     with pytest.raises(ValueError, match="carries no arrays of type object"):
         decode(frame)
 

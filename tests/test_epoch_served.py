@@ -8,12 +8,14 @@ import logging
 import os
 import signal
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
+import fineprune as fp
 from fineprune.cli.main import app
 from fineprune.distributed.parameter_servers.events import LOGGER, EventKind, ProcessKind
 from fineprune.training.loop import train
@@ -59,6 +61,13 @@ def learned(folder):
     return torch.load(folder / "checkpoint.pt", weights_only=True)["pruner"]["learned"]
 
 
+def watch_of(folder):
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)["pruner"]["watch"]
+    watch = fp.LabelWatch(512, 10)
+    watch.load_state_dict(state)
+    return watch
+
+
 def counts(folder):
     return [np.load(path) for path in sorted((folder / "counts").iterdir())]
 
@@ -85,6 +94,12 @@ def test_one_asynchronous_worker_gives_the_same_bits_as_one_process(tmp_path, pr
     ):
         for name in ("samples", "skipped", "pruned", "steps", "test_accuracy", "watched"):
             assert served[name] == alone[name]
+    for served, alone in zip(
+        watch_of(tmp_path / "served").suspects(),
+        watch_of(tmp_path / "alone").suspects(),
+        strict=True,
+    ):
+        assert torch.equal(served, alone)
     assert any(epoch["pruned"] for epoch in metrics(tmp_path / "served"))
 
 
@@ -223,7 +238,7 @@ def at_version(version, react):
 
 def at_the_first_start(react):
     """Return a context in which a function is called when the first process has started."""
-    done = []
+    done: list[Any] = []
 
     def note(event):
         if event.kind is EventKind.STARTED and not done:

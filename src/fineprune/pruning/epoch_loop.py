@@ -404,7 +404,13 @@ class EpochLoop(ABC, Generic[Plan]):
         """
         return self._watch
 
-    def observe(self, index: Any, losses: torch.Tensor) -> None:
+    def observe(
+        self,
+        index: Any,
+        losses: torch.Tensor,
+        logits: torch.Tensor | None = None,
+        labels: Any = None,
+    ) -> None:
         """Record losses that were backpropagated elsewhere, such as in another process.
 
         If the plan has weights, they must have been applied there; ``record`` would miss the
@@ -413,11 +419,15 @@ class EpochLoop(ABC, Generic[Plan]):
         Args:
             index: Indices of the samples, integers, shape (B,).
             losses: One loss per sample, floating point, shape (B,).
+            logits: As for ``record``.
+            labels: As for ``record``.
 
         Raises:
             InputError: As for ``record``.
         """
-        self._keep(index if isinstance(index, torch.Tensor) else torch.tensor(index), losses)
+        if not isinstance(index, torch.Tensor):
+            index = torch.tensor(index)
+        self._keep(index, losses, logits, labels)
 
     def end_epoch(self) -> None:
         """End the current epoch: batch means, marks, one exchange, clear, add (Algorithm 1).

@@ -129,9 +129,9 @@ def train_epoch_on_servers(
     )
     with totals.bookkeeping():
         for update in result.updates:
-            state.pruner.observe(update.indices, update.losses)
+            state.pruner.observe(update.indices, update.losses, **update.watched)
             if totals.history is not None:
-                totals.history.add(update.indices, update.losses)
+                totals.history.add(update.indices, update.losses, update.watched.get("logits"))
             totals.loss_sum += update.losses.sum()
             totals.samples += len(update.losses)
             totals.batches += 1

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fineprune.labels.class_shares import KEEP_ALL
 from fineprune.training.data import load_data
 from fineprune.training.freezing import training_mode
 from fineprune.training.network import precision, recipe_network, training_losses
@@ -48,7 +49,9 @@ class RecipeReplica:
         """
         return self._fetch(indices, key[0])
 
-    def step(self, batch: tuple[Tensor, Tensor], weights: Tensor | None) -> Tensor:
+    def step(
+        self, batch: tuple[Tensor, Tensor], weights: Tensor | None
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Add the gradient of the mean loss to the parameters' gradients.
 
         Args:
@@ -56,7 +59,10 @@ class RecipeReplica:
             weights: The weights of the losses; float32, shape (B,). None for equal weights.
 
         Returns:
-            The loss of each sample without its weight; float32, shape (B,), without a graph.
+            The loss of each sample without its weight; float32, shape (B,), without a graph. If the
+            run keeps a history and there are at most ``KEEP_ALL`` classes, also the logits,
+            float32, shape (B, C), and the labels, int64, shape (B,). The coordinator keeps them
+            until the epoch ends.
         """
         x, y = batch
         with self._precision:
@@ -64,4 +70,8 @@ class RecipeReplica:
         losses = training_losses(logits, y, self._recipe.training)
         weighted = losses if weights is None else losses * weights.to(losses.device)
         weighted.mean().backward()
-        return losses.detach()
+        losses = losses.detach()
+        # User-defined data may have probabilities in place of labels.
+        if self._recipe.run.history and y.ndim == 1 and logits.shape[1] <= KEEP_ALL:
+            return losses, {"logits": logits.detach().float(), "labels": y}
+        return losses

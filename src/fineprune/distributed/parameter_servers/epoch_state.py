@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey, BatchLedger
 from fineprune.distributed.parameter_servers.events import ProcessKind
+from fineprune.distributed.parameter_servers.messages import Array, Arrays
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 
@@ -27,6 +28,7 @@ class Update:
         indices: The indices of the samples, int64, shape (B,), batch after batch.
         losses: The losses of the samples, float32, shape (B,), computed with the parameters that
             the workers had read.
+        watched: What the replica returned besides, by names: tensors with one row per sample.
     """
 
     version: int
@@ -35,6 +37,7 @@ class Update:
     staleness: int
     indices: Tensor
     losses: Tensor
+    watched: dict[str, Tensor]
 
 
 @dataclass
@@ -173,31 +176,35 @@ class EpochState:
         self,
         version: int,
         staleness: int,
-        losses: Mapping[BatchKey, np.ndarray[Any, np.dtype[np.float32]]],
-        groups: Mapping[BatchKey, int],
+        computed: Mapping[BatchKey, tuple[int, Array, Arrays]],
     ) -> dict[BatchKey, float]:
         """Record an update with staged gradients.
 
         Args:
             version: The version of the parameters that the update makes.
             staleness: The staleness of the gradients.
-            losses: The losses of each batch, float32, shape (B,).
-            groups: The index of the group that computed each gradient.
+            computed: For each batch, the index of the group that computed its gradient; its losses,
+                float32, shape (B,); and what the replica returned besides, by names.
 
         Returns:
             The weight of each batch in the mean gradient, in the order of the keys. It is
             proportional to the number of samples in the batch.
         """
-        keys = sorted(losses)
+        keys = sorted(computed)
         self.ledger.apply(keys)
         indices = [self.indices(key) for key in keys]
+        groups, losses, watched = zip(*(computed[key] for key in keys), strict=True)
         self._updates[version] = Update(
             version,
             tuple(keys),
-            tuple(groups[key] for key in keys),
+            tuple(groups),
             staleness,
             torch.from_numpy(np.concatenate(indices)),
-            torch.from_numpy(np.concatenate([losses[key] for key in keys])),
+            torch.from_numpy(np.concatenate(losses)),
+            {
+                name: torch.from_numpy(np.concatenate([rows[name] for rows in watched]))
+                for name in watched[0]
+            },
         )
         samples = sum(map(len, indices))
         return {key: len(part) / samples for key, part in zip(keys, indices, strict=True)}

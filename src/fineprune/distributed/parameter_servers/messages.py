@@ -141,10 +141,12 @@ class Stepped:
     Attributes:
         losses: The loss of each sample of this member, float32, shape (B,).
         seconds: The duration of each phase, in seconds.
+        watched: What the replica returned besides the losses, one row per sample, by names.
     """
 
     losses: Array
     seconds: dict[str, float]
+    watched: Arrays
 
 
 @dataclass

@@ -97,9 +97,10 @@ class Scheduler:
         if self._strategy.rate_by_staleness:
             rate /= max(1, staleness)
         groups = {group.lease: group for group in accepted if group.lease is not None}
-        losses = {key: group.losses for key, group in groups.items()}
-        indices = {key: group.index for key, group in groups.items()}
-        shares = epoch.apply(version + 1, staleness, losses, indices)
+        computed = {
+            key: (group.index, group.losses, group.watched) for key, group in groups.items()
+        }
+        shares = epoch.apply(version + 1, staleness, computed)
         contributions = [
             Contribution(key, groups[key].name, share) for key, share in shares.items()
         ]

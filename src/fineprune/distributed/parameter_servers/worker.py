@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from fineprune.distributed.parameter_servers.channel import Channel
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
 from fineprune.distributed.parameter_servers.link import Link, LinkBroken, join_store
 from fineprune.distributed.parameter_servers.messages import (
+    Array,
     Arrays,
     Broken,
     Connect,
@@ -67,7 +67,7 @@ class Replica(Protocol):
         """
         ...
 
-    def step(self, batch: Any, weights: Tensor | None) -> Tensor:
+    def step(self, batch: Any, weights: Tensor | None) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         """Add the gradient of the batch's mean loss to the parameters' gradients, which are zero.
 
         Args:
@@ -77,7 +77,8 @@ class Replica(Protocol):
 
         Returns:
             The loss of each sample without its weight, shape (B,), detached. Losses are sent as
-            float32.
+            float32. Further tensors with one row per sample may follow in a dict; they are in
+            ``Update.watched``.
         """
         ...
 
@@ -183,7 +184,8 @@ class Worker:
         batch = self._batches.take(step.key, step.indices)
         clock.lap("data")
         self._share = step.share
-        losses = self._compute(batch, None if step.weights is None else torch.tensor(step.weights))
+        weights = None if step.weights is None else torch.tensor(step.weights)
+        losses, watched = self._compute(batch, weights)
         if self._members > 1 and self._on_cpu:
             # The part of the all-reduce that does not overlap with the backward pass. It is not
             # measured on GPUs, whose operations are asynchronous.
@@ -196,7 +198,9 @@ class Worker:
             self._push(step.key, channel)
             clock.lap("push")
         self._left = clock.now
-        return Stepped(losses if step.share else losses[:0], clock.seconds)
+        if not step.share:
+            losses, watched = losses[:0], {name: rows[:0] for name, rows in watched.items()}
+        return Stepped(losses, clock.seconds, watched)
 
     def _connect(self, request: Connect) -> None:
         """Join the process group of the members, and make the leader's links.
@@ -295,14 +299,19 @@ class Worker:
         summed: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
         return summed
 
-    def _compute(self, batch: Any, weights: Tensor | None) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def _compute(self, batch: Any, weights: Tensor | None) -> tuple[Array, Arrays]:
+        """Return the losses of a batch, and what the replica returns besides."""
         try:
-            losses = self._replica.step(batch, weights)
+            output = self._replica.step(batch, weights)
         except RuntimeError as error:
             if self._members > 1 and _of_the_group(error):
                 raise _broken(error) from None
             raise
-        return losses.detach().float().cpu().numpy()
+        losses, watched = output if isinstance(output, tuple) else (output, {})
+        return (
+            losses.detach().float().cpu().numpy(),
+            {name: rows.cpu().numpy() for name, rows in watched.items()},
+        )
 
 
 def _together(collective: Callable[[], Any]) -> None:

@@ -7,7 +7,6 @@ worker is a group of one.
 import time
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
 
 import numpy as np
 
@@ -106,7 +105,7 @@ class WorkerGroup:
         self._members: list[Process] = []
         self._owing: list[int] = []  # the numbers of answers that the members owe
         self._to_load: tuple[Arrays, list[Arrays | None]] | None = None
-        self._losses: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
+        self._stepped: dict[int, Stepped] = {}
         self._starts = 0
         self._first = True
         self._step_began = 0.0
@@ -152,9 +151,15 @@ class WorkerGroup:
         return self.size > 1 and self.built and self.phase is GroupPhase.STARTING
 
     @property
-    def losses(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def losses(self) -> Array:
         """The losses of the last step, float32, shape (B,), in the order of the batch's indices."""
-        return np.concatenate([self._losses[member] for member in sorted(self._losses)])
+        return np.concatenate([self._stepped[member].losses for member in sorted(self._stepped)])
+
+    @property
+    def watched(self) -> Arrays:
+        """What the replicas returned besides the losses of the last step, in the same order."""
+        parts = [self._stepped[member].watched for member in sorted(self._stepped)]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     @property
     def unplaced(self) -> list[str]:
@@ -254,7 +259,7 @@ class WorkerGroup:
         self._demand(GroupPhase.STEPPING)
         self._step_began = time.monotonic()
         self.version = version
-        self._losses = {}
+        self._stepped = {}
         self._report(self._event(EventKind.LEASED, 0, batch=self.lease))
         next_key, next_indices = following or (None, None)
         for place, member in enumerate(self._members):
@@ -315,7 +320,7 @@ class WorkerGroup:
                 self._note_receipt(message.server)
             case Stepped():
                 if self.phase is GroupPhase.STEPPING:
-                    self._losses[place] = message.losses
+                    self._stepped[place] = message
                 self._answered(place)
             case Broken():
                 if self.phase in (GroupPhase.CONNECTING, GroupPhase.STEPPING):
