@@ -182,3 +182,62 @@ def test_batches_that_a_framework_divides_need_their_size():
     message = "expected batch_size, that of one rank, with sharded_by_loader, got None"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         fp.Pruner(N, fp.FullData(EPOCHS), sharded_by_loader=True)
+
+
+@pytest.mark.parametrize("start", [-1, EPOCHS])
+def test_the_first_epoch_to_train_is_inside_the_training(start):
+    pruner = fp.Pruner(N, fp.FullData(EPOCHS))
+    with pytest.raises(InputError, match=rf"^expected start in 0\.\.3, got {start}$"):
+        next(pruner.epochs(start))
+
+
+def test_a_loop_that_is_left_late_does_not_take_the_epoch_from_another_loop():
+    pruner = fp.Pruner(N, fp.FullData(EPOCHS))
+    first, second = pruner.epochs(), pruner.epochs()
+    next(first)
+    assert next(second) == 0
+    first.close()
+    with pytest.raises(InputError, match="epoch 0"):
+        pruner.set_epoch(2)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_an_incomplete_last_batch_is_trained_after_a_resume_unless_it_is_dropped(last):
+    options = {"batch_size": 10, "drop_last": not last}
+    stopped = fp.Pruner(N, fp.FullData(EPOCHS), **options)
+    for index in torch.tensor(list(stopped.sampler)).split(10)[:2]:
+        stopped.record(index, torch.ones(10))
+    assert stopped.steps_left == EPOCHS * (3 if last else 2) - 2
+    resumed = fp.Pruner(N, fp.FullData(EPOCHS), **options)
+    resumed.load_state_dict(stopped.state_dict())
+    assert next(iter(resumed.epochs())) == (0 if last else 1)
+
+
+def test_losses_that_are_not_finite_are_counted_over_the_whole_epoch(monkeypatch):
+    monkeypatch.setattr("fineprune.pruning.recorder._FLUSH_AT", 8)
+    policy = fp.FinePruning(fp.Schedule(epochs=EPOCHS, window=EPOCHS, start=2), prune=8)
+    pruner = fp.Pruner(N, policy, batch_size=8)
+    for index in torch.tensor(list(pruner.sampler)).split(8):
+        losses = torch.ones(8)
+        losses[0] = torch.inf
+        pruner.record(index, losses)
+    with pytest.warns(RuntimeWarning, match="^3 losses of epoch 0 were NaN or infinite"):
+        pruner.end_epoch()
+    assert pruner.nonfinite == 3
+
+
+def test_an_epoch_that_is_read_and_not_recorded_counts_with_its_planned_steps():
+    pruner = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
+    for _ in pruner.epochs():
+        assert len(list(pruner.sampler)) == N
+    assert pruner.steps_done == EPOCHS * 3
+
+
+def test_logits_come_with_their_labels():
+    pruner = fp.Pruner(N, fp.FullData(EPOCHS))
+    message = (
+        "expected logits and labels together, got one of them only: give record both, so that the "
+        "labels are watched, or none"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        pruner.record(torch.arange(4), torch.ones(4), torch.ones(4, 2))
