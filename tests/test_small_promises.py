@@ -241,3 +241,18 @@ def test_logits_come_with_their_labels():
     )
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         pruner.record(torch.arange(4), torch.ones(4), torch.ones(4, 2))
+
+
+def test_an_epoch_takes_the_padding_of_its_last_batch_and_no_sample_more():
+    padded = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=10)
+    for first in range(0, N, 10):
+        padded.record(torch.arange(first, first + 10) % N, torch.ones(10))
+    with pytest.raises(InputError, match="expected at most 24 samples in epoch 0") as caught:
+        padded.record(torch.arange(1), torch.ones(1))
+    assert str(caught.value).endswith("record every training batch once and no other batches")
+    exact = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
+    for first in range(0, N, 8):
+        exact.record(torch.arange(first, first + 8), torch.ones(8))
+    with pytest.raises(InputError, match="expected at most 24 samples in epoch 0"):
+        exact.record(torch.arange(1), torch.ones(1))
+        exact.synchronize()
