@@ -29,6 +29,7 @@ from fineprune.training.data import Data, load_data
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.training.scores_of_run import check_same_samples
 from fineprune.training.stop import Stopped, stop_requests
 from fineprune.training.summary import input_digests
 
@@ -61,7 +62,8 @@ def plan_runs(
         raise InputError(f"expected at least one seed, got {seeds}")
     if seeds > _MOST_SEEDS:
         raise InputError(f"expected at most {_MOST_SEEDS} seeds, got {seeds}")
-    num_samples = (data or load_data(resolved(recipe))).num_samples
+    data = data or load_data(resolved(recipe))
+    num_samples = data.num_samples
     check_arms(recipe, arms, num_samples)
     runs: list[PlannedRun] = []
     for number in range(seeds):
@@ -69,6 +71,8 @@ def plan_runs(
         planned = {}
         for arm in arms:
             run_recipe = arm_recipe(seeded, arm, num_samples).replaced("run", arm=arm)
+            if arm == "ranked" and number == 0:
+                check_same_samples(Path(run_recipe.pruning.scores or ""), data)
             planned[arm] = PlannedRun(arm, number, run_recipe, folder / f"{arm}-{number}")
         if MATCHED in planned:
             method = planned[recipe.pruning.policy]
