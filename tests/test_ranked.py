@@ -1,5 +1,7 @@
 """Ranked: the suspects of another run are skipped, in exactly the planned steps."""
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +17,13 @@ from fineprune.experiments.compare import plan_runs
 from fineprune.experiments.controls import arm_recipe, default_arms
 from fineprune.runs.history import read_history
 from fineprune.runs.run import read_run, read_runs
+from fineprune.runs.training_set import UNKNOWN
 from fineprune.training.data import load_data
 from fineprune.training.forecast import predicted_cost
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
+from fineprune.training.scores_of_run import check_same_samples
 
 N, EPOCHS, BATCH = 320, 12, 16
 RATES = [1.0] * 4 + [0.5] * 4 + [0.1] * 4
@@ -199,6 +203,23 @@ def test_a_run_on_other_samples_or_labels_is_refused_at_the_start(
         train(ranked_by(watched, change), tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_labels_that_the_data_hide_are_not_compared(watched):
+    data = load_data(resolved(ranked_by(watched)))
+    shown = data.training_set()
+    hidden = replace(shown, labels=np.full_like(shown.labels, UNKNOWN))
+    check_same_samples(watched, replace(data, training_set=lambda: hidden))
+    moved = replace(shown, index=shown.index + 1)
+    with pytest.raises(InputError, match="whose samples differ"):
+        check_same_samples(watched, replace(data, training_set=lambda: moved))
+
+
+def test_plan_shows_the_numbers_of_samples(watched, tmp_path):
+    (tmp_path / "recipe.toml").write_text(ranked_by(watched).to_toml())
+    shown = CliRunner().invoke(app, ["plan", str(tmp_path / "recipe.toml"), "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["steps"] == round(0.75 * 8 * 16)
 
 
 def test_a_recipe_needs_a_run_that_has_kept_its_evidence(watched, tmp_path):

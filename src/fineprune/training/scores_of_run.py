@@ -9,7 +9,7 @@ from fineprune.errors import InputError
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.runs.history import EVIDENCE, read_evidence
 from fineprune.runs.run import read_run
-from fineprune.runs.training_set import read_training_set
+from fineprune.runs.training_set import UNKNOWN, read_training_set
 
 if TYPE_CHECKING:  # The data are those of a recipe, which reads the scores.
     from fineprune.training.data import Data
@@ -51,7 +51,10 @@ def check_same_samples(folder: Path, data: "Data") -> None:
     if None not in (digest, summary.data_sha256) and digest != summary.data_sha256:
         raise InputError(f"{expected}, whose data differ: give a run with the same data section")
     theirs, ours = read_training_set(folder, data.num_samples), data.training_set()
-    same = np.array_equal(theirs.index, ours.index)
-    if not same or not np.array_equal(theirs.labels[theirs.index], ours.labels[ours.index]):
-        what = "labels" if same else "samples"
-        raise InputError(f"{expected}, whose {what} differ: give a run with the same data section")
+    what = "samples"
+    if np.array_equal(theirs.index, ours.index):
+        what = "labels"
+        given, own = theirs.labels[theirs.index], ours.labels[ours.index]
+        if ((given == own) | (given == UNKNOWN) | (own == UNKNOWN)).all():
+            return
+    raise InputError(f"{expected}, whose {what} differ: give a run with the same data section")
