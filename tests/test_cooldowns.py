@@ -63,9 +63,12 @@ def test_a_cooldown_is_bit_for_bit_a_training_of_its_own(tmp_path):
 def test_a_trunk_that_is_trained_again_leaves_begun_cooldowns_alone(tmp_path):
     trunk, *others = plan_curve(recipe("training.epochs=6"), 0, tmp_path)
     others[0].folder.mkdir()
+    killed = others[1].folder.with_name(f"{others[1].folder.name}.fineprune.tmp")
+    (killed / "history").mkdir(parents=True)
     train_trunk(trunk.recipe, trunk.folder, 1, [(run.folder, run.recipe) for run in others])
     assert not list(others[0].folder.iterdir())
     assert (others[1].folder / "checkpoint.pt").exists()
+    assert not killed.exists()
 
 
 def test_compare_trains_and_draws_the_curve(tmp_path):

@@ -16,7 +16,7 @@ from typing import Any
 from fineprune.errors import InputError
 from fineprune.experiments.controls import COOLDOWN
 from fineprune.experiments.planned_run import PlannedRun
-from fineprune.runs.files import temporary_of, write_atomically
+from fineprune.runs.files import cannot_write, temporary_of, write_atomically
 from fineprune.runs.folder import RunFolder
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.learning_rate import begin_of_cooldown
@@ -48,11 +48,10 @@ def plan_curve(recipe: Recipe, number: int, folder: Path) -> list[PlannedRun]:
         if epochs < 2 or epochs in [run.recipe.training.epochs for run in runs]:
             continue
         arm = f"{COOLDOWN}{epochs}"
-        warmup = min(recipe.training.warmup, epochs)
+        if epochs < recipe.training.warmup:
+            continue
         made = recipe.replaced("pruning", policy="full").replaced("run", arm=arm)
-        made = made.replaced(
-            "training", epochs=epochs, schedule="cooldown", milestones=(), warmup=warmup
-        )
+        made = made.replaced("training", epochs=epochs, schedule="cooldown", milestones=())
         if begin_of_cooldown(made.training) < recipe.training.warmup:
             continue
         trunk = runs[0] if runs else None
@@ -83,7 +82,12 @@ def train_trunk(
         sharing: The number of runs that share this machine's cores.
         cooldowns: The folders and the recipes of the other runs. A folder that exists stays as it
             is.
+
+    Raises:
+        WriteError: A folder cannot be copied. The errors of ``train`` are raised, too.
     """
+    for to, _ in cooldowns:
+        shutil.rmtree(temporary_of(to), ignore_errors=True)  # Left by a process that was killed.
     train(recipe, folder, resume=True, sharing=sharing, on_epoch=_copying(folder, cooldowns))
 
 
@@ -104,8 +108,11 @@ def _copy_run(trunk: Path, folder: Path, planned: Recipe) -> None:
     if folder.exists():
         return
     temporary = temporary_of(folder)
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(trunk, temporary, ignore=shutil.ignore_patterns(_LOCK))
+    try:
+        shutil.copytree(trunk, temporary, ignore=shutil.ignore_patterns(_LOCK))
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise cannot_write(folder, error) from error
     files = RunFolder(temporary)
     # The recipe of the trunk has no "auto" settings, which must be the same in both.
     recipe = read_recipe(files.recipe).replaced("training", epochs=planned.training.epochs)
