@@ -39,7 +39,7 @@ def test_the_lengths_share_one_trunk(tmp_path):
     assert all(run.trunk is not None and run.trunk.folder == trunk.folder for run in others)
     assert trunk.recipe.run.checkpoint_every == 1
     assert all(run.recipe.pruning.policy == "full" for run in (trunk, *others))
-    with pytest.raises(InputError, match="longer than its warm-up of 12 epochs, got 12"):
+    with pytest.raises(InputError, match="got 12 epochs with a warm-up of 12"):
         plan_curve(recipe("training.warmup=12"), 0, tmp_path)
 
 

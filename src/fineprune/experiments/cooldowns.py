@@ -58,9 +58,9 @@ def plan_curve(recipe: Recipe, number: int, folder: Path) -> list[PlannedRun]:
         runs.append(PlannedRun(arm, number, made, folder / f"{arm}-{number}", trunk=trunk))
     if len(runs) < 2:
         raise InputError(
-            f"expected a recipe for a curve whose training is longer than its warm-up of "
-            f"{recipe.training.warmup} epochs, got {recipe.training.epochs} epochs: set a larger "
-            f"training.epochs, or a smaller training.warmup"
+            f"expected a training for a curve of which two lengths or more begin their cooldowns "
+            f"after the warm-up, got {recipe.training.epochs} epochs with a warm-up of "
+            f"{recipe.training.warmup}: set a larger training.epochs, or a smaller training.warmup"
         )
     begins = [begin_of_cooldown(run.recipe.training) for run in runs[1:]]
     every = math.gcd(runs[0].recipe.run.checkpoint_every, *begins)
