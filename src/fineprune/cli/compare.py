@@ -40,6 +40,14 @@ def compare(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option(help="The number of runs at the same time.")] = 1,
+    curve: Annotated[
+        bool,
+        typer.Option(
+            "--curve",
+            help="Also train on all data for 25, 50, 75 and 100 % of the epochs, as cooldowns of "
+            "one training at a constant rate.",
+        ),
+    ] = False,
     margin: Margin = 0.4,
     changes: Changes = None,
     as_json: AsJson = False,
@@ -63,6 +71,7 @@ def compare(
             seeds=seeds,
             arms=[] if arms is None else [arm.strip() for arm in arms.split(",")],
             jobs=jobs,
+            curve=curve,
             on_progress=update,
         )
     page = folder / REPORT

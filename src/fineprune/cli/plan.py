@@ -15,7 +15,9 @@ from fineprune.cli.forecast_text import forecast_dict, forecast_text
 from fineprune.cli.options import AsJson, Changes, all_changes, path_option, split_changes
 from fineprune.cli.outputs import check_file, inputs_of
 from fineprune.errors import InputError, check_above, check_at_least
+from fineprune.inspection.inspected import advice_for
 from fineprune.runs.files import write_atomically
+from fineprune.runs.run import read_run
 from fineprune.training.forecast import forecast, known_training_samples
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
 
@@ -94,9 +96,9 @@ def plan(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RECIPE] [SECTION.KEY=VALUE]...",
+            metavar="[RECIPE or RUN] [SECTION.KEY=VALUE]...",
             help="The recipe, or no recipe but options; and more changes. One --set may be "
-            "followed by several.",
+            "followed by several. Or the folder of a finished run, and nothing else.",
             show_default=False,
         ),
     ] = None,
@@ -119,11 +121,21 @@ def plan(
 
     Example: fineprune plan --epochs 200 --window 60 --start 30 --attenuation 2 --block 3 --count 2
 
+    For a finished run, say which means of saving fits best, by the evidence on its labels.
+
     Example: fineprune plan --epochs 40 --milestones 12,24,32 --save 0.35
     """
     files, more = split_changes(words)
     if len(files) > 1:
         raise InputError(f"expected one recipe and section.key=value, got {' '.join(files)}")
+    if files and Path(files[0]).is_dir():
+        if settings or more or changes or samples or step_time or overhead or svg or ranks != 1:
+            raise InputError(
+                f"expected the folder of a run alone, or with --json, got {files[0]} with other "
+                f"options: its recipe says how it was trained"
+            )
+        _show_advice(Path(files[0]), as_json=as_json)
+        return
     if samples is not None:
         check_at_least("--samples", samples, 1)
         if samples > _MOST_SAMPLES:
@@ -151,6 +163,16 @@ def plan(
     console = Console(highlight=False)
     for line in forecast_text(made):
         console.print(line, soft_wrap=True)
+
+
+def _show_advice(folder: Path, *, as_json: bool) -> None:
+    """Print which means of saving fits best for a training like that of a finished run."""
+    advice = advice_for(read_run(folder))
+    if as_json:
+        typer.echo(json.dumps({"run": str(folder), "advice": advice}))
+        return
+    for sentence in advice:
+        typer.echo(sentence)
 
 
 def _recipe(file: Path | None, settings: dict[str, Any], changes: list[str]) -> Recipe:

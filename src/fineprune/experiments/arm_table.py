@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from scipy.special import stdtr, stdtrit
 
 from fineprune.errors import InputError
-from fineprune.experiments.controls import ALL_ARMS, MATCHED, changed_settings
+from fineprune.experiments.controls import ALL_ARMS, COOLDOWN, MATCHED, changed_settings
 from fineprune.runs.run import Run
 from fineprune.runs.summary import Summary, shortened
 from fineprune.training.recipe import differences, method_of
@@ -384,9 +384,13 @@ def _group(label: str, runs: Sequence[Run]) -> Group:
 
 
 def _position(run: Run) -> tuple[int, str, int]:
-    """Return the sort key of a run: known arms in their order, then other arms by name."""
+    """Return the sort key of a run: known arms in their order, then other arms by name.
+
+    The trainings of a curve are sorted by their epochs.
+    """
     arm = run.summary.arm
-    return (ALL_ARMS.index(arm) if arm in ALL_ARMS else len(ALL_ARMS), arm, run.summary.seed)
+    name = f"{COOLDOWN}{run.summary.epochs:09}" if arm.startswith(COOLDOWN) else arm
+    return (ALL_ARMS.index(arm) if arm in ALL_ARMS else len(ALL_ARMS), name, run.summary.seed)
 
 
 def _network_and_dataset(run: Run) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from fineprune.distributed.all_reduce import check_not_launched
 from fineprune.errors import InputError, RunError
 from fineprune.experiments.controls import MATCHED, arm_recipe, check_arms, default_arms
+from fineprune.experiments.cooldowns import plan_curve, train_trunk
 from fineprune.experiments.planned_run import PlannedRun, check_own_folder, epochs_done, with_seed
 from fineprune.launch.follow_parent import end_with_parent
 from fineprune.runs.files import (
@@ -27,8 +28,8 @@ from fineprune.runs.lock import only_writer
 from fineprune.runs.summary import read_summary
 from fineprune.training.data import Data, load_data
 from fineprune.training.hardware import resolved
-from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.training.scores_of_run import check_same_samples
 from fineprune.training.stop import Stopped, stop_requests
 from fineprune.training.summary import input_digests
 
@@ -41,7 +42,13 @@ OnProgress = Callable[[str, int, int], None]
 
 
 def plan_runs(
-    recipe: Recipe, folder: Path, seeds: int, arms: Sequence[str], data: Data | None = None
+    recipe: Recipe,
+    folder: Path,
+    seeds: int,
+    arms: Sequence[str],
+    data: Data | None = None,
+    *,
+    curve: bool = False,
 ) -> list[PlannedRun]:
     """List the runs of a comparison, ordered by seed.
 
@@ -53,6 +60,7 @@ def plan_runs(
         seeds: The number of runs of each arm.
         arms: The names of the arms, out of ``ALL_ARMS``.
         data: The data of the recipe; None to load them.
+        curve: Whether to add the trainings of ``plan_curve``.
 
     Raises:
         InputError: The recipe cannot have these arms, or ``seeds`` is below 1.
@@ -61,7 +69,8 @@ def plan_runs(
         raise InputError(f"expected at least one seed, got {seeds}")
     if seeds > _MOST_SEEDS:
         raise InputError(f"expected at most {_MOST_SEEDS} seeds, got {seeds}")
-    num_samples = (data or load_data(resolved(recipe))).num_samples
+    data = data or load_data(resolved(recipe))
+    num_samples = data.num_samples
     check_arms(recipe, arms, num_samples)
     runs: list[PlannedRun] = []
     for number in range(seeds):
@@ -69,11 +78,15 @@ def plan_runs(
         planned = {}
         for arm in arms:
             run_recipe = arm_recipe(seeded, arm, num_samples).replaced("run", arm=arm)
+            if arm == "ranked" and number == 0:
+                check_same_samples(Path(run_recipe.pruning.scores or ""), data)
             planned[arm] = PlannedRun(arm, number, run_recipe, folder / f"{arm}-{number}")
         if MATCHED in planned:
             method = planned[recipe.pruning.policy]
             planned[MATCHED] = dataclasses.replace(planned[MATCHED], matches=method)
         runs += planned.values()
+        if curve:
+            runs += plan_curve(seeded, number, folder)
     return runs
 
 
@@ -85,6 +98,7 @@ def compare(
     seeds: int = 1,
     arms: Sequence[str] = (),
     jobs: int = 1,
+    curve: bool = False,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Train all arms. Unfinished runs in the folder are continued, and finished ones are kept.
@@ -99,6 +113,8 @@ def compare(
         seeds: The number of runs of each arm.
         arms: The names of the arms, out of ``ALL_ARMS``; none for those of ``default_arms``.
         jobs: The number of runs that train at the same time and share the cores equally.
+        curve: Whether to train the curve of cost against accuracy too; see
+            ``experiments.cooldowns``.
         on_progress: Called with a line of text (which may be empty), the number of epochs trained
             so far, and the number of all epochs.
 
@@ -114,7 +130,7 @@ def compare(
         raise InputError(f"expected at least one job, got {jobs}")
     arms = arms or default_arms(recipe)
     data = load_data(resolved(recipe))
-    runs = plan_runs(recipe, folder, seeds, arms, data)
+    runs = plan_runs(recipe, folder, seeds, arms, data, curve=curve)
     digests = input_digests(recipe, data)
     with only_writer(folder):
         _check_folder(folder, recipe, digests)
@@ -218,7 +234,8 @@ def _train_all(
     """Train the runs in separate processes, and yield each run when it is finished.
 
     A run starts as soon as a process is free, in the given order. A control that matches one of the
-    runs starts after it; until then, the runs behind the control come first.
+    runs, or a run that begins as a copy of one, starts after it; until then, the runs behind it
+    come first.
     """
     # Spawned processes do not inherit the memory and the threads of this process.
     context = multiprocessing.get_context("spawn")
@@ -235,7 +252,7 @@ def _train_all(
                 ready = [
                     run
                     for run in waiting
-                    if run.matches is None or run.matches.folder not in unfinished
+                    if (first := run.matches or run.trunk) is None or first.folder not in unfinished
                 ]
                 for run in ready[: jobs - len(training)]:
                     waiting.remove(run)
@@ -244,7 +261,12 @@ def _train_all(
                         continue
                     recipe = run.complete()
                     assert recipe is not None
-                    training[pool.submit(_train_one, recipe, run.folder, jobs)] = run
+                    copies = [
+                        (other.folder, other.recipe)
+                        for other in waiting
+                        if other.trunk is not None and other.trunk.folder == run.folder
+                    ]
+                    training[pool.submit(train_trunk, recipe, run.folder, jobs, copies)] = run
                 done, _ = concurrent.futures.wait(
                     training, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED
                 )
@@ -269,7 +291,3 @@ def _train_all(
                 process.terminate()
             for process in started:
                 process.join()
-
-
-def _train_one(recipe: Recipe, folder: Path, sharing: int) -> None:
-    train(recipe, folder, sharing=sharing, resume=True)

@@ -27,6 +27,9 @@ SCALED = ("fewer-epochs-scaled", "fewer-epochs-late-scaled")
 _FACTORS = {"shorter": 1.0, "shorter-1.5": 1.5, "shorter-2": 2.0}
 SHORTER = (*_FACTORS, "fewer-epochs", "fewer-epochs-late", *SCALED)
 
+# The names of the trainings of a curve begin with it, and end with their epochs.
+COOLDOWN = "cooldown-"
+
 # The policies that are compared with the controls.
 METHODS = tuple(name for name in POLICY_NAMES if name not in ("full", "random", MATCHED))
 
@@ -42,6 +45,8 @@ _UNSET: dict[str, Any] = dict.fromkeys((*ONLY_WITH, "arguments"))
 
 def changed_settings(arm: str) -> tuple[str, ...]:
     """Return the settings of the training that an arm may change."""
+    if arm.startswith(COOLDOWN):
+        return ("epochs", "milestones", "schedule")
     lengths = ("epochs", "milestones", "warmup") if arm in SHORTER else ()
     rates = ("lr",) if arm in SCALED or arm in _FACTORS else ()
     return (*lengths, *rates, *(("schedule",) if arm in _FACTORS else ()))

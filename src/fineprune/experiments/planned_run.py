@@ -27,6 +27,8 @@ class PlannedRun:
         folder: The folder of the run.
         matches: The run whose numbers of samples this control repeats, and which must therefore be
             finished first; None for any other run.
+        trunk: The run of which this one begins as a copy, and which must therefore be finished
+            first; None for any other run.
     """
 
     name: str
@@ -34,6 +36,7 @@ class PlannedRun:
     recipe: Recipe
     folder: Path
     matches: "PlannedRun | None" = None
+    trunk: "PlannedRun | None" = None
 
     def complete(self) -> Recipe | None:
         """Return the recipe to train; None if the run that this one matches is not finished.

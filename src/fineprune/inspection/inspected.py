@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError
+from fineprune.labels.advice import FullCost
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.runs.history import (
+    EVIDENCE,
     History,
     read_evaluated,
     read_evidence,
@@ -56,6 +58,32 @@ class Inspected:
     def times_skipped(self) -> npt.NDArray[np.int64]:
         """Return in how many epochs each sample was skipped; int64, shape (N,)."""
         return np.asarray((~self.history.trained).sum(axis=0), dtype=np.int64)
+
+
+def advice_for(run: Run) -> list[str]:
+    """Return sentences on which means of saving fits best, by the evidence of a finished run.
+
+    The cost on all data is computed from the epochs of the run that trained all samples.
+
+    Raises:
+        InputError: The run has kept no evidence on its labels, or a file is damaged.
+    """
+    summary = run.summary
+    watch = read_evidence(run.path, summary.train_samples)
+    if watch is None:
+        raise InputError(
+            f"expected a run with {EVIDENCE} to give advice, got {run.path}, which has none: train "
+            f"it with run.history = true and without parameter servers"
+        )
+    full = [line["steps"] for line in run.metrics if not line["pruned"]]
+    seconds = summary.median_full_epoch_seconds
+    cost = FullCost(
+        summary.epochs,
+        max(full) * summary.epochs if full else None,
+        None if seconds is None else seconds * summary.epochs,
+    )
+    names = read_training_set(run.path, summary.train_samples).classes
+    return watch.advice(names or None, cost=cost)
 
 
 def read_inspected(runs: Iterable[Run]) -> list[Inspected]:

@@ -1,5 +1,6 @@
 """LabelWatch: records what a training says about its labels, and changes nothing."""
 
+import copy
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fineprune.errors import InputError, check_whole_number
-from fineprune.labels.advice import advice_of
+from fineprune.labels.advice import FullCost, advice_of
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.ranking import joint_numbers, num_wrong, rank
@@ -166,20 +167,24 @@ class LabelWatch:
         """
         return joint_numbers(self._usable()).cpu()
 
-    def advice(self, names: Sequence[str] | None = None) -> list[str]:
+    def advice(
+        self, names: Sequence[str] | None = None, *, cost: FullCost | None = None
+    ) -> list[str]:
         """Say in plain words what the evidence allows, one sentence each.
 
         The sentences say how many labels contradict what the network learned, and how far to trust
-        this number; which classes are confused; how many samples were learned; and whether skipping
-        samples might pay off. They say no more than was measured (docs/results).
+        this number; which classes are confused; how many samples were learned; and which means of
+        saving steps fits best. They say no more than was measured (docs/results). The evidence is
+        not changed, also if recording goes on.
 
         Args:
             names: The name of each class; None for their numbers.
+            cost: What the training costs on all data; None to name the cost of the means as shares.
 
         Raises:
             InputError: As for ``suspects``, or there are fewer names than classes.
         """
-        return advice_of(self._usable(), self._class_names(names))
+        return advice_of(self._usable(copied=True), self._class_names(names), cost)
 
     def page(
         self,
@@ -372,10 +377,13 @@ class LabelWatch:
         self._evidence.add_over_ranks(self._group)
         self._merged = True
 
-    def _usable(self) -> Evidence:
-        """Return the evidence after checking that it is complete and right."""
+    def _usable(self, *, copied: bool = False) -> Evidence:
+        """Return the evidence, or a copy, after checking that it is complete and right.
+
+        Without a copy, the buffer is added to the sums, which rounds them earlier than recording.
+        """
         _, ranks = self._rank_and_ranks()
-        evidence = self._evidence
+        evidence = copy.deepcopy(self._evidence) if copied else self._evidence
         if ranks > 1 and not self._merged:
             raise InputError(
                 f"expected the evidence of all {ranks} ranks, got that of one: call merge() on "

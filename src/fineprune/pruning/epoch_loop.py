@@ -603,11 +603,14 @@ class EpochLoop(ABC, Generic[Plan]):
             - ``bookkeeping_seconds``: the time that this process spent on choosing samples and on
               ending epochs, without ``record``; with a GPU, it includes waiting for it;
             - ``suspects``: the samples whose labels should be checked first, at most ten; see
-              ``Policy.suspects``. Empty if the policy suspects none.
+              ``Policy.suspects``. Empty if the policy suspects none;
+            - ``advice``: sentences on which means of saving fits best and what each costs, from the
+              evidence on the labels, or else from the losses that ``Adaptive`` has seen; see
+              ``LabelWatch.advice``. Empty if there are neither, or the ranks have not merged.
         """
         unfinished = self._cycle.unfinished
         batches = 0 if unfinished is None else unfinished.batches
-        return self._report.summary(batches, self.steps_done)
+        return self._report.summary(batches, self.steps_done, self._watch)
 
     def log(self, target: Any, by: str = "steps") -> None:
         """Report each epoch to ``target`` when it ends, on the first rank of the group only.

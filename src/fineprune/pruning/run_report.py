@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fineprune.errors import InputError, check_one_of
+from fineprune.labels.advice import FullCost, advice_of_losses
+from fineprune.labels.label_watch import LabelWatch
+from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.step_counts import (
     BatchShape,
@@ -126,12 +129,13 @@ class RunReport:
         for write, by_steps in self._writers:
             write(dict(known), self.totals.steps if by_steps else self.totals.epochs)
 
-    def summary(self, batches: int, steps_done: int) -> dict[str, Any]:
+    def summary(self, batches: int, steps_done: int, watch: LabelWatch | None) -> dict[str, Any]:
         """Return the summary of ``Pruner.summary``.
 
         Args:
             batches: Number of batches that this rank has recorded of the epoch in progress.
             steps_done: Number of optimizer steps so far.
+            watch: The evidence on the labels, if logits are recorded.
         """
         suspects: list[int] = []
         if self._policy.suspicion() is not None:
@@ -151,7 +155,22 @@ class RunReport:
             "record_calls": self.totals.batches + batches,
             "bookkeeping_seconds": self._seconds,
             "suspects": suspects,
+            "advice": self._advice(watch),
         }
+
+    def _advice(self, watch: LabelWatch | None) -> list[str]:
+        """Return which means of saving fits best; nothing if no evidence says so."""
+        policy = self._policy
+        steps = None
+        if self._shape.batch_size is not None:
+            steps = policy.epochs * steps_of(self._num_samples, self._shape)
+        cost = FullCost(policy.epochs, steps)
+        if watch is not None:
+            return watch.advice(cost=cost) if watch.is_complete else []
+        if not isinstance(policy, Adaptive) or not 0 < policy.patience <= self.totals.epochs:
+            return []
+        suspects = policy.num_suspects() or 0
+        return advice_of_losses(suspects, self._num_samples, policy.patience, cost)
 
 
 def as_writer(target: Any) -> Write:
@@ -203,6 +222,8 @@ def _shown(name: str, value: Any) -> str:
         return f"{value:.1%}"
     if isinstance(value, float):
         return f"{value:.3g}"
+    if name == "advice":
+        return " ".join(value) or "none"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     return str(value)

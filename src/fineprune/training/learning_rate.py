@@ -20,6 +20,10 @@ _SHAPES: dict[str, Callable[[float], float]] = {
 }
 
 
+# The share of the epochs, rounded to whole ones, in which the rate of ``cooldown`` falls.
+_COOLDOWN = 0.2
+
+
 def rate_at(settings: TrainingSettings, progress: float) -> float:
     """Return the learning rate at a point of the training.
 
@@ -39,6 +43,9 @@ def rate_at(settings: TrainingSettings, progress: float) -> float:
         span = max(settings.epochs - settings.warmup, 1)
         done = max(progress - settings.warmup, 0.0) / span
         factor *= _SHAPES[settings.schedule](done)
+    elif settings.schedule == "cooldown":
+        begin = begin_of_cooldown(settings)
+        factor *= 1 - math.sqrt(max(progress - begin, 0.0) / (settings.epochs - begin))
     return settings.lr * factor
 
 
@@ -56,6 +63,11 @@ def shortened_milestones(settings: TrainingSettings, epochs: int) -> tuple[int, 
     lengths = [end - start for start, end in itertools.pairwise([0, *ends, settings.epochs])]
     lengths = shortened_intervals(lengths, min(epochs, settings.epochs))
     return tuple(itertools.accumulate(lengths[:-1]))
+
+
+def begin_of_cooldown(settings: TrainingSettings) -> int:
+    """Return the number of epochs before the rate of ``cooldown`` begins to fall."""
+    return settings.epochs - max(1, round(_COOLDOWN * settings.epochs))
 
 
 def rise_of_one_cycle(settings: TrainingSettings) -> float:

@@ -21,7 +21,16 @@ _OWN_OPTIONS = {"infobatch": ("anneal", "rescale"), "kakurenbo": ("rescale",)}
 
 # The settings that may stand beside a policy that has no use for them, so that one recipe can be
 # trained with several policies.
-_SHARED = ("save", "prune", "tolerance", "patience", "returning", "evidence")
+_SHARED = (
+    "save",
+    "prune",
+    "tolerance",
+    "patience",
+    "returning",
+    "evidence",
+    "scores",
+    "suspects",
+)
 
 
 @functools.cache
@@ -69,15 +78,15 @@ def make_policy(
         name: The name of the policy.
         settings: The settings of the pruning section that are set, by name; those that are neither
             arguments nor options of the policy are not used.
-        made: Returns an argument that is no setting of this section: the number of epochs, the
-            schedule, or the learning rates.
+        made: Returns an argument that is no setting of this section, or that a setting names: the
+            number of epochs, the schedule, the learning rates, or the scores of a run.
 
     Raises:
         InputError: A value is wrong.
     """
     takes = inspect.signature(POLICIES[name]).parameters
-    values = {key: make() for key, make in made.items() if key in takes}
-    values |= {key: settings[key] for key in (*arguments_of(name), *NAMES) if key in settings}
+    values = {key: settings[key] for key in (*arguments_of(name), *NAMES) if key in settings}
+    values |= {key: make() for key, make in made.items() if key in takes}
     return POLICIES[name](**values)
 
 

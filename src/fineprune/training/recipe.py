@@ -24,6 +24,7 @@ from fineprune.training.learning_rate import rate_at
 from fineprune.training.own_policy import own_policy
 from fineprune.training.packaged_recipes import nearest_name, recipe_file
 from fineprune.training.policies import make_policy
+from fineprune.training.scores_of_run import scores_of_run
 from fineprune.training.settings import (
     DataSettings,
     NetworkSettings,
@@ -69,7 +70,8 @@ class Recipe:
     run: RunSettings = dataclasses.field(default_factory=RunSettings)
 
     def __post_init__(self) -> None:
-        if not self.pruning.own:  # Only training runs the user's code.
+        # Only training runs the user's code, and a report need not read another run.
+        if not (self.pruning.own or self.pruning.policy == "ranked"):
             policy = self.policy()  # Raises an error if the schedule is impossible.
             self._check_probabilities(policy)
         if self.distributed.served:
@@ -128,7 +130,8 @@ class Recipe:
     def policy(self) -> Policy:
         """Make the policy that the pruning section describes.
 
-        If it is the user's own, this runs the user's code.
+        If it is the user's own, this runs the user's code. If it is ``ranked``, this reads the
+        evidence of another run.
         """
         pruning, epochs = self.pruning, self.training.epochs
         if pruning.own:
@@ -137,6 +140,7 @@ class Recipe:
             "epochs": lambda: epochs,
             "schedule": self.schedule,
             "rates": lambda: functools.partial(rate_at, self.training),
+            "scores": lambda: scores_of_run(Path(pruning.scores or "")),
         }
         return make_policy(pruning.policy, pruning.given(), made)
 

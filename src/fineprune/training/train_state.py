@@ -26,6 +26,7 @@ from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.random_state import random_state, reseed, set_random_state
 from fineprune.training.recipe import Recipe
 from fineprune.training.sample_history import SampleHistory
+from fineprune.training.scores_of_run import check_same_samples
 from fineprune.training.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -177,6 +178,8 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     model = recipe_network(recipe, data)
     digest = _load_pretrained(model, recipe, data, warn=ranks.main) if saved is None else None
     policy = recipe.policy()
+    if recipe.pruning.policy == "ranked":
+        check_same_samples(Path(recipe.pruning.scores or ""), data)
     pruner = Pruner(
         data.train,
         policy,

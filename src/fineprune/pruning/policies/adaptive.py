@@ -7,26 +7,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, check_one_of, check_whole_number
+from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.dropping_count import add_marks, keep_least_counted
-from fineprune.pruning.kept_numbers import check_save
-from fineprune.pruning.learning_rates import (
-    Rates,
-    rates_of_epochs,
-    rates_of_steps,
-    relative_rates,
-)
+from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options, annealed_epochs
+from fineprune.pruning.plan_options import Options
+from fineprune.pruning.policies.budgeted import BudgetedPolicy
 from fineprune.pruning.policies.epoch_losses import EpochLosses
-from fineprune.pruning.policies.policy import LossRecords, Policy
+from fineprune.pruning.policies.policy import LossRecords
 from fineprune.pruning.replicas import Replicas
-from fineprune.pruning.step_budget import rates_along_steps, steps_of_epoch
 
 _LONGEST_STREAK = 255
 
 
-class Adaptive(Policy):
+class Adaptive(BudgetedPolicy):
     """Save a given share of the optimizer steps; which ones follows from the run itself.
 
     Three rules decide:
@@ -68,11 +62,6 @@ class Adaptive(Policy):
 
     name: ClassVar[str] = "adaptive"
     needs_losses: bool = True
-    without_rates: ClassVar[str] = (
-        "Adaptive was given no learning rates and takes them to be constant, so all epochs are "
-        "shortened alike; if the rate falls, this costs more accuracy than to shorten the epochs "
-        "with small rates: give rates=..., or call pruner.set_rates(scheduler)"
-    )
 
     def __init__(
         self,
@@ -86,53 +75,23 @@ class Adaptive(Policy):
         chance: float | None = None,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(epochs, **options)
+        super().__init__(epochs, save, rates, returning, **options)
         patience = check_whole_number("patience", patience, 0)
-        if not 0 <= save < 1:
-            raise InputError(f"expected save as a share in [0, 1), got {save!r}")
-        if not 0 <= returning <= 1:
-            raise InputError(f"expected returning as a share in [0, 1], got {returning!r}")
         if not 0 <= evidence <= 1:
             raise InputError(f"expected evidence as a share in [0, 1], got {evidence!r}")
         if patience > _LONGEST_STREAK:
             raise InputError(f"expected patience of at most {_LONGEST_STREAK}, got {patience}")
         if chance is not None and not (math.isfinite(chance) and chance > 0):
             raise InputError(f"expected chance as a loss above 0, got {chance!r}")
-        self._annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
-        if save:
-            check_save(save, self.epochs - self._annealed, self.epochs)
-        self.save = float(save)
         self.patience = patience
-        self.returning = float(returning)
         self.evidence = float(evidence)
-        self.rates: tuple[float, ...] = (1.0,) * self.epochs
-        self._has_rates = rates is not None
-        if rates is not None:
-            self.set_rates(rates)
         self._given_chance = None if chance is None else float(chance)
         self._chance = math.nan
         self._streaks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._chosen: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self._losses = EpochLosses(0)
-        self._step_size = self._full_steps = self._budget = 0
         # How long each epoch was, as a share of a full one; None for one that was not trained.
         self._lengths: list[float | None] = []
-
-    @property
-    def wants_rates(self) -> bool:
-        """Whether a constant learning rate is assumed because none was given."""
-        return not self._has_rates and self.save > 0
-
-    def set_rates(self, rates: Rates, by: str = "epochs") -> None:
-        """Receive the learning rates; see ``Pruner.set_rates``."""
-        check_one_of("by", by, ("epochs", "steps"))
-        if by == "steps":
-            each = rates_of_steps(rates, self._budget)
-            found = rates_along_steps(each, self.epochs, self._full_steps)
-        else:
-            found = rates_of_epochs(rates, self.epochs)
-        self.rates = relative_rates(found)
-        self._has_rates = True
 
     def bind(self, num_samples: int) -> None:
         """Allocate eight bytes per sample, and count each sample as an optimizer step."""
@@ -141,46 +100,11 @@ class Adaptive(Policy):
         self._streaks = np.zeros(num_samples, dtype=np.uint8)
         self._chosen = np.zeros(num_samples, dtype=np.bool_)
         self._losses = EpochLosses(num_samples)
-        self.bind_steps(1, num_samples)
-
-    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
-        """Receive the size of an optimizer step, and compute the budget in steps.
-
-        Raises:
-            InputError: There is no step, or one step in each epoch is too much to save the share.
-        """
-        if not steps_per_full_epoch:
-            raise InputError(
-                f"expected at least one step of {samples_per_step} samples (batch x ranks x "
-                f"accumulation) per epoch, got {len(self._streaks)} samples with drop_last: set a "
-                f"smaller batch_size, or no drop_last"
-            )
-        self._step_size = samples_per_step
-        self._full_steps = steps_per_full_epoch
-        full = self.epochs * steps_per_full_epoch
-        shortened = self.epochs - self._annealed
-        least = self._annealed * steps_per_full_epoch + shortened
-        self._budget = round((1 - self.save) * full)
-        if self._budget < least:
-            raise InputError(
-                f"expected save of at most {1 - least / full:.3g} with one step of "
-                f"{samples_per_step} samples (batch x ranks x accumulation) in each epoch, got "
-                f"{self.save}: save less, or set a smaller batch_size or anneal"
-            )
-
-    @property
-    def total_steps(self) -> int:
-        """Number of optimizer steps of the whole training."""
-        return self._budget
+        super().bind(num_samples)
 
     def planned_numbers(self) -> list[int]:
         """Return how many samples each epoch keeps if none contradicts the others."""
-        numbers, used = [], 0
-        for epoch in range(self.epochs):
-            steps = self._steps(epoch, used, contradicting=0)
-            numbers.append(self._number_kept(steps))
-            used += steps
-        return numbers
+        return self._planned(0)
 
     def num_kept(self, epoch: int) -> int | None:
         """Return None, because the number depends on the samples that contradict the others."""
@@ -188,7 +112,7 @@ class Adaptive(Policy):
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Choose the samples of an epoch, which fill the steps that it is given."""
-        total = len(self._streaks)
+        total = self._num_samples
         number = self._number_kept(self._steps_now(epoch))
         if number == total:
             return EpochPlan(epoch, torch.arange(total))
@@ -246,12 +170,8 @@ class Adaptive(Policy):
     def settings(self) -> dict[str, Any]:
         """Return the arguments, with which a state must agree."""
         return {
-            "policy": self.name,
-            "epochs": self.epochs,
-            "save": self.save,
-            "rates": list(self.rates),
+            **super().settings(),
             "patience": self.patience,
-            "returning": self.returning,
             "evidence": self.evidence,
             "chance": self._given_chance,
         }
@@ -288,9 +208,6 @@ class Adaptive(Policy):
     def _number_contradicting(self) -> int:
         return int(np.count_nonzero(self._contradicting()))
 
-    def _number_returning(self, contradicting: int) -> int:
-        return round(self.returning * contradicting)
-
     def _steps_now(self, epoch: int) -> int:
         """Return the number of steps of an epoch, after those that were trained before it.
 
@@ -299,33 +216,10 @@ class Adaptive(Policy):
         used = 0
         for earlier, length in enumerate(self._lengths[:epoch]):
             if length is None:
-                used += self._steps(earlier, used, contradicting=0)
+                used += self._steps(earlier, used, skipped=0)
             else:
                 used += round(length * self._full_steps)
         return self._steps(epoch, used, self._number_contradicting())
-
-    def _steps(self, epoch: int, used: int, contradicting: int) -> int:
-        """Return the number of steps of an epoch.
-
-        Args:
-            epoch: The epoch, from 0.
-            used: The number of steps of all earlier epochs.
-            contradicting: The number of samples that contradict the others.
-        """
-        if self.anneals(epoch):
-            return self._full_steps
-        available = len(self._streaks) - contradicting + self._number_returning(contradicting)
-        return steps_of_epoch(
-            self.rates[epoch : self.epochs - self._annealed],
-            self._budget - used - self._annealed * self._full_steps,
-            most=min(-(-available // self._step_size), self._full_steps),
-            full=self._full_steps,
-        )
-
-    def _number_kept(self, steps: int) -> int:
-        if steps >= self._full_steps:
-            return len(self._streaks)
-        return min(steps * self._step_size, len(self._streaks))
 
     def _note_chosen(self) -> None:
         """Note the samples of a shortened epoch; begin a new round if none is left to choose."""

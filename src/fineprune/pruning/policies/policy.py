@@ -55,7 +55,6 @@ class Policy(ABC):
         rescores: Whether the policy needs losses of samples that an epoch did not train. The
             training loop then evaluates them at the end of the epoch; see ``Pruner.to_rescore``.
         plan_options: The options, which ``Pruner`` applies to the plans of the policy.
-        without_rates: What the policy assumes if it wants learning rates and was given none.
 
     Raises:
         InputError: A value is out of range.
@@ -64,7 +63,6 @@ class Policy(ABC):
     name: ClassVar[str]
     needs_losses: bool = False
     rescores: bool = False
-    without_rates: ClassVar[str] = ""
     plan_options: PlanOptions = PlanOptions()
 
     def __init__(self, epochs: float | None = None, **options: Unpack[Options]) -> None:
@@ -90,6 +88,11 @@ class Policy(ABC):
     def wants_rates(self) -> bool:
         """Whether the policy uses learning rates and was given none."""
         return False
+
+    @property
+    def without_rates(self) -> str:
+        """What the policy assumes if it wants learning rates and was given none, for a warning."""
+        return ""
 
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Receive the learning rates of the training; see ``Pruner.set_rates``.
@@ -286,12 +289,13 @@ def check_is_policy(policy: object) -> None:
         )
 
 
-def prune_count(prune: float, num_samples: int) -> int:
+def prune_count(prune: float, num_samples: int, name: str = "prune") -> int:
     """Return the number of samples that a pruning epoch skips.
 
     Args:
         prune: The share of all samples to skip, in [0, 1), or their number as an int.
         num_samples: Number of samples N in the data set.
+        name: The name of the argument, for errors.
 
     Raises:
         InputError: No sample would be left.
@@ -300,21 +304,25 @@ def prune_count(prune: float, num_samples: int) -> int:
     number = prune if isinstance(prune, int) else int(prune * num_samples + 1e-9)
     if number >= num_samples:
         raise InputError(
-            f"expected prune to leave at least one of {num_samples} samples, got {prune}"
+            f"expected {name} to leave at least one of {num_samples} samples, got {prune}"
         )
     return number
 
 
-def checked_prune(prune: float) -> float:
-    """Return ``prune`` as a Python int or float.
+def checked_prune(prune: float, name: str = "prune") -> float:
+    """Return a share or a number of samples as a Python float or int.
+
+    Args:
+        prune: The share or the number.
+        name: The name of the argument, for errors.
 
     Raises:
-        InputError: ``prune`` is neither a share in [0, 1) nor a whole number of at least 0.
+        InputError: It is neither a share in [0, 1) nor a whole number of at least 0.
     """
     if isinstance(prune, Integral) and not isinstance(prune, bool) and prune >= 0:
         return int(prune)
     if isinstance(prune, Real) and not isinstance(prune, Integral) and 0 <= prune < 1:
         return float(prune)
     raise InputError(
-        f"expected prune as a share in [0, 1) or a whole number of samples, got {prune!r}"
+        f"expected {name} as a share in [0, 1) or a whole number of samples, got {prune!r}"
     )

@@ -6,8 +6,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fineprune.experiments.arm_table import mean_difference
+from fineprune.experiments.controls import COOLDOWN
 from fineprune.report.figures.drawing import Drawing, Titles, svg_text, titled_points
-from fineprune.report.figures.evaluations import Metrics, accuracy_limits, average_curves
+from fineprune.report.figures.evaluations import (
+    Curve,
+    Metrics,
+    accuracy_limits,
+    average_curves,
+)
 from fineprune.report.figures.style import WIDTH, arm_legend, colour_of, dash_of, our_style
 
 
@@ -25,6 +31,10 @@ def draw_time(
     curves = average_curves(arms, f"{kind}_accuracy", 100)
     if not curves:
         return None
+    cooldowns = [arm for arm in curves if finished and arm.startswith(COOLDOWN)]
+    for arm in cooldowns:  # Until their ends, they are parts of one training.
+        curve = curves[arm]
+        curves[arm] = Curve(curve.epochs[-1:], curve.seconds[-1:], curve.values[:, -1:])
     unit, length = time_unit(max(curve.seconds[-1] for curve in curves.values()))
     low, high = accuracy_limits(curves, 0.5)
     intervals = {arm: mean_difference(list(curve.values[:, -1])) for arm, curve in curves.items()}
@@ -36,6 +46,10 @@ def draw_time(
         figure = Figure((WIDTH, 3.9), layout="constrained")
         axes = figure.subplots()
         axes.set_ylim(max(0, low), min(100.5, high))
+        if cooldowns:
+            ends = sorted((curves[arm].seconds[-1], curves[arm].mean[-1]) for arm in cooldowns)
+            x, mean = np.array(ends).T
+            axes.plot(x / length, mean, color=colour_of(COOLDOWN), linewidth=1.4)
         for arm, curve in curves.items():
             x, mean, colour = curve.seconds / length, curve.mean, colour_of(arm)
             axes.plot(x, mean, color=colour, linestyle=dash_of(arm), alpha=0.55, linewidth=1.1)
@@ -52,7 +66,8 @@ def draw_time(
         axes.set_xlabel(f"training time, {unit}")
         axes.set_xlim(left=0)
         axes.set_ylabel(f"{kind} accuracy, %")
-        arm_legend(figure, curves)
+        names = [arm for arm in curves if arm not in cooldowns]
+        arm_legend(figure, [*names, "cooldown"] if cooldowns else names)
         svg = svg_text(figure, f"Accuracy of {label} against training time", titles)
     caption = (
         f"Accuracy on the {kind} set against the wall-clock time of the training, including "
@@ -60,6 +75,12 @@ def draw_time(
     )
     if not finished:
         return Drawing("Accuracy against time", svg, f"{caption}The runs are not finished.")
+    if cooldowns:
+        caption += (
+            "The line of the cooldowns connects trainings on all data of several lengths, whose "
+            "rate is constant until it falls to zero in the last fifth of their epochs. Their time "
+            "is that of a training from the start, although they share most of it. "
+        )
     caption += "A dot marks the end of each arm"
     if any(interval.half_width is not None for interval in intervals.values()):
         caption += (

@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from fineprune.experiments.controls import COOLDOWN
+
 WIDTH = 7.2  # In inches.
 INK, FAINT = "#333333", "#999999"
 
@@ -31,6 +33,7 @@ _COLOURS = {
     "infobatch": "#56b4e9",
     "rs2": "#8c5a2b",
     "matched": "#5b5ea6",
+    "cooldown": "#b22222",
     # The colour of the control without the scaled rate; the line style differs.
     "fewer-epochs-scaled": "#009e73",
     "fewer-epochs-late-scaled": "#e69f00",
@@ -92,6 +95,8 @@ def colour_of(arm: str) -> str:
     The colour of an unknown arm depends on its name only.
     """
     arm = arm.partition(" ")[0]
+    if arm.startswith(COOLDOWN):
+        arm = COOLDOWN.rstrip("-")
     # A checksum of the name gives the same colour in every report, a position would not.
     other = _OTHER_COLOURS[zlib.crc32(arm.encode()) % len(_OTHER_COLOURS)]
     return _COLOURS.get(arm, other)

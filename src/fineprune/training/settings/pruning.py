@@ -25,18 +25,23 @@ class PruningSettings:
     from the learning rate's milestones (``windows_per_interval``, with ``start`` as a fraction of
     each window).
 
-    The settings of a schedule, and ``prune``, ``tolerance``, ``save``, ``patience``, ``returning``
-    and ``evidence``, may be there although the policy has no use for them, so that one recipe can
-    be trained with several policies. With ``full``, this holds for all settings.
+    The settings of a schedule, and ``prune``, ``tolerance``, ``save``, ``patience``, ``returning``,
+    ``evidence``, ``scores`` and ``suspects``, may be there although the policy has no use for them,
+    so that one recipe can be trained with several policies. With ``full``, this holds for all
+    settings.
 
     Attributes:
         policy: The policy: ``adaptive``, ``fine-pruning``, ``infobatch``, ``kakurenbo``,
-            ``progressive-dropout``, ``random``, ``rs2``, ``selective-backprop``, ``seta``, ``ucb``,
-            ``matched`` or ``full``; or ``module:Class``, a policy of the user's own, which is
-            called with the number of epochs and with ``arguments``.
-        save: The share to save: an argument of ``Adaptive``, ``InfoBatch``, ``RS2``,
+            ``progressive-dropout``, ``random``, ``ranked``, ``rs2``, ``selective-backprop``,
+            ``seta``, ``ucb``, ``matched`` or ``full``; or ``module:Class``, a policy of the user's
+            own, which is called with the number of epochs and with ``arguments``.
+        save: The share to save: an argument of ``Adaptive``, ``InfoBatch``, ``Ranked``, ``RS2``,
             ``SelectiveBackprop`` and ``UCB``.
-        patience, returning, evidence, chance: The arguments of ``Adaptive``.
+        patience, returning, evidence, chance: The arguments of ``Adaptive``; ``returning`` is also
+            one of ``Ranked``.
+        scores: The folder of a finished run on the same samples and labels, whose evidence on the
+            labels gives the scores of ``Ranked``.
+        suspects: An argument of ``Ranked``; None for the run's estimated number of wrong labels.
         replacement: An argument of ``RS2``.
         confidence: An argument of ``Kakurenbo``.
         power, begin, end: The arguments of ``SelectiveBackprop``.
@@ -64,6 +69,8 @@ class PruningSettings:
     returning: float = 0.1
     evidence: float = 0.075
     chance: float | None = None
+    scores: str | None = None
+    suspects: int | float | None = None
     replacement: bool | None = None
     confidence: float | None = None
     power: float | None = None
@@ -110,6 +117,11 @@ class PruningSettings:
             raise InputError(
                 'expected pruning.numbers, the samples of each epoch, with policy = "matched", got '
                 "none: the arm 'matched' of fineprune compare takes them from a finished run"
+            )
+        if self.policy == "ranked" and self.scores is None:
+            raise InputError(
+                "expected pruning.scores, the folder of a finished run on the same samples, with "
+                'policy = "ranked", got none: train a cheap network first, and name its folder'
             )
         if follows_schedule(self.policy) and (self.window is None) == (
             self.windows_per_interval is None

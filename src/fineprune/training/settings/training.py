@@ -7,7 +7,7 @@ from fineprune.errors import InputError, check_above, check_at_least, check_betw
 # A schedule is planned epoch by epoch before the training, which takes seconds for this number.
 _MOST_EPOCHS = 100_000
 
-SCHEDULES = ("milestones", "cosine", "linear", "quadratic", "one-cycle", "constant")
+SCHEDULES = ("milestones", "cosine", "linear", "quadratic", "one-cycle", "constant", "cooldown")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop", "rmsprop-tf")
 
 
@@ -26,8 +26,9 @@ class TrainingSettings:
             of their names, such as ``{fc = 10.0, layer1 = 0.1}``. The longest prefix counts; None
             for one learning rate.
         schedule: The learning rate schedule: ``milestones``, ``cosine``, ``linear`` (falls linearly
-            to 0), ``quadratic`` (falls as 1 - u^2, where u rises from 0 to 1), ``one-cycle`` or
-            ``constant``.
+            to 0), ``quadratic`` (falls as 1 - u^2, where u rises from 0 to 1), ``one-cycle``,
+            ``constant``, or ``cooldown`` (constant, and falls as 1 - sqrt(u) in the last fifth of
+            the epochs).
         milestones: The epochs, counted from 1, after which the learning rate is multiplied by
             ``gamma``.
         gamma: The factor that is applied at each milestone.

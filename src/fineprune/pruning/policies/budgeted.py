@@ -1,0 +1,169 @@
+"""BudgetedPolicy: the common part of all policies that save an exact share of the steps.
+
+The steps are saved where the learning rate is smallest, and where there are samples to skip.
+"""
+
+from typing import Any, Unpack
+
+from fineprune.errors import InputError, check_one_of
+from fineprune.pruning.kept_numbers import check_save
+from fineprune.pruning.learning_rates import (
+    Rates,
+    rates_of_epochs,
+    rates_of_steps,
+    relative_rates,
+)
+from fineprune.pruning.plan_options import Options, annealed_epochs
+from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.step_budget import rates_along_steps, steps_of_epoch
+
+
+class BudgetedPolicy(Policy):
+    """A policy that distributes a fixed number of optimizer steps over the epochs.
+
+    An epoch keeps a number of samples in proportion to its learning rate, but never more than there
+    are without the samples that the policy skips for another reason.
+
+    Args:
+        epochs: Number of epochs in the training.
+        save: The share of the optimizer steps to save, in [0, 1).
+        rates: The learning rate of each epoch, as for ``Adaptive``.
+        returning: The share of the samples skipped for another reason that are trained all the same
+            per epoch.
+        options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
+            part of the budget, so the other epochs are shortened more.
+
+    Raises:
+        InputError: A value is out of range, or too many epochs are annealed to save that much.
+    """
+
+    def __init__(
+        self,
+        epochs: float,
+        save: float,
+        rates: Rates | None,
+        returning: float,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(epochs, **options)
+        if not 0 <= save < 1:
+            raise InputError(f"expected save as a share in [0, 1), got {save!r}")
+        if not 0 <= returning <= 1:
+            raise InputError(f"expected returning as a share in [0, 1], got {returning!r}")
+        self._annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
+        if save:
+            check_save(save, self.epochs - self._annealed, self.epochs)
+        self.save = float(save)
+        self.returning = float(returning)
+        self._num_samples = self._step_size = self._full_steps = self._budget = 0
+        self.rates: tuple[float, ...] = (1.0,) * self.epochs
+        self._has_rates = rates is not None
+        if rates is not None:
+            self.set_rates(rates)
+
+    @property
+    def wants_rates(self) -> bool:
+        """Whether a constant learning rate is assumed because none was given."""
+        return not self._has_rates and self.save > 0
+
+    @property
+    def without_rates(self) -> str:
+        """What a constant rate means for the training, and how to give the rates."""
+        return (
+            f"{type(self).__name__} was given no learning rates and takes them to be constant, so "
+            f"all epochs are shortened alike; if the rate falls, this costs more accuracy than to "
+            f"shorten the epochs with small rates: give rates=..., or call "
+            f"pruner.set_rates(scheduler)"
+        )
+
+    def set_rates(self, rates: Rates, by: str = "epochs") -> None:
+        """Receive the learning rates; see ``Pruner.set_rates``."""
+        check_one_of("by", by, ("epochs", "steps"))
+        if by == "steps":
+            each = rates_of_steps(rates, self._budget)
+            found = rates_along_steps(each, self.epochs, self._full_steps)
+        else:
+            found = rates_of_epochs(rates, self.epochs)
+        self.rates = relative_rates(found)
+        self._has_rates = True
+
+    def bind(self, num_samples: int) -> None:
+        """Receive the number of samples, and count each sample as an optimizer step."""
+        self._num_samples = num_samples
+        self.bind_steps(1, num_samples)
+
+    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
+        """Receive the size of an optimizer step, and compute the budget in steps.
+
+        Raises:
+            InputError: There is no step, or one step in each epoch is too much to save the share.
+        """
+        if not steps_per_full_epoch:
+            raise InputError(
+                f"expected at least one step of {samples_per_step} samples (batch x ranks x "
+                f"accumulation) per epoch, got {self._num_samples} samples with drop_last: set a "
+                f"smaller batch_size, or no drop_last"
+            )
+        self._step_size = samples_per_step
+        self._full_steps = steps_per_full_epoch
+        full = self.epochs * steps_per_full_epoch
+        shortened = self.epochs - self._annealed
+        least = self._annealed * steps_per_full_epoch + shortened
+        self._budget = round((1 - self.save) * full)
+        if self._budget < least:
+            raise InputError(
+                f"expected save of at most {1 - least / full:.3g} with one step of "
+                f"{samples_per_step} samples (batch x ranks x accumulation) in each epoch, got "
+                f"{self.save}: save less, or set a smaller batch_size or anneal"
+            )
+
+    @property
+    def total_steps(self) -> int:
+        """Number of optimizer steps of the whole training."""
+        return self._budget
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments, with which a state must agree."""
+        return {
+            "policy": self.name,
+            "epochs": self.epochs,
+            "save": self.save,
+            "rates": list(self.rates),
+            "returning": self.returning,
+        }
+
+    def _number_returning(self, skipped: int) -> int:
+        return round(self.returning * skipped)
+
+    def _planned(self, skipped: int) -> list[int]:
+        """Return how many samples each epoch keeps if each has this many samples to skip."""
+        numbers, used = [], 0
+        for epoch in range(self.epochs):
+            steps = self._steps(epoch, used, skipped)
+            numbers.append(self._number_kept(steps))
+            used += steps
+        return numbers
+
+    def _steps(self, epoch: int, used: int, skipped: int) -> int:
+        """Return the number of steps of an epoch.
+
+        Args:
+            epoch: The epoch, from 0.
+            used: The number of steps of all earlier epochs.
+            skipped: The number of samples to skip in this and all later epochs, as far as the
+                budget allows it.
+        """
+        if self.anneals(epoch):
+            return self._full_steps
+        available = self._num_samples - skipped + self._number_returning(skipped)
+        return steps_of_epoch(
+            self.rates[epoch : self.epochs - self._annealed],
+            self._budget - used - self._annealed * self._full_steps,
+            most=min(-(-available // self._step_size), self._full_steps),
+            full=self._full_steps,
+        )
+
+    def _number_kept(self, steps: int) -> int:
+        if steps >= self._full_steps:
+            return self._num_samples
+        return min(steps * self._step_size, self._num_samples)

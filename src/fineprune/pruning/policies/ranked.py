@@ -1,0 +1,193 @@
+"""Ranked: skip the samples that another run ranks highest, from the first epoch on."""
+
+import hashlib
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fineprune.errors import InputError
+from fineprune.labels.label_watch import LabelWatch
+from fineprune.pruning.learning_rates import Rates
+from fineprune.pruning.permutation import Permutation
+from fineprune.pruning.plan import EpochPlan
+from fineprune.pruning.plan_options import Options
+from fineprune.pruning.policies.budgeted import BudgetedPolicy
+from fineprune.pruning.policies.policy import checked_prune, prune_count
+from fineprune.pruning.random_streams import stream
+
+Scores = npt.NDArray[np.float32]
+
+
+class Ranked(BudgetedPolicy):
+    """Save a given share of the optimizer steps by the scores of an earlier, cheaper training.
+
+    The samples with the highest scores are the suspects. They are skipped from the first epoch on,
+    except for a share ``returning`` of them, which changes per epoch until all had their turn. What
+    this does not save is saved as by ``Adaptive``: where the learning rate is smallest, by samples
+    chosen at random among the others, without repeats until all were chosen. If the suspects are
+    more than must be skipped, those with the smallest scores are trained.
+
+    All numbers of samples are known before the start, and nothing is learned or stored while
+    training: the samples follow from the scores and the seed.
+
+    Args:
+        epochs: Number of epochs in the training.
+        scores: How suspicious each sample is, the larger the more: numbers of shape (N,), -inf for
+            a sample of which nothing is known. A ``LabelWatch`` of another training gives those of
+            ``LabelWatch.suspects``.
+        save: The share of the optimizer steps to save, in [0, 1).
+        rates: The learning rate of each epoch, as for ``Adaptive``. The default is a constant rate.
+        suspects: The number of suspects: a share in [0, 1), or a whole number below N. The default
+            is ``LabelWatch.num_suspects``; it must be given with other scores.
+        returning: The share of the suspects that are trained all the same per epoch.
+        options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
+            part of the budget, so the other epochs are shortened more.
+
+    Raises:
+        InputError: A value is out of range, the scores are not numbers of shape (N,), or too many
+            epochs are annealed to save that much.
+    """
+
+    name: ClassVar[str] = "ranked"
+
+    def __init__(
+        self,
+        epochs: float,
+        scores: Any,
+        save: float = 0.35,
+        rates: Rates | None = None,
+        *,
+        suspects: float | None = None,
+        returning: float = 0.1,
+        **options: Unpack[Options],
+    ) -> None:
+        self._numbers: list[int] = []
+        super().__init__(epochs, save, rates, returning, **options)
+        if isinstance(scores, LabelWatch):
+            if suspects is None:
+                suspects = scores.num_suspects()
+            index, values, _ = scores.suspects()
+            scores = torch.empty_like(values).index_copy_(0, index, values)
+        self._scores = _checked_scores(scores)
+        if suspects is None:
+            raise InputError(
+                "expected suspects, the share of the samples to skip for their scores, got none: "
+                "only a LabelWatch estimates it"
+            )
+        self._suspects = checked_prune(suspects, "suspects")
+        # The samples from the smallest score to the largest, which are sorted when they are bound.
+        self._order: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._seed = 0
+
+    def set_rates(self, rates: Rates, by: str = "epochs") -> None:
+        """Receive the learning rates; see ``Pruner.set_rates``."""
+        super().set_rates(rates, by)
+        self._numbers = []
+
+    def bind(self, num_samples: int) -> None:
+        """Receive the number of samples, and sort them by their scores.
+
+        Raises:
+            InputError: There is not one score for each sample, or all samples are suspects.
+        """
+        if len(self._scores) != num_samples:
+            raise InputError(
+                f"expected one score for each of {num_samples} samples, got {len(self._scores)}: "
+                f"give the scores of a training on the same samples"
+            )
+        prune_count(self._suspects, num_samples, "suspects")
+        self._order = np.argsort(self._scores, kind="stable")
+        super().bind(num_samples)
+
+    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
+        """Receive the size of an optimizer step, and compute the budget in steps."""
+        super().bind_steps(samples_per_step, steps_per_full_epoch)
+        self._numbers = []
+
+    def bind_seed(self, seed: int) -> None:
+        """Receive the seed, from which the random choices follow."""
+        self._seed = seed
+
+    def planned_numbers(self) -> list[int]:
+        """Return how many samples each epoch keeps."""
+        if not self._numbers:
+            self._numbers = self._planned(self.num_suspects())
+        return list(self._numbers)
+
+    def num_kept(self, epoch: int) -> int:
+        """Return the number of samples that fill the steps of an epoch."""
+        return self.planned_numbers()[epoch]
+
+    def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
+        """Choose some suspects whose turn it is, and fill the epoch with the other samples."""
+        assert num_kept is not None
+        others, suspects = np.split(self._order, [self._num_samples - self.num_suspects()])
+        returning = self._number_returning(len(suspects))
+        before = 0  # How many of the others the earlier epochs have taken from the random order.
+        for number in self.planned_numbers()[:epoch]:
+            before += min(number - min(returning, number), len(others))
+        returning = min(returning, num_kept)
+        wanted = num_kept - returning
+        turn = epoch * self._number_returning(len(suspects))
+        back = self._in_turn(suspects, turn, returning, "ranked-suspects")
+        chosen = self._in_turn(others, before, min(wanted, len(others)), "ranked-others")
+        missing = wanted - len(chosen)
+        if missing:
+            skipped = suspects[~np.isin(suspects, back)]
+            chosen = np.concatenate([chosen, skipped[:missing]])
+        return EpochPlan(epoch, torch.from_numpy(np.sort(np.concatenate([chosen, back]))))
+
+    def suspicion(self) -> torch.Tensor:
+        """Return the scores that were given, float32, shape (N,)."""
+        return torch.from_numpy(self._scores.copy())
+
+    def num_suspects(self) -> int:
+        """Return the number of suspects."""
+        return prune_count(self._suspects, len(self._scores), "suspects")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments and a digest of the scores, with which a state must agree."""
+        return {
+            **super().settings(),
+            "suspects": self._suspects,
+            "scores": hashlib.sha256(self._scores.tobytes()).hexdigest(),
+        }
+
+    def _in_turn(
+        self, samples: npt.NDArray[np.int64], before: int, number: int, purpose: str
+    ) -> npt.NDArray[np.int64]:
+        """Return the next samples in a random order, which begins again at its end.
+
+        Args:
+            samples: The samples to choose from.
+            before: How many were chosen before.
+            number: How many to choose, at most all of them.
+            purpose: The name of the random order.
+        """
+        if number == len(samples):
+            return samples
+        order = Permutation(len(samples), stream(self._seed, 0, purpose))
+        return samples[order.at((before + np.arange(number)) % len(samples))]
+
+
+def _checked_scores(scores: Any) -> Scores:
+    """Return the scores as float32, shape (N,), a copy.
+
+    Raises:
+        InputError: They are not numbers of this shape, or one of them is NaN.
+    """
+    given = scores.detach().cpu().numpy() if isinstance(scores, torch.Tensor) else scores
+    try:
+        values: Scores = np.array(given, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"expected scores as numbers of shape (N,): {error}") from error
+    if values.ndim != 1:
+        raise InputError(f"expected scores of shape (N,), got shape {values.shape}")
+    if np.isnan(values).any():
+        raise InputError(
+            f"expected scores without NaN, got {int(np.isnan(values).sum())}: give -inf for a "
+            f"sample of which nothing is known"
+        )
+    return values

@@ -1,0 +1,60 @@
+"""The scores of the policy ``ranked``: the evidence on the labels that a finished run has kept."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fineprune.errors import InputError
+from fineprune.labels.label_watch import LabelWatch
+from fineprune.runs.history import EVIDENCE, read_evidence
+from fineprune.runs.run import read_run
+from fineprune.runs.training_set import UNKNOWN, read_training_set
+
+if TYPE_CHECKING:  # The data are those of a recipe, which reads the scores.
+    from fineprune.training.data import Data
+
+
+def scores_of_run(folder: Path) -> LabelWatch:
+    """Read the evidence of a finished run.
+
+    Raises:
+        InputError: The folder does not hold a finished run, or this run has kept no evidence.
+    """
+    watch = read_evidence(folder, read_run(folder).summary.train_samples)
+    if watch is None:
+        raise InputError(
+            f"expected a run with {EVIDENCE} for pruning.scores, got {folder}, which has none: "
+            f"train it with run.history = true and without parameter servers"
+        )
+    return watch
+
+
+def check_same_samples(folder: Path, data: "Data") -> None:
+    """Check that a run was trained on the samples and labels of a recipe.
+
+    Args:
+        folder: The folder of the run.
+        data: The data of the recipe.
+
+    Raises:
+        InputError: It was trained on other samples, or with other labels.
+    """
+    summary = read_run(folder).summary
+    expected = f"expected for pruning.scores a run on the same samples and labels, got {folder}"
+    if summary.train_samples != data.num_samples:
+        raise InputError(
+            f"{expected}, which trained {summary.train_samples} samples instead of "
+            f"{data.num_samples}: give a run with the same data section"
+        )
+    digest = data.digest()
+    if None not in (digest, summary.data_sha256) and digest != summary.data_sha256:
+        raise InputError(f"{expected}, whose data differ: give a run with the same data section")
+    theirs, ours = read_training_set(folder, data.num_samples), data.training_set()
+    what = "samples"
+    if np.array_equal(theirs.index, ours.index):
+        what = "labels"
+        given, own = theirs.labels[theirs.index], ours.labels[ours.index]
+        if ((given == own) | (given == UNKNOWN) | (own == UNKNOWN)).all():
+            return
+    raise InputError(f"{expected}, whose {what} differ: give a run with the same data section")

@@ -1,0 +1,147 @@
+"""Which means of saving the advice names, what they cost, and where its figures come from."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from typer.testing import CliRunner
+
+import fineprune as fp
+from fineprune.cli.main import app
+from fineprune.labels.advice import FullCost, advice_of_losses
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
+
+RESULTS = Path(__file__).parents[1] / "docs/results"
+N, CLASSES, EPOCHS = 600, 3, 20
+COST = FullCost(30, 2340, 600.0)
+
+
+def watch_with(wrong, *, visits=EPOCHS, strength=6.0):
+    """Return the evidence of a network that knows the true classes, with a share of wrong ones."""
+    true = torch.arange(N) % CLASSES
+    labels = torch.where(torch.arange(N) < wrong * N, (true + 1) % CLASSES, true)
+    watch = fp.LabelWatch(N, CLASSES)
+    for _ in range(visits):
+        watch.record(torch.arange(N), strength * F.one_hot(true, CLASSES), labels)
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("wrong", "best"),
+    [
+        (0.0, "Best here, as far as it was measured: the shorter schedule"),
+        (0.1, "So few wrong labels were not measured: review the suspects"),
+        (0.3, "Best here, as far as it was measured: skip what contradicts"),
+    ],
+)
+def test_the_share_of_wrong_labels_decides(wrong, best):
+    said = watch_with(wrong).advice(cost=COST)
+    chosen = [line for line in said if line.startswith(("Best here", "So few"))]
+    assert len(chosen) == 1
+    assert chosen[0].startswith(best)
+
+
+def test_each_means_is_named_with_its_cost():
+    said = "\n".join(watch_with(0.3).advice(cost=COST))
+    assert "20 of 30 epochs, 67% of the steps (1,560 of 2,340)" in said
+    assert "of the time (about 400 of 600 s)" in said
+    assert said.count("65% of the steps (1,521 of 2,340)") == 2
+    assert "65% of the steps and, at best, of the time" in "\n".join(watch_with(0.3).advice())
+
+
+@pytest.mark.parametrize("arguments", [{"visits": 3}, {"strength": 0.0}])
+def test_early_or_without_learned_samples_no_means_is_named(arguments):
+    said = watch_with(0.3, **arguments).advice(cost=COST)
+    assert said[-1].startswith("It is too early to say which means")
+    assert not any("fp." in line for line in said)
+
+
+def test_every_measured_figure_is_in_the_results():
+    pages = [(RESULTS / name).read_text(encoding="utf-8") for name in ("adaptive.md", "labels.md")]
+    said = [line for wrong in (0, 0.3) for line in watch_with(wrong).advice()]
+    said += advice_of_losses(90, N, 5)
+    figures = set(re.findall(r"-?\d\.\d\d ±\d\.\d\d|\d+\.\d %", " ".join(said)))
+    assert len(figures) == 10
+    for figure in figures:
+        assert any(figure in page for page in pages), figure
+
+
+def test_a_pruner_gives_the_advice_in_its_summary_and_records_on_undisturbed():
+    labels = torch.arange(N) % CLASSES
+    logits = 6.0 * F.one_hot(labels, CLASSES)
+
+    def states(look):
+        pruner = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=50, seed=1)
+        for _ in pruner.epochs():
+            for index in pruner.sampler.order().split(50):
+                losses = F.cross_entropy(logits[index], labels[index], reduction="none")
+                pruner.record(index, losses, logits[index] + 0.1 * index[:, None], labels[index])
+                if look and 7 in index:
+                    json.dumps(pruner.summary())
+        return pruner, pruner.state_dict()["watch"]["evidence"]["sums"]
+
+    (pruner, looked), (_, undisturbed) = states(True), states(False)
+    assert all(torch.equal(looked[name], undisturbed[name]) for name in looked)
+    said = " ".join(pruner.summary()["advice"])
+    assert "Best here, as far as it was measured: the shorter schedule" in said
+    assert "13 of 20 epochs, 65% of the steps (156 of 240)" in said
+    assert "the shorter schedule" in pruner._repr_html_()
+
+
+@pytest.mark.parametrize(("high", "best"), [(0, "the shorter schedule"), (90, "skip what")])
+def test_adaptive_gives_advice_from_losses_alone(high, best):
+    pruner = fp.Pruner(N, fp.Adaptive(6, save=0, patience=3, chance=1.0), batch_size=50)
+    for epoch in pruner.epochs():
+        if epoch < 3:
+            assert pruner.summary()["advice"] == []
+        for index in pruner.sampler.order().split(50):
+            pruner.record(index, torch.where(index < high, 2.0, 0.5))
+    said = " ".join(pruner.summary()["advice"])
+    assert f"Best here, as far as it was measured: {best}" in said
+    if high:
+        assert "90 of 600 samples (15.0%) had a loss above chance" in said
+
+
+def test_without_evidence_there_is_no_advice():
+    pruner = fp.Pruner(N, fp.FullData(2), batch_size=50)
+    assert pruner.summary()["advice"] == []
+
+
+# -- fineprune plan RUN ----------------------------------------------------------------------------
+
+
+def recipe(*changes):
+    sections = {
+        "data": {"name": "digits", "train_size": 128},
+        "training": {"epochs": 2, "batch_size": 32},
+        "run": {"device": "cpu", "threads": 1, "precision": "float32", "watch": 0},
+    }
+    return make_recipe(sections, changes)
+
+
+def test_plan_gives_the_advice_for_a_finished_run(tmp_path):
+    train(recipe(), tmp_path / "run")
+    shown = CliRunner().invoke(app, ["plan", str(tmp_path / "run")])
+    assert shown.exit_code == 0, shown.output
+    assert "of 128 labels" in shown.stdout
+    assert "It is too early to say" in shown.stdout
+    as_json = CliRunner().invoke(app, ["plan", str(tmp_path / "run"), "--json"])
+    assert json.loads(as_json.stdout)["advice"] == shown.stdout.splitlines()
+    for options in (["--save", "0.3"], ["--samples", "9"], ["training.epochs=3"]):
+        result = CliRunner().invoke(app, ["plan", str(tmp_path / "run"), *options])
+        assert result.exit_code == 2
+        assert "expected the folder of a run alone" in result.stderr
+
+
+def test_plan_needs_a_finished_run_with_evidence(tmp_path):
+    train(recipe("run.history=false"), tmp_path / "bare")
+    (tmp_path / "empty").mkdir()
+    for folder, message in (("bare", "a run with evidence.pt"), ("empty", "a finished run")):
+        result = CliRunner().invoke(app, ["plan", str(tmp_path / folder)])
+        assert result.exit_code == 2
+        assert f"expected {message}" in result.stderr
+        assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,256 @@
+"""Ranked: the suspects of another run are skipped, in exactly the planned steps."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from resuming import stopped_and_resumed, train_until
+from typer.testing import CliRunner
+
+import fineprune as fp
+from fineprune.cli.main import app
+from fineprune.errors import InputError
+from fineprune.experiments.compare import plan_runs
+from fineprune.experiments.controls import arm_recipe, default_arms
+from fineprune.runs.history import read_history
+from fineprune.runs.run import read_run, read_runs
+from fineprune.runs.training_set import UNKNOWN
+from fineprune.training.data import load_data
+from fineprune.training.forecast import predicted_cost
+from fineprune.training.hardware import resolved
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe
+from fineprune.training.scores_of_run import check_same_samples
+
+N, EPOCHS, BATCH = 320, 12, 16
+RATES = [1.0] * 4 + [0.5] * 4 + [0.1] * 4
+SCORES = np.random.default_rng(0).permutation(N).astype(np.float32)  # Sample i has rank SCORES[i].
+SHORT: dict[str, Any] = {"save": 0.35, "rates": RATES, "suspects": 0.25, "returning": 0.2}
+
+
+def pruner_of(**options):
+    return fp.Pruner(N, fp.Ranked(EPOCHS, SCORES, **options), batch_size=BATCH, seed=3)
+
+
+def plans(pruner, *, stop=None):
+    """Train nothing; return the plans, and the state in the middle of the epoch ``stop``."""
+    found = []
+    for epoch in pruner.epochs():
+        found.append(pruner.plan.kept.tolist())
+        if epoch == stop:
+            return found[:-1], pruner.state_dict()
+    return found, None
+
+
+@pytest.mark.parametrize("save", [0.0, 0.1, 0.35, 0.7])
+def test_the_steps_are_exact_and_known_before_the_start(save):
+    pruner = pruner_of(**{**SHORT, "save": save})
+    kept = plans(pruner)[0]
+    steps = sum(-(-len(samples) // BATCH) for samples in kept)
+    assert steps == pruner.total_steps() == round((1 - save) * EPOCHS * N / BATCH)
+    assert pruner.policy.planned_numbers() == [len(samples) for samples in kept]
+
+
+def test_suspects_are_skipped_from_the_first_epoch_on_and_return_in_turn():
+    kept = plans(pruner_of(**SHORT))[0]
+    for samples in kept:
+        suspects = [sample for sample in samples if SCORES[sample] >= 240]
+        assert len(suspects) == 16  # A fifth of them.
+    returned = [sample for samples in kept[:5] for sample in samples if SCORES[sample] >= 240]
+    assert len(set(returned)) == len(returned) == 80
+    never = plans(pruner_of(**{**SHORT, "returning": 0}))[0]
+    assert max(SCORES[samples].max() for samples in never) < 240
+
+
+def test_the_other_samples_are_chosen_at_random_without_repeats():
+    chosen: list[int] = []
+    for samples in plans(pruner_of(**{**SHORT, "returning": 0}))[0]:
+        assert len(samples) <= 240
+        if len(samples) < 240:
+            chosen += samples
+    times = np.bincount(chosen, minlength=N)[SCORES < 240]
+    assert times.max() - times.min() == 1
+    other = fp.Pruner(N, fp.Ranked(EPOCHS, SCORES, **SHORT), batch_size=BATCH, seed=4)
+    assert plans(other)[0] != plans(pruner_of(**SHORT))[0]
+
+
+def test_if_more_are_suspected_than_must_be_skipped_the_least_suspicious_are_trained():
+    for samples in plans(pruner_of(save=0.1, suspects=0.5, returning=0, rates=[1] * EPOCHS))[0]:
+        assert sorted(SCORES[samples]) == list(range(288))
+
+
+def test_a_training_that_is_stopped_and_resumed_has_the_same_plans(tmp_path):
+    whole = plans(pruner_of(**SHORT))[0]
+    again = stopped_and_resumed(lambda: pruner_of(**SHORT), plans, 7, tmp_path)
+    assert again == whole
+    state = pruner_of(**SHORT).state_dict()
+    other = fp.Pruner(N, fp.Ranked(EPOCHS, -SCORES, **SHORT), batch_size=BATCH, seed=3)
+    with pytest.raises(InputError, match="scores"):
+        other.load_state_dict(state)
+
+
+def test_a_watch_gives_the_scores_and_the_number_of_suspects():
+    labels = torch.arange(N) % 4
+    logits = 6 * torch.nn.functional.one_hot(labels, 4).float()
+    labels[:40] = (labels[:40] + 1) % 4
+    watch = fp.LabelWatch(N, 4)
+    watch.record(torch.arange(N), logits, labels)
+    policy = fp.Ranked(EPOCHS, watch, rates=RATES)
+    assert policy.num_suspects() == watch.num_suspects() == 40
+    assert set(policy.suspects()[0][:40].tolist()) == set(range(40))
+
+
+GIVEN: dict[str, Any] = {"epochs": 3, "scores": SCORES, "suspects": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scores": SCORES[None]}, r"scores of shape \(N,\), got shape \(1, 320\)"),
+        ({"scores": ["a"]}, "scores as numbers"),
+        ({"scores": [0.0, np.nan]}, "scores without NaN, got 1"),
+        ({"scores": SCORES[:9]}, "one score for each of 320 samples, got 9"),
+        ({"suspects": None}, "expected suspects"),
+        ({"suspects": 1.5}, "expected suspects as a share"),
+        ({"suspects": N}, "expected suspects to leave at least one of 320"),
+        ({"save": 1.0}, "expected save as a share"),
+        ({"returning": 2}, "expected returning as a share"),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments, message):
+    with pytest.raises(InputError, match=message) as caught:
+        fp.Pruner(N, fp.Ranked(**{**GIVEN, **arguments}))
+    assert "\n" not in str(caught.value)
+
+
+# -- in recipes ------------------------------------------------------------------------------------
+
+DIGITS = {
+    "data": {"name": "digits", "train_size": 512, "label_noise": 0.3},
+    "training": {
+        "epochs": 12,
+        "batch_size": 32,
+        "lr": 0.05,
+        "milestones": [8],
+        "momentum": 0.9,
+        "evaluate_every": 12,
+    },
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranked") / "watched"
+    train(make_recipe(DIGITS, ["training.epochs=10"]), folder)
+    return folder
+
+
+def ranked_by(run, *changes):
+    settings = ["pruning.policy=ranked", f"pruning.scores={run}", "pruning.save=0.25"]
+    return make_recipe(DIGITS, [*settings, "training.epochs=8", *changes])
+
+
+@pytest.fixture(scope="module")
+def ranked(watched):
+    train(ranked_by(watched), watched.parent / "ranked")
+    return watched.parent / "ranked"
+
+
+def test_a_run_skips_mostly_the_wrong_labels_that_another_run_found(watched, ranked):
+    wrong = load_data(resolved(ranked_by(watched))).wrong
+    assert wrong is not None
+    skipped = ~read_history(ranked, 512).trained
+    assert skipped[:, wrong].mean() > 0.75
+    assert skipped[:, ~wrong].mean() < 0.1
+    cost = predicted_cost(ranked_by(watched), 512)
+    assert read_run(ranked).summary.steps == cost.steps == round(0.75 * 8 * 16)
+
+
+def test_a_run_that_is_stopped_inside_an_epoch_and_resumed_is_the_same(
+    watched, ranked, tmp_path, monkeypatch
+):
+    recipe = ranked_by(watched, "run.checkpoint_steps=3")
+    train_until(
+        lambda state: state["epoch_so_far"] and state["pruner"]["epoch"] == 5,
+        recipe,
+        tmp_path / "run",
+        monkeypatch,
+    )
+    train(recipe, tmp_path / "run", resume=True)
+    weights = [
+        torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
+        for folder in (ranked, tmp_path / "run")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("data.train_size=480", "which trained 512 samples instead of 480"),
+        ("data.label_noise_seed=1", "whose labels differ"),
+        ("data.label_noise=none", "whose labels differ"),
+    ],
+)
+def test_a_run_on_other_samples_or_labels_is_refused_at_the_start(
+    watched, tmp_path, change, message
+):
+    with pytest.raises(InputError, match=message) as caught:
+        train(ranked_by(watched, change), tmp_path / "run")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_labels_that_the_data_hide_are_not_compared(watched):
+    data = load_data(resolved(ranked_by(watched)))
+    shown = data.training_set()
+    hidden = replace(shown, labels=np.full_like(shown.labels, UNKNOWN))
+    check_same_samples(watched, replace(data, training_set=lambda: hidden))
+    moved = replace(shown, index=shown.index + 1)
+    with pytest.raises(InputError, match="whose samples differ"):
+        check_same_samples(watched, replace(data, training_set=lambda: moved))
+
+
+def test_plan_shows_the_numbers_of_samples(watched, tmp_path):
+    (tmp_path / "recipe.toml").write_text(ranked_by(watched).to_toml())
+    shown = CliRunner().invoke(app, ["plan", str(tmp_path / "recipe.toml"), "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["steps"] == round(0.75 * 8 * 16)
+
+
+def test_a_recipe_needs_a_run_that_has_kept_its_evidence(watched, tmp_path):
+    with pytest.raises(InputError, match=r"expected pruning.scores, the folder"):
+        make_recipe(DIGITS, ["pruning.policy=ranked"])
+    with pytest.raises(InputError, match="expected a finished run"):
+        train(ranked_by(tmp_path / "none"), tmp_path / "run")
+    train(make_recipe(DIGITS, ["training.epochs=8", "run.history=false"]), tmp_path / "bare")
+    with pytest.raises(InputError, match="expected a run with evidence"):
+        train(ranked_by(tmp_path / "bare"), tmp_path / "run")
+
+
+def test_compare_trains_it_beside_its_controls(watched, tmp_path):
+    recipe = ranked_by(watched, "training.epochs=3", "training.milestones=[2]")
+    assert default_arms(recipe) == ("full", "ranked", "matched", "shorter")
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    command = ["compare", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "compared")]
+    result = CliRunner().invoke(app, [*command, "--arms", "full,ranked,matched"])
+    assert result.exit_code == 0, result.output
+    runs = {run.summary.arm: run.summary for run in read_runs([tmp_path / "compared"])}
+    assert list(runs) == ["full", "ranked", "matched"]
+    assert runs["ranked"].samples_trained == runs["matched"].samples_trained
+    assert runs["ranked"].steps == round(0.75 * runs["full"].steps)
+
+
+def test_it_is_an_arm_beside_another_policy_if_the_recipe_names_a_run(watched):
+    recipe = ranked_by(watched, "pruning.policy=adaptive")
+    arm = arm_recipe(recipe, "ranked", 512)
+    assert predicted_cost(arm, 512).steps == predicted_cost(recipe, 512).steps
+    with pytest.raises(InputError, match=r"expected pruning.scores"):
+        arm_recipe(recipe.replaced("pruning", scores=None), "ranked", 512)
+    other = ranked_by(watched, "data.label_noise_seed=1")
+    with pytest.raises(InputError, match="labels differ"):
+        plan_runs(other, watched.parent / "compared", 1, ["full", "ranked"])
