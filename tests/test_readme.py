@@ -1,10 +1,7 @@
-"""README and docs: Python runs, commands and settings are valid, links resolve."""
+"""README and docs: Python runs, settings are valid, links resolve."""
 
 import dataclasses
-import itertools
 import re
-import shlex
-import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,23 +11,14 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch.utils.data import TensorDataset
-from typer.core import TyperGroup
-from typer.main import get_command
-from typer.testing import CliRunner
 
-from fineprune.cli.main import app
-from fineprune.cli.options import all_changes, split_changes
 from fineprune.distributed.strategy import Strategy
-from fineprune.experiments.configurations import configuration, configured
-from fineprune.experiments.controls import arm_recipe, default_arms
-from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.recipe import make_recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGES.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LABELS = ROOT / "docs/labels.md"
 
-# A command stands at the start of a line, or after a prompt, a launcher or a variable.
-COMMAND = re.compile(r"(?:^|\s)fineprune [a-z]")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -44,41 +32,16 @@ def blocks(page, *kinds):
     return [block for kind, block in FENCED.findall(text) if kind in kinds]
 
 
-def commands(page):
-    """The arguments of each ``fineprune`` command of a page, in code blocks and in prose."""
-    lines = []
-    for block in blocks(page, "", "bash", "console"):
-        lines += re.sub(r"\\\n\s*", "", block).splitlines()
-    prose = FENCED.sub("", page.read_text(encoding="utf-8"))
-    lines += [code for code in re.findall(r"`([^`]+)`", prose) if ".toml" in code]
-    for line in lines:
-        if COMMAND.search(line):  # Other lines, such as those of a script, may not be complete.
-            words = shlex.split(line, comments=True)
-            rest = words[words.index("fineprune") + 1 :]
-            yield list(itertools.takewhile(lambda word: word not in ("&", ">"), rest))
-
-
-_COMMAND = get_command(app)
-assert isinstance(_COMMAND, TyperGroup)
-VERBS = _COMMAND.commands
-
 PYTHON = [
     pytest.param(block, id=f"{name(page)}-{number}")
     for page in PAGES
     for number, block in enumerate(blocks(page, "python"))
     if "watch" not in block
 ]
-COMMANDS = [
-    pytest.param(arguments, id=f"{name(page)}-{number}-{arguments[0]}")
-    for page in PAGES
-    for number, arguments in enumerate(commands(page))
-]
 
 
-def test_python_and_commands_are_found():
+def test_python_is_found():
     assert PYTHON
-    shown = {arguments[0] for page in PAGES for arguments in commands(page)}
-    assert shown == set(VERBS)
 
 
 @pytest.mark.parametrize("code", PYTHON)
@@ -154,43 +117,6 @@ def test_the_tutorial_runs_from_its_beginning_to_its_end(
         names["model"](names["features"]).argmax(1) == names["train_set"].tensors[1]
     ).float()
     assert accuracy.mean() > 0.9
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    shutil.copytree(ROOT / "recipes", tmp_path / "recipes")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def parsed(verb, arguments):
-    """The parameters of a verb. Unknown verbs, options and missing arguments are errors."""
-    return VERBS[verb].make_context(verb, list(arguments)).params
-
-
-@pytest.mark.parametrize("arguments", COMMANDS)
-def test_a_command_of_a_page_is_valid(arguments, folder):
-    """Cheap verbs are run. For verbs that train, all settings are resolved to recipes."""
-    verb, *rest = arguments
-    params = parsed(verb, rest)
-    if verb in ("plan", "slurm", "recipes"):
-        result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 0, result.output
-    elif verb == "scale":
-        texts, more = split_changes(params["configurations"])
-        recipe = read_recipe(params["recipe"], all_changes(params["changes"], more))
-        for text in texts:
-            configured(recipe, configuration(text), same_update=params["same_update"])
-    elif verb == "compare":
-        recipe = read_recipe(params["recipe"], all_changes(params["changes"], params["more"]))
-        named = params["arms"]
-        for arm in named.split(",") if named else default_arms(recipe):
-            arm_recipe(recipe, arm, num_samples=50_000)
-    elif verb == "train":
-        read_recipe(params["recipe"], all_changes(params["changes"], params["more"]))
-    else:
-        assert verb in ("report", "inspect", "relabel")
-        assert params["runs"]
 
 
 def test_the_settings_of_distributed_training_are_valid_and_complete():
