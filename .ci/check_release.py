@@ -56,7 +56,7 @@ def check_tag(tag: str) -> None:
     expect(tag == f"v{version}", f"the tag v{version}, which is the project's version, got {tag}")
     headings = (ROOT / "CHANGES.md").read_text(encoding="utf-8").splitlines()
     expect(
-        f"## {version}" in headings, f"the section '## {version}' in CHANGES.md, with no addition"
+        f"## {version}" in headings, f"the section '## {version}' in CHANGES.md, without an addition"
     )
 
 
