@@ -55,9 +55,7 @@ def check_tag(tag: str) -> None:
     version = read_project()["version"]
     expect(tag == f"v{version}", f"the tag v{version}, which is the project's version, got {tag}")
     headings = (ROOT / "CHANGES.md").read_text(encoding="utf-8").splitlines()
-    expect(
-        f"## {version}" in headings, f"the section '## {version}' in CHANGES.md, without an addition"
-    )
+    expect(f"## {version}" in headings, f"the section '## {version}' in CHANGES.md, so named")
 
 
 def check_wheel(wheel: Path) -> None:

@@ -117,6 +117,12 @@ def trained(tmp_path_factory):
     """A folder with the recipes, one short run under each name of the pages, and its labels."""
     folder = tmp_path_factory.mktemp("pages")
     shutil.copytree(ROOT / "recipes", folder / "recipes")
+    for page in PAGES:  # Recipes that a page asks to save.
+        text = page.read_text(encoding="utf-8")
+        for name, recipe in re.findall(
+            r'^```toml title="(.*?)"\n(.*?)^```$', text, re.MULTILINE | re.DOTALL
+        ):
+            (folder / name).write_text(recipe)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         invoke("train", "recipes/weak-labels.toml", "--out", "runs/first", *tiny(64))
