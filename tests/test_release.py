@@ -4,6 +4,9 @@ import runpy
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
 
 CHECKS = runpy.run_path(str(Path(__file__).parents[1] / ".ci/check_release.py"))
 
@@ -34,3 +37,9 @@ def test_a_tag_must_agree_with_the_version_and_the_changes(
     with pytest.raises(SystemExit) as error:
         CHECKS["check_tag"](tag)
     assert str(error.value).startswith(message)
+
+
+def test_the_command_prints_the_version_of_the_project():
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout == f"fineprune {CHECKS['read_project']()['version']}\n"
