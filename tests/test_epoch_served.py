@@ -223,7 +223,7 @@ def at_version(version, react):
 
 def at_the_first_start(react):
     """Return a context in which a function is called when the first process has started."""
-    done: list[object] = []
+    done = []
 
     def note(event):
         if event.kind is EventKind.STARTED and not done:
