@@ -68,12 +68,13 @@ docs: $(INSTALLED)
 	$(INSTALL) --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --site-dir site
 
+# TAG is the tag of a release, which must agree with the version: make release TAG=v0.1.0
 release: $(INSTALLED)
 	$(INSTALL) --editable '.[release]'
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
-	$(BIN)/python .ci/check_release.py dist
+	$(BIN)/python .ci/check_release.py dist $(if $(TAG),--tag '$(TAG)')
 
 clean:
 	rm -rf $(VENV) .venv-oldest .venv-transformers runs site dist htmlcov .coverage .coverage.*

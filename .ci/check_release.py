@@ -1,8 +1,10 @@
 """Checks what ``make release`` built: contents, metadata, and the demo from the installed wheel.
 
     python .ci/check_release.py dist
+    python .ci/check_release.py dist --tag v0.1.0
 
-The wheel is installed into an environment of its own, outside the clone.
+The wheel is installed into an environment of its own, outside the clone. With a tag, its version
+and that of the project must be equal, and CHANGES.md must have a section for it.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import venv
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # Files without which the source distribution would be of no use.
@@ -28,7 +31,11 @@ def main() -> None:
     """Check the only wheel and the only source distribution of a folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    parser.add_argument("--tag", help="the tag of the release, such as v0.1.0")
+    options = parser.parse_args()
+    folder = options.folder
+    if options.tag is not None:
+        check_tag(options.tag)
     (wheel,), (sources,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     check_wheel(wheel)
     check_sources(sources)
@@ -36,9 +43,24 @@ def main() -> None:
     print(f"{wheel.name} and {sources.name} are complete, and the demo runs from the wheel")
 
 
+def read_project() -> dict[str, Any]:
+    """Return the section ``[project]`` of pyproject.toml."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project: dict[str, Any] = tomllib.loads(text)["project"]
+    return project
+
+
+def check_tag(tag: str) -> None:
+    """Check that a tag names the version of the project, which CHANGES.md describes."""
+    version = read_project()["version"]
+    expect(tag == f"v{version}", f"the tag v{version}, which is the project's version, got {tag}")
+    headings = (ROOT / "CHANGES.md").read_text(encoding="utf-8").splitlines()
+    expect(f"## {version}" in headings, f"the section '## {version}' in CHANGES.md, so named")
+
+
 def check_wheel(wheel: Path) -> None:
     """Check that the wheel contains every file of the package and nothing else."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = read_project()
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))

@@ -25,7 +25,7 @@ ALLOWED = {
     "networks": {"importing"},
     "datasets": {"pruning"},
     "runs": {"pruning", "labels"},
-    # It imports ``fineprune`` itself for the number of the version.
+    # It imports ``fineprune`` itself for the number of the version, and so does ``cli``.
     "training": {
         "pruning",
         "labels",
@@ -51,6 +51,7 @@ ALLOWED = {
         "inspection",
         "report",
         "launch",
+        "__init__",
     },
 }
 # The same for the modules at the top level.

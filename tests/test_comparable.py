@@ -14,9 +14,12 @@ from fineprune.cli.main import app
 from fineprune.errors import InputError, RunError
 from fineprune.experiments.arm_table import table_rows
 from fineprune.experiments.compare import compare, plan_runs
+from fineprune.experiments.configurations import configuration, configured
+from fineprune.experiments.scale import scale
 from fineprune.runs.files import write_json
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training.data import load_data
+from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.network import recipe_network
 from fineprune.training.recipe import make_recipe, read_recipe
@@ -90,6 +93,29 @@ def test_a_comparison_does_not_go_on_with_other_labels_weights_or_data(what, tmp
         compare(recipe, tmp_path / "c", title="c", seeds=2, arms=ARMS)
     assert (tmp_path / "c/compare.json").read_text() == before
     assert not (tmp_path / "c/full-1").exists()
+
+
+@pytest.mark.parametrize("what", SOURCES)
+def test_scale_does_not_go_on_with_other_labels_weights_or_data(what, tmp_path):
+    recipe, change = SOURCES[what](tmp_path)
+    one, folder = configuration("one"), tmp_path / "s"
+    train(resolved(configured(recipe, one, same_update=False)), folder / "one")
+    scale(recipe, folder, [one], title="s")
+    before = (folder / "scale.json").read_text()
+    change()
+    with pytest.raises(InputError, match=f"expected the {what} with which the experiment in"):
+        scale(recipe, folder, [one, configuration("one lr=0.01")], title="s")
+    assert (folder / "scale.json").read_text() == before
+
+
+def test_a_finished_run_is_not_resumed_with_other_labels(tmp_path):
+    recipe, change = with_labels(tmp_path)
+    finished = train(recipe, tmp_path / "run")
+    assert train(recipe, tmp_path / "run", resume=True) == finished
+    change()
+    with pytest.raises(InputError, match="the labels with which the run began, got others"):
+        train(recipe, tmp_path / "run", resume=True)
+    assert read_run(tmp_path / "run").summary == finished
 
 
 @pytest.mark.parametrize("what", SOURCES)

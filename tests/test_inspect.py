@@ -78,6 +78,19 @@ def test_json_has_the_figures_of_each_arm(run, tmp_path):
     assert shown["page"] == str(tmp_path / "page.html")
 
 
+@pytest.mark.parametrize("most", [3, 240])
+def test_the_number_of_cards_to_review_can_be_given(most, run, tmp_path):
+    """Without it, so many labels are estimated to be wrong: some number between these two."""
+    shown = []
+    for more in ((), ("--most", most)):
+        result = inspect(run, "--out", tmp_path / "page.html", "--no-network", *more)
+        assert result.exit_code == 0, result.output
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        shown.append(page.count('<li class="card"'))
+    assert shown[1] == most
+    assert 3 < shown[0] < 240
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -308,7 +308,7 @@ def test_several_arms_share_the_size(tmp_path, page, monkeypatch):
     arms = [
         dataclasses.replace(one, run=with_summary(one.run, arm=f"arm {arm}")) for arm in range(3)
     ]
-    text, summary = page(arms, most=500, network=False)
+    text, summary = page(arms, network=False)
     assert len(summary.arms) == 3
     assert all(0 < arm.pictures < 500 for arm in summary.arms)
     assert len(text.encode()) <= 1_000_000

@@ -52,6 +52,17 @@ def test_suspects_come_first_and_every_image_has_one_row(run, tmp_path):
     assert [int(row["index"]) for row in rows[30:]] == sorted(int(r["index"]) for r in rows[30:])
 
 
+def test_a_network_that_knows_all_labels_by_heart_suspects_none_and_says_so(tmp_path):
+    changes = ["data.train_size=64", "data.label_noise=none", "data.validation=0"]
+    train(make_recipe(RECIPE, [*changes, "training.epochs=60"]), tmp_path / "run")
+    result = relabel(tmp_path / "run", "--out", tmp_path / "labels.csv")
+    assert "(0 suspects first)" in result.stdout, result.output
+    assert "--most 50 lists the 50 most suspicious" in result.stdout
+    said = relabel(tmp_path / "run", "--out", tmp_path / "most.csv", "--most", 50).stdout
+    assert "(50 suspects first)" in said
+    assert "--most" not in said
+
+
 def test_the_suspects_are_wrong_and_the_suggestions_are_right(run, tmp_path):
     relabel(run, "--out", tmp_path / "labels.csv", "--most", 20)
     clean = make_recipe(RECIPE, ["data.label_noise=0.0"])

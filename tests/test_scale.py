@@ -357,10 +357,13 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
 
 def test_the_error_names_the_failed_run_and_the_reason(tmp_path):
     recipe = tmp_path / "small.toml"
-    recipe.write_text(f'[data]\nname = "cifar10"\ndir = "{tmp_path / "nowhere"}"\n')
+    recipe.write_text(
+        '[data]\nname = "digits"\n[training]\nepochs = 2\nlr = 1e30\n'
+        '[run]\nthreads = 1\ndevice = "cpu"\n'
+    )
     done = CliRunner().invoke(app, ["scale", str(recipe), "one", "--out", str(tmp_path / "out")])
     assert done.exit_code == 1
-    assert "'one' failed: fineprune: expected" in done.stderr
+    assert "'one' failed: fineprune: the mean loss of epoch 1 is nan" in done.stderr
 
 
 def test_a_signal_also_stops_the_current_run(tmp_path, python):

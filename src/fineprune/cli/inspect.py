@@ -28,7 +28,12 @@ def inspect(
         list[Path], typer.Argument(help="The folders of finished runs or comparisons.")
     ],
     out: Annotated[Path, path_option("The HTML file to write.")] = Path("inspect.html"),
-    most: Annotated[int, typer.Option(help="How many suspects to show per run.")] = 1000,
+    most: Annotated[
+        int | None,
+        typer.Option(
+            help="How many suspects to review [the estimated number of wrong labels, at least 20]."
+        ),
+    ] = None,
     network: Annotated[
         bool,
         typer.Option(
@@ -56,7 +61,7 @@ def inspect(
 
     Example: fineprune inspect runs/quick-compare --out inspect.html --csv samples.csv
     """
-    if most < 1:
+    if most is not None and most < 1:
         raise InputError(f"expected --most to be at least 1, got {most}")
     check_distinct(out=out, csv=csv, parquet=parquet)
     read = read_runs(runs)

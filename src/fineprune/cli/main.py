@@ -3,10 +3,11 @@
 import logging
 import sys
 import warnings
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+import fineprune
 from fineprune.cli.compare import compare
 from fineprune.cli.exits import Verbs
 from fineprune.cli.inspect import inspect
@@ -27,6 +28,27 @@ app = typer.Typer(
 )
 for verb in (train, compare, plan, report, inspect, relabel, scale, slurm, recipes):
     app.command()(verb)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fineprune {fineprune.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

@@ -60,6 +60,11 @@ def relabel(
     write_atomically(out, table.text)
     accepted = "" if accept is None else f", {table.accepted:,} suggestions accepted"
     typer.echo(f"labels: {out} ({table.suspects:,} suspects first{accepted})")
+    if most is None and not table.suspects:
+        typer.echo(
+            "no label is estimated to be wrong, which is also so if the network has learned the "
+            "wrong ones by heart: --most 50 lists the 50 most suspicious"
+        )
     settings = [f"data.labels={out}"]
     settings += [
         f"data.{name}=none"

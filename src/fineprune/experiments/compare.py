@@ -4,7 +4,7 @@ import concurrent.futures
 import dataclasses
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -15,6 +15,7 @@ from fineprune.errors import InputError, RunError
 from fineprune.experiments.controls import MATCHED, arm_recipe, check_arms, default_arms
 from fineprune.experiments.cooldowns import plan_curve, train_trunk
 from fineprune.experiments.planned_run import PlannedRun, check_own_folder, epochs_done, with_seed
+from fineprune.experiments.same_inputs import check_begun_with, check_finished
 from fineprune.launch.follow_parent import end_with_parent
 from fineprune.runs.files import (
     COMPARISON,
@@ -120,8 +121,9 @@ def compare(
 
     Raises:
         InputError: A setting is wrong, the folder holds a single run or runs of another recipe,
-            another process writes to the folder, or ``torchrun`` started several processes.
-        RunError: The process of a run was killed.
+            or other labels, weights or data, another process writes to the folder, or
+            ``torchrun`` started several processes.
+        RunError: The process of a run was killed, or the labels, weights or data changed.
         Stopped: A signal asked this process to stop, and the runs have written checkpoints.
     """
     check_not_launched("fineprune compare", "the runs")
@@ -133,7 +135,8 @@ def compare(
     runs = plan_runs(recipe, folder, seeds, arms, data, curve=curve)
     digests = input_digests(recipe, data)
     with only_writer(folder):
-        _check_folder(folder, recipe, digests)
+        check_begun_with(folder / COMPARISON, digests, "comparison")
+        _check_recipe(folder, recipe)
         unfinished = [run for run in runs if not run.finished()]
         listed = _finished_earlier(folder)
         listed += [
@@ -162,35 +165,15 @@ def compare(
             line = f"finished {run.name}, seed {run.number + 1} of {seeds}"
             line += f", accuracy {summary.accuracy_last:.2%}"
             progress(line, epochs_done(runs), total)
-            changed = _changed(digests, summary.digests)
-            if changed:
-                raise RunError(
-                    f"{changed} changed while the comparison trained: remove {run.folder}, restore "
-                    f"what changed, and run the same command again"
-                )
+            check_finished(run.folder, digests, "comparison")
 
 
-def _changed(digests: Mapping[str, str | None], others: Mapping[str, str | None]) -> str:
-    """Return what has other digests; an empty text if nothing has."""
-    return " and ".join(f"the {name}" for name in digests if digests[name] != others.get(name))
-
-
-def _check_folder(folder: Path, recipe: Recipe, digests: Mapping[str, str | None]) -> None:
-    """Check that the folder of a comparison is empty, or holds one of this recipe and these files.
-
-    The runs are not enough, because arms that are added have no run to check.
+def _check_recipe(folder: Path, recipe: Recipe) -> None:
+    """Check that the folder of a comparison is empty, or holds one of this recipe.
 
     Raises:
-        InputError: The folder holds a comparison of another recipe, or of other labels, weights or
-            data.
+        InputError: The folder holds a comparison of another recipe.
     """
-    begun = _begun_with(folder)
-    changed_files = "" if begun is None else _changed(begun, digests)
-    if changed_files:
-        raise InputError(
-            f"expected {changed_files} with which the comparison in {folder} began, got others: "
-            f"restore the files, or give another --out"
-        )
     if not (folder / RECIPE).exists():
         return
     changed = read_recipe(folder / RECIPE).differences(recipe)
@@ -199,15 +182,6 @@ def _check_folder(folder: Path, recipe: Recipe, digests: Mapping[str, str | None
             f"expected a comparison of this recipe in {folder}, got one whose {RECIPE} differs "
             f"({'; '.join(changed)}): give another --out"
         )
-
-
-def _begun_with(folder: Path) -> dict[str, str | None] | None:
-    """Return the digests in ``compare.json``; None if there are none, or the file is damaged."""
-    try:
-        digests: dict[str, str | None] = dict(read_json(folder / COMPARISON)["sha256"])
-        return digests
-    except (InputError, KeyError, TypeError, ValueError):
-        return None
 
 
 def _finished_earlier(folder: Path) -> list[dict[str, Any]]:

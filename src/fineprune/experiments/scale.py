@@ -13,10 +13,13 @@ from fineprune.experiments.planned_run import (
     epochs_done,
     with_seed,
 )
+from fineprune.experiments.same_inputs import Digests, check_begun_with, check_finished
 from fineprune.runs.files import SCALING, write_json
 from fineprune.runs.lock import only_writer
+from fineprune.training.data import load_data
 from fineprune.training.hardware import available_cores, resolved
 from fineprune.training.recipe import Recipe
+from fineprune.training.summary import input_digests
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -46,9 +49,10 @@ def scale(
             so far, and the number of all epochs.
 
     Raises:
-        InputError: A setting is wrong, the folder holds runs of another recipe, another process
-            writes to the folder, or ``torchrun`` started several processes.
-        RunError: A run failed.
+        InputError: A setting is wrong, the data cannot be loaded, the folder holds runs of another
+            recipe, or of other labels, weights or data, another process writes to the folder, or
+            ``torchrun`` started several processes.
+        RunError: A run failed, or the labels, weights or data changed meanwhile.
         Stopped: A signal asked this process to stop, and the run has written a checkpoint.
     """
     check_not_launched("fineprune scale", "the runs")
@@ -71,12 +75,15 @@ def scale(
             own = folder / (configuration.folder + (f"-seed-{number + 1}" if number else ""))
             run_recipe = resolved(with_seed(changed, number))
             planned.append((configuration, PlannedRun(configuration.text, number, run_recipe, own)))
+    digests = input_digests(recipe, load_data(resolved(recipe)))
     with only_writer(folder):
-        _train_all(planned, folder, title, same_update, on_progress)
+        check_begun_with(folder / SCALING, digests, "experiment")
+        _train_all(planned, digests, folder, title, same_update, on_progress)
 
 
 def _train_all(
     planned: Sequence[tuple[Configuration, PlannedRun]],
+    digests: Digests,
     folder: Path,
     title: str,
     same_update: bool,
@@ -90,6 +97,7 @@ def _train_all(
             "version": 1,
             "title": title,
             "same_update": same_update,
+            "sha256": dict(digests),
             "runs": [{"configuration": run.name, "path": run.folder.name} for run in runs],
         },
     )
@@ -98,6 +106,7 @@ def _train_all(
     for (configuration, run), is_unfinished in zip(planned, unfinished, strict=True):
         if is_unfinished:
             launch(run, configuration, lambda: progress("", epochs_done(runs), total))
+            check_finished(run.folder, digests, "experiment")
             told = f", seed {run.number + 1} of {configuration.seeds}"
             name = run.name + (told if configuration.seeds > 1 else "")
             progress(name, epochs_done(runs), total)

@@ -47,8 +47,8 @@ _MOST_BYTES = 5_000_000
 _TABLE_BYTES = 150_000
 _LEAST_BYTES = 50_000
 
-# The number of samples in each gallery of skipped samples.
-_SKIPPED = 100
+# The number of samples in each gallery of skipped samples, and of suspects unless it is given.
+_SKIPPED, _SUSPECTED = 100, 1000
 
 # A confusion matrix of more classes is not readable.
 _MOST_CLASSES = 20
@@ -91,7 +91,7 @@ def write_inspection(
     runs: Sequence[Inspected],
     path: Path,
     *,
-    most: int = 1000,
+    most: int | None = None,
     network: bool = True,
     own_data: bool = False,
 ) -> Inspection:
@@ -105,7 +105,9 @@ def write_inspection(
         runs: The runs, from ``read_inspected``.
         path: The HTML file. Its folder is created if necessary, and an existing file is replaced
             atomically.
-        most: The largest number of suspects to show for each network and arm, at least 1.
+        most: The number of suspects to review and to show for each network and arm, at least 1.
+            None for the estimated number of wrong labels, at least 20, to review, and for at most
+            1,000 to show.
         network: Whether to pass the pictures through the trained networks, which shows the final
             predictions and the nearest neighbours.
         own_data: Whether the code of user-defined data may be run to show its samples.
@@ -116,7 +118,7 @@ def write_inspection(
     """
     if not runs:
         raise InputError("expected at least one finished run to inspect, got none")
-    if most < 1:
+    if most is not None and most < 1:
         raise InputError(f"expected at least 1 suspect to show, got {most}")
     arms = runs_by_arm(runs)
     headings = _headings(arms)
@@ -131,7 +133,7 @@ def write_inspection(
         samples = known[id(members[0])]
         full = _full_of(members[0], runs)
         ranked = suspects_of(members[0])
-        arm = inspected_arm(samples, ranked, full, heading, most)
+        arm = inspected_arm(samples, ranked, full, heading, most or _SUSPECTED)
         arm, section = _section(samples, ranked, arm, full, f"arm-{number}", most_bytes)
         figures.append(arm)
         sections.append(section)

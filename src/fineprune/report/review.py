@@ -42,14 +42,15 @@ def reviewed_runs(runs: Sequence[Inspected]) -> list[Inspected]:
 
 
 def make_review(
-    samples: KnownSamples, runs: Sequence[Inspected], most: int, *, own_data: bool
+    samples: KnownSamples, runs: Sequence[Inspected], most: int | None, *, own_data: bool
 ) -> Review | None:
     """Return the review of the suspects of some runs.
 
     Args:
         samples: What is known about the samples of the first run.
         runs: The result of ``reviewed_runs``.
-        most: The largest number of suspects.
+        most: The number of suspects; None for the estimated number of wrong labels, but at least
+            20. At most 500 are reviewed.
         own_data: Whether the code of user-defined data may be run to show samples.
 
     Returns:
@@ -60,7 +61,8 @@ def make_review(
     if (training_set.labels == UNKNOWN).any():
         return None
     ranked = suspects_of(*runs)
-    number = min(max(ranked.number, _FEWEST), _MOST, most, len(ranked))
+    wanted = max(ranked.number, _FEWEST) if most is None else most
+    number = min(wanted, _MOST, len(ranked))
     suspects = ranked.at(np.arange(number))
     notes = _notes(runs, ranked, number)
     try:

@@ -13,7 +13,9 @@ from fineprune.runs.folder import RunFolder
 from fineprune.runs.run import read_run
 from fineprune.runs.summary import Summary
 from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.data import load_data
 from fineprune.training.recipe import Recipe, differences, read_recipe
+from fineprune.training.train_state import check_labels
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
 
     Raises:
         InputError: The folder holds a run although ``resume`` is false, or a run of another recipe,
-            or files that do not belong together.
+            or files that do not belong together, or a finished run that trained with other labels
+            than the file of the recipe holds now.
     """
     files = folder.files()
     if not files:
@@ -51,7 +54,10 @@ def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
         )
     _check_recipe(recipe, folder)
     if folder.summary.exists():
-        return Start(summary=read_run(folder.path).summary)
+        finished = read_run(folder.path).summary
+        if recipe.data.labels is not None:
+            check_labels(recipe, load_data(recipe), finished.labels_sha256)
+        return Start(summary=finished)
     if folder.checkpoint.exists():
         return Start(checkpoint=True)
     # Before its first checkpoint, a run writes at most this many lines of metrics.

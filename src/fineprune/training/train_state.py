@@ -291,6 +291,27 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
     return saved
 
 
+def check_labels(recipe: Recipe, data: Data, begun: str | None) -> None:
+    """Check that data have the labels with which a run began.
+
+    Args:
+        recipe: The recipe of the run.
+        data: Its data, as they are now.
+        begun: The ``labels_digest`` of the data when the run began.
+
+    Raises:
+        InputError: The labels, or the training images if they are files, are others.
+    """
+    if data.labels_digest == begun:
+        return
+    places = [place for place in (recipe.data.train, recipe.data.labels) if place is not None]
+    what = "labels" if recipe.data.train is None else "images and labels"
+    raise InputError(
+        f"expected in {' and '.join(places)} the {what} with which the run began, got others: "
+        f"restore the file, or train into a new folder"
+    )
+
+
 def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
     """Restore a run from a checkpoint, which may come from another number of ranks.
 
@@ -306,13 +327,7 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
             checkpoint was written.
     """
     recipe, ranks = state.recipe, state.ranks
-    if saved["labels"] != state.data.labels_digest:
-        places = [place for place in (recipe.data.train, recipe.data.labels) if place is not None]
-        what = "labels" if recipe.data.train is None else "images and labels"
-        raise InputError(
-            f"expected in {' and '.join(places)} the {what} with which the run began, got others: "
-            f"restore the file, or train into a new folder"
-        )
+    check_labels(recipe, state.data, saved["labels"])
     state.weights_digest = saved["weights"]
     state.model.load_state_dict(saved["model"])
     if state.average is not None:

@@ -1,0 +1,601 @@
+"""The figures that pages and messages quote are those of the committed results.
+
+A quote is a sentence, or a part of one, with a format in place of each figure, and the figures that
+``docs/results`` gives. It must be on the page word for word. In pages that only quote, each figure
+belongs to a quote, or is a setting that is named here.
+"""
+
+import functools
+import itertools
+import json
+import re
+import runpy
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fineprune.experiments.arm_table import grouped, paired_difference, table_rows
+from fineprune.experiments.scale_table import read_scaling, scale_rows
+from fineprune.report.comparison_table import comparison_tables
+from fineprune.report.scaling.tables import scale_tables
+from fineprune.report.table import markdown_table
+from fineprune.runs.run import read_run, read_runs
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs/results"
+README, ADVICE = "README.md", "src/fineprune/labels/advice.py"
+CHOOSE, ADAPTIVE, LABELS = "docs/choose.md", "docs/adaptive.md", "docs/labels.md"
+FOUND, VARIANTS = "docs/results/labels.md", "docs/results/adaptive.md"
+SPEED = "docs/speed.md"
+
+
+def page_text(page):
+    """A page without code, and with single spaces. Messages of Python are joined to one line."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    if page.endswith(".py"):
+        text = re.sub(r'"\s+f?"', "", text)
+    else:
+        text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return " ".join(text.split())
+
+
+# -- what was measured -----------------------------------------------------------------------------
+
+
+@functools.cache
+def arm_rows(folder):
+    return {row.arm: row for row in table_rows(read_runs([RESULTS / folder]))}
+
+
+def accuracy(folder, arm):
+    return 100 * arm_rows(folder)[arm].accuracy_last
+
+
+@functools.cache
+def difference(folder, arm, other="full"):
+    """The difference of two arms in points, and half the width of its interval."""
+    (group,) = grouped(read_runs([RESULTS / folder]))
+    made = paired_difference(group, arm, other, lambda summary: summary.accuracy_last)
+    assert made.half_width is not None
+    return 100 * made.mean, 100 * made.half_width
+
+
+CLEAN, WRONG = "adaptive/clean", "adaptive/wrong"
+LATE = "fewer-epochs-late"
+
+
+@functools.cache
+def variants():
+    lines = (RESULTS / "adaptive/variants.jsonl").read_text(encoding="utf-8").splitlines()
+    return {line["variant"]: line for line in map(json.loads, lines)}
+
+
+def held_out(name):
+    """The accuracy of a variant in percent, to one place."""
+    return (100 * Decimal(str(variants()[name]["accuracy"]))).quantize(Decimal("0.1"))
+
+
+def gain(name, other):
+    """How many points a variant is above another one, from the accuracies that are shown."""
+    return held_out(name) - held_out(other)
+
+
+def exact_gain(name, other):
+    return 100 * (variants()[name]["accuracy"] - variants()[other]["accuracy"])
+
+
+@functools.cache
+def found_labels():
+    return json.loads((RESULTS / "labels.json").read_text(encoding="utf-8"))["runs"]
+
+
+def found(kind, ranking, seeds=(0, 1, 2)):
+    """The mean number of wrong labels among the first 1,000, over the seeds."""
+    runs = [run for run in found_labels() if run["kind"] == kind and run["seed"] in seeds]
+    return np.mean([run["after"]["30"][ranking]["first"][-1] for run in runs])
+
+
+def roc_area(kind, ranking="watch", seeds=(0, 1, 2)):
+    runs = [run for run in found_labels() if run["kind"] == kind and run["seed"] in seeds]
+    last = [run["after"]["30"] if ranking == "watch" else run for run in runs]
+    return np.mean([one[ranking]["roc_area"] for one in last])
+
+
+KINDS = ("symmetric", "cat-dog", "asymmetric", "confused")
+
+
+def wrong(kind):
+    return next(run["wrong"] for run in found_labels() if run["kind"] == kind)
+
+
+def estimated(epochs):
+    """The least and the largest of the estimates for the kinds, as multiples of the true number."""
+    ratios = [
+        np.mean(
+            [run["after"][epochs]["estimated"] for run in found_labels() if run["kind"] == kind]
+        )
+        / wrong(kind)
+        for kind in KINDS
+    ]
+    return min(ratios), max(ratios)
+
+
+def lenet(arm):
+    return 100 * read_run(RESULTS / f"lenet-cifar10/{arm}-0").summary.accuracy_last
+
+
+def named_by_adaptive():
+    """The share of the wrong labels among the samples that ``adaptive`` suspects, in percent."""
+    folders = [RESULTS / WRONG / f"adaptive-{seed}" for seed in range(3)]
+    shares = [read_run(folder).summary.suspicion.precision for folder in folders]
+    return 100 * np.mean(np.array(shares, float))
+
+
+def at_epoch(name, epoch, entry):
+    return variants()[name]["epochs"][epoch][entry]
+
+
+def cells(page, *columns):
+    """The figures of a table of a page of results, whose row begins with the first column."""
+    rows = (RESULTS / page).read_text(encoding="utf-8").splitlines()
+    return next(row for row in rows if row.startswith("| " + " | ".join(columns))).split(" | ")
+
+
+# -- quotes ----------------------------------------------------------------------------------------
+
+
+def quotes():
+    """All quotes as (page, words, figures)."""
+    late_clean, late_wrong = difference(CLEAN, LATE), difference(WRONG, LATE)
+    clean, with_wrong = difference(CLEAN, "adaptive"), difference(WRONG, "adaptive")
+    to_late = {folder: difference(folder, "adaptive", LATE) for folder in (CLEAN, WRONG)}
+    to_matched = {folder: difference(folder, "adaptive", "matched") for folder in (CLEAN, WRONG)}
+    patience, alone = "30% budget, patience 5", "30% patience 5 only"
+
+    def below(pair):
+        return -pair[0], pair[1]
+
+    yield (
+        README,
+        "| full training | {:.2f} | - | {:.2f} | - |",
+        (accuracy(CLEAN, "full"), accuracy(WRONG, "full")),
+    )
+    for name, arm, differences in (
+        ("`Adaptive`", "adaptive", (clean, with_wrong)),
+        ("fewer epochs, removed at the smallest rates", LATE, (late_clean, late_wrong)),
+    ):
+        ours = [accuracy(CLEAN, arm), *differences[0], accuracy(WRONG, arm), *differences[1]]
+        yield (
+            README,
+            f"| {name} | {{:.2f}} | {{:.2f}} ±{{:.2f}} | {{:.2f}} | {{:.2f}} ±{{:.2f}} |",
+            ours,
+        )
+    for kind, words in (
+        ("symmetric", "at random"),
+        ("asymmetric", "confused as humans do (truck for car, cat for dog)"),
+        ("cat-dog", "cats and dogs only"),
+        ("confused", "where a weaker network errs"),
+    ):
+        figures = wrong(kind), found(kind, "watch"), found(kind, "loss")
+        yield README, f"| {{:,}}, {words} | {{:.0f}} | {{:.0f}} |", figures
+    yield (
+        README,
+        "one seed, {:.2f} % against {:.2f} % for full training",
+        (lenet("fine-pruning"), lenet("full")),
+    )
+
+    ours, theirs = accuracy(CLEAN, "adaptive"), accuracy(CLEAN, LATE)
+    yield (
+        CHOOSE,
+        "as accurate as `Adaptive` ({:.2f} and {:.2f} %, full training {:.2f} %, three seeds)",
+        (theirs, ours, accuracy(CLEAN, "full")),
+    )
+    yield (
+        CHOOSE,
+        "`Adaptive` reached {} %, fewer epochs with a cosine {} %, full training {} %",
+        (
+            held_out("0% cosine budget, power 1.0"),
+            held_out("0% cosine fewer epochs"),
+            held_out("0% cosine full"),
+        ),
+    )
+    yield (
+        CHOOSE,
+        "that of full training ({:.2f} and {:.2f} %, three seeds), {:.2f} ±{:.2f} points above "
+        "`fewer-epochs-late` and {:.2f} ±{:.2f} above `matched`, and of the samples that it names, "
+        "{:.0f} % had a wrong label",
+        (
+            accuracy(WRONG, "adaptive"),
+            accuracy(WRONG, "full"),
+            *to_late[WRONG],
+            *to_matched[WRONG],
+            named_by_adaptive(),
+        ),
+    )
+    yield (
+        CHOOSE,
+        "full training gained {} points on held-out images ({} %, one seed), and {} points with "
+        "30 % wrong labels",
+        (
+            gain("0% full, rate scaled", "0% full"),
+            held_out("0% full, rate scaled"),
+            gain("30% full, rate scaled", "30% full"),
+        ),
+    )
+    yield (
+        CHOOSE,
+        "fewer epochs at the smallest rates {} %, `Adaptive` {} %; with wrong labels, `Adaptive` "
+        "and full training {} %, fewer epochs at the smallest rates {} %",
+        (
+            held_out("0% fewer epochs, late, rate scaled"),
+            held_out("0% budget, rate scaled"),
+            held_out("30% full, rate scaled"),
+            held_out("30% fewer epochs, late, rate scaled"),
+        ),
+    )
+    yield (
+        CHOOSE,
+        "gave the same accuracy ({} and {} %)",
+        (held_out("0% budget"), held_out("0% budget, gradient norm, mean one")),
+    )
+
+    yield (
+        ADAPTIVE,
+        "`Adaptive` was {:.2f} ±{:.2f} points below full training and {:.2f} ±{:.2f} points above "
+        "fewer epochs at the smallest rates",
+        (*below(with_wrong), *to_late[WRONG]),
+    )
+    yield (
+        ADAPTIVE,
+        "it was {:.2f} ±{:.2f} points below full training and {:.2f} ±{:.2f} points above that "
+        "control",
+        (*below(clean), *to_late[CLEAN]),
+    )
+
+    yield (
+        ADVICE,
+        "fp.Adaptive was {:.2f} ±{:.2f} points above the best shorter training",
+        to_late[WRONG],
+    )
+    yield ADVICE, "fp.Adaptive was as accurate ({:.2f} ±{:.2f} points above it)", to_late[CLEAN]
+    for name, arm in (
+        ("fp.shorter(rates", LATE),
+        ("fp.Adaptive(epochs", "adaptive"),
+        ("fp.InfoBatch(epochs", "infobatch"),
+    ):
+        words = f'{name}, save=0.35)", "{{:.2f}} ±{{:.2f}}", "{{:.2f}} ±{{:.2f}}"'
+        yield ADVICE, words, (*difference(CLEAN, arm), *difference(WRONG, arm))
+    yield (
+        ADVICE,
+        "{:.1f} % had with 30 % wrong labels, and {:.1f} % with correct ones",
+        (
+            at_epoch(patience, 5, "skipped") / 100,
+            at_epoch("0% budget, patience 5", 5, "skipped") / 100,
+        ),
+    )
+    early, ten, thirty = estimated("3"), estimated("10"), estimated("30")
+    yield (
+        ADVICE,
+        "the estimate was up to {:.1f} times too high after ten epochs, and up to {:.0f} times "
+        "after three",
+        (ten[1], early[1]),
+    )
+    yield ADVICE, "was {:.1f} to {:.1f} times the true number after ten epochs", ten
+    yield ADVICE, "was {:.2f} to {:.2f} times the true number after 30 epochs", thirty
+
+    areas = [roc_area(kind, seeds=(1, 2)) for kind in KINDS]
+    firsts = [
+        found(kind, "watch", seeds=(1, 2))
+        for kind in ("symmetric", "cat-dog", "asymmetric", "confused")
+    ]
+    yield (
+        FOUND,
+        "on average {:.3f} (symmetric), {:.3f} (cat-dog), {:.3f} (asymmetric) and {:.3f} "
+        "(confused), and {:.0f}, {:.0f}, {:.0f} and {:.0f} of the first 1,000 are wrong",
+        (*areas, *firsts),
+    )
+    yield (
+        FOUND,
+        "{:.0f} are wrong with the asymmetric map and {:.0f} (of {}) with cats and dogs, where the "
+        "loss finds {:.0f} and {:.0f}",
+        (
+            found("asymmetric", "watch"),
+            found("cat-dog", "watch"),
+            wrong("cat-dog"),
+            found("asymmetric", "loss"),
+            found("cat-dog", "loss"),
+        ),
+    )
+    yield (
+        FOUND,
+        "The loss is slightly better ({:.0f} and {:.0f} of 1,000)",
+        (found("symmetric", "loss"), found("symmetric", "watch")),
+    )
+    yield (
+        FOUND,
+        "(the loss finds {:.0f} of 1,000, the watch {:.0f})",
+        (found("confused", "loss"), found("confused", "watch")),
+    )
+    yield FOUND, "it is {:.2f} to {:.2f} times the true number on average of each kind", thirty
+    yield FOUND, "it is {:.1f} to {:.1f} times that", ten
+    losses = [
+        max(roc_area(kind) - roc_area(kind, f"strongest {number}") for kind in KINDS)
+        for number in (4, 1)
+    ]
+    yield FOUND, "the ROC area is at most {:.3f} smaller, and with one {:.3f}", losses
+
+    yield (
+        VARIANTS,
+        "{:.1f} points below full training, and as much as removing epochs at the smallest rates "
+        "(`fewer-epochs-late`). Fewer epochs in proportion cost {:.1f} points",
+        (exact_gain("0% full", "0% budget"), exact_gain("0% full", "0% fewer epochs")),
+    )
+    yield (
+        VARIANTS,
+        "Full training gains {} points with correct labels and {} with wrong ones, a budget in "
+        "proportion to the rate {} and {}, the policy with patience {} with wrong labels, and "
+        "fewer epochs {} (at the smallest rates) and {} (in proportion)",
+        (
+            gain("0% full, rate scaled", "0% full"),
+            gain("30% full, rate scaled", "30% full"),
+            gain("0% budget, rate scaled", "0% budget"),
+            gain("30% budget, rate scaled", "30% budget"),
+            gain("30% budget, patience 5, rate scaled", patience),
+            gain("0% fewer epochs, late, rate scaled", "0% fewer epochs, late"),
+            gain("0% fewer epochs, rate scaled", "0% fewer epochs"),
+        ),
+    )
+    yield (
+        VARIANTS,
+        "with correct labels, full training {}, fewer epochs at the smallest rates {}, the policy "
+        "{}; with wrong labels, full training and the policy {}, fewer epochs at the smallest "
+        "rates {}",
+        (
+            held_out("0% full, rate scaled"),
+            held_out("0% fewer epochs, late, rate scaled"),
+            held_out("0% budget, rate scaled"),
+            held_out("30% budget, patience 5, rate scaled"),
+            held_out("30% fewer epochs, late, rate scaled"),
+        ),
+    )
+    yield (
+        VARIANTS,
+        "it is {:.1f} points better than the budget alone, and alone it saves {:.0f} % without a "
+        "loss. With correct labels it costs {:.1f} points: the {:.0f} % of",
+        (
+            exact_gain(patience, "30% budget"),
+            100 * (1 - variants()[alone]["share_trained"]),
+            exact_gain("0% budget", "0% budget, patience 5"),
+            at_epoch("0% budget, patience 5", -1, "skipped") / 100,
+        ),
+    )
+    yield (
+        VARIANTS,
+        "When the sixth epoch began, {:.1f} % did so with 30 % wrong labels, and {:.1f} % with "
+        "correct ones ({:.1f} % at the end",
+        (
+            at_epoch(patience, 5, "skipped") / 100,
+            at_epoch("0% budget, patience 5", 5, "skipped") / 100,
+            at_epoch("0% budget, patience 5", -1, "skipped") / 100,
+        ),
+    )
+    yield (
+        VARIANTS,
+        "the accuracy would be {:.1f} points above full training",
+        (exact_gain("30% budget, oracle from 5", "30% full"),),
+    )
+    yield (
+        VARIANTS,
+        "it has found {:.0f} % of the wrong labels when the sixth epoch begins, and {:.0f} % at "
+        "the end. Its errors ({:.0f} to {:.0f} % of the samples that it skips have correct labels) "
+        "explain little of this: without them, the accuracy is {} %",
+        (
+            100 * at_epoch(patience, 5, "recall"),
+            100 * at_epoch(patience, -1, "recall"),
+            100 * (1 - at_epoch(patience, 5, "precision")),
+            100 * (1 - at_epoch(patience, -1, "precision")),
+            held_out("30% budget, patience 5, wrong labels only"),
+        ),
+    )
+    yield (
+        VARIANTS,
+        "With 30 % wrong labels, the policy is {} points above full training",
+        (gain("30% cosine budget, power 0.5, patience 5", "30% cosine full"),),
+    )
+    yield (
+        VARIANTS,
+        "{:.2f} ±{:.2f} points above `fewer-epochs-late`, which is the strongest one, {:.2f} "
+        "±{:.2f} above `matched`",
+        (*to_late[WRONG], *to_matched[WRONG]),
+    )
+    yield (
+        VARIANTS,
+        "`adaptive` is {:.2f} ±{:.2f} points above `matched` and {:.2f} ±{:.2f} above "
+        "`fewer-epochs-late`",
+        (*to_matched[CLEAN], *to_late[CLEAN]),
+    )
+
+    yield (
+        SPEED,
+        "takes {:.1f} to {:.1f} % of a LeNet epoch",
+        [
+            float(cells("overhead.md", size, name)[-1].split()[0])
+            for size, name in (("50,000", "fine-pruning"), ("50,000", "adaptive"))
+        ],
+    )
+    yield (
+        SPEED,
+        "A selection over 100 million samples takes {} s, and {} MB in addition",
+        [cell.strip(" |") for cell in cells("overhead.md", "all equal")[1:]],
+    )
+    ratios = {
+        name: [float(cell.split()[0]) for cell in cells("throughput.md", name)[-2:]]
+        for name in ("LeNet", "ResNet-18")
+    }
+    yield (
+        SPEED,
+        "is {:.1f} times (LeNet) and {:.1f} times (ResNet-18) as fast as a plain loop",
+        [ratio[0] for ratio in ratios.values()],
+    )
+    yield (
+        SPEED,
+        "Its throughput is {:.2f} and {:.2f} times that of the network alone",
+        [ratio[1] for ratio in ratios.values()],
+    )
+
+
+QUOTES = [pytest.param(*quote, id=f"{quote[0]}-{place}") for place, quote in enumerate(quotes())]
+
+
+@pytest.mark.parametrize(("page", "words", "figures"), QUOTES)
+def test_a_quote_is_what_was_measured(page, words, figures):
+    assert words.format(*figures) in page_text(page)
+
+
+# Decimal numbers and shares that are no results: settings, versions, and rules of the method.
+NO_RESULTS = {
+    README: {
+        "3.11",  # Python
+        "2.6",  # PyTorch
+        "2.0",  # licence
+        "15 %",  # wrong labels of the picture
+        "30 %",  # wrong labels of the table
+        "35 %",  # saved
+        "95 %",  # interval
+    },
+    CHOOSE: {"35 %", "30 %", "5 %", "15 %", "0.154", "0.1"},
+    ADAPTIVE: {"35 %", "30 %", "7.5 %", "5 %"},
+    LABELS: set(),
+    ADVICE: {"0.0", "0.05", "0.1", "0.15", "0.35", "30 %", "95 %"},  # Thresholds and settings.
+}
+FIGURE = re.compile(r"(?<![\w.])[+-]?\d[\d,]*(?:\.\d+(?: %)?| %)(?!\w)")
+
+
+@pytest.mark.parametrize("page", NO_RESULTS)
+def test_each_figure_of_a_page_that_quotes_belongs_to_a_quote(page):
+    text = page_text(page)
+    for quoted, words, figures in quotes():
+        if quoted == page:
+            text = text.replace(words.format(*figures), "")
+    code = re.compile(r"`[^`]*`|\{[^}]*\}")  # In Python, what is in braces is computed.
+    assert set(FIGURE.findall(code.sub("", text))) <= NO_RESULTS[page]
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_found_labels_are_made_from_their_file():
+    benchmark = runpy.run_path(str(ROOT / "benchmarks/label_ranking.py"))
+    page = (ROOT / FOUND).read_text(encoding="utf-8")
+    shown = page.partition(benchmark["BEGIN"])[2].partition(benchmark["END"])[0]
+    assert shown.strip() == benchmark["tables"](found_labels())
+
+
+def test_the_tables_of_scale_are_those_of_its_runs():
+    """Figures, titles, columns and notes are what ``fineprune scale`` prints for these runs."""
+    tables = scale_tables(scale_rows(read_scaling(RESULTS / "scale").runs, None))
+    assert len(tables) == 4
+    shown = " ".join("\n".join(map(markdown_table, tables)).split())
+    assert shown in page_text("docs/results/scale.md")
+
+
+def test_the_table_of_lenet_is_that_of_its_runs():
+    folders = (RESULTS / "lenet-cifar10").iterdir()
+    shown = (RESULTS / "lenet-cifar10.md").read_text(encoding="utf-8").splitlines()
+    (table,) = comparison_tables(table_rows(read_runs(sorted(folders))))
+    lines = [line for line in markdown_table(table).splitlines() if line.startswith("|")]
+    assert len(lines) == 8
+    assert set(lines) <= set(shown)
+
+
+@pytest.mark.parametrize("folder", [CLEAN, WRONG])
+def test_the_tables_of_the_adaptive_policy_are_those_of_their_runs(folder):
+    page = (ROOT / VARIANTS).read_text(encoding="utf-8")
+    rows = arm_rows(folder)
+    assert len(rows) == 8
+    for row in rows.values():
+        points = "-"
+        if row.arm != "full":
+            mean, half_width = difference(folder, row.arm)
+            points = f"{mean:+.2f} ±{half_width:.2f}"
+        shares = f"{100 * row.skipped:.1f} | {100 * row.accuracy_last:.2f}"
+        assert row.seeds == 3
+        assert f"\n| {row.arm} | {shares} | {points} |\n" in page
+
+
+# The rows of the two tables of variants, by what follows "0% " and "30% " in the names.
+BY_RATE = (
+    ("full", "full"),
+    ("full, rate scaled", "full, rate scaled"),
+    ("fewer epochs", None),
+    ("fewer epochs, rate scaled", "fewer epochs, rate scaled"),
+    ("fewer epochs, late", None),
+    ("fewer epochs, late, rate scaled", "fewer epochs, late, rate scaled"),
+    ("fewer epochs 50%, late", None),
+    ("budget", "budget"),
+    ("budget, rate scaled", "budget, rate scaled"),
+    ("budget, power 0.5", "budget, power 0.5"),
+    ("budget 50%", None),
+    ("budget, patience 5", "budget, patience 5"),
+    (None, "budget, patience 5, rate scaled"),
+    (None, "budget 50%, patience 5"),
+    (None, "patience 5 only"),
+    (None, "budget, patience 3"),
+    (None, "budget, patience 5 from epoch 18"),
+    (None, "budget, patience 5, none return late"),
+    (None, "budget, patience 5, late smoothed"),
+    (None, "budget, smoothed loss above chance"),
+    (None, "budget, smoothed loss above 1.25 chance"),
+    ("budget, gradient norm, mean one", None),
+    (None, "budget, patience 5, wrong labels only"),
+    (None, "budget, oracle from 5"),
+    (None, "budget, oracle from 18"),
+)
+BY_COSINE = (
+    ("cosine full", "cosine full"),
+    ("cosine fewer epochs", None),
+    ("cosine budget, power 0.0", None),
+    ("cosine budget, power 0.5", None),
+    (None, "cosine budget, power 0.5, patience 5"),
+    ("cosine budget, power 1.0", None),
+)
+
+
+@pytest.mark.parametrize(
+    ("head", "names"), [("variant", BY_RATE), ("with a cosine rate", BY_COSINE)]
+)
+def test_the_tables_of_variants_are_those_of_their_file(head, names):
+    page = (ROOT / VARIANTS).read_text(encoding="utf-8")
+    lines = page.partition(f"| {head} |")[2].splitlines()[2:]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in itertools.takewhile(bool, lines)
+    ]
+    for row, (correct, weak) in zip(rows, names, strict=True):
+        full_names = [name and at + name for at, name in (("0% ", correct), ("30% ", weak))]
+        assert row[2:] == ["-" if name is None else str(held_out(name)) for name in full_names]
+        shares = [variants()[name]["share_trained"] for name in full_names if name]
+        assert {f"{100 * (1 - share):.0f}" for share in shares} == {row[1]}
+
+
+def test_the_tables_of_the_joint_study_are_those_of_its_runs():
+    study = runpy.run_path(str(ROOT / "benchmarks/joint_study.py"))
+    records = study["read_records"](RESULTS / "joint/runs.jsonl")
+    tables = study["markdown"](study["Study"](records)).split("\n\n")
+    page = (RESULTS / "joint.md").read_text(encoding="utf-8")
+    assert len(tables) == 3
+    assert all(f"\n{table}\n" in page for table in tables)
+
+
+def test_the_table_of_stale_gradients_is_that_of_its_runs():
+    page = (RESULTS / "staleness.md").read_text(encoding="utf-8")
+    for workers in (1, 2, 4, 8):
+        full, pruned = (
+            read_run(RESULTS / f"staleness/{policy}-{workers}").summary
+            for policy in ("full", "fine-pruning")
+        )
+        shares = (full.accuracy_last, pruned.accuracy_last, pruned.skipped_share)
+        shown = " | ".join(f"{100 * share:.2f}" for share in shares)
+        assert f"| {workers} | {workers - 1} | {shown} |" in page
