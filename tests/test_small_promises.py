@@ -257,3 +257,51 @@ def test_an_epoch_takes_the_padding_of_its_last_batch_and_no_sample_more():
         exact.record(torch.arange(first, first + 8), torch.ones(8))
     with pytest.raises(InputError, match="expected at most 24 samples in epoch 0"):
         exact.record(torch.arange(1), torch.ones(1))
+
+
+def test_the_seed_is_zero_unless_it_is_given_and_no_negative_number():
+    assert fp.Pruner(N, fp.FullData(EPOCHS)).state_dict()["seed"] == 0
+    with pytest.raises(InputError, match=r"^expected seed "):
+        fp.Pruner(N, fp.FullData(EPOCHS), seed=-1)
+
+
+def test_a_seed_chooses_the_same_samples_in_every_release():
+    schedule = fp.Schedule(epochs=EPOCHS, window=EPOCHS, start=1)
+    plain = fp.Pruner(12, fp.RandomPruning(schedule, 0.5), seed=3)
+    plain.set_epoch(2)
+    assert plain.plan.kept.tolist() == [0, 1, 3, 4, 10, 11]
+    assert list(plain.sampler) == [11, 0, 1, 4, 10, 3]
+    policy = fp.RandomPruning(schedule, 0.5, keep_per_class=0.5)
+    quotas = fp.Pruner(12, policy, seed=3, labels=[sample % 3 for sample in range(12)])
+    quotas.set_epoch(2)
+    assert quotas.plan.kept.tolist() == [0, 1, 2, 3, 4, 11]
+
+
+def test_pruners_of_one_policy_do_not_learn_from_each_other():
+    policy = fp.FinePruning(fp.Schedule(epochs=EPOCHS, window=EPOCHS, start=2), prune=8)
+    one, other = fp.Pruner(N, policy, batch_size=8), fp.Pruner(N, policy, batch_size=8)
+    for index in torch.tensor(list(one.sampler)).split(8):
+        one.record(index, torch.arange(8.0))
+    one.end_epoch()
+    assert one.policy.counts.sum() > 0
+    assert other.policy.counts.sum() == 0
+
+
+class Weighting(Rescoring):
+    """Gives each kept sample the weight two."""
+
+    name = "weighting"
+    rescores = False
+
+    def select(self, epoch, num_kept, rng):
+        return fp.EpochPlan(epoch, torch.arange(num_kept), torch.full((N,), 2.0))
+
+
+def test_a_weighted_mean_must_be_backpropagated_before_the_first_step_has_passed():
+    pruner = fp.Pruner(N, Weighting(EPOCHS), batch_size=2, accumulation=2)
+    parts = torch.tensor(list(pruner.sampler)).split(2)
+    losses = torch.ones(2, requires_grad=True)
+    for index in parts[:3]:  # One of the first step may still be to come.
+        assert pruner.record(index, losses).item() == 2
+    with pytest.raises(RuntimeError, match="to be backpropagated"):
+        pruner.record(parts[3], losses)
