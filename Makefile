@@ -13,7 +13,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 demo: $(INSTALLED)
 	@rm -rf runs/demo
-	@$(BIN)/fineprune compare recipes/weak-labels.toml --out runs/demo --seeds 3 --jobs 2 --arms full,adaptive,fine-pruning,matched,fewer-epochs
+	@$(BIN)/fineprune compare recipes/weak-labels.toml --out runs/demo --seeds 3 --jobs 2 --arms full,adaptive,fine-pruning,matched,shorter
 	@$(BIN)/fineprune inspect runs/demo --out runs/demo/inspect.html
 
 test: $(INSTALLED)
