@@ -11,8 +11,8 @@ from fineprune.errors import InputError
 from fineprune.labels.advice import FullCost
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.runs.history import (
-    EVIDENCE,
     History,
+    needed_evidence,
     read_evaluated,
     read_evidence,
     read_history,
@@ -69,12 +69,7 @@ def advice_for(run: Run) -> list[str]:
         InputError: The run has kept no evidence on its labels, or a file is damaged.
     """
     summary = run.summary
-    watch = read_evidence(run.path, summary.train_samples)
-    if watch is None:
-        raise InputError(
-            f"expected a run with {EVIDENCE} to give advice, got {run.path}, which has none: train "
-            f"it with run.history = true and without parameter servers"
-        )
+    watch = needed_evidence(run.path, summary.train_samples, "to give advice")
     full = [line["steps"] for line in run.metrics if not line["pruned"]]
     seconds = summary.median_full_epoch_seconds
     cost = FullCost(

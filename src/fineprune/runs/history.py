@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, first_line
+from fineprune.labels.class_shares import KEEP_ALL
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.runs.files import HISTORY, epoch_files, read_array, replacing
 
@@ -179,6 +180,23 @@ def read_evidence(folder: Path, num_samples: int) -> LabelWatch | None:
             f"expected the evidence on {num_samples} labels in {file}, cannot read it: "
             f"{first_line(error)}: restore the file, or train again"
         ) from error
+    return watch
+
+
+def needed_evidence(folder: Path, num_samples: int, purpose: str) -> LabelWatch:
+    """Read the evidence on the labels of a run for a purpose that cannot do without it.
+
+    The arguments are those of ``read_history``, and the name of the purpose for the error message.
+
+    Raises:
+        InputError: The run has kept none, or the file is damaged or belongs to another run.
+    """
+    watch = read_evidence(folder, num_samples)
+    if watch is None:
+        raise InputError(
+            f"expected a run with {EVIDENCE} {purpose}, got {folder}, which has none: train it "
+            f"with run.history = true, and with parameter servers only up to {KEEP_ALL} classes"
+        )
     return watch
 
 

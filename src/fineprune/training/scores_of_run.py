@@ -7,7 +7,7 @@ import numpy as np
 
 from fineprune.errors import InputError
 from fineprune.labels.label_watch import LabelWatch
-from fineprune.runs.history import EVIDENCE, read_evidence
+from fineprune.runs.history import needed_evidence
 from fineprune.runs.run import read_run
 from fineprune.runs.training_set import UNKNOWN, read_training_set
 
@@ -21,13 +21,7 @@ def scores_of_run(folder: Path) -> LabelWatch:
     Raises:
         InputError: The folder does not hold a finished run, or this run has kept no evidence.
     """
-    watch = read_evidence(folder, read_run(folder).summary.train_samples)
-    if watch is None:
-        raise InputError(
-            f"expected a run with {EVIDENCE} for pruning.scores, got {folder}, which has none: "
-            f"train it with run.history = true and without parameter servers"
-        )
-    return watch
+    return needed_evidence(folder, read_run(folder).summary.train_samples, "for pruning.scores")
 
 
 def check_same_samples(folder: Path, data: "Data") -> None:
