@@ -255,12 +255,10 @@ class Pruner(EpochLoop[EpochPlan]):
     def _to_rescore(self) -> torch.Tensor:
         """Return the samples that all ranks together should rescore, int64, on the CPU."""
         plan = self._in_progress.plan
-        following = plan.epoch + 1
-        nothing = torch.arange(0)
-        if not self._policy.rescores or following >= self._policy.epochs:
-            return nothing
-        if self._policy.anneals(following):
-            return nothing
+        # After the last epoch, this is so, too.
+        next_trains_all = self._policy.anneals(plan.epoch + 1)
+        if next_trains_all or not self._policy.rescores:
+            return torch.arange(0)
         skipped = torch.full((self._num_samples,), True)
         skipped[plan.kept] = False
         return self._policy.to_rescore(plan, skipped.nonzero().flatten())
