@@ -260,8 +260,11 @@ def test_a_worker_and_two_servers_train_like_one_process(tmp_path):
             stepped = ask_worker(Step(key, indices.numpy(), None, 1.0, reads=True))
             assert isinstance(stepped, Stepped)
             tell_servers(Update([Contribution(key, "w", 1.0)], ["w"], rate))
-            losses = alone.step(alone.load(key, indices), None)
+            losses, watched = alone.step(alone.load(key, indices), None)
             assert losses.tolist() == stepped.losses.tolist()
+            assert {name: rows.tolist() for name, rows in watched.items()} == {
+                name: rows.tolist() for name, rows in stepped.watched.items()
+            }
             set_rate(optimizer, rate)
             optimizer.step()
             optimizer.zero_grad()

@@ -51,7 +51,7 @@ class RecipeReplica:
 
     def step(
         self, batch: tuple[Tensor, Tensor], weights: Tensor | None
-    ) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Add the gradient of the mean loss to the parameters' gradients.
 
         Args:
@@ -70,8 +70,8 @@ class RecipeReplica:
         losses = training_losses(logits, y, self._recipe.training)
         weighted = losses if weights is None else losses * weights.to(losses.device)
         weighted.mean().backward()
-        losses = losses.detach()
+        watched = {}
         # User-defined data may have probabilities in place of labels.
         if self._recipe.run.history and y.ndim == 1 and logits.shape[1] <= KEEP_ALL:
-            return losses, {"logits": logits.detach().float(), "labels": y}
-        return losses
+            watched = {"logits": logits.detach().float(), "labels": y}
+        return losses.detach(), watched
