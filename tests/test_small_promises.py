@@ -103,6 +103,8 @@ def test_an_index_may_be_a_list_wherever_losses_are_recorded():
 def test_a_new_pruner_has_recorded_nothing_and_says_so():
     pruner = fp.Pruner(N, fp.FullData(EPOCHS))
     assert pruner.summary()["record_calls"] == 0
+    assert pruner.nonfinite == 0
+    assert pruner.sampler.state_dict() == {"epoch": 0, "yielded": 0}
     assert "24 samples, policy" in pruner._repr_html_()
 
 

@@ -78,18 +78,20 @@ class EpochCycle(Generic[Plan]):
         ended_here: Whether this process has ended an epoch.
     """
 
+    # The first epoch sets these.
+    limit: int
+    sampler_read: bool
+    plan_read: bool
     _current: Progress[Plan]
+    _most: float
 
     def __init__(self) -> None:
         self.pending: list[Batch] = []
-        self.limit = 1
         self.count: Callable[[list[Batch]], None]
         self._phase = Phase.PLANNED
-        self.sampler_read = self.plan_read = False
         self.named = self.ended_here = False
         self._aside: Progress[Plan] | None = None
         self._driver: object | None = None
-        self._most: float = 0
 
     def settle(self) -> None:
         """Count the batches that are pending."""

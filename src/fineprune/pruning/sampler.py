@@ -50,17 +50,18 @@ class PruningSampler(DistributedSampler[Any]):
         self._num_samples = len(dataset)
         self._cycle = cycle
         self._choose_epoch = choose_epoch
-        self._plan: EpochPlan  # ``Pruner`` calls ``follow`` before anything else is called.
-        self._start = 0
-        self._chunk: Iterator[int] = iter(())
-        self._chunk_end = 0
+        # ``Pruner`` calls ``follow``, which sets these, before anything else is called.
+        self._plan: EpochPlan
+        self._start: int
+        self._chunk: Iterator[int]
+        self._chunk_end: int
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the ``Pruner``. This may be called any number of times, in any order."""
         self._cycle.named = True
         self._choose_epoch(epoch)
 
-    def follow(self, plan: EpochPlan, start: int = 0) -> None:
+    def follow(self, plan: EpochPlan, start: int) -> None:
         """Yield the samples of ``plan`` from now on. Only ``Pruner`` calls this method.
 
         Args:
