@@ -28,6 +28,7 @@ RESULTS = ROOT / "docs/results"
 README, ADVICE = "README.md", "src/fineprune/labels/advice.py"
 CHOOSE, ADAPTIVE, LABELS = "docs/choose.md", "docs/adaptive.md", "docs/labels.md"
 FOUND, VARIANTS = "docs/results/labels.md", "docs/results/adaptive.md"
+FITS = "docs/results/resnet9.md"
 SPEED = "docs/speed.md"
 
 
@@ -63,6 +64,7 @@ def difference(folder, arm, other="full"):
 
 
 CLEAN, WRONG = "adaptive/clean", "adaptive/wrong"
+FITS_CLEAN, FITS_WRONG = "resnet9/clean", "resnet9/wrong"
 LATE = "fewer-epochs-late"
 
 
@@ -148,7 +150,6 @@ def cells(page, *columns):
 
 def quotes():
     """All quotes as (page, words, figures)."""
-    late_clean, late_wrong = difference(CLEAN, LATE), difference(WRONG, LATE)
     clean, with_wrong = difference(CLEAN, "adaptive"), difference(WRONG, "adaptive")
     to_late = {folder: difference(folder, "adaptive", LATE) for folder in (CLEAN, WRONG)}
     to_matched = {folder: difference(folder, "adaptive", "matched") for folder in (CLEAN, WRONG)}
@@ -157,21 +158,16 @@ def quotes():
     def below(pair):
         return -pair[0], pair[1]
 
-    yield (
-        README,
-        "| full training | {:.2f} | - | {:.2f} | - |",
-        (accuracy(CLEAN, "full"), accuracy(WRONG, "full")),
-    )
-    for name, arm, differences in (
-        ("`Adaptive`", "adaptive", (clean, with_wrong)),
-        ("fewer epochs, removed at the smallest rates", LATE, (late_clean, late_wrong)),
+    folders = CLEAN, WRONG, FITS_CLEAN, FITS_WRONG
+    full = [accuracy(folder, "full") for folder in folders]
+    yield README, "| full training, % | {:.2f} | {:.2f} | {:.2f} | {:.2f} |", full
+    for name, arms in (
+        ("`fp.shorter`", (LATE, LATE, "shorter", "shorter")),
+        ("`Adaptive`", ["adaptive"] * 4),
     ):
-        ours = [accuracy(CLEAN, arm), *differences[0], accuracy(WRONG, arm), *differences[1]]
-        yield (
-            README,
-            f"| {name} | {{:.2f}} | {{:.2f}} ±{{:.2f}} | {{:.2f}} | {{:.2f}} ±{{:.2f}} |",
-            ours,
-        )
+        to_full = [difference(folder, arm) for folder, arm in zip(folders, arms, strict=True)]
+        row = " | ".join(["{:+.2f} ±{:.2f}"] * 4)
+        yield README, f"| {name} | {row} |", itertools.chain.from_iterable(to_full)
     for kind, words in (
         ("symmetric", "at random"),
         ("asymmetric", "confused as humans do (truck for car, cat for dog)"),
@@ -510,11 +506,19 @@ def test_the_table_of_lenet_is_that_of_its_runs():
     assert set(lines) <= set(shown)
 
 
-@pytest.mark.parametrize("folder", [CLEAN, WRONG])
-def test_the_tables_of_the_adaptive_policy_are_those_of_their_runs(folder):
-    page = (ROOT / VARIANTS).read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("page", "folder", "arms"),
+    [
+        (VARIANTS, CLEAN, 8),
+        (VARIANTS, WRONG, 8),
+        (FITS, FITS_CLEAN, 3),
+        (FITS, FITS_WRONG, 4),
+    ],
+)
+def test_the_tables_of_comparisons_are_those_of_their_runs(page, folder, arms):
+    text = (ROOT / page).read_text(encoding="utf-8")
     rows = arm_rows(folder)
-    assert len(rows) == 8
+    assert len(rows) == arms
     for row in rows.values():
         points = "-"
         if row.arm != "full":
@@ -522,7 +526,7 @@ def test_the_tables_of_the_adaptive_policy_are_those_of_their_runs(folder):
             points = f"{mean:+.2f} ±{half_width:.2f}"
         shares = f"{100 * row.skipped:.1f} | {100 * row.accuracy_last:.2f}"
         assert row.seeds == 3
-        assert f"\n| {row.arm} | {shares} | {points} |\n" in page
+        assert f"\n| {row.arm} | {shares} | {points} |\n" in text
 
 
 # The rows of the two tables of variants, by what follows "0% " and "30% " in the names.

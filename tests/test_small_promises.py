@@ -307,3 +307,20 @@ def test_a_weighted_mean_must_be_backpropagated_before_the_first_step_has_passed
         assert pruner.record(index, losses).item() == 2
     with pytest.raises(RuntimeError, match="to be backpropagated"):
         pruner.record(parts[3], losses)
+
+
+def test_losses_of_an_earlier_epoch_end_the_one_that_a_state_was_taken_in():
+    stopped = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
+    for epoch in stopped.epochs():
+        batches = torch.tensor(list(stopped.sampler)).split(8)
+        for index in batches[: 1 if epoch == 2 else 3]:
+            stopped.record(index, torch.ones(8))
+        if epoch == 2:
+            break
+    resumed = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
+    resumed.load_state_dict(stopped.state_dict())
+    resumed.set_epoch(1)
+    assert resumed.position.epoch == 2  # It is set aside, and waits for its turn.
+    resumed.record(torch.arange(8), torch.ones(8))
+    assert (resumed.position.epoch, resumed.position.batches) == (1, 1)
+    assert resumed.steps_done == 2 * 3 + 1 + 1
