@@ -188,15 +188,12 @@ def quotes():
         "as accurate as `Adaptive` ({:.2f} and {:.2f} %, full training {:.2f} %, three seeds)",
         (theirs, ours, accuracy(CLEAN, "full")),
     )
-    yield (
-        CHOOSE,
-        "`Adaptive` reached {} %, fewer epochs with a cosine {} %, full training {} %",
-        (
-            held_out("0% cosine budget, power 1.0"),
-            held_out("0% cosine fewer epochs"),
-            held_out("0% cosine full"),
-        ),
-    )
+    smooth = below(difference(FITS_CLEAN, "adaptive", "shorter"))
+    yield CHOOSE, "`Adaptive` was {:.2f} ±{:.2f} points below `shorter` (three seeds,", smooth
+    yield FITS, "`adaptive` is {:.2f} ±{:.2f} points below `shorter`", smooth
+    for words, other in (("above `shorter`", "shorter"), ("above `matched`", "matched")):
+        above = difference(FITS_WRONG, "adaptive", other)
+        yield FITS, f"`adaptive` is {{:.2f}} ±{{:.2f}} points {words}", above
     yield (
         CHOOSE,
         "that of full training ({:.2f} and {:.2f} %, three seeds), {:.2f} ±{:.2f} points above "
