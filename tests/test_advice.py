@@ -61,11 +61,14 @@ def test_early_or_without_learned_samples_no_means_is_named(arguments):
 
 
 def test_every_measured_figure_is_in_the_results():
-    pages = [(RESULTS / name).read_text(encoding="utf-8") for name in ("adaptive.md", "labels.md")]
+    pages = [
+        (RESULTS / name).read_text(encoding="utf-8")
+        for name in ("adaptive.md", "labels.md", "resnet9.md")
+    ]
     said = [line for wrong in (0, 0.3) for line in watch_with(wrong).advice()]
     said += advice_of_losses(90, N, 5)
     figures = set(re.findall(r"-?\d\.\d\d ±\d\.\d\d|\d+\.\d %", " ".join(said)))
-    assert len(figures) == 10
+    assert len(figures) == 12
     for figure in figures:
         assert any(figure in page for page in pages), figure
 

@@ -197,6 +197,16 @@ def quotes():
         "{:.2f} ±{:.2f} points below it with correct ones",
         (*difference(FITS_WRONG, "adaptive", "shorter"), *smooth),
     )
+    yield (
+        ADVICE,
+        "{:.2f} ±{:.2f} points above it in a ResNet-9 whose rate falls smoothly",
+        difference(FITS_WRONG, "adaptive", "shorter"),
+    )
+    yield (
+        ADVICE,
+        "{:.2f} ±{:.2f} points below it in a ResNet-9 whose rate falls smoothly",
+        smooth,
+    )
     for words, other in (("above `shorter`", "shorter"), ("above `matched`", "matched")):
         above = difference(FITS_WRONG, "adaptive", other)
         yield FITS, f"`adaptive` is {{:.2f}} ±{{:.2f}} points {words}", above
