@@ -132,6 +132,14 @@ class LabelWatch:
         indices = scores.argsort(descending=True, stable=True)
         return indices, scores[indices], suggestions[indices]
 
+    def scores(self) -> Tensor:
+        """Return the scores of ``suspects`` in the order of the samples; float32, shape (N,).
+
+        Raises:
+            InputError: As for ``suspects``.
+        """
+        return rank(self._usable()).scores.cpu()
+
     def labels(self) -> Tensor:
         """Return the label of each sample as it was recorded; int64, shape (N,), on the CPU.
 

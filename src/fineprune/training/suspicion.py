@@ -39,8 +39,7 @@ def suspicion_by_evidence(watch: LabelWatch) -> Suspicion:
     Raises:
         InputError: Something wrong was recorded, or the evidence of the ranks was not merged.
     """
-    indices, scores, _ = watch.suspects()
-    return Suspicion(torch.empty_like(scores).index_copy_(0, indices, scores), watch.num_suspects())
+    return Suspicion(watch.scores(), watch.num_suspects())
 
 
 def detection(suspicion: Suspicion | None, wrong: npt.NDArray[np.bool_]) -> dict[str, Any]:

@@ -35,8 +35,8 @@ class Ranked(BudgetedPolicy):
     Args:
         epochs: Number of epochs in the training.
         scores: How suspicious each sample is, the larger the more: numbers of shape (N,), -inf for
-            a sample of which nothing is known. A ``LabelWatch`` of another training gives those of
-            ``LabelWatch.suspects``.
+            a sample of which nothing is known. A ``LabelWatch`` of another training gives its
+            ``scores()``.
         save: The share of the optimizer steps to save, in [0, 1).
         rates: The learning rate of each epoch, as for ``Adaptive``. The default is a constant rate.
         suspects: The number of suspects: a share in [0, 1), or a whole number below N. The default
@@ -68,8 +68,7 @@ class Ranked(BudgetedPolicy):
         if isinstance(scores, LabelWatch):
             if suspects is None:
                 suspects = scores.num_suspects()
-            index, values, _ = scores.suspects()
-            scores = torch.empty_like(values).index_copy_(0, index, values)
+            scores = scores.scores()
         self._scores = _checked_scores(scores)
         if suspects is None:
             raise InputError(
