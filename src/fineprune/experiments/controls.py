@@ -43,6 +43,11 @@ ALL_ARMS = ("full", *METHODS, "random", MATCHED, *SHORTER)
 _UNSET: dict[str, Any] = dict.fromkeys((*ONLY_WITH, "arguments"))
 
 
+def is_shorter(arm: str) -> bool:
+    """Return whether an arm trains on all data, with fewer epochs or a cooldown."""
+    return arm in SHORTER or arm.startswith(COOLDOWN)
+
+
 def changed_settings(arm: str) -> tuple[str, ...]:
     """Return the settings of the training that an arm may change."""
     if arm.startswith(COOLDOWN):

@@ -7,6 +7,7 @@ longest of them is the trunk. Each shorter one begins as a copy of the trunk's f
 and trains its cooldown only. Its result is bit for bit that of a training of its own.
 """
 
+import dataclasses
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -65,10 +66,8 @@ def plan_curve(recipe: Recipe, number: int, folder: Path) -> list[PlannedRun]:
     begins = [begin_of_cooldown(run.recipe.training) for run in runs[1:]]
     every = math.gcd(runs[0].recipe.run.checkpoint_every, *begins)
     # A cooldown begins from a checkpoint of the trunk.
-    trunk = PlannedRun(
-        runs[0].name, number, runs[0].recipe.replaced("run", checkpoint_every=every), runs[0].folder
-    )
-    return [trunk, *runs[1:]]
+    recipe = runs[0].recipe.replaced("run", checkpoint_every=every)
+    return [dataclasses.replace(runs[0], recipe=recipe), *runs[1:]]
 
 
 def train_trunk(

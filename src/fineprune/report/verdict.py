@@ -11,7 +11,7 @@ from fineprune.experiments.arm_table import (
     paired_difference,
     time_difference,
 )
-from fineprune.experiments.controls import COOLDOWN, MATCHED, METHODS, SHORTER
+from fineprune.experiments.controls import MATCHED, METHODS, is_shorter
 from fineprune.report.facts import comparison_recipe, listed, same_machine
 from fineprune.report.table import points as points_of
 from fineprune.runs.run import Run
@@ -174,7 +174,7 @@ def _standings(others: Sequence[tuple[Difference, str]], margin: float) -> str:
 
 def _short_name(method: Run, control: Run) -> str:
     arm = control.summary.arm
-    if arm in SHORTER or arm.startswith(COOLDOWN):
+    if is_shorter(arm):
         arm = f"{control.summary.epochs} epochs ({arm})"
     elif arm in ("random", MATCHED):
         arm = f"a random choice ({arm})"
@@ -205,7 +205,7 @@ def _control(group: Group, name: str, row: Row, difference: Difference, margin: 
         control_name = _random_control(method, control)
     elif row.arm == MATCHED:
         control_name = _matched_control(method, control)
-    elif row.arm not in SHORTER and not row.arm.startswith(COOLDOWN):
+    elif not is_shorter(row.arm):
         control_name = f"{_capitalized(row.arm)}, at {_cost(method, control)},"
     else:
         epochs = control.summary.epochs
