@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fineprune.errors import InputError, check_one_of
-from fineprune.labels.advice import FullCost, advice_of_losses
+from fineprune.labels.advice import FullCost
 from fineprune.labels.label_watch import LabelWatch
-from fineprune.pruning.policies.adaptive import Adaptive
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.step_counts import (
     BatchShape,
@@ -167,10 +166,7 @@ class RunReport:
         cost = FullCost(policy.epochs, steps)
         if watch is not None:
             return watch.advice(cost=cost) if watch.is_complete else []
-        if not isinstance(policy, Adaptive) or not 0 < policy.patience <= self.totals.epochs:
-            return []
-        suspects = policy.num_suspects() or 0
-        return advice_of_losses(suspects, self._num_samples, policy.patience, cost)
+        return policy.advice(self.totals.epochs, cost)
 
 
 def as_writer(target: Any) -> Write:

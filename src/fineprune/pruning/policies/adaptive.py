@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, check_whole_number
+from fineprune.labels.advice import FullCost, advice_of_losses
 from fineprune.pruning.dropping_count import add_marks, keep_least_counted
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.plan import EpochPlan
@@ -166,6 +167,13 @@ class Adaptive(BudgetedPolicy):
     def num_suspects(self) -> int | None:
         """Return how many samples contradict the others; None without ``patience``."""
         return self._number_contradicting() if self.patience else None
+
+    def advice(self, epochs: int, cost: FullCost) -> list[str]:
+        """Say by the contradicting samples which means of saving fits best."""
+        if not 0 < self.patience <= epochs:
+            return []
+        found = self._number_contradicting()
+        return advice_of_losses(found, self._num_samples, self.patience, cost)
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments, with which a state must agree."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, check_whole_number
+from fineprune.labels.advice import FullCost
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, PlanOptions, annealed_epochs
@@ -258,6 +259,15 @@ class Policy(ABC):
         None if the policy names no suspects.
         """
         return None
+
+    def advice(self, epochs: int, cost: FullCost) -> list[str]:
+        """Say which means of saving fits best, by what was learned; nothing if that says nothing.
+
+        Args:
+            epochs: The number of epochs that were trained.
+            cost: What the training costs on all data.
+        """
+        return []
 
     def settings(self) -> dict[str, Any]:
         """Return what a saved state must agree with: numbers, strings, lists and dicts only."""
