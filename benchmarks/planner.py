@@ -2,6 +2,7 @@
 
     python benchmarks/planner.py --paper
     python benchmarks/planner.py --runs results.json    # continues where it was stopped
+    sudo python benchmarks/planner.py --runs results.json --gigabits 1
 
 ``--paper`` calibrates the planner on three rows of [D] Tables 1 and 2 (one node, two workers with
 one server, four workers with one server) and predicts the others. The paper gives no spread of its
@@ -14,19 +15,28 @@ for times drawn from a log-normal distribution, and servers sleep in their optim
 cores suffice. The planner knows these times; everything else about an exchange comes from one
 worker with one server. The links are those of the loopback interface, whose bandwidth is not the
 limit. Each result is added to the file; configurations that are in it are not trained again.
+
+With ``--gigabits``, each worker has a node of its own, and so has each dedicated server: nodes of a
+Ray cluster in network namespaces, whose links carry so many Gbit/s in each direction. The
+parameters are larger, 4 MB. This needs Linux and root.
 """
 
 import argparse
+import functools
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from shaped_nodes import on_node, ray_nodes, shaped_network
 from torch import nn
 
 from fineprune.experiments.cluster_costs import ClusterShape, Costs
@@ -85,7 +95,7 @@ def paper() -> float:
 # The steps of the trainings here: their mean in seconds, and the standard deviation of their
 # logarithms; and the seconds of a server with all parameters per update.
 STEP, SPREAD, APPLY = 0.08, 0.2, 0.02
-ELEMENTS = 250_000
+ELEMENTS, SHAPED_ELEMENTS = 250_000, 1_000_000
 EPOCH_STEPS = 40  # Each worker repeats so many durations, twice in the epoch that is measured.
 ALONE = "async 1+1"
 RUNS = (
@@ -93,6 +103,8 @@ RUNS = (
     *("sync 2+1", "sync 3+1", "sync 4+1", "sync 3+2", "sync 4+2", "sync 4+1 backup=1"),
     *("mixed 4+1 group=2", "mixed 4+2 group=2"),
 )
+DEDICATED = ("async 3+1 dedicated", "async 2+2 dedicated", "sync 2+2 dedicated")
+NODES, LATENCY = 4, 1e-4
 
 
 def durations(rank: int) -> Any:
@@ -104,8 +116,9 @@ def durations(rank: int) -> Any:
 class Sleeping:
     """A replica whose steps sleep."""
 
-    def __init__(self, rank: int) -> None:
-        self.model: nn.Module = nn.Linear(ELEMENTS, 1, bias=False)
+    def __init__(self, elements: int, rank: int) -> None:
+        self.elements = elements
+        self.model: nn.Module = nn.Linear(elements, 1, bias=False)
         self.seconds = durations(rank)
         self.steps = 0
 
@@ -115,23 +128,23 @@ class Sleeping:
     def step(self, batch: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
         time.sleep(self.seconds[self.steps % len(self.seconds)])
         self.steps += 1
-        self.model(torch.zeros(1, ELEMENTS)).sum().backward()
+        self.model(torch.zeros(1, self.elements)).sum().backward()
         return torch.zeros(len(batch))
 
 
 class SleepingOptimizer(torch.optim.SGD):
     """A server's optimizer that takes as long as its part of the parameters is large."""
 
+    def __init__(self, elements: int, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.0)
+        self.elements = elements
+
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         pieces = [piece for group in self.param_groups for piece in group["params"]]
-        time.sleep(APPLY * sum(piece.numel() for piece in pieces) / ELEMENTS)
+        time.sleep(APPLY * sum(piece.numel() for piece in pieces) / self.elements)
 
 
-def make_optimizer(parameters: list[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
-    return SleepingOptimizer(parameters, lr=0.0)
-
-
-def trained(chosen: Configuration) -> float:
+def trained(chosen: Configuration, elements: int) -> float:
     """Train a configuration; return the batches of single workers that were applied per second."""
     from fineprune.distributed.parameter_servers.coordinator import Coordinator
     from fineprune.distributed.parameter_servers.placement import Places
@@ -140,11 +153,11 @@ def trained(chosen: Configuration) -> float:
 
     strategy = Strategy(**chosen.settings)
     places = Places(strategy.groups, strategy.group, strategy.servers)
-    model = nn.Linear(ELEMENTS, 1, bias=False)
+    model = nn.Linear(elements, 1, bias=False)
+    replica = functools.partial(Sleeping, elements)
+    optimizer = functools.partial(SleepingOptimizer, elements)
     with tempfile.TemporaryDirectory() as folder, cluster(places) as processes:
-        made = Coordinator(
-            processes, strategy, model, Sleeping, make_optimizer, Path(folder) / "servers"
-        )
+        made = Coordinator(processes, strategy, model, replica, optimizer, Path(folder) / "servers")
         made.wait_for_workers()
         for epoch, steps in enumerate((4, 2 * EPOCH_STEPS)):  # The first epoch warms up.
             count = steps * strategy.groups
@@ -156,23 +169,57 @@ def trained(chosen: Configuration) -> float:
     return count * strategy.group / seconds
 
 
-def runs(file: Path) -> list[float]:
+def trained_on_nodes(texts: Sequence[str], workers: int, elements: int) -> Iterator[float]:
+    """Train configurations on nodes with so many workers each, as ``trained`` does."""
+    with ray_nodes([0, *[workers] * NODES]) as address:
+        for text in texts:
+            own = [sys.executable, __file__, "--train", text, "--elements", str(elements)]
+            environment = {**os.environ, "RAY_ADDRESS": address}
+            done = subprocess.run(on_node(0, own), env=environment, stdout=subprocess.PIPE)
+            if done.returncode:
+                sys.exit(f"{text}: the training failed")
+            yield float(done.stdout.split()[-1])
+
+
+def group_of(text: str) -> int:
+    return int(configuration(text).settings.get("group", 1))
+
+
+def train_missing(results: dict[str, float], gigabits: float) -> Iterator[tuple[str, float]]:
+    """Train what has no result yet; yield each configuration with its steps per second."""
+    if not gigabits:
+        for text in (ALONE, *RUNS):
+            if text not in results:
+                yield text, trained(configuration(text), ELEMENTS)
+        return
+    missing = [text for text in (ALONE, *RUNS, *DEDICATED) if text not in results]
+    with shaped_network(1 + NODES, gigabits):
+        for group in sorted({group_of(text) for text in missing}):
+            texts = [text for text in missing if group_of(text) == group]
+            yield from zip(texts, trained_on_nodes(texts, group, SHAPED_ELEMENTS), strict=False)
+
+
+def runs(file: Path, gigabits: float) -> list[float]:
     """Train what is missing in the file; print and return the errors in percent."""
-    results = json.loads(file.read_text()) if file.exists() else {}
-    for text in (ALONE, *RUNS):
-        if text not in results:
-            results[text] = trained(configuration(text))
-            file.write_text(json.dumps(results, indent=1))
-            print(f"{text}: {results[text]:.2f} steps/s", flush=True)
+    saved = json.loads(file.read_text()) if file.exists() else {}
+    results = saved.setdefault(f"{gigabits:g}", {})
+    for text, measured in train_missing(results, gigabits):
+        results[text] = measured
+        file.write_text(json.dumps(saved, indent=1))
+        print(f"{text}: {measured:.2f} steps/s", flush=True)
     steps = tuple(float(second) for rank in range(4) for second in durations(rank))
+    megabytes = 4e-6 * (SHAPED_ELEMENTS if gigabits else ELEMENTS)
     alone = 1 / results[ALONE] - STEP
-    costs = Costs(steps, 1, 4e-6 * ELEMENTS, overhead=max(0.0, alone - APPLY), apply=APPLY)
+    costs = Costs(steps, 1, megabytes, overhead=max(0.0, alone - APPLY), apply=APPLY)
     print(f"\ncalibrated: overhead {1e3 * costs.overhead:.1f} ms\n")
     print("| configuration | steps/s | predicted | error, % | limit |")
     print("|---|---:|---:|---:|---|")
     errors = []
-    for text in RUNS:
-        result = simulate(costs, ClusterShape(gigabits=0, latency=0), configuration(text))
+    for text in (*RUNS, *(DEDICATED if gigabits else ())):
+        shape = ClusterShape(
+            gigabits=gigabits, latency=LATENCY if gigabits else 0, accelerators=group_of(text)
+        )
+        result = simulate(costs, shape, configuration(text))
         errors.append(100 * (result.throughput / results[text] - 1))
         print(
             f"| {text} | {results[text]:.2f} | {result.throughput:.2f} | {errors[-1]:+.1f} | "
@@ -185,10 +232,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--paper", action="store_true", help="predict the paper's table")
     parser.add_argument("--runs", type=Path, metavar="FILE", help="train, and predict that")
+    parser.add_argument(
+        "--gigabits", type=float, default=0.0, help="of the links; the default is one machine"
+    )
+    parser.add_argument("--train", help=argparse.SUPPRESS)
+    parser.add_argument("--elements", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.runs is not None:
-        errors = [abs(error) for error in runs(options.runs)]
+    if options.train is not None:
+        print(trained(configuration(options.train), options.elements))
+    elif options.runs is not None:
+        errors = [abs(error) for error in runs(options.runs, options.gigabits)]
         print(f"\nmedian error: {statistics.median(errors):.2f} %")
         print(f"largest error: {max(errors):.2f} %")
     elif options.paper:
