@@ -107,19 +107,19 @@ DEDICATED = ("async 3+1 dedicated", "async 2+2 dedicated", "sync 2+2 dedicated")
 NODES, LATENCY = 4, 1e-4
 
 
-def durations(rank: int) -> Any:
-    """Return the durations of a worker's steps, in seconds, shape (EPOCH_STEPS,)."""
-    drawn = np.exp(SPREAD * np.random.default_rng([7, rank]).standard_normal(EPOCH_STEPS))
+def durations(node: int) -> Any:
+    """Return the durations of the steps on a node, in seconds, shape (EPOCH_STEPS,)."""
+    drawn = np.exp(SPREAD * np.random.default_rng([7, node]).standard_normal(EPOCH_STEPS))
     return STEP * drawn / drawn.mean()
 
 
 class Sleeping:
-    """A replica whose steps sleep."""
+    """A replica whose steps sleep, equally long in all members of a group."""
 
-    def __init__(self, elements: int, rank: int) -> None:
+    def __init__(self, elements: int, group: int, rank: int) -> None:
         self.elements = elements
         self.model: nn.Module = nn.Linear(elements, 1, bias=False)
-        self.seconds = durations(rank)
+        self.seconds = durations(rank // group)
         self.steps = 0
 
     def load(self, key: Any, indices: torch.Tensor) -> torch.Tensor:
@@ -152,9 +152,10 @@ def trained(chosen: Configuration, elements: int) -> float:
     from fineprune.distributed.strategy import Strategy
 
     strategy = Strategy(**chosen.settings)
-    places = Places(strategy.groups, strategy.group, strategy.servers)
+    dedicated = strategy.placement == "dedicated"
+    places = Places(strategy.groups, strategy.group, strategy.servers, dedicated=dedicated)
     model = nn.Linear(elements, 1, bias=False)
-    replica = functools.partial(Sleeping, elements)
+    replica = functools.partial(Sleeping, elements, strategy.group)
     optimizer = functools.partial(SleepingOptimizer, elements)
     with tempfile.TemporaryDirectory() as folder, cluster(places) as processes:
         made = Coordinator(processes, strategy, model, replica, optimizer, Path(folder) / "servers")
@@ -174,7 +175,7 @@ def trained_on_nodes(texts: Sequence[str], workers: int, elements: int) -> Itera
     with ray_nodes([0, *[workers] * NODES]) as address:
         for text in texts:
             own = [sys.executable, __file__, "--train", text, "--elements", str(elements)]
-            environment = {**os.environ, "RAY_ADDRESS": address}
+            environment = {**os.environ, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
             done = subprocess.run(on_node(0, own), env=environment, stdout=subprocess.PIPE)
             if done.returncode:
                 sys.exit(f"{text}: the training failed")
@@ -207,7 +208,7 @@ def runs(file: Path, gigabits: float) -> list[float]:
         results[text] = measured
         file.write_text(json.dumps(saved, indent=1))
         print(f"{text}: {measured:.2f} steps/s", flush=True)
-    steps = tuple(float(second) for rank in range(4) for second in durations(rank))
+    steps = tuple(float(second) for node in range(NODES) for second in durations(node))
     megabytes = 4e-6 * (SHAPED_ELEMENTS if gigabits else ELEMENTS)
     alone = 1 / results[ALONE] - STEP
     costs = Costs(steps, 1, megabytes, overhead=max(0.0, alone - APPLY), apply=APPLY)
