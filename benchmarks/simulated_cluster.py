@@ -8,6 +8,8 @@ machine's speed. The questions:
 
 - **batch**: synchronous workers average more samples per update, with the rate as it is, and with
   the rate multiplied by the workers and a warm-up.
+- **backup**: of eight synchronous workers, one or two are backups, so an update averages fewer
+  batches.
 - **slow**: one of eight asynchronous workers takes three times as long.
 - **rate**: each number of asynchronous workers with several learning rates.
 
@@ -29,7 +31,8 @@ from fineprune.training.recipe import Recipe, read_recipe
 
 RECIPE = Path(__file__).parent.parent / "recipes/paper/lenet.toml"
 WORKERS = (1, 2, 4, 8, 16, 32)
-RATE_FACTORS = (0.25, 0.5, 1.0, 2.0)
+RATE_FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+QUESTIONS = ("batch", "backup", "slow", "rate")
 
 
 def arms(question: str, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
@@ -42,6 +45,10 @@ def arms(question: str, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
             if workers > 1:
                 scaled = {"lr": rate * workers, "warmup": max(1, epochs // 20)}
                 yield f"sync-{workers}-scaled", made.replaced("training", **scaled)
+    elif question == "backup":
+        for backup in (0, 1, 2):
+            made = recipe.replaced("distributed", simulate=8, simulate_as="sync", backup=backup)
+            yield f"sync-8-backup-{backup}", made
     elif question == "slow":
         yield "async-8", recipe.replaced("distributed", simulate=8)
         slow = (*[1.0] * 7, 3.0)
@@ -52,7 +59,7 @@ def arms(question: str, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
             for factor in RATE_FACTORS:
                 made = recipe.replaced("distributed", simulate=workers)
                 yield (
-                    f"async-{workers}-rate-{factor:g}",
+                    f"async-{workers}-rate-{rate * factor:g}",
                     made.replaced("training", lr=rate * factor),
                 )
 
@@ -61,12 +68,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--recipe", type=Path, default=RECIPE)
-    parser.add_argument("--only", choices=("batch", "slow", "rate"), help="one question")
+    parser.add_argument("--only", choices=QUESTIONS, help="one question")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--set", nargs="*", default=[], metavar="SECTION.KEY=VALUE")
     options = parser.parse_args()
     recipe = read_recipe(options.recipe, options.set).replaced("pruning", policy="full")
-    questions = [options.only] if options.only else ["batch", "slow", "rate"]
+    questions = [options.only] if options.only else list(QUESTIONS)
     named = [(q, name, made) for q in questions for name, made in arms(q, recipe)]
     runs: dict[str, list[PlannedRun]] = {}
     for number in range(options.seeds):

@@ -1,5 +1,7 @@
 """User-defined datasets with random transforms, which are reproducible for each sample."""
 
+import multiprocessing
+import os
 import random
 
 import numpy as np
@@ -7,11 +9,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from fineprune.datasets.loader_process import LoaderPool
 from fineprune.errors import InputError
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.data.seeded_samples import SeededSamples
+from fineprune.training.data.seeded_samples import SampleFetcher, SeededSamples
+from fineprune.training.data.user import own_data
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 from fineprune.training.stop import Stopped
@@ -127,6 +131,38 @@ def test_the_random_numbers_of_a_sample_depend_only_on_seed_epoch_and_index():
         float((x - samples.dataset.x[i]).mean()) for x, i in ((first, 5), (other, 7), (one, 5))
     }
     assert len(noise) == 3
+
+
+def reading_parents():
+    return lambda _: os.getppid()
+
+
+def missing():
+    raise InputError("expected the folder of this data set, got none")
+
+
+def test_the_loader_processes_of_a_worker_load_what_it_would_load_itself():
+    settings = recipe("data.workers=2")
+    index, alone = torch.tensor([5, 90, 7]), own_data(settings.replaced("data", workers=0))
+    made = own_data(settings)
+    assert made.make_fetch() is made.make_fetch()
+    for epoch in (0, 1):
+        expected, got = alone.make_fetch()(index, epoch), made.make_fetch()(index, epoch)
+        assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+
+
+@pytest.mark.skipif(
+    "forkserver" not in multiprocessing.get_all_start_methods(), reason="there is no fork server"
+)
+def test_loader_processes_are_not_forked_from_a_process_with_threads():
+    [parent] = LoaderPool(1, reading_parents).map([None])
+    assert parent != os.getpid()
+
+
+def test_what_a_data_set_says_in_a_loader_process_reaches_the_run():
+    fetch = SampleFetcher(missing, seed=0, workers=1)
+    with pytest.raises(InputError, match="expected the folder of this data set, got none"):
+        fetch(torch.tensor([0]), 0)
 
 
 def generator_states():

@@ -7,6 +7,7 @@ alone would end them after up to five seconds.
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -45,16 +46,19 @@ class TrainingLoader(DataLoader[Any]):
 class LoaderPool:
     """Processes that call a function, and that end with the training, and not before.
 
+    They are not forked from this process, which may have threads, such as those of Ray: a lock that
+    one of them held would never be released in a forked process.
+
     Args:
         workers: The number of processes, at least 1.
-        load: The function. On systems that do not fork, it must be picklable.
+        make: The function that makes the function, in each process. It must be picklable.
     """
 
-    def __init__(self, workers: int, load: Callable[[Any], Any]) -> None:
-        self._pool = ProcessPoolExecutor(
-            workers, torch.multiprocessing.get_context(), initializer=_begin, initargs=(load,)
-        )
-        with _stops_blocked():  # The first call starts the processes.
+    def __init__(self, workers: int, make: Callable[[], Callable[[Any], Any]]) -> None:
+        known = multiprocessing.get_all_start_methods()
+        context = torch.multiprocessing.get_context("forkserver" if "forkserver" in known else None)
+        self._pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(make,))
+        with _stops_blocked():  # The first call starts the fork server.
             self._pool.submit(int).result()
 
     def map(self, arguments: Iterable[Any]) -> list[Any]:
@@ -78,17 +82,18 @@ def _stops_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_loads: list[Callable[[Any], Any]] = []  # in a process of a ``LoaderPool``, its function
+# In a process of a ``LoaderPool``, what makes its function, once.
+_makes: list[Callable[[], Callable[[Any], Any]]] = []
 
 
-def _begin(load: Callable[[Any], Any]) -> None:
-    _loads[:] = [load]
+def _begin(make: Callable[[], Callable[[Any], Any]]) -> None:
+    _makes[:] = [functools.cache(make)]
     torch.set_num_threads(1)  # as in the processes of a ``DataLoader``
     follow_training(0)
 
 
 def _call(argument: Any) -> Any:
-    return _loads[0](argument)
+    return _makes[0]()(argument)
 
 
 def follow_training(worker: int) -> None:

@@ -6,8 +6,9 @@ resume, and evaluation does not change the random numbers of the training.
 """
 
 import contextlib
+import functools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,15 +128,17 @@ class SampleFetcher:
     """Loads any batch of a user's dataset, for workers of parameter servers.
 
     Args:
-        dataset: The user's training set.
+        make: The function that returns the user's training set. Each loader process calls it, so
+            it must be picklable if there are any.
         seed: Seeds the random transforms, together with the epoch and the index.
         workers: The number of loader processes; with 0, this process loads.
     """
 
-    def __init__(self, dataset: Any, seed: int, workers: int) -> None:
-        self._samples = SeededSamples(dataset, seed)
+    def __init__(self, make: Callable[[], Any], seed: int, workers: int) -> None:
         self._workers = workers
-        self._pool = LoaderPool(workers, self._load) if workers else None
+        made = functools.partial(_batch_loader, make, seed)
+        self._load = None if workers else made()
+        self._pool = LoaderPool(workers, made) if workers else None
 
     def __call__(self, index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the collated batch ``(x, y)`` of the given samples.
@@ -146,6 +149,7 @@ class SampleFetcher:
         """
         keys = [(epoch, i) for i in index.tolist()]
         if self._pool is None:
+            assert self._load is not None
             x, y = self._load(keys)
             return x, y
         size = -(-len(keys) // self._workers)
@@ -153,8 +157,10 @@ class SampleFetcher:
         x, y = map(torch.cat, zip(*parts, strict=True))
         return x, y
 
-    def _load(self, keys: Sequence[tuple[int, int]]) -> Any:
-        return default_collate([self._samples[key][1] for key in keys])
+
+def _batch_loader(make: Callable[[], Any], seed: int) -> Callable[[Sequence[tuple[int, int]]], Any]:
+    samples = SeededSamples(make(), seed)
+    return lambda keys: default_collate([samples[key][1] for key in keys])
 
 
 def evaluation_loader(dataset: Any, batch_size: int, indices: Sequence[int] | None = None) -> Any:

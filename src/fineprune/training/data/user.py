@@ -74,8 +74,12 @@ def own_data(recipe: Recipe) -> Data:
             pin_memory=run.device.startswith("cuda"),
         )
 
+    @functools.cache  # It may start processes.
     def make_fetch() -> Fetch:
-        load = SampleFetcher(train, run.seed, settings.workers)
+        again = functools.partial(_training_samples, recipe)
+        load = SampleFetcher(
+            again if settings.workers else lambda: train, run.seed, settings.workers
+        )
 
         def fetch(index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
             x, y = load(index, epoch)
@@ -110,6 +114,11 @@ def own_data(recipe: Recipe) -> Data:
         wrong=None if weak is None else weak.wrong,
         labels_digest=None if weak is None else weak.digest,
     )
+
+
+def _training_samples(recipe: Recipe) -> Any:
+    """Load the training set in a loader process, which nothing but the recipe reaches."""
+    return own_data(recipe).train
 
 
 class Relabelled(Dataset[Any]):
