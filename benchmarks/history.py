@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from table import show  # type: ignore[import-not-found]
+from table import show
 
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.networks.registry import build_network

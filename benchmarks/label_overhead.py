@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from table import show  # type: ignore[import-not-found]
+from table import show
 
 import fineprune as fp
 from fineprune.networks.registry import build_network

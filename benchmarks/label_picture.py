@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from label_ranking import CLASSES, record, recorded  # type: ignore[import-not-found]
+from label_ranking import CLASSES, record, recorded
 from matplotlib import pyplot as plt
 
 import fineprune as fp

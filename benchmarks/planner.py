@@ -194,6 +194,8 @@ def train_missing(results: dict[str, float], gigabits: float) -> Iterator[tuple[
                 yield text, trained(configuration(text), ELEMENTS)
         return
     missing = [text for text in (ALONE, *RUNS, *DEDICATED) if text not in results]
+    if not missing:
+        return
     with shaped_network(1 + NODES, gigabits):
         for group in sorted({group_of(text) for text in missing}):
             texts = [text for text in missing if group_of(text) == group]
@@ -213,8 +215,8 @@ def runs(file: Path, gigabits: float) -> list[float]:
     alone = 1 / results[ALONE] - STEP
     costs = Costs(steps, 1, megabytes, overhead=max(0.0, alone - APPLY), apply=APPLY)
     print(f"\ncalibrated: overhead {1e3 * costs.overhead:.1f} ms\n")
-    print("| configuration | steps/s | predicted | error, % | limit |")
-    print("|---|---:|---:|---:|---|")
+    print("| configuration | steps/s | predicted | error, % |")
+    print("|---|---:|---:|---:|")
     errors = []
     for text in (*RUNS, *(DEDICATED if gigabits else ())):
         shape = ClusterShape(
@@ -222,10 +224,7 @@ def runs(file: Path, gigabits: float) -> list[float]:
         )
         result = simulate(costs, shape, configuration(text))
         errors.append(100 * (result.throughput / results[text] - 1))
-        print(
-            f"| {text} | {results[text]:.2f} | {result.throughput:.2f} | {errors[-1]:+.1f} | "
-            f"{result.limit} |"
-        )
+        print(f"| {text} | {results[text]:.2f} | {result.throughput:.2f} | {errors[-1]:+.1f} |")
     return errors
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
-from table import show  # type: ignore[import-not-found]
+from table import show
 from torch.multiprocessing.spawn import spawn
 
 import fineprune as fp

@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from watched_runs import (  # type: ignore[import-not-found]
+from watched_runs import (
     BATCH,
     CLASSES,
     KINDS,

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import xml.dom.minidom
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,6 +35,23 @@ def test_the_papers_table_is_predicted_within_five_percent():
     assert 0 < float(last.removeprefix("largest error: ").removesuffix(" %")) < 5
 
 
+def test_the_page_has_the_predictions_for_the_trainings_over_shaped_links():
+    page = " ".join(Path("docs/planner.md").read_text().split())
+    found, totals = [], []
+    for gigabits in ("1", "10"):
+        options = ["--runs", "docs/results/planner.json", "--gigabits", gigabits]
+        command = [sys.executable, "benchmarks/planner.py", *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        lines = done.stdout.splitlines()
+        found.append([line.strip("| ").split(" | ") for line in lines if " | " in line][1:])
+        totals += [f"{float(line.split(': ')[1][:-2]):.1f} %" for line in lines[-2:]]
+    for one, ten in zip(*found, strict=True):
+        assert f"| {' | '.join([*one, *ten[1:]])} |" in page
+    median, largest, *others = totals
+    assert f"the median error is {median} and the largest {largest}; at 10 Gbit/s, " in page
+    assert f"at 10 Gbit/s, {' and '.join(others)}." in page
+
+
 @pytest.mark.parametrize("workers", [1, 4, 32])
 def test_equal_workers_on_a_free_network_scale_linearly(workers):
     costs = Costs((0.5,), 10, 100.0)
@@ -60,6 +78,20 @@ def test_a_resource_limits_the_throughput_to_what_it_can_serve():
     found = simulate(Costs((0.5,), 10, 125.0), link, configuration("async 16+1 dedicated"))
     assert found.throughput == pytest.approx(100, rel=0.02)
     assert found.limit == "link"
+
+
+def test_a_backup_worker_uses_the_link_though_its_gradient_is_discarded():
+    costs, link = Costs((0.1,), 10, 12.5), ClusterShape(gigabits=1, latency=0)
+    backup = throughput("sync 4+1 backup=1", costs, link)
+    assert backup < throughput("sync 3+1", costs, link)
+    assert throughput("sync 4+1 backup=1", costs) == pytest.approx(throughput("sync 3+1", costs))
+
+
+def test_transfers_that_begin_together_end_between_a_queue_and_equal_shares():
+    # A gradient takes 0.1 s. Two workers are not on the server's node.
+    costs, link = Costs((0.1,), 1, 12.5), ClusterShape(gigabits=1, latency=0)
+    # They receive the parameters after 0.15 and 0.2 s, and push the gradients from 0.25 and 0.3 s.
+    assert throughput("sync 3+1", costs, link) == pytest.approx(3 / 0.45)
 
 
 def test_a_shared_server_has_a_busier_link_than_a_dedicated_one():

@@ -11,10 +11,13 @@ import heapq
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from fineprune.errors import InputError
 from fineprune.experiments.cluster_costs import ClusterShape, Costs
 from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration
+
+Array = npt.NDArray[np.float64]
 
 # The steps of each worker, the first of which are a warm-up. A simulation of many workers averages
 # over them, so that fewer steps suffice.
@@ -99,6 +102,26 @@ class _Resource:
         self.free = max(self.free, time) + seconds
         self.busy += seconds
         return self.free
+
+
+def _ends(times: Array, seconds: float) -> Array:
+    """Return when transfers over one link end, each of which would take so long alone.
+
+    TCP neither queues transfers nor shares a link equally: of three that began together, the first
+    ended after 55 to 80 % of the time of all. So each ends halfway between its end in a queue and
+    the end of all that overlap.
+
+    Args:
+        times: When they begin; float64, shape (n,), n > 0.
+        seconds: The duration of each.
+    """
+    order = np.argsort(times, kind="stable")
+    begins, number = times[order], np.arange(len(times))
+    queued = np.maximum.accumulate(begins - number * seconds) + (number + 1) * seconds
+    idle = np.append(begins[1:] >= queued[:-1], True)  # whether the link has nothing to do then
+    result: Array = np.empty_like(times)
+    result[order] = (queued + queued[idle][np.searchsorted(number[idle], number)]) / 2
+    return result
 
 
 class _Training:
@@ -188,26 +211,22 @@ class _Training:
         return Simulated(self._samples / each, staleness, p95, limit, busy)
 
     def synchronous(self) -> Simulated:
-        """An update takes the first gradients; the others are discarded when they are computed."""
+        """An update takes the first gradients; the others are discarded when they have come."""
         costs, quorum = self._costs, self._groups - self._backup
         begin = np.zeros(self._groups)
         times: list[float] = []
         slowest = 0.0
-        alone = self._before() + 2 * self._cluster.latency
-        alone += self._cluster.seconds(costs.megabytes * (1 + costs.gradients))
         for number in range(self._steps):
             drawn = np.array([self._draw(worker, number) for worker in range(self._groups)])
-            computed = begin + drawn
-            order = [int(worker) for worker in np.argsort(computed, kind="stable")]
-            arrived = [self._stage(worker, float(computed[worker])) for worker in order[:quorum]]
-            done = self._server.take(max(arrived), costs.apply / self._servers)
-            for worker in order[:quorum]:
-                begin[worker] = self._transfer(worker, done, outward=False)
-            # Whoever is late reads the parameters when its gradient has been discarded, unless it
-            # has not finished an earlier step yet. Such transfers are few and delay nobody.
-            for worker in order[quorum:]:
-                if begin[worker] < done:
-                    begin[worker] = max(done, computed[worker] + alone)
+            pushed = self._transfers(begin + drawn, outward=True) + self._before()
+            for time in np.sort(pushed)[:quorum]:
+                told = self._coordinator.take(float(time), costs.coordinate)
+                self._server.take(told, costs.serve / self._servers)
+            done = self._server.take(self._server.free, costs.apply / self._servers)
+            # Whoever is late reads the parameters when its gradient has been discarded, and who is
+            # later than that has not begun this step yet.
+            pulled = self._transfers(np.maximum(pushed, done), outward=False)
+            begin = np.where(begin < done, pulled, begin)
             times.append(done)
             slowest += float(np.partition(drawn, quorum - 1)[quorum - 1])
         warm = _WARM_UP
@@ -220,11 +239,27 @@ class _Training:
         parts["waiting"] = slowest / self._steps - costs.step
         return Simulated(throughput, 0.0, 0.0, max(parts, key=lambda name: parts[name]), busy)
 
-    def _stage(self, worker: int, time: float) -> float:
-        """Let a worker push its gradient; return when the servers have it."""
-        pushed = self._transfer(worker, time, outward=True) + self._before()
-        told = self._coordinator.take(pushed, self._costs.coordinate)
-        return self._server.take(told, self._costs.serve / self._servers)
+    def _transfers(self, times: Array, *, outward: bool) -> Array:
+        """Let each worker send to all servers or receive from them; return when all has arrived."""
+        megabytes = self._costs.megabytes * (self._costs.gradients if outward else 1.0)
+        parts = self._cluster.seconds(megabytes) * self._share
+        remote = self._node[:, None] != self._hosts  # which workers have a link to which servers
+        own_busy, hosts_busy = (
+            (self._up_busy, self._down_busy) if outward else (self._down_busy, self._up_busy)
+        )
+        ends = times.copy()
+        for host, seconds, using in zip(self._hosts, parts, remote.T, strict=True):
+            if using.any():
+                ends[using] = np.maximum(ends[using], _ends(times[using], float(seconds)))
+                hosts_busy[host] += seconds * np.count_nonzero(using)
+        own = (remote * parts).sum(axis=1)
+        for node in np.unique(self._node[own > 0]):
+            using = self._node == node
+            seconds = float(own[using][0])  # The workers of a node have the same links.
+            ends[using] = np.maximum(ends[using], _ends(times[using], seconds))
+            own_busy[node] += seconds * np.count_nonzero(using)
+        latency: Array = self._cluster.latency * remote.any(axis=1)
+        return ends + latency
 
     def _draw(self, worker: int, number: int) -> float:
         return float(self._drawn[number % len(self._drawn), self._node[worker]])
