@@ -166,6 +166,21 @@ def test_samples_above_chance_in_five_epochs_are_skipped_and_a_tenth_of_them_ret
     assert not pruner.counts[1::5].any()
 
 
+def test_epochs_in_which_hardly_anything_was_learned_say_nothing_about_single_samples():
+    """Else, whole classes that are not learned yet would contradict the others."""
+
+    def late(epoch, index):
+        losses = first_high_then_low(epoch, index)
+        hardly = torch.where(losses > CHANCE, CHANCE + 1, 0.95 * CHANCE)
+        return hardly if 0 < epoch < 4 else losses
+
+    policy = fp.Adaptive(12, 0.15, [1.0] * 10 + [0.001] * 2, chance=CHANCE)
+    pruner = fp.Pruner(1000, policy, batch_size=FIRST_BATCH)
+    kept, _ = trained(pruner, late)
+    # The epochs 4 to 8 count. In epoch 0, no loss is below chance.
+    assert [len(part) for part in kept[:10]] == [1000] * 9 + [820]
+
+
 def test_few_contradicting_samples_are_not_evidence_of_wrong_labels():
     """With correct labels, some samples are hard; skipping them would make the network worse."""
     kept, counts = {}, {}
@@ -224,7 +239,7 @@ def test_no_sample_is_repeated_before_all_were_chosen():
 @pytest.mark.parametrize("stop", [(0, 3), (4, 0), (5, 2), (9, 1)])
 def test_a_stopped_training_continues_exactly(stop):
     def policy():
-        return fp.Adaptive(10, 0.35, milestones, patience=2)
+        return fp.Adaptive(10, 0.35, milestones, patience=2, chance=2.25)
 
     def losses(epoch, index):
         noise = torch.from_numpy(np.random.default_rng(epoch).uniform(1, 2.5, 200))

@@ -20,6 +20,12 @@ from fineprune.pruning.replicas import Replicas
 
 _LONGEST_STREAK = 255
 
+# While hardly a class is learned, all samples of the others contradict those. Stale gradients make
+# the first epochs so slow that the correct samples of such a class were skipped, too, and learned
+# even later (docs/results/joint.md). The mean loss, in which no loss is larger than chance, was
+# above this share of chance then, and below it from the first epoch on in trainings without that.
+_LEARNED = 0.925
+
 
 class Adaptive(BudgetedPolicy):
     """Save a given share of the optimizer steps; which ones follows from the run itself.
@@ -27,10 +33,11 @@ class Adaptive(BudgetedPolicy):
     Three rules decide:
 
     1. *Samples that contradict the others are skipped.* These are the samples whose loss was above
-       chance in each of their last ``patience`` epochs. A share of them returns in each full epoch,
-       and fewer in a shortened one; a single loss below chance clears a sample. With wrong labels,
-       most of the skipped samples are wrong ones. With correct labels, there are few such samples,
-       and they are hard ones that are worth training; so none is skipped unless they are at least
+       chance in each of their last ``patience`` epochs, not counting epochs in which hardly
+       anything was learned. A share of them returns in each full epoch, and fewer in a
+       shortened one; a single loss below chance clears a sample. With wrong labels, most of the
+       skipped samples are wrong ones. With correct labels, there are few such samples, and they
+       are hard ones that are worth training; so none is skipped unless they are at least
        ``evidence`` of all samples.
     2. *The rest of the budget is taken where the learning rate is smallest.* An epoch keeps a
        number of samples in proportion to its learning rate, but never more than there are. Before
@@ -147,7 +154,8 @@ class Adaptive(BudgetedPolicy):
         losses = self._losses.values.numpy()
         above = losses > np.float32(self._chance)  # A loss that is not finite is above chance.
         self._streaks *= above  # An untrained sample keeps its streak, because it has infinity.
-        add_marks(self._streaks, above & (losses < np.inf), clear=False)
+        if self._losses.mean(self._chance) < _LEARNED * self._chance:
+            add_marks(self._streaks, above & (losses < np.inf), clear=False)
         self._losses.end_epoch()
         self._lengths[epoch] = steps / self._full_steps
 

@@ -44,6 +44,15 @@ class EpochLosses:
         if replicas.size > 1:
             self.values = -torch.from_numpy(replicas.maximum((-self.values).numpy()))
 
+    def mean(self, most: float) -> float:
+        """Return the mean loss of the epoch in progress; NaN if no sample was trained.
+
+        Args:
+            most: Larger losses count as this one.
+        """
+        trained = self.values[self.values < torch.inf]
+        return float(trained.clamp(max=most).double().mean())
+
     def end_epoch(self) -> None:
         """Add the losses of the epoch to the averages, and forget them."""
         known = self.values < _NOT_FINITE
