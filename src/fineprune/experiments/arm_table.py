@@ -315,16 +315,6 @@ def cost_to_reach(run: Run, accuracy: float) -> tuple[float, int] | None:
     return None
 
 
-def rate_factor(run: Run) -> float | None:
-    """Return the multiple of the recipe's learning rate that was chosen for the arm of a run.
-
-    Returns:
-        The multiple; None if none was chosen.
-    """
-    factor: float | None = run.recipe.get("run", {}).get("rate_factor")
-    return factor
-
-
 def _row(group: Group, arm: str, margin: float) -> Row:
     runs = group.of(arm)
     pairs = [] if arm == BASELINE else _pairs(group, arm, BASELINE)
@@ -343,7 +333,7 @@ def _row(group: Group, arm: str, margin: float) -> Row:
         group=group,
         arm=arm,
         seeds=len(runs),
-        rate_factor=rate_factor(runs[0]),
+        rate_factor=runs[0].rate_factor,
         seconds_train=_mean_of(runs, lambda summary: summary.seconds_train),
         time_saved=_mean(_saved(pairs, lambda summary: summary.seconds_train)),
         saved_in_epochs=_mean(in_epochs),
@@ -443,9 +433,10 @@ def _settings(run: Run, arms: set[str]) -> dict[str, dict[str, Any]]:
         excluded["pruning"] = _REPEATED
     elif len(arms) > 1:
         sections.pop("pruning", None)
-        if (factor := rate_factor(run)) is not None:
-            # The rate before the factor, whose last digits are rounded.
-            sections["training"]["lr"] = f"{sections['training']['lr'] / factor:g}, tuned"
+        if run.rate_factor is not None:
+            # The recipe's rate, without the last digits, which are those of a rounded quotient.
+            base = sections["training"]["lr"] / run.rate_factor
+            sections["training"]["lr"] = f"{base:g}, tuned"
         excluded["training"] = {name for arm in arms for name in changed_settings(arm)}
     for section, keys in excluded.items():
         for key in keys:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fineprune.experiments.arm_table import rate_factor
 from fineprune.experiments.tuning import read_rates
 from fineprune.runs.files import RATES, RECIPE
 from fineprune.runs.run import Run
@@ -44,7 +43,7 @@ def chosen_rates(runs: Sequence[Run]) -> str | None:
     Raises:
         InputError: The file with the choice is damaged.
     """
-    factors = {run.summary.arm: factor for run in runs if (factor := rate_factor(run)) is not None}
+    factors = {run.summary.arm: run.rate_factor for run in runs if run.rate_factor is not None}
     if not factors:
         return None
     folder = comparison_of(runs)

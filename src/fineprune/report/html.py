@@ -5,15 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fineprune.errors import InputError
-from fineprune.experiments.arm_table import (
-    BASELINE,
-    MARGIN,
-    Group,
-    Row,
-    group_rows,
-    grouped,
-    rate_factor,
-)
+from fineprune.experiments.arm_table import BASELINE, MARGIN, Group, Row, group_rows, grouped
 from fineprune.report.comparison_table import COLUMNS, comparison_table
 from fineprune.report.facts import comparison_of, distinct, facts, unequal
 from fineprune.report.figures import (
@@ -275,5 +267,5 @@ def _command(group: Group) -> str:
     if len(group.runs) == 1 or not (pruned or comparison_of(group.runs)):
         return "fineprune train recipe.toml"
     seeds = max(len(group.of(arm)) for arm in group.arms)
-    tune = " --tune" if any(rate_factor(run) is not None for run in group.runs) else ""
+    tune = " --tune" if any(run.rate_factor is not None for run in group.runs) else ""
     return f"fineprune compare recipe.toml --seeds {seeds} --arms {','.join(group.arms)}{tune}"
