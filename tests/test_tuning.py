@@ -33,14 +33,14 @@ from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.stop import Stopped
 
 RECIPE = {
-    "data": {"name": "digits", "train_size": 128},
-    "training": {"epochs": 2, "batch_size": 32, "lr": 0.02},
+    "data": {"name": "digits", "train_size": 160},
+    "training": {"epochs": 2, "batch_size": 16, "lr": 0.02},
     "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 32},
     "run": {"device": "cpu", "threads": 1, "watch": 0, "precision": "float32", "compile": "off"},
 }
 ARMS = ("full", "fine-pruning")
 TRIALS = [f"{arm}-{factor:g}" for arm in ARMS for factor in FACTORS]
-HELD_OUT = 12
+HELD_OUT = 16
 
 
 def small(*changes):
@@ -52,7 +52,7 @@ def tune(folder, *changes, arms=ARMS, **options):
 
 
 def planned_trials(folder, arms=ARMS):
-    held_out = held_out_recipe(small(), 128)
+    held_out = held_out_recipe(small(), 160)
     return plan_trials(plan_runs(held_out, folder / "rates", 1, arms))
 
 
@@ -112,10 +112,10 @@ def test_trials_do_not_evaluate_the_test_set(tuned):
     for name in TRIALS:
         run = read_run(tuned / "rates" / name)
         assert run.summary.evaluated_on == "validation"
-        assert run.summary.train_samples == 128 - HELD_OUT
+        assert run.summary.train_samples == 160 - HELD_OUT
         assert all(line["test_accuracy"] is line["test_loss"] is None for line in run.metrics)
     for run in read_runs([tuned]):
-        assert (run.summary.evaluated_on, run.summary.train_samples) == ("test", 128)
+        assert (run.summary.evaluated_on, run.summary.train_samples) == ("test", 160)
 
 
 def test_the_progress_says_what_the_runs_are(tuned, said):
@@ -286,7 +286,7 @@ def test_a_tenth_is_held_out_of_the_samples_that_a_recipe_trains(tmp_path):
         write_folder(tmp_path / part, number)
     images = {"name": "images", "image_size": 32, "train_size": 48}
     images |= {part: str(tmp_path / part) for part in ("train", "test")}
-    for data, number in ((images, 48), (RECIPE["data"], 128)):
+    for data, number in ((images, 48), (RECIPE["data"], 160)):
         held_out = held_out_recipe(make_recipe({**RECIPE, "data": data}), number)
         loaded = load_data(held_out)
         assert loaded.evaluated_on == "validation"
@@ -294,7 +294,7 @@ def test_a_tenth_is_held_out_of_the_samples_that_a_recipe_trains(tmp_path):
     cifar = held_out_recipe(small("data.name=cifar10", "data.train_size=50000"), 50_000)
     assert (cifar.data.validation, cifar.data.limited(45_000)) == (5_000, 45_000)
     own = small("data.validation=30")
-    assert held_out_recipe(own, 98) is own
+    assert held_out_recipe(own, 130) is own
 
 
 def test_reports_say_which_rates_were_chosen_and_how(tuned, tmp_path):
@@ -302,7 +302,7 @@ def test_reports_say_which_rates_were_chosen_and_how(tuned, tmp_path):
     factors = {arm: rate.factor for arm, rate in read_rates(tuned).arms.items()}
     chosen = ", ".join(f"{factor:g} ({arm})" for arm, factor in factors.items())
     sentence = (
-        f"that of the recipe times {chosen}, chosen with one seed on 12 held-out training samples"
+        f"that of the recipe times {chosen}, chosen with one seed on 16 held-out training samples"
     )
     command = ["report", str(tuned), "--out", str(out)]
     printed = CliRunner().invoke(app, command)
