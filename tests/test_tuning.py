@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from made_images import write_folder
-from made_runs import made_summary
+from made_runs import made_recipe, made_summary, make_compare
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.errors import InputError, RunError
-from fineprune.experiments.arm_table import grouped
+from fineprune.experiments.arm_table import Group, group_rows, grouped
 from fineprune.experiments.compare import compare, plan_runs
 from fineprune.experiments.tuning import (
     FACTORS,
@@ -25,6 +25,7 @@ from fineprune.experiments.tuning import (
     untuned,
     with_chosen_rates,
 )
+from fineprune.report.verdict import verdict
 from fineprune.runs.run import Run, read_run, read_runs
 from fineprune.runs.summary import write_summary
 from fineprune.training.data import load_data
@@ -312,8 +313,24 @@ def test_reports_say_which_rates_were_chosen_and_how(tuned, tmp_path):
     page = out.read_text(encoding="utf-8")
     assert f"<dt>Learning rates</dt><dd>{sentence}</dd>" in page
     assert "--seeds 1 --arms full,fine-pruning --tune" in page
+    assert "The learning rate of each arm was chosen with one seed." in page
     rows = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["rows"]
     assert {row["arm"]: row["rate_factor"] for row in rows} == factors
+
+
+def test_a_control_is_not_said_to_have_another_rate_if_both_were_chosen(tmp_path):
+    said = "with 1.50 times the learning rate"
+    folder = make_compare(tmp_path / "c", arms=["full", "fine-pruning", "shorter"], seeds=[0])
+    for tuned in (False, True):
+        for arm, factor in (("fine-pruning", 1.0), ("shorter", 1.5)):
+            file = folder / f"{arm}-0/recipe.toml"
+            recipe = read_recipe(file)
+            lr = made_recipe().training.lr * factor
+            recipe = recipe.replaced("training", lr=lr)
+            recipe = recipe.replaced("run", rate_factor=factor if tuned else None)
+            file.write_text(recipe.to_toml())
+        group = Group("lenet on digits", tuple(read_runs([folder])))
+        assert (said in " ".join(verdict(group, group_rows(group)))) is not tuned
 
 
 def made_run(arm, seed, lr, factor):
