@@ -48,6 +48,14 @@ def compare(
             "one training at a constant rate.",
         ),
     ] = False,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="First choose the learning rate of each arm, out of 1, 1.5 and 2 times that of "
+            "the recipe, on training samples that are held out.",
+        ),
+    ] = False,
     margin: Margin = 0.4,
     changes: Changes = None,
     as_json: AsJson = False,
@@ -72,6 +80,7 @@ def compare(
             arms=[] if arms is None else [arm.strip() for arm in arms.split(",")],
             jobs=jobs,
             curve=curve,
+            tune=tune,
             on_progress=update,
         )
     page = folder / REPORT

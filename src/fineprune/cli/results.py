@@ -28,7 +28,7 @@ def show_results(
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.experiments.arm_table import group_rows, grouped, table_rows
     from fineprune.report.comparison_table import row_dicts, terminal_tables
-    from fineprune.report.facts import unequal
+    from fineprune.report.facts import chosen_rates, unequal
     from fineprune.report.html import write_report
     from fineprune.report.table import rich_table
     from fineprune.report.verdict import headline
@@ -37,6 +37,11 @@ def show_results(
     rows = table_rows(runs, fraction)
     found = all_found_rows(runs)
     groups = grouped(runs)
+    rates = [
+        f"{group.label}: the learning rate is {chosen}"
+        for group in groups
+        if (chosen := chosen_rates(group.runs)) is not None
+    ]
     cautions = [
         f"{group.label}: {sentence}" for group in groups for sentence in unequal(group.runs)
     ]
@@ -55,7 +60,7 @@ def show_results(
         console.print(rich_table(table, console.width))
     if found:
         typer.echo(found_line(found))
-    for sentence in cautions:
+    for sentence in [*rates, *cautions]:
         console.print(sentence, highlight=False)
     typer.echo(f"report: {page}")
     for label, sentence in headlines.items():

@@ -131,6 +131,8 @@ class Row:
         group: The group that the arm belongs to.
         arm: The name of the arm.
         seeds: The number of runs.
+        rate_factor: The multiple of the recipe's learning rate that was chosen for the arm on
+            held-out samples; None if none was chosen.
         seconds_train: The wall-clock time of the training in seconds, including the bookkeeping and
             excluding the evaluation.
         time_saved: The fraction of the training time of ``full`` that is saved, paired by seed.
@@ -161,6 +163,7 @@ class Row:
     group: Group
     arm: str
     seeds: int | None = None
+    rate_factor: float | None = None
     seconds_train: float | None = None
     time_saved: float | None = None
     saved_in_epochs: float | None = None
@@ -330,6 +333,7 @@ def _row(group: Group, arm: str, margin: float) -> Row:
         group=group,
         arm=arm,
         seeds=len(runs),
+        rate_factor=runs[0].rate_factor,
         seconds_train=_mean_of(runs, lambda summary: summary.seconds_train),
         time_saved=_mean(_saved(pairs, lambda summary: summary.seconds_train)),
         saved_in_epochs=_mean(in_epochs),
@@ -419,8 +423,8 @@ def _settings(run: Run, arms: set[str]) -> dict[str, dict[str, Any]]:
     """Return the settings and digests that comparable runs of the given arms have in common.
 
     Runs of the same arm may differ in their seeds only, and those of ``matched`` in their numbers.
-    Runs of two arms may also differ in the ``pruning`` section, and the arms that train fewer
-    epochs in what this changes.
+    Runs of two arms may also differ in the ``pruning`` section, in a learning rate that was chosen
+    for each of them, and the arms that train fewer epochs in what this changes.
     """
     sections = method_of(run.recipe)
     del sections["run"]  # Seeds are compared as those of pairs.
@@ -429,6 +433,10 @@ def _settings(run: Run, arms: set[str]) -> dict[str, dict[str, Any]]:
         excluded["pruning"] = _REPEATED
     elif len(arms) > 1:
         sections.pop("pruning", None)
+        if run.rate_factor is not None:
+            # The recipe's rate, without the last digits, which are those of a rounded quotient.
+            base = sections["training"]["lr"] / run.rate_factor
+            sections["training"]["lr"] = f"{base:g}, tuned"
         excluded["training"] = {name for arm in arms for name in changed_settings(arm)}
     for section, keys in excluded.items():
         for key in keys:

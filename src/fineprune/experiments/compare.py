@@ -1,22 +1,27 @@
 """Comparisons: trains every arm with every seed, and writes all runs to one folder."""
 
-import concurrent.futures
 import dataclasses
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fineprune.distributed.all_reduce import check_not_launched
-from fineprune.errors import InputError, RunError
+from fineprune.errors import InputError
 from fineprune.experiments.controls import MATCHED, arm_recipe, check_arms, default_arms
-from fineprune.experiments.cooldowns import plan_curve, train_trunk
+from fineprune.experiments.cooldowns import plan_curve
 from fineprune.experiments.planned_run import PlannedRun, check_own_folder, epochs_done, with_seed
-from fineprune.experiments.same_inputs import check_begun_with, check_finished
-from fineprune.launch.follow_parent import end_with_parent
+from fineprune.experiments.run_pool import train_runs
+from fineprune.experiments.same_inputs import Digests, check_begun_with, check_finished
+from fineprune.experiments.tuning import (
+    TRIALS,
+    check_can_tune,
+    choose_rates,
+    held_out_recipe,
+    plan_trials,
+    trial_result,
+    untuned,
+    with_chosen_rates,
+)
 from fineprune.runs.files import (
     COMPARISON,
     RECIPE,
@@ -31,13 +36,10 @@ from fineprune.training.data import Data, load_data
 from fineprune.training.hardware import resolved
 from fineprune.training.recipe import Recipe, read_recipe
 from fineprune.training.scores_of_run import check_same_samples
-from fineprune.training.stop import Stopped, stop_requests
 from fineprune.training.summary import input_digests
 
 # All runs of a comparison are planned before the first one is trained.
 _MOST_SEEDS = 1000
-
-_POLL_SECONDS = 0.5
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -78,7 +80,8 @@ def plan_runs(
         seeded = with_seed(recipe, number)
         planned = {}
         for arm in arms:
-            run_recipe = arm_recipe(seeded, arm, num_samples).replaced("run", arm=arm)
+            run_recipe = arm_recipe(seeded, arm, num_samples)
+            run_recipe = run_recipe.replaced("run", arm=arm, rate_factor=None)
             if arm == "ranked" and number == 0:
                 check_same_samples(Path(run_recipe.pruning.scores or ""), data)
             planned[arm] = PlannedRun(arm, number, run_recipe, folder / f"{arm}-{number}")
@@ -100,6 +103,7 @@ def compare(
     arms: Sequence[str] = (),
     jobs: int = 1,
     curve: bool = False,
+    tune: bool = False,
     on_progress: OnProgress | None = None,
 ) -> None:
     """Train all arms. Unfinished runs in the folder are continued, and finished ones are kept.
@@ -116,14 +120,17 @@ def compare(
         jobs: The number of runs that train at the same time and share the cores equally.
         curve: Whether to train the curve of cost against accuracy too; see
             ``experiments.cooldowns``.
+        tune: Whether to choose the learning rate of each arm first; see ``experiments.tuning``. A
+            rate that was chosen is kept when arms or seeds are added.
         on_progress: Called with a line of text (which may be empty), the number of epochs trained
             so far, and the number of all epochs.
 
     Raises:
         InputError: A setting is wrong, the folder holds a single run or runs of another recipe,
-            or other labels, weights or data, another process writes to the folder, or
-            ``torchrun`` started several processes.
-        RunError: The process of a run was killed, or the labels, weights or data changed.
+            or other labels, weights or data, the comparison in it began with another ``tune``,
+            another process writes to the folder, or ``torchrun`` started several processes.
+        RunError: The process of a run was killed, the labels, weights or data changed, or an arm
+            diverged at every rate.
         Stopped: A signal asked this process to stop, and the runs have written checkpoints.
     """
     check_not_launched("fineprune compare", "the runs")
@@ -131,41 +138,88 @@ def compare(
     if jobs < 1:
         raise InputError(f"expected at least one job, got {jobs}")
     arms = arms or default_arms(recipe)
+    if tune:
+        check_can_tune(recipe, arms, curve=curve)
     data = load_data(resolved(recipe))
     runs = plan_runs(recipe, folder, seeds, arms, data, curve=curve)
     digests = input_digests(recipe, data)
     with only_writer(folder):
         check_begun_with(folder / COMPARISON, digests, "comparison")
         _check_recipe(folder, recipe)
-        unfinished = [run for run in runs if not run.finished()]
-        listed = _finished_earlier(folder)
-        listed += [
-            entry
-            for run in runs
-            if (entry := {"arm": run.name, "seed": run.recipe.run.seed, "path": run.folder.name})
-            not in listed
-        ]
-        write_json(
-            folder / COMPARISON,
-            {
-                "version": 1,
-                "title": title,
-                "arms": list(dict.fromkeys(entry["arm"] for entry in listed)),
-                "seeds": sorted({entry["seed"] for entry in listed}),
-                "sha256": digests,
-                "runs": listed,
-            },
-        )
+        _check_tuned(folder, tune=tune)
+        trials, trial_digests = _plan_trials(recipe, folder, arms, data) if tune else ([], digests)
+        # If there are trials, the rates of the runs are not known yet.
+        unfinished = [] if trials else _unfinished(runs, folder, tune=tune)
+        write_json(folder / COMPARISON, _listing(folder, runs, title, digests, tune=tune))
         # After ``compare.json``, which says that the folder is that of a comparison.
         write_atomically(folder / RECIPE, recipe.to_toml())
-        total = sum(run.recipe.training.epochs for run in runs)
+        counted = [*trials, *runs]
         progress = on_progress or (lambda line, done, total: None)
-        for run in _train_all(unfinished, jobs, lambda: progress("", epochs_done(runs), total)):
+
+        def told(line: str = "") -> None:
+            total = sum(run.recipe.training.epochs for run in counted)
+            progress(line, epochs_done(counted), total)
+
+        if trials:
+            untrained = [trial for trial in trials if not trial.finished()]
+            later = sum(not (run.folder / SUMMARY).exists() for run in runs)
+            for trial in train_runs(untrained, jobs, told, later=later, may_diverge=True):
+                told(trial_result(trial))
+                if trial.finished():
+                    check_finished(trial.folder, trial_digests, "comparison")
+            choose_rates(folder, trials)
+            # A training that diverged has not all of its epochs.
+            counted = [*(trial for trial in trials if trial.finished()), *runs]
+            unfinished = _unfinished(runs, folder, tune=tune)
+        for run in train_runs(unfinished, jobs, told):
             summary = read_summary(run.folder / SUMMARY)
             line = f"finished {run.name}, seed {run.number + 1} of {seeds}"
-            line += f", accuracy {summary.accuracy_last:.2%}"
-            progress(line, epochs_done(runs), total)
+            told(f"{line}, accuracy {summary.accuracy_last:.2%}")
             check_finished(run.folder, digests, "comparison")
+
+
+def _plan_trials(
+    recipe: Recipe, folder: Path, arms: Sequence[str], data: Data
+) -> tuple[list[PlannedRun], Digests]:
+    """List the runs that choose learning rates, and return the digests of what they read.
+
+    Raises:
+        InputError: No samples can be held out.
+    """
+    new = untuned(folder, recipe, arms)
+    if not new:
+        return [], {}
+    held_out = held_out_recipe(recipe, data.num_samples)
+    if held_out != recipe:
+        data = load_data(resolved(held_out))
+    runs = plan_runs(held_out, folder / TRIALS, 1, new, data)
+    return plan_trials(runs), input_digests(held_out, data)
+
+
+def _unfinished(runs: Sequence[PlannedRun], folder: Path, *, tune: bool) -> list[PlannedRun]:
+    """Return the runs that are not finished, with the learning rates of their arms."""
+    complete = with_chosen_rates(runs, folder) if tune else runs
+    return [run for run in complete if not run.finished()]
+
+
+def _check_tuned(folder: Path, *, tune: bool) -> None:
+    """Check that the comparison in a folder, if any, began with or without tuning.
+
+    Raises:
+        InputError: It did not, so that its arms could not be compared with those added.
+    """
+    if not (folder / COMPARISON).is_file():
+        return
+    try:
+        begun = bool(read_json(folder / COMPARISON).get("tuned"))
+    except (AttributeError, InputError):
+        return  # The file is damaged, and written again.
+    if begun != tune:
+        given, advice = ("--tune", "leave it out") if tune else ("none", "add --tune")
+        raise InputError(
+            f"expected {'no --tune' if tune else '--tune'}, as when the comparison in {folder} "
+            f"began, got {given}: {advice}, or give another --out"
+        )
 
 
 def _check_recipe(folder: Path, recipe: Recipe) -> None:
@@ -184,6 +238,28 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
         )
 
 
+def _listing(
+    folder: Path, runs: Sequence[PlannedRun], title: str, digests: Digests, *, tune: bool
+) -> dict[str, Any]:
+    """Return the content of ``compare.json``: the runs, and those that were finished earlier."""
+    listed = _finished_earlier(folder)
+    listed += [
+        entry
+        for run in runs
+        if (entry := {"arm": run.name, "seed": run.recipe.run.seed, "path": run.folder.name})
+        not in listed
+    ]
+    return {
+        "version": 1,
+        "title": title,
+        "tuned": tune,
+        "arms": list(dict.fromkeys(entry["arm"] for entry in listed)),
+        "seeds": sorted({entry["seed"] for entry in listed}),
+        "sha256": digests,
+        "runs": listed,
+    }
+
+
 def _finished_earlier(folder: Path) -> list[dict[str, Any]]:
     """Return the entries of the finished runs that ``compare.json`` lists.
 
@@ -200,68 +276,3 @@ def _finished_earlier(folder: Path) -> list[dict[str, Any]]:
         return [entry for entry in entries if (folder / entry["path"] / SUMMARY).is_file()]
     except (InputError, KeyError, TypeError, ValueError):
         return []
-
-
-def _train_all(
-    runs: Sequence[PlannedRun], jobs: int, on_poll: Callable[[], None]
-) -> Iterator[PlannedRun]:
-    """Train the runs in separate processes, and yield each run when it is finished.
-
-    A run starts as soon as a process is free, in the given order. A control that matches one of the
-    runs, or a run that begins as a copy of one, starts after it; until then, the runs behind it
-    come first.
-    """
-    # Spawned processes do not inherit the memory and the threads of this process.
-    context = multiprocessing.get_context("spawn")
-    others = set(multiprocessing.active_children())
-    pool = concurrent.futures.ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=end_with_parent, initargs=(os.getpid(),)
-    )
-    with stop_requests() as stop:
-        try:
-            waiting = list(runs)
-            training: dict[Future[None], PlannedRun] = {}
-            while waiting or training:
-                unfinished = {run.folder for run in (*waiting, *training.values())}
-                ready = [
-                    run
-                    for run in waiting
-                    if (first := run.matches or run.trunk) is None or first.folder not in unfinished
-                ]
-                for run in ready[: jobs - len(training)]:
-                    waiting.remove(run)
-                    if run.matches is not None and run.finished():
-                        yield run  # Only its method had to be trained again.
-                        continue
-                    recipe = run.complete()
-                    assert recipe is not None
-                    copies = [
-                        (other.folder, other.recipe)
-                        for other in waiting
-                        if other.trunk is not None and other.trunk.folder == run.folder
-                    ]
-                    training[pool.submit(train_trunk, recipe, run.folder, jobs, copies)] = run
-                done, _ = concurrent.futures.wait(
-                    training, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED
-                )
-                for future in done:
-                    future.result()
-                    yield training.pop(future)
-                on_poll()
-                if stop.number is not None:
-                    left = len(waiting) + len(training)
-                    raise Stopped(stop.number, f"with {left} runs to go")
-            pool.shutdown()
-        except BrokenProcessPool:
-            raise RunError(
-                "the process of a run was killed, perhaps because memory ran out: run the same "
-                "command again to continue"
-            ) from None
-        finally:
-            # A terminated run writes a checkpoint before its process ends.
-            pool.shutdown(wait=False, cancel_futures=True)
-            started = set(multiprocessing.active_children()) - others
-            for process in started:
-                process.terminate()
-            for process in started:
-                process.join()

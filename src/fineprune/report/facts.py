@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fineprune.runs.files import RECIPE
+from fineprune.experiments.tuning import read_rates
+from fineprune.runs.files import RATES, RECIPE
 from fineprune.runs.run import Run
 from fineprune.runs.summary import Summary
 
@@ -16,6 +17,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     first = summaries[0]
     epochs = {summary.arm: summary.epochs for summary in summaries}
     lengths = distinct(epochs.values())
+    rates = chosen_rates(runs)
     return [
         ("Runs", f"{len(runs)}: {', '.join(distinct(run.title for run in runs))}"),
         ("Network", f"{first.network}, {first.parameters:,} parameters"),
@@ -27,11 +29,30 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
             if len(lengths) == 1
             else ", ".join(f"{arm} {number}" for arm, number in epochs.items()),
         ),
+        *([("Learning rates", rates)] if rates else []),
         ("Seeds", ", ".join(distinct(str(summary.seed) for summary in summaries))),
         ("Hardware", "; ".join(distinct(hardware(summary) for summary in summaries))),
         ("Versions", "; ".join(distinct(_versions(summary) for summary in summaries))),
         ("Git revision", ", ".join(distinct(summary.git or "none" for summary in summaries))),
     ]
+
+
+def chosen_rates(runs: Sequence[Run]) -> str | None:
+    """Return a phrase on the learning rates that were chosen for the arms; None if none were.
+
+    Raises:
+        InputError: The file with the choice is damaged.
+    """
+    factors = {run.summary.arm: run.rate_factor for run in runs if run.rate_factor is not None}
+    if not factors:
+        return None
+    folder = comparison_of(runs)
+    number = f"{read_rates(folder).held_out:,} " if folder and (folder / RATES).exists() else ""
+    chosen = ", ".join(f"{factor:g} ({arm})" for arm, factor in factors.items())
+    return (
+        f"that of the recipe times {chosen}, chosen with one seed on {number}held-out training "
+        f"samples"
+    )
 
 
 def comparison_of(runs: Iterable[Run]) -> Path | None:

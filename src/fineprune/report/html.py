@@ -241,6 +241,11 @@ def _caveats(group: Group, rows: Sequence[Row], margin: float) -> list[str]:
         for row in rows
     ):
         caveats.append("Some seeds have no full run; differences are over the seeds that have one.")
+    if _is_tuned(group):
+        caveats.append(
+            "The learning rate of each arm was chosen with one seed. If the accuracies of an arm "
+            "vary much between its seeds, its rate may be too large."
+        )
     caveats += unequal(group.runs)
     nonfinite = sum(line["nonfinite"] for run in group.runs for line in run.metrics)
     if nonfinite:
@@ -256,6 +261,10 @@ def _caveats(group: Group, rows: Sequence[Row], margin: float) -> list[str]:
     return caveats + paper_notes([group])
 
 
+def _is_tuned(group: Group) -> bool:
+    return any(run.rate_factor is not None for run in group.runs)
+
+
 def _recipe_text(group: Group) -> str:
     """Return the recipe that repeats the group's runs: the comparison's, or else the method's."""
     method = next((run for run in group.runs if run.summary.policy != BASELINE), group.runs[0])
@@ -267,4 +276,5 @@ def _command(group: Group) -> str:
     if len(group.runs) == 1 or not (pruned or comparison_of(group.runs)):
         return "fineprune train recipe.toml"
     seeds = max(len(group.of(arm)) for arm in group.arms)
-    return f"fineprune compare recipe.toml --seeds {seeds} --arms {','.join(group.arms)}"
+    tune = " --tune" if _is_tuned(group) else ""
+    return f"fineprune compare recipe.toml --seeds {seeds} --arms {','.join(group.arms)}{tune}"

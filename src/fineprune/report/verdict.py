@@ -218,7 +218,7 @@ def _control(group: Group, name: str, row: Row, difference: Difference, margin: 
         elif schedule != method.recipe["training"]["schedule"]:
             late = ", with a rate that falls as 1 - u^2"
         ratio = control.recipe["training"]["lr"] / method.recipe["training"]["lr"]
-        if ratio != 1:
+        if ratio != 1 and method.rate_factor is None:  # The facts give the chosen rates.
             rate = f", with {ratio:.2f} times the learning rate"
         control_name = (
             f"Training on all samples for {epochs} epochs instead{late}{rate}, at {cost},"

@@ -26,6 +26,7 @@ RECIPE = "recipe.toml"
 CHECKPOINT = "checkpoint.pt"
 COUNTS = "counts"
 COMPARISON = "compare.json"
+RATES = "rates.json"
 SCALING = "scale.json"
 DURATION = "duration.json"
 HISTORY = "history"
@@ -37,7 +38,7 @@ _TEMPORARY = ".fineprune.tmp"
 _EPOCH_FILE = re.compile(r"epoch-([0-9]{4,9})\.npy")
 
 # The files of runs, comparisons and scaling experiments.
-RESULTS = (SUMMARY, METRICS, RECIPE, CHECKPOINT, COMPARISON, SCALING, DURATION)
+RESULTS = (SUMMARY, METRICS, RECIPE, CHECKPOINT, COMPARISON, RATES, SCALING, DURATION)
 
 # The page about the runs in a folder, which can be written again.
 REPORT = "report.html"

@@ -59,6 +59,12 @@ class Run:
     title: str = ""
     comparison: Path | None = None
 
+    @property
+    def rate_factor(self) -> float | None:
+        """The multiple of the comparison's learning rate that was chosen; None if none was."""
+        factor: float | None = self.recipe.get("run", {}).get("rate_factor")
+        return factor
+
     def counts(self) -> dict[int, npt.NDArray[np.integer]]:
         """Read the counts of each window.
 

@@ -220,3 +220,14 @@ class DataSettings:
                 f"{self.name} without those of data.validation, got {self.train_size}"
             )
         return self.train_size
+
+    def holding_out(self, images: int) -> "DataSettings":
+        """Return the settings of a training without some of its images, which evaluate it.
+
+        Args:
+            images: The number of training images to hold out; at present, none are.
+        """
+        size = self.train_size
+        if size is not None and self.name not in _TRAIN_SIZE:
+            size -= images
+        return dataclasses.replace(self, validation=images, train_size=size)

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 
-from fineprune.errors import InputError, check_at_least, check_one_of
+from fineprune.errors import InputError, check_above, check_at_least, check_one_of
 
 # TOML's integers are signed and have 64 bits, and an epoch's order is drawn from seed + epoch.
 _LARGEST_SEED = 2**63 - 1
@@ -35,6 +35,8 @@ class RunSettings:
         tensorboard: Whether to write the metrics of each epoch as an event file for TensorBoard
             into the run's folder. This needs the extra ``tensorboard``.
         arm: The name of the run's arm in a comparison; None for the name of the policy.
+        rate_factor: The multiple of a comparison's learning rate that ``fineprune compare --tune``
+            chose, and that ``training.lr`` is already multiplied by; None if none was chosen.
     """
 
     seed: int = 0
@@ -48,6 +50,7 @@ class RunSettings:
     history: bool = True
     tensorboard: bool = False
     arm: str | None = None
+    rate_factor: float | None = None
 
     def __post_init__(self) -> None:
         if not _DEVICES.fullmatch(self.device):
@@ -59,5 +62,7 @@ class RunSettings:
         check_at_least("run.checkpoint_every", self.checkpoint_every, 1)
         for name in ("seed", "threads", "checkpoint_steps", "watch"):
             check_at_least(f"run.{name}", getattr(self, name), 0)
+        if self.rate_factor is not None:
+            check_above("run.rate_factor", self.rate_factor, 0)
         if self.seed > _LARGEST_SEED:
             raise InputError(f"expected run.seed to be at most 2^63 - 1, got {self.seed}")

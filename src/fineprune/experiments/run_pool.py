@@ -1,0 +1,104 @@
+"""Trains several runs of a comparison at the same time, each in a process of its own."""
+
+import concurrent.futures
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future
+from concurrent.futures.process import BrokenProcessPool
+
+from fineprune.errors import RunError
+from fineprune.experiments.cooldowns import train_trunk
+from fineprune.experiments.planned_run import PlannedRun
+from fineprune.launch.follow_parent import end_with_parent
+from fineprune.training.epoch_metrics import TrainingDiverged
+from fineprune.training.stop import Stopped, stop_requests
+
+_POLL_SECONDS = 0.5
+
+
+def train_runs(
+    runs: Sequence[PlannedRun],
+    jobs: int,
+    on_poll: Callable[[], None],
+    *,
+    later: int = 0,
+    may_diverge: bool = False,
+) -> Iterator[PlannedRun]:
+    """Train the runs in separate processes, and yield each run when it is finished.
+
+    A run starts as soon as a process is free, in the given order. A control that matches one of the
+    runs, or a run that begins as a copy of one, starts after it; until then, the runs behind it
+    come first.
+
+    Args:
+        runs: The runs, none of which is finished.
+        jobs: The number of runs that train at the same time and share the cores equally.
+        on_poll: Called every fraction of a second while runs train.
+        later: The number of runs that the caller trains after these, for the message of
+            ``Stopped``.
+        may_diverge: Whether the training of a run may diverge. Such a run is yielded unfinished,
+            and so is its control, which is not trained.
+
+    Raises:
+        RunError: The process of a run was killed. The errors of ``train`` are raised, too.
+        Stopped: A signal asked this process to stop, and the runs have written checkpoints.
+    """
+    # Spawned processes do not inherit the memory and the threads of this process.
+    context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
+    pool = concurrent.futures.ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=end_with_parent, initargs=(os.getpid(),)
+    )
+    with stop_requests() as stop:
+        try:
+            waiting = list(runs)
+            training: dict[Future[None], PlannedRun] = {}
+            while waiting or training:
+                unfinished = {run.folder for run in (*waiting, *training.values())}
+                ready = [
+                    run
+                    for run in waiting
+                    if (first := run.matches or run.trunk) is None or first.folder not in unfinished
+                ]
+                for run in ready[: jobs - len(training)]:
+                    waiting.remove(run)
+                    if run.matches is not None and run.finished():
+                        yield run  # Only its method had to be trained again.
+                        continue
+                    recipe = run.complete()
+                    if recipe is None and may_diverge:
+                        yield run  # Its method diverged.
+                        continue
+                    assert recipe is not None
+                    copies = [
+                        (other.folder, other.recipe)
+                        for other in waiting
+                        if other.trunk is not None and other.trunk.folder == run.folder
+                    ]
+                    training[pool.submit(train_trunk, recipe, run.folder, jobs, copies)] = run
+                done, _ = concurrent.futures.wait(
+                    training, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED
+                )
+                for future in done:
+                    if not (may_diverge and isinstance(future.exception(), TrainingDiverged)):
+                        future.result()
+                    yield training.pop(future)
+                on_poll()
+                if stop.number is not None:
+                    left = len(waiting) + len(training) + later
+                    raise Stopped(stop.number, f"with {left} runs to go")
+            pool.shutdown()
+        except BrokenProcessPool:
+            raise RunError(
+                "the process of a run was killed, perhaps because memory ran out: run the same "
+                "command again to continue"
+            ) from None
+        finally:
+            # A terminated run writes a checkpoint before its process ends.
+            pool.shutdown(wait=False, cancel_futures=True)
+            started = set(multiprocessing.active_children()) - others
+            for process in started:
+                process.terminate()
+            for process in started:
+                process.join()

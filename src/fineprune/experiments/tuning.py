@@ -1,0 +1,238 @@
+"""The learning rate of each arm of a comparison, chosen by trials on held-out training samples.
+
+The best rate differs between methods, and two methods can be compared only if each has its own. A
+rate that is chosen by the test accuracy makes this accuracy too high. So each arm is first trained
+with several rates on a part of the training samples, and evaluated on the others. The file
+``rates.json`` in the folder of the comparison holds the accuracies of these trials and the choice.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fineprune.errors import InputError, RunError
+from fineprune.experiments.controls import MATCHED, SCALED
+from fineprune.experiments.planned_run import PlannedRun
+from fineprune.runs.files import RATES, SUMMARY, read_json, write_json
+from fineprune.runs.summary import read_summary
+from fineprune.training.recipe import Recipe
+
+# The folder of the trials in that of the comparison.
+TRIALS = "rates"
+
+# The multiples of the recipe's learning rate that are tried, in increasing order.
+FACTORS = (1.0, 1.5, 2.0)
+
+# One in so many training samples is held out, unless the recipe holds some out itself.
+_ONE_IN = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenRate:
+    """The learning rate of an arm.
+
+    Attributes:
+        factor: The chosen multiple of the recipe's learning rate.
+        accuracies: The accuracy on the held-out samples after the last epoch, as a fraction, by the
+            factor as text; None if the training diverged.
+    """
+
+    factor: float
+    accuracies: Mapping[str, float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """The learning rates of the arms of a comparison.
+
+    Attributes:
+        held_out: The number of training samples that were held out to choose them.
+        arms: The rate of each arm.
+    """
+
+    held_out: int
+    arms: Mapping[str, ChosenRate]
+
+
+def check_can_tune(recipe: Recipe, arms: Sequence[str], *, curve: bool) -> None:
+    """Check that the learning rates of all arms can be chosen.
+
+    Args:
+        recipe: The recipe of the comparison.
+        arms: The names of its arms.
+        curve: Whether the curve of cost against accuracy is trained, too.
+
+    Raises:
+        InputError: An arm is itself a multiple of another one's rate, or needs a run on the same
+            samples, or the curve is trained, whose runs have one rate.
+    """
+    if curve:
+        raise InputError(
+            "expected --tune or --curve, got both: the trainings of the curve share one rate, so "
+            "train it into another --out"
+        )
+    multiples = [arm for arm in arms if arm in SCALED or arm.startswith("shorter-")]
+    if multiples:
+        raise InputError(
+            f"expected no arms with --tune whose learning rate is a multiple of another arm's, got "
+            f"{', '.join(multiples)}: leave them out"
+        )
+    if "ranked" in arms and not recipe.data.validation:
+        raise InputError(
+            "expected data.validation with --tune and the arm 'ranked', got 0: its scores must be "
+            "those of a run that has held out the same samples; or leave this arm out"
+        )
+
+
+def held_out_recipe(recipe: Recipe, num_samples: int) -> Recipe:
+    """Return the recipe of the trials, which holds out a part of the training samples.
+
+    Args:
+        recipe: The recipe of the comparison. If it holds out samples itself, it is returned.
+        num_samples: The number of training samples, N.
+
+    Raises:
+        InputError: There are too few samples.
+    """
+    if recipe.data.validation:
+        return recipe
+    if num_samples < 2:
+        raise InputError(f"expected at least 2 training samples with --tune, got {num_samples}")
+    held_out = max(1, num_samples // _ONE_IN)
+    return dataclasses.replace(recipe, data=recipe.data.holding_out(held_out))
+
+
+def untuned(folder: Path, recipe: Recipe, arms: Sequence[str]) -> list[str]:
+    """Return the arms that have no learning rate yet.
+
+    The method is also returned with its control ``matched``, whose trials repeat the numbers of
+    samples of its trials.
+
+    Raises:
+        InputError: ``rates.json`` is damaged.
+    """
+    known = read_rates(folder).arms
+    new = [arm for arm in arms if arm not in known]
+    return [arm for arm in arms if arm in new or (MATCHED in new and arm == recipe.pruning.policy)]
+
+
+def plan_trials(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return the trials of some arms: each run with each multiple of its learning rate.
+
+    Args:
+        runs: One run of each arm, with the recipe of ``held_out_recipe``.
+    """
+    return [_trial(run, factor) for factor in FACTORS for run in runs]
+
+
+def with_chosen_rates(runs: Sequence[PlannedRun], folder: Path) -> list[PlannedRun]:
+    """Return the runs of a comparison with the learning rates that were chosen for their arms.
+
+    Args:
+        runs: The runs.
+        folder: The folder of the comparison, whose rates are chosen.
+
+    Raises:
+        InputError: ``rates.json`` is damaged.
+    """
+    arms = read_rates(folder).arms
+
+    def chosen(run: PlannedRun) -> PlannedRun:
+        matches = None if run.matches is None else chosen(run.matches)
+        return dataclasses.replace(_at_rate(run, arms[run.name].factor), matches=matches)
+
+    return [chosen(run) for run in runs]
+
+
+def choose_rates(folder: Path, trials: Sequence[PlannedRun]) -> None:
+    """Choose the learning rate of each arm, and write them to ``rates.json``.
+
+    The accuracy after the last epoch decides, and the smaller rate if two are equal. The rate of an
+    arm that has one already is not changed.
+
+    Args:
+        folder: The folder of the comparison.
+        trials: The trials of the arms, which have been trained. Those without a summary diverged.
+
+    Raises:
+        InputError: ``rates.json`` or a summary is damaged.
+        RunError: The training of an arm diverged at every rate.
+        WriteError: The file cannot be written.
+    """
+    known = read_rates(folder).arms
+    accuracies: dict[str, dict[float, float | None]] = {}
+    for trial in trials:
+        accuracies.setdefault(trial.name, {})[_factor(trial)] = trial_accuracy(trial)
+    chosen = {arm: _best(arm, found) for arm, found in accuracies.items() if arm not in known}
+    rates = Rates(trials[0].recipe.data.validation, {**known, **chosen})
+    write_json(folder / RATES, {"version": 1, **dataclasses.asdict(rates)})
+
+
+def trial_accuracy(trial: PlannedRun) -> float | None:
+    """Return the accuracy of a trial on the held-out samples; None if its training diverged."""
+    file = trial.folder / SUMMARY
+    return read_summary(file).accuracy_last if file.exists() else None
+
+
+def trial_result(trial: PlannedRun) -> str:
+    """Return a line of text on a trial that has been trained."""
+    name = f"{trial.name} with {_factor(trial):g} times the learning rate"
+    accuracy = trial_accuracy(trial)
+    if accuracy is None:
+        return f"tuning: {name} diverged"
+    return f"tuning: finished {name}, accuracy {accuracy:.2%} on held-out samples"
+
+
+def read_rates(folder: Path) -> Rates:
+    """Read the learning rates that were chosen in a comparison; there may be none yet.
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    file = folder / RATES
+    if not file.exists():
+        return Rates(0, {})
+    content = read_json(file)
+    try:
+        arms = {
+            arm: ChosenRate(float(rate["factor"]), dict(rate["accuracies"]))
+            for arm, rate in content["arms"].items()
+        }
+        return Rates(int(content["held_out"]), arms)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"expected the learning rate of each arm in {file}, cannot read it: {error!r}: restore "
+            f"the file, or remove it to choose the rates again"
+        ) from error
+
+
+def _trial(run: PlannedRun, factor: float) -> PlannedRun:
+    matches = None if run.matches is None else _trial(run.matches, factor)
+    folder = run.folder.with_name(f"{run.name}-{factor:g}")
+    # Nobody looks at the samples of a trial.
+    recipe = run.recipe.replaced("run", history=False)
+    trial = dataclasses.replace(run, recipe=recipe, folder=folder, matches=matches)
+    return _at_rate(trial, factor)
+
+
+def _at_rate(run: PlannedRun, factor: float) -> PlannedRun:
+    recipe = run.recipe.replaced("training", lr=run.recipe.training.lr * factor)
+    return dataclasses.replace(run, recipe=recipe.replaced("run", rate_factor=factor))
+
+
+def _factor(trial: PlannedRun) -> float:
+    factor = trial.recipe.run.rate_factor
+    assert factor is not None
+    return factor
+
+
+def _best(arm: str, accuracies: Mapping[float, float | None]) -> ChosenRate:
+    finished = {factor: found for factor, found in accuracies.items() if found is not None}
+    if not finished:
+        tried = ", ".join(f"{factor:g}" for factor in accuracies)
+        raise RunError(
+            f"the training of the arm {arm!r} diverged with {tried} times the learning rate: set a "
+            f"smaller training.lr, and give another --out"
+        )
+    factor = max(finished, key=lambda factor: (finished[factor], -factor))
+    return ChosenRate(factor, {f"{tried:g}": found for tried, found in accuracies.items()})

@@ -1,0 +1,355 @@
+"""The learning rates of arms, which are chosen on training samples that are held out."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from made_images import write_folder
+from made_runs import made_recipe, made_summary, make_compare
+from typer.testing import CliRunner
+
+from fineprune.cli.main import app
+from fineprune.errors import InputError, RunError
+from fineprune.experiments.arm_table import Group, group_rows, grouped
+from fineprune.experiments.compare import compare, plan_runs
+from fineprune.experiments.tuning import (
+    FACTORS,
+    choose_rates,
+    held_out_recipe,
+    plan_trials,
+    read_rates,
+    untuned,
+    with_chosen_rates,
+)
+from fineprune.report.verdict import verdict
+from fineprune.runs.run import Run, read_run, read_runs
+from fineprune.runs.summary import write_summary
+from fineprune.training.data import load_data
+from fineprune.training.loop import train
+from fineprune.training.recipe import make_recipe, read_recipe
+from fineprune.training.stop import Stopped
+
+RECIPE = {
+    "data": {"name": "digits", "train_size": 160},
+    "training": {"epochs": 2, "batch_size": 16, "lr": 0.02},
+    "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 32},
+    "run": {"device": "cpu", "threads": 1, "watch": 0, "precision": "float32", "compile": "off"},
+}
+ARMS = ("full", "fine-pruning")
+TRIALS = [f"{arm}-{factor:g}" for arm in ARMS for factor in FACTORS]
+HELD_OUT = 16
+
+
+def small(*changes):
+    return make_recipe(RECIPE, changes)
+
+
+def tune(folder, *changes, arms=ARMS, **options):
+    compare(small(*changes), folder, title="t", arms=arms, tune=True, **options)
+
+
+def planned_trials(folder, arms=ARMS):
+    held_out = held_out_recipe(small(), 160)
+    return plan_trials(plan_runs(held_out, folder / "rates", 1, arms))
+
+
+def results(folder):
+    """Return the loss and the accuracies of each epoch of each run in a folder of runs."""
+    return {
+        path.parent.name: [
+            {key: value for key, value in line.items() if "seconds" not in key}
+            for line in read_run(path.parent).metrics
+        ]
+        for path in folder.glob("*/summary.json")
+    }
+
+
+def times(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.glob("rates/*/*")}
+
+
+@pytest.fixture(scope="module")
+def said():
+    """The progress of ``tuned``."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, said):
+    folder = tmp_path_factory.mktemp("compared") / "tuned"
+    tune(folder, on_progress=lambda *progress: said.append(progress))
+    return folder
+
+
+@pytest.fixture
+def copied(tuned, tmp_path):
+    shutil.copytree(tuned, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_each_arm_is_trained_with_the_rate_that_was_best_on_held_out_samples(tuned):
+    assert sorted(path.name for path in (tuned / "rates").iterdir()) == sorted(TRIALS)
+    rates = read_rates(tuned)
+    assert (rates.held_out, tuple(rates.arms)) == (HELD_OUT, ARMS)
+    for arm in ARMS:
+        accuracies = {}
+        for factor in FACTORS:
+            trial = tuned / "rates" / f"{arm}-{factor:g}"
+            accuracies[factor] = read_run(trial).summary.accuracy_last
+            assert read_recipe(trial / "recipe.toml").training.lr == 0.02 * factor
+        best = [factor for factor in FACTORS if accuracies[factor] == max(accuracies.values())]
+        assert rates.arms[arm].factor == best[0]
+        assert list(rates.arms[arm].accuracies.values()) == list(accuracies.values())
+        recipe = read_recipe(tuned / f"{arm}-0/recipe.toml")
+        assert recipe.training.lr == 0.02 * best[0]
+        assert recipe.run.rate_factor == best[0]
+
+
+def test_trials_do_not_evaluate_the_test_set(tuned):
+    for name in TRIALS:
+        run = read_run(tuned / "rates" / name)
+        assert run.summary.evaluated_on == "validation"
+        assert run.summary.train_samples == 160 - HELD_OUT
+        assert all(line["test_accuracy"] is line["test_loss"] is None for line in run.metrics)
+    for run in read_runs([tuned]):
+        assert (run.summary.evaluated_on, run.summary.train_samples) == ("test", 160)
+
+
+def test_the_progress_says_what_the_runs_are(tuned, said):
+    lines = [line for line, _, _ in said if line]
+    assert len(lines) == len(TRIALS) + len(ARMS)
+    accuracy = read_run(tuned / "rates/full-1.5").summary.accuracy_last
+    assert (
+        f"tuning: finished full with 1.5 times the learning rate, accuracy {accuracy:.2%} on "
+        f"held-out samples"
+    ) in lines
+    assert said[-1][1:] == (16, 16)
+
+
+def test_a_stopped_tuning_is_continued_with_the_same_result(tuned, tmp_path):
+    def stop(line, done, total):
+        if line:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match="with 3 runs to go"):
+        tune(tmp_path / "c", arms=["full"], on_progress=stop)
+    assert list(results(tmp_path / "c/rates")) == ["full-1"]
+    assert not (tmp_path / "c/rates.json").exists()
+    before = times(tmp_path / "c")
+    tune(tmp_path / "c", arms=["full"])
+    assert before.items() <= times(tmp_path / "c").items()
+    for part in ("", "rates"):
+        expected = results(tuned / part)
+        continued = results(tmp_path / "c" / part)
+        assert continued == {name: expected[name] for name in expected if "full" in name}
+    assert read_rates(tmp_path / "c").arms == {"full": read_rates(tuned).arms["full"]}
+
+
+def test_a_chosen_rate_is_kept_when_seeds_are_added(copied):
+    """The choice is replaced by a worse one, which would be corrected if it were made again."""
+    content = json.loads((copied / "rates.json").read_text())
+    kept = dict.fromkeys(ARMS, 1.25)
+    for arm in ARMS:
+        content["arms"][arm]["factor"] = kept[arm]
+        shutil.rmtree(copied / f"{arm}-0")
+    (copied / "rates.json").write_text(json.dumps(content))
+    before = times(copied)
+    for run in with_chosen_rates(plan_runs(small(), copied, 2, ARMS), copied):
+        train(run.recipe, run.folder)  # In this process, which takes less time than a new one.
+    tune(copied, seeds=2)
+    assert times(copied) == before
+    assert json.loads((copied / "rates.json").read_text()) == content
+    runs = read_runs([copied])
+    assert len(runs) == 4
+    assert {run.recipe["training"]["lr"] for run in runs} == {0.02 * 1.25}
+
+
+def test_an_added_arm_is_tuned_alone(copied):
+    before, known = times(copied), read_rates(copied)
+    for trial in planned_trials(copied, ["random"]):
+        train(trial.recipe, trial.folder)
+    tune(copied, arms=["random"])
+    rates = read_rates(copied)
+    assert list(rates.arms) == [*ARMS, "random"]
+    assert all(rates.arms[arm] == known.arms[arm] for arm in ARMS)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert len(read_runs([copied])) == 3
+    arms = [*ARMS, "random", "matched"]
+    assert untuned(copied, small(), arms) == ["fine-pruning", "matched"]
+
+
+def test_a_trial_of_the_matched_control_repeats_the_method_at_the_same_rate(tmp_path):
+    arms = ("matched", "full", "fine-pruning")
+    trials = [trial for trial in planned_trials(tmp_path, arms) if trial.name == "matched"]
+    assert len(trials) == len(FACTORS)
+    for trial, factor in zip(trials, FACTORS, strict=True):
+        assert trial.matches is not None
+        assert trial.matches.folder == tmp_path / f"rates/fine-pruning-{factor:g}"
+        assert trial.matches.recipe.training.lr == trial.recipe.training.lr == 0.02 * factor
+
+
+def finished_trials(folder, accuracies):
+    """Return trials of full training with these accuracies; None if the training diverged."""
+    trials = planned_trials(folder, ["full"])
+    for trial, accuracy in zip(trials, accuracies, strict=True):
+        if accuracy is not None:
+            trial.folder.mkdir(parents=True)
+            write_summary(trial.folder / "summary.json", made_summary(accuracy_last=accuracy))
+    return trials
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "chosen"),
+    [
+        ((0.5, 0.75, 0.6), 1.5),
+        ((0.5, 0.75, 0.75), 1.5),
+        ((0.75, 0.5, 0.75), 1.0),
+        ((0.5, None, 0.6), 2.0),
+        ((None, 0.1, None), 1.5),
+    ],
+)
+def test_the_smaller_of_the_best_rates_is_chosen(accuracies, chosen, tmp_path):
+    choose_rates(tmp_path, finished_trials(tmp_path, accuracies))
+    rate = read_rates(tmp_path).arms["full"]
+    assert rate.factor == chosen
+    assert rate.accuracies == dict(zip(("1", "1.5", "2"), accuracies, strict=True))
+
+
+def test_an_arm_that_diverges_at_every_rate_ends_the_comparison(tmp_path):
+    """The control of a method that diverged is not trained."""
+    lines: list[str] = []
+    with pytest.raises(RunError, match=r"'full' diverged with 1, 1.5, 2 times the learning rate"):
+        tune(
+            tmp_path / "c",
+            "training.lr=1e30",
+            arms=(*ARMS, "matched"),
+            on_progress=lambda line, done, total: lines.append(line),
+        )
+    assert "tuning: matched with 2 times the learning rate diverged" in lines
+    assert sum(bool(line) for line in lines) == 9
+    assert not (tmp_path / "c/rates.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arms", "curve", "said"),
+    [
+        (["full", "fine-pruning", "shorter-1.5", "shorter-2"], False, "got shorter-1.5, shorter-2"),
+        (["full", "fewer-epochs-scaled"], False, "got fewer-epochs-scaled: leave them out"),
+        (["full", "ranked"], False, "expected data.validation with --tune"),
+        (["full"], True, "expected --tune or --curve, got both"),
+    ],
+)
+def test_arms_whose_rates_cannot_be_chosen_are_refused(arms, curve, said, tmp_path):
+    with pytest.raises(InputError, match=said):
+        tune(tmp_path / "c", arms=arms, curve=curve)
+    assert not (tmp_path / "c").exists()
+
+
+def test_the_command_refuses_them_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("small.toml").write_text(small().to_toml())
+    command = ["compare", "small.toml", "--tune", "--arms", "full,shorter-2"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "a multiple of another arm's, got shorter-2: leave them out" in line
+
+
+def test_a_comparison_goes_on_with_tuning_or_without_it_as_it_began(copied):
+    before = {path: path.read_bytes() for path in copied.glob("*.*")}
+    with pytest.raises(InputError, match=r"expected --tune, as when .* got none: add --tune"):
+        compare(small(), copied, title="t", arms=ARMS)
+    content = json.loads((copied / "compare.json").read_text())
+    assert {path: path.read_bytes() for path in copied.glob("*.*")} == before
+    (copied / "compare.json").write_text(json.dumps({**content, "tuned": False}))
+    with pytest.raises(InputError, match=r"expected no --tune, as when .* got --tune: leave it"):
+        tune(copied)
+
+
+def test_a_damaged_choice_is_refused(copied):
+    (copied / "rates.json").write_text('{"held_out": 12, "arms": {"full": 1.5}}')
+    with pytest.raises(InputError, match=r"expected the learning rate of each arm in .*rates.json"):
+        tune(copied)
+
+
+def test_data_that_cannot_be_held_out_are_refused_before_the_training(tmp_path):
+    data = {"name": "test_own_data:noisy", "validation": 0}
+    recipe = make_recipe({**RECIPE, "data": data})
+    with pytest.raises(InputError, match="random transforms only"):
+        compare(recipe, tmp_path / "c", title="t", arms=ARMS, tune=True)
+    assert not (tmp_path / "c").exists()
+    with pytest.raises(InputError, match="at least 2 training samples with --tune, got 1"):
+        held_out_recipe(small(), 1)
+
+
+def test_a_tenth_is_held_out_of_the_samples_that_a_recipe_trains(tmp_path):
+    for part, number in (("train", 48), ("test", 8)):
+        write_folder(tmp_path / part, number)
+    images = {"name": "images", "image_size": 32, "train_size": 48}
+    images |= {part: str(tmp_path / part) for part in ("train", "test")}
+    for data, number in ((images, 48), (RECIPE["data"], 160)):
+        held_out = held_out_recipe(make_recipe({**RECIPE, "data": data}), number)
+        loaded = load_data(held_out)
+        assert loaded.evaluated_on == "validation"
+        assert loaded.num_samples == number - number // 10
+    cifar = held_out_recipe(small("data.name=cifar10", "data.train_size=50000"), 50_000)
+    assert (cifar.data.validation, cifar.data.limited(45_000)) == (5_000, 45_000)
+    own = small("data.validation=30")
+    assert held_out_recipe(own, 130) is own
+
+
+def test_reports_say_which_rates_were_chosen_and_how(tuned, tmp_path):
+    out = tmp_path / "report.html"
+    factors = {arm: rate.factor for arm, rate in read_rates(tuned).arms.items()}
+    chosen = ", ".join(f"{factor:g} ({arm})" for arm, factor in factors.items())
+    sentence = (
+        f"that of the recipe times {chosen}, chosen with one seed on 16 held-out training samples"
+    )
+    command = ["report", str(tuned), "--out", str(out)]
+    printed = CliRunner().invoke(app, command)
+    assert printed.exit_code == 0, printed.output
+    said = " ".join(printed.stdout.split())
+    assert f"lenet on digits: the learning rate is {sentence}" in said
+    page = out.read_text(encoding="utf-8")
+    assert f"<dt>Learning rates</dt><dd>{sentence}</dd>" in page
+    assert "--seeds 1 --arms full,fine-pruning --tune" in page
+    assert "The learning rate of each arm was chosen with one seed." in page
+    rows = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["rows"]
+    assert {row["arm"]: row["rate_factor"] for row in rows} == factors
+
+
+def test_a_control_is_not_said_to_have_another_rate_if_both_were_chosen(tmp_path):
+    said = "with 1.50 times the learning rate"
+    folder = make_compare(tmp_path / "c", arms=["full", "fine-pruning", "shorter"], seeds=[0])
+    for tuned in (False, True):
+        for arm, factor in (("fine-pruning", 1.0), ("shorter", 1.5)):
+            file = folder / f"{arm}-0/recipe.toml"
+            recipe = read_recipe(file)
+            lr = made_recipe().training.lr * factor
+            recipe = recipe.replaced("training", lr=lr)
+            recipe = recipe.replaced("run", rate_factor=factor if tuned else None)
+            file.write_text(recipe.to_toml())
+        group = Group("lenet on digits", tuple(read_runs([folder])))
+        assert (said in " ".join(verdict(group, group_rows(group)))) is not tuned
+
+
+def made_run(arm, seed, lr, factor):
+    recipe = {"training": {"lr": lr}, "run": {"seed": seed, "rate_factor": factor}}
+    summary = made_summary(arm=arm, seed=seed)
+    return Run(Path(f"{arm}-{seed}"), summary, [], recipe, "title")
+
+
+def test_only_tuned_arms_of_one_recipe_may_differ_in_their_rates():
+    full, method = made_run("full", 0, 0.02, 1.0), made_run("fine-pruning", 0, 0.02 * 1.5, 1.5)
+    assert len(grouped([full, method])) == 1
+    for others, said in (
+        ([full, method, made_run("full", 7, 0.04, 2.0)], "training.lr is 0.02 and 0.04"),
+        ([full, made_run("fine-pruning", 0, 0.045, 1.5)], '"0.02, tuned" and "0.03, tuned"'),
+        ([dataclasses.replace(full, recipe={"training": {"lr": 0.02}}), method], '0.02, tuned"'),
+    ):
+        with pytest.raises(InputError, match=said):
+            grouped(others)
