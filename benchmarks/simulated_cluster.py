@@ -9,7 +9,7 @@ machine's speed. The questions:
 - **batch**: synchronous workers average more samples per update, with the rate as it is, and with
   the rate multiplied by the workers and a warm-up.
 - **backup**: of eight synchronous workers, one or two are backups, so an update averages fewer
-  batches.
+  batches than without (``sync-8``, in the table of **batch**).
 - **slow**: one of eight asynchronous workers takes three times as long.
 - **rate**: each number of asynchronous workers with several learning rates.
 
@@ -31,6 +31,7 @@ from fineprune.training.recipe import Recipe, read_recipe
 
 RECIPE = Path(__file__).parent.parent / "recipes/paper/lenet.toml"
 WORKERS = (1, 2, 4, 8, 16, 32)
+RATE_WORKERS = (1, 4, 16)
 RATE_FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 QUESTIONS = ("batch", "backup", "slow", "rate")
 
@@ -46,7 +47,7 @@ def arms(question: str, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
                 scaled = {"lr": rate * workers, "warmup": max(1, epochs // 20)}
                 yield f"sync-{workers}-scaled", made.replaced("training", **scaled)
     elif question == "backup":
-        for backup in (0, 1, 2):
+        for backup in (1, 2):
             made = recipe.replaced("distributed", simulate=8, simulate_as="sync", backup=backup)
             yield f"sync-8-backup-{backup}", made
     elif question == "slow":
@@ -55,7 +56,7 @@ def arms(question: str, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
         yield "async-8-one-slow", recipe.replaced("distributed", simulate=8, step_seconds=slow)
         yield "async-8-spread", recipe.replaced("distributed", simulate=8, step_spread=0.3)
     else:
-        for workers in WORKERS:
+        for workers in RATE_WORKERS:
             for factor in RATE_FACTORS:
                 made = recipe.replaced("distributed", simulate=workers)
                 yield (
