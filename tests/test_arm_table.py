@@ -218,7 +218,7 @@ def test_runs_that_cannot_be_compared_are_refused():
 def test_settings_are_compared_between_all_arms():
     runs = [
         make_run("full", 0, 0.9),
-        make_run("fewer-epochs-scaled", 0, 0.9, lr=0.15),
+        make_run("shorter-1.5", 0, 0.9, lr=0.15),
         make_run("other", 0, 0.9),
     ]
     assert len(grouped(runs)) == 1

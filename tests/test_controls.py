@@ -143,14 +143,11 @@ def test_every_policy_of_the_registry_is_an_arm():
     assert len(set(ALL_ARMS)) == len(ALL_ARMS)
 
 
-@pytest.mark.parametrize("arm", ["fewer-epochs", "fewer-epochs-late"])
-def test_a_scaled_control_differs_in_the_learning_rate_only(arm):
+def test_the_shorter_controls_differ_in_the_learning_rate_only():
     recipe = adaptive_recipe(0.35)
-    plain, scaled = (arm_recipe(recipe, name, 1280) for name in (arm, f"{arm}-scaled"))
-    assert scaled.training.lr == pytest.approx(0.1 * 40 / 26)
-    assert scaled.replaced("training", lr=0.1) == plain
-    steps = [predicted_cost(one, 1280).steps_full for one in (recipe, scaled)]
-    assert scaled.training.lr == pytest.approx(0.1 * steps[0] / steps[1])
+    plain, larger = (arm_recipe(recipe, name, 1280) for name in ("shorter", "shorter-1.5"))
+    assert larger.training.lr == pytest.approx(0.15)
+    assert larger.replaced("training", lr=0.1) == plain
 
 
 def test_a_matched_control_needs_the_arm_that_it_matches():
@@ -159,7 +156,7 @@ def test_a_matched_control_needs_the_arm_that_it_matches():
     check_arms(adaptive_recipe(0.35), ["matched", "adaptive"], 1280)
 
 
-@pytest.mark.parametrize("arm", ["matched", "fewer-epochs", "fewer-epochs-late-scaled"])
+@pytest.mark.parametrize("arm", ["matched", "fewer-epochs", "shorter-2"])
 def test_a_control_of_a_recipe_that_skips_nothing_is_refused(arm):
     nothing = make_recipe(RECIPE, ["pruning.prune=0"])
     with pytest.raises(InputError, match=f"a recipe that skips samples for the arm '{arm}"):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.experiments.arm_table import grouped, table_rows
-from fineprune.experiments.controls import ARMS, SHORTER, arm_recipe
+from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.report.comparison_table import (
     COLUMNS,
     comparison_tables,
@@ -124,7 +124,8 @@ def test_the_command_prints_a_screen_that_ends_with_the_headline(compared, tmp_p
 
 
 def test_long_names_of_arms_are_broken_at_their_hyphens_in_the_terminal(runs):
-    names = dict(zip(ARMS, ("full", "matched", *SHORTER[-2:]), strict=True))
+    long = ("full", "matched", "progressive-dropout", "fewer-epochs-late")
+    names = dict(zip(ARMS, long, strict=True))
     renamed = [with_summary(run, arm=names[run.summary.arm]) for run in runs]
     longer = [with_summary(run, seconds_train=1000 * run.summary.seconds_train) for run in renamed]
     rows = table_rows(longer)
@@ -132,7 +133,7 @@ def test_long_names_of_arms_are_broken_at_their_hyphens_in_the_terminal(runs):
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
     assert all(re.search(rf" {100 * (row.accuracy_best3 or 0):.2f} *\n", text) for row in rows)
-    assert re.search(r"^ *fewer-epochs- +3 .*\n *late-scaled *$", text, re.MULTILINE)
+    assert re.search(r"^ *progressive- +3 .*\n *dropout *$", text, re.MULTILINE)
 
 
 def test_the_markdown_table_shows_percentages_and_points_with_two_decimals(runs):
@@ -428,17 +429,17 @@ def test_a_single_arm_is_not_compared(runs):
     assert "Without another arm with the same seed" in sentence
 
 
-def test_the_matched_and_the_scaled_controls_are_described(runs):
-    names = {"random": "matched", "fewer-epochs": "fewer-epochs-scaled"}
+def test_the_matched_control_and_one_with_a_larger_rate_are_described(runs):
+    names = {"random": "matched", "fewer-epochs": "shorter-1.5"}
     renamed = []
     for run in runs:
         arm = names.get(run.summary.arm, run.summary.arm)
-        lr = 0.1 * 20 / 18 if arm == "fewer-epochs-scaled" else 0.1
+        lr = 0.15 if arm == "shorter-1.5" else 0.1
         recipe = {**run.recipe, "training": {**run.recipe["training"], "lr": lr}}
         renamed.append(dataclasses.replace(with_summary(run, arm=arm), recipe=recipe))
     _, matched, scaled = verdict_on(renamed)
     assert matched.startswith("Skipping as many samples in every epoch, but at random, reaches")
-    assert "18 epochs instead, with 1.11 times the learning rate, at about the same" in scaled
+    assert "times the learning rate, at about the same" in scaled
     for run in renamed:
         if run.summary.arm == "matched":
             run.metrics[-1] = {**run.metrics[-1], "skipped": 1}

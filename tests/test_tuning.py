@@ -238,7 +238,6 @@ def test_an_arm_that_diverges_at_every_rate_ends_the_comparison(tmp_path):
     ("arms", "curve", "said"),
     [
         (["full", "fine-pruning", "shorter-1.5", "shorter-2"], False, "got shorter-1.5, shorter-2"),
-        (["full", "fewer-epochs-scaled"], False, "got fewer-epochs-scaled: leave them out"),
         (["full", "ranked"], False, "expected data.validation with --tune"),
         (["full"], True, "expected --tune or --curve, got both"),
     ],

@@ -21,11 +21,9 @@ from fineprune.training.settings import PruningSettings
 # The control that repeats the numbers of a finished run. It is a policy as well as an arm.
 MATCHED = "matched"
 
-# The arms that train fewer epochs. The factors are those of the learning rate, which the scaled
-# arms raise in proportion to what they save.
-SCALED = ("fewer-epochs-scaled", "fewer-epochs-late-scaled")
+# The arms that train fewer epochs. The factors are those of the learning rate.
 _FACTORS = {"shorter": 1.0, "shorter-1.5": 1.5, "shorter-2": 2.0}
-SHORTER = (*_FACTORS, "fewer-epochs", "fewer-epochs-late", *SCALED)
+SHORTER = (*_FACTORS, "fewer-epochs", "fewer-epochs-late")
 
 # The names of the trainings of a curve begin with it, and end with their epochs.
 COOLDOWN = "cooldown-"
@@ -53,7 +51,7 @@ def changed_settings(arm: str) -> tuple[str, ...]:
     if arm.startswith(COOLDOWN):
         return ("epochs", "milestones", "schedule")
     lengths = ("epochs", "milestones", "warmup") if arm in SHORTER else ()
-    rates = ("lr",) if arm in SCALED or arm in _FACTORS else ()
+    rates = ("lr",) if arm in _FACTORS else ()
     return (*lengths, *rates, *(("schedule",) if arm in _FACTORS else ()))
 
 
@@ -122,8 +120,6 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
               ``matched_recipe``.
             - ``fewer-epochs`` trains on all data, for the number of epochs that has the same cost.
             - ``fewer-epochs-late`` does the same, and takes the epochs from the smallest rates.
-            - ``fewer-epochs-scaled`` and ``fewer-epochs-late-scaled`` also multiply the learning
-              rate by the number of steps of ``full`` divided by their own.
             - ``shorter`` trains on all data with the schedule of ``fp.shorter``:
               ``fewer-epochs-late`` if the rate has milestones; else ``fewer-epochs`` with a rate
               that falls as 1 - u^2. ``shorter-1.5`` and ``shorter-2`` multiply the rate: choose
@@ -262,11 +258,7 @@ def _shorter(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
             rise = rise_of_one_cycle(recipe.training) * shorter.training.epochs
             shorter = shorter.replaced("training", warmup=round(rise / recipe.training.epochs))
         return shorter.replaced("training", lr=recipe.training.lr * _FACTORS[arm])
-    if arm not in SCALED:
-        return shorter
-    # An epoch on all data has the same number of steps in both, so this is also their ratio.
-    ratio = recipe.training.epochs / shorter.training.epochs
-    return shorter.replaced("training", lr=recipe.training.lr * ratio)
+    return shorter
 
 
 def _has_intervals(recipe: Recipe) -> bool:

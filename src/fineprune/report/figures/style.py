@@ -34,9 +34,6 @@ _COLOURS = {
     "rs2": "#8c5a2b",
     "matched": "#5b5ea6",
     "cooldown": "#b22222",
-    # The colour of the control without the scaled rate; the line style differs.
-    "fewer-epochs-scaled": "#009e73",
-    "fewer-epochs-late-scaled": "#e69f00",
 }
 _OTHER_COLOURS = ("#999999", "#f0e442", "#c5b0d5")
 _DASHES: dict[str, Any] = {
@@ -44,8 +41,6 @@ _DASHES: dict[str, Any] = {
     "shorter": (0, (3, 1, 1, 1)),
     "fewer-epochs": (0, (6, 1.5, 1.5, 1.5)),
     "fewer-epochs-late": (0, (1, 1)),
-    "fewer-epochs-scaled": (0, (2, 1)),
-    "fewer-epochs-late-scaled": (0, (2, 1, 1, 1)),
     "rs2": (0, (8, 1.5)),
     "matched": (0, (5, 1, 1, 1, 1, 1)),
 }
