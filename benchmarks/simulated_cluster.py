@@ -15,10 +15,11 @@ machine's speed. The questions:
 
 Runs that are finished are kept, and one that was stopped is continued, so the same command goes on
 where it was stopped. The last part of the output is a table with the mean and the standard
-deviation of the accuracy after the last epoch.
+deviation of the accuracy after the last epoch, which ``--json`` also writes, for each seed.
 """
 
 import argparse
+import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,7 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, default=RECIPE)
     parser.add_argument("--only", choices=QUESTIONS, help="one question")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="for the accuracies")
     parser.add_argument("--set", nargs="*", default=[], metavar="SECTION.KEY=VALUE")
     options = parser.parse_args()
     recipe = read_recipe(options.recipe, options.set).replaced("pruning", policy="full")
@@ -86,10 +88,16 @@ def main() -> None:
                 train(run.recipe, folder, resume=True)
                 print(f"{question}: {name}, seed {number + 1} of {options.seeds}", flush=True)
     print("\n| arm | accuracy, % | standard deviation | n |\n|---|---:|---:|---:|")
-    for name, planned in runs.items():
-        found = [100 * read_run(run.folder).summary.accuracy_last for run in planned]
+    accuracies = {
+        name: [round(100 * read_run(run.folder).summary.accuracy_last, 2) for run in planned]
+        for name, planned in runs.items()
+    }
+    for name, found in accuracies.items():
         spread = f"{statistics.stdev(found):.2f}" if len(found) > 1 else "-"
         print(f"| {name} | {statistics.mean(found):.2f} | {spread} | {len(found)} |")
+    if options.json:
+        known = json.loads(options.json.read_text()) if options.json.exists() else {}
+        options.json.write_text(json.dumps(known | accuracies, indent=1) + "\n")
 
 
 if __name__ == "__main__":
