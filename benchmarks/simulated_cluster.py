@@ -7,7 +7,7 @@ All workers are simulated in one process with real gradients, so the results do 
 machine's speed. The questions:
 
 - **batch**: synchronous workers average more samples per update, with the rate as it is, and with
-  the rate multiplied by the workers and a warm-up.
+  the rate multiplied by the workers, or by their root, and a warm-up.
 - **backup**: of eight synchronous workers, one or two are backups, so an update averages fewer
   batches than without (``sync-8``, in the table of **batch**).
 - **slow**: one of eight asynchronous workers takes three times as long.
@@ -20,6 +20,7 @@ deviation of the accuracy after the last epoch, which ``--json`` also writes, fo
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,20 +34,23 @@ from fineprune.training.recipe import Recipe, read_recipe
 RECIPE = Path(__file__).parent.parent / "recipes/paper/lenet.toml"
 WORKERS = (1, 2, 4, 8, 16, 32)
 RATE_WORKERS = (1, 4, 16)
+# The epochs in which a scaled rate rises, as in Goyal et al. (2017), "Large Minibatch SGD".
+WARM_UP = 5
 RATE_FACTORS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 QUESTIONS = ("batch", "backup", "slow", "rate")
 
 
 def arms(question: str, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
     """Yield the name and the recipe of each arm of a question."""
-    rate, epochs = recipe.training.lr, recipe.training.epochs
+    rate = recipe.training.lr
     if question == "batch":
         for workers in WORKERS:
             made = recipe.replaced("distributed", simulate=workers, simulate_as="sync")
             yield f"sync-{workers}", made
             if workers > 1:
-                scaled = {"lr": rate * workers, "warmup": max(1, epochs // 20)}
-                yield f"sync-{workers}-scaled", made.replaced("training", **scaled)
+                for scaling, factor in (("linear", workers), ("root", math.sqrt(workers))):
+                    scaled = {"lr": rate * factor, "warmup": WARM_UP}
+                    yield f"sync-{workers}-{scaling}", made.replaced("training", **scaled)
     elif question == "backup":
         for backup in (1, 2):
             made = recipe.replaced("distributed", simulate=8, simulate_as="sync", backup=backup)
