@@ -19,6 +19,7 @@ deviation of the accuracy after the last epoch, which ``--json`` also writes, fo
 """
 
 import argparse
+import contextlib
 import json
 import math
 import statistics
@@ -27,6 +28,7 @@ from pathlib import Path
 
 from fineprune.experiments.planned_run import PlannedRun, with_seed
 from fineprune.runs.run import read_run
+from fineprune.training.epoch_metrics import TrainingDiverged
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe, read_recipe
@@ -70,6 +72,13 @@ def arms(question: str, recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
                 )
 
 
+def accuracy(run: PlannedRun) -> float | None:
+    """Return the accuracy of a run after the last epoch, in percent; None if it diverged."""
+    if not run.finished():
+        return None
+    return round(100 * read_run(run.folder).summary.accuracy_last, 2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
@@ -89,16 +98,16 @@ def main() -> None:
             run = PlannedRun(name, number, resolved(with_seed(made, number)), folder)
             runs.setdefault(f"{question}: {name}", []).append(run)
             if not run.finished():
-                train(run.recipe, folder, resume=True)
+                with contextlib.suppress(TrainingDiverged):
+                    train(run.recipe, folder, resume=True)
                 print(f"{question}: {name}, seed {number + 1} of {options.seeds}", flush=True)
-    print("\n| arm | accuracy, % | standard deviation | n |\n|---|---:|---:|---:|")
-    accuracies = {
-        name: [round(100 * read_run(run.folder).summary.accuracy_last, 2) for run in planned]
-        for name, planned in runs.items()
-    }
-    for name, found in accuracies.items():
+    print("\n| arm | accuracy, % | standard deviation | n | diverged |\n|---|---:|---:|---:|---:|")
+    accuracies = {name: [accuracy(run) for run in planned] for name, planned in runs.items()}
+    for name, all_seeds in accuracies.items():
+        found = [value for value in all_seeds if value is not None]
+        mean = f"{statistics.mean(found):.2f}" if found else "-"
         spread = f"{statistics.stdev(found):.2f}" if len(found) > 1 else "-"
-        print(f"| {name} | {statistics.mean(found):.2f} | {spread} | {len(found)} |")
+        print(f"| {name} | {mean} | {spread} | {len(all_seeds)} | {len(all_seeds) - len(found)} |")
     if options.json:
         known = json.loads(options.json.read_text()) if options.json.exists() else {}
         options.json.write_text(json.dumps(known | accuracies, indent=1) + "\n")
