@@ -517,7 +517,7 @@ def test_the_tables_of_found_labels_are_made_from_their_file():
 def test_the_tables_of_scale_are_those_of_its_runs():
     """Figures, titles, columns and notes are what ``fineprune scale`` prints for these runs."""
     tables = scale_tables(scale_rows(read_scaling(RESULTS / "scale").runs, None))
-    assert len(tables) == 4
+    assert len(tables) == 5
     shown = " ".join("\n".join(map(markdown_table, tables)).split())
     assert shown in page_text("docs/results/scale.md")
 
@@ -529,6 +529,20 @@ def test_the_table_of_lenet_is_that_of_its_runs():
     lines = [line for line in markdown_table(table).splitlines() if line.startswith("|")]
     assert len(lines) == 8
     assert set(lines) <= set(shown)
+
+
+def test_the_tables_of_simulated_clusters_are_those_of_their_runs():
+    shown = page_text("docs/results/simulated-cluster.md")
+    results = json.loads((RESULTS / "simulated-cluster.json").read_text(encoding="utf-8"))
+    assert len(results) == 36
+    for name, accuracies in results.items():
+        learned = [value for value in accuracies if value is not None and value > 10.5]
+        failed = len(accuracies) - len(learned)
+        cell = f"{failed} of 3 failed" if failed else ""
+        if learned:
+            cell += ", else " if failed else ""
+            cell += f"{np.mean(learned):.2f} ±{np.std(learned, ddof=1):.2f}"
+        assert f"| {cell} |" in shown, name
 
 
 @pytest.mark.parametrize(
