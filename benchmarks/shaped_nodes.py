@@ -7,6 +7,7 @@ root, ``ip`` and ``tc`` (the package iproute2), and changes nothing outside thes
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,17 +42,18 @@ def _remove(nodes: int) -> None:
 
 
 @contextlib.contextmanager
-def shaped_network(nodes: int, gigabits: float) -> Iterator[None]:
+def shaped_network(nodes: int, gigabits: float, burst: str = _BURST) -> Iterator[None]:
     """Create a namespace for each node, with a link of so many Gbit/s in each direction."""
-    if os.geteuid() != 0:
-        sys.exit("shaped links need root, which creates network namespaces")
+    missing = what_is_missing()
+    if missing:
+        sys.exit(missing)
     _remove(nodes)
     try:
         _run(f"ip link add {_BRIDGE} type bridge")
         _run(f"ip link set {_BRIDGE} up")
-        shape = f"root tbf rate {gigabits}gbit burst {_BURST} latency 200ms"
+        shape = f"root tbf rate {gigabits}gbit burst {burst} latency 200ms"
         for node in range(nodes):
-            name, outside, inside = _namespace(node), f"fpo{node}", f"fpi{node}"
+            name, outside, inside = _namespace(node), f"fpo{node}", interface(node)
             _run(f"ip netns add {name}")
             _run(f"ip link add {outside} type veth peer name {inside}")
             _run(f"ip link set {inside} netns {name}")
@@ -66,9 +68,22 @@ def shaped_network(nodes: int, gigabits: float) -> Iterator[None]:
         _remove(nodes)
 
 
+def what_is_missing() -> str | None:
+    """Return why shaped links cannot be made here; None if they can."""
+    if os.geteuid() != 0:
+        return "shaped links need root, which creates network namespaces"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    return f"shaped links need {' and '.join(missing)} (iproute2)" if missing else None
+
+
 def address(node: int) -> str:
     """Return the address of a node."""
     return f"{NETWORK}.{node + 1}"
+
+
+def interface(node: int) -> str:
+    """Return the name of a node's network interface."""
+    return f"fpi{node}"
 
 
 def on_node(node: int, command: Sequence[str]) -> list[str]:
@@ -122,7 +137,7 @@ def ray_nodes(cpus: Sequence[int]) -> Iterator[str]:
             for pid in pids.stdout.split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
-        subprocess.run(["rm", "-rf", folder])
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _wait_until_started(process: subprocess.Popen[bytes], log: Path) -> None:

@@ -5,7 +5,7 @@
 
 There are one worker and one or two servers, each a process with one thread; each of two servers
 holds half of the parameters. They are connected over loopback, and through two network namespaces
-joined by a veth pair that ``tc ... tbf`` limits to 1 and to 10 Gbit/s in both directions.
+whose links ``tc ... tbf`` limits to 1 and to 10 Gbit/s in both directions.
 
 The limit is the speed of a plain TCP socket on the same network: the same number of bytes in the
 same direction, from memory to memory, until the receiver confirms that it has them all. The limit,
@@ -17,19 +17,18 @@ many bytes in each direction as a push, in both directions at once, and adds the
 import argparse
 import json
 import os
-import shutil
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from shaped_nodes import address, interface, on_node, shaped_network, what_is_missing
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fineprune.distributed.parameter_servers.link import Link, WireFormat, join_store, open_store
@@ -37,7 +36,7 @@ from fineprune.training.hardware import describe
 
 SERVERS = (1, 2)
 # A bucket of 256 KB holds 2 ms at 1 Gbit/s, and of 2 MB the same at 10.
-SHAPES = {"veth, 1 Gbit/s": (1, "256k"), "veth, 10 Gbit/s": (10, "2m")}
+SHAPES = {"veth, 1 Gbit/s": (1, "256kb"), "veth, 10 Gbit/s": (10, "2mb")}
 TIMEOUT = 300.0
 
 # The name of a transfer and its number of servers.
@@ -239,44 +238,6 @@ def measure(options: argparse.Namespace, ends: Sequence[End]) -> dict[Turn, list
             process.communicate()
 
 
-@contextmanager
-def namespaces(gigabits: int, burst: str) -> Iterator[list[End]]:
-    """Yield two namespaces joined by a veth pair of limited speed, and remove them afterwards."""
-    names = [f"fineprune-{os.getpid()}-{side}" for side in "ab"]
-    hosts = ["10.213.0.1", "10.213.0.2"]
-    made = []
-    try:
-        for name in names:
-            call("ip", "netns", "add", name)
-            made.append(name)
-        pair = ["type", "veth", "peer", "name", "veth", "netns", names[1]]
-        call("ip", "link", "add", "netns", names[0], "name", "veth", *pair)
-        for name, host in zip(names, hosts, strict=True):
-            call("ip", "-n", name, "address", "add", f"{host}/30", "dev", "veth")
-            call("ip", "-n", name, "link", "set", "veth", "up")
-            call("ip", "-n", name, "link", "set", "lo", "up")
-            shape = ["tbf", "rate", f"{gigabits}gbit", "burst", burst, "latency", "50ms"]
-            call("tc", "-n", name, "qdisc", "add", "dev", "veth", "root", *shape)
-        ends = zip(hosts, names, strict=True)
-        yield [(host, "veth", ["ip", "netns", "exec", name]) for host, name in ends]
-    finally:
-        for name in made:
-            call("ip", "netns", "delete", name)
-
-
-def call(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}: {' '.join(done.stderr.split())}")
-
-
-def what_is_missing() -> str | None:
-    if os.geteuid() != 0:
-        return "namespaces need root"
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    return f"namespaces need {' and '.join(missing)} (iproute2)" if missing else None
-
-
 def rows_of(
     network: str, nominal: int | None, size: int, measured: Mapping[Turn, Sequence[float]]
 ) -> list[dict[str, Any]]:
@@ -340,7 +301,8 @@ def main() -> None:
     rows = rows_of("loopback", None, options.bytes, measure(options, [loopback, loopback]))
     if not options.without_namespaces:
         for network, (gigabits, burst) in SHAPES.items():
-            with namespaces(gigabits, burst) as ends:
+            with shaped_network(2, gigabits, burst):
+                ends = [(address(node), interface(node), on_node(node, [])) for node in (0, 1)]
                 rows += rows_of(network, gigabits, options.bytes, measure(options, ends))
     about = {**vars(describe("cpu", 1)), "torch": torch.__version__, "linux": os.uname().release}
     about |= {"megabytes": options.bytes / 1e6, "repeats": options.repeats}
