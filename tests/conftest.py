@@ -33,6 +33,7 @@ _LONGEST = (
     "test_epoch_served",
     "test_slurm",
     "test_lightning",
+    "test_tuning",
 )
 
 

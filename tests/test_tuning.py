@@ -130,6 +130,7 @@ def test_the_progress_says_what_the_runs_are(tuned, said):
     assert said[-1][1:] == (16, 16)
 
 
+@pytest.mark.long
 def test_a_stopped_tuning_is_continued_with_the_same_result(tuned, tmp_path):
     def stop(line, done, total):
         if line:
