@@ -145,6 +145,8 @@ class _Training:
         # The nodes with servers, and the share of the parameters that each of them holds.
         self._hosts, counts = np.unique(hosts, return_counts=True)
         self._share = counts / self._servers
+        # Which groups use a link to which of these nodes.
+        self._remote = self._node[:, None] != self._hosts
         nodes = int(max(self._node.max(), self._hosts.max())) + 1
         self._up, self._down = np.zeros(nodes), np.zeros(nodes)
         self._up_busy, self._down_busy = np.zeros(nodes), np.zeros(nodes)
@@ -241,25 +243,33 @@ class _Training:
 
     def _transfers(self, times: Array, *, outward: bool) -> Array:
         """Let each worker send to all servers or receive from them; return when all has arrived."""
-        megabytes = self._costs.megabytes * (self._costs.gradients if outward else 1.0)
-        parts = self._cluster.seconds(megabytes) * self._share
-        remote = self._node[:, None] != self._hosts  # which workers have a link to which servers
-        own_busy, hosts_busy = (
-            (self._up_busy, self._down_busy) if outward else (self._down_busy, self._up_busy)
-        )
+        parts, own_busy, hosts_busy = self._way(outward=outward)
         ends = times.copy()
-        for host, seconds, using in zip(self._hosts, parts, remote.T, strict=True):
+        for host, seconds, using in zip(self._hosts, parts, self._remote.T, strict=True):
             if using.any():
                 ends[using] = np.maximum(ends[using], _ends(times[using], float(seconds)))
                 hosts_busy[host] += seconds * np.count_nonzero(using)
-        own = (remote * parts).sum(axis=1)
+        own = (self._remote * parts).sum(axis=1)
         for node in np.unique(self._node[own > 0]):
             using = self._node == node
             seconds = float(own[using][0])  # The workers of a node have the same links.
             ends[using] = np.maximum(ends[using], _ends(times[using], seconds))
             own_busy[node] += seconds * np.count_nonzero(using)
-        latency: Array = self._cluster.latency * remote.any(axis=1)
+        latency: Array = self._cluster.latency * self._remote.any(axis=1)
         return ends + latency
+
+    def _way(self, *, outward: bool) -> tuple[Array, Array, Array]:
+        """Describe one direction of the transfers between workers and servers.
+
+        Returns:
+            How long the part of each node with servers occupies a link, in seconds; and how long
+            the links of the workers' nodes and of the servers' nodes have been busy.
+        """
+        megabytes = self._costs.megabytes * (self._costs.gradients if outward else 1.0)
+        parts: Array = self._cluster.seconds(megabytes) * self._share
+        if outward:
+            return parts, self._up_busy, self._down_busy
+        return parts, self._down_busy, self._up_busy
 
     def _draw(self, worker: int, number: int) -> float:
         return float(self._drawn[number % len(self._drawn), self._node[worker]])
@@ -273,15 +283,12 @@ class _Training:
     def _transfer(self, worker: int, time: float, *, outward: bool) -> float:
         """Let a worker send to all servers or receive from them; return when all has arrived."""
         node = self._node[worker]
-        remote = self._hosts != node
+        remote = self._remote[worker]
         if not remote.any():
             return time
-        megabytes = self._costs.megabytes * (self._costs.gradients if outward else 1.0)
-        parts = self._cluster.seconds(megabytes) * self._share[remote]
+        parts, own_busy, others_busy = self._way(outward=outward)
+        parts = parts[remote]
         own, others = (self._up, self._down) if outward else (self._down, self._up)
-        own_busy, others_busy = (
-            (self._up_busy, self._down_busy) if outward else (self._down_busy, self._up_busy)
-        )
         hosts = self._hosts[remote]
         # Both ends of a transfer are occupied at the same time, except that a node receives from
         # several others at once.
