@@ -21,8 +21,10 @@ from fineprune.training.settings import PruningSettings
 # The control that repeats the numbers of a finished run. It is a policy as well as an arm.
 MATCHED = "matched"
 
-# The arms that train fewer epochs. The factors are those of the learning rate.
+# The arms that train fewer epochs. The factors are those of the learning rate, and the multiples
+# are the arms whose rate differs from that of another arm only by its factor.
 _FACTORS = {"shorter": 1.0, "shorter-1.5": 1.5, "shorter-2": 2.0}
+MULTIPLES = tuple(arm for arm, factor in _FACTORS.items() if factor != 1)
 SHORTER = (*_FACTORS, "fewer-epochs", "fewer-epochs-late")
 
 # The names of the trainings of a curve begin with it, and end with their epochs.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fineprune.errors import InputError, RunError
-from fineprune.experiments.controls import MATCHED
+from fineprune.experiments.controls import MATCHED, MULTIPLES
 from fineprune.experiments.planned_run import PlannedRun
 from fineprune.runs.files import RATES, SUMMARY, read_json, write_json
 from fineprune.runs.summary import read_summary
@@ -71,7 +71,7 @@ def check_can_tune(recipe: Recipe, arms: Sequence[str], *, curve: bool) -> None:
             "expected --tune or --curve, got both: the trainings of the curve share one rate, so "
             "train it into another --out"
         )
-    multiples = [arm for arm in arms if arm.startswith("shorter-")]
+    multiples = [arm for arm in arms if arm in MULTIPLES]
     if multiples:
         raise InputError(
             f"expected no arms with --tune whose learning rate is a multiple of another arm's, got "

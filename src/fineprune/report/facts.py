@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fineprune.experiments.tuning import read_rates
-from fineprune.runs.files import RATES, RECIPE
+from fineprune.runs.files import RECIPE
 from fineprune.runs.run import Run
 from fineprune.runs.summary import Summary
 
@@ -47,7 +47,8 @@ def chosen_rates(runs: Sequence[Run]) -> str | None:
     if not factors:
         return None
     folder = comparison_of(runs)
-    number = f"{read_rates(folder).held_out:,} " if folder and (folder / RATES).exists() else ""
+    held_out = 0 if folder is None else read_rates(folder).held_out
+    number = f"{held_out:,} " if held_out else ""
     chosen = ", ".join(f"{factor:g} ({arm})" for arm, factor in factors.items())
     return (
         f"that of the recipe times {chosen}, chosen with one seed on {number}held-out training "
