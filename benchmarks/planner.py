@@ -170,16 +170,16 @@ def trained(chosen: Configuration, elements: int) -> float:
     return count * strategy.group / seconds
 
 
-def trained_on_nodes(texts: Sequence[str], workers: int, elements: int) -> Iterator[float]:
-    """Train configurations on nodes with so many workers each, as ``trained`` does."""
+def trained_on_nodes(texts: Sequence[str], workers: int) -> Iterator[tuple[str, float]]:
+    """Train configurations on nodes with so many workers each; yield them with their results."""
     with ray_nodes([0, *[workers] * NODES]) as address:
         for text in texts:
-            own = [sys.executable, __file__, "--train", text, "--elements", str(elements)]
+            own = [sys.executable, __file__, "--train", text, "--elements", str(SHAPED_ELEMENTS)]
             environment = {**os.environ, "RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"}
             done = subprocess.run(on_node(0, own), env=environment, stdout=subprocess.PIPE)
             if done.returncode:
                 sys.exit(f"{text}: the training failed")
-            yield float(done.stdout.split()[-1])
+            yield text, float(done.stdout.split()[-1])
 
 
 def group_of(text: str) -> int:
@@ -199,7 +199,7 @@ def train_missing(results: dict[str, float], gigabits: float) -> Iterator[tuple[
     with shaped_network(1 + NODES, gigabits):
         for group in sorted({group_of(text) for text in missing}):
             texts = [text for text in missing if group_of(text) == group]
-            yield from zip(texts, trained_on_nodes(texts, group, SHAPED_ELEMENTS), strict=False)
+            yield from trained_on_nodes(texts, group)
 
 
 def runs(file: Path, gigabits: float) -> list[float]:
