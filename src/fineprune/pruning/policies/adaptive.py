@@ -26,6 +26,12 @@ _LONGEST_STREAK = 255
 # above this share of chance then, and below it from the first epoch on in trainings without that.
 _LEARNED = 0.925
 
+# Below this share, most samples are learned, and most of those whose losses are above chance on
+# average have wrong labels. Before that, many are hard ones, which a network that is still learning
+# needs. Skipping them from the fifth epoch on was worse than from about the tenth, where the mean
+# loss of these trainings falls below the share (docs/results/resnet9.md).
+_MOSTLY_LEARNED = 0.6
+
 
 class Adaptive(BudgetedPolicy):
     """Save a given share of the optimizer steps; which ones follows from the run itself.
@@ -34,11 +40,12 @@ class Adaptive(BudgetedPolicy):
 
     1. *Samples that contradict the others are skipped.* These are the samples whose loss was above
        chance in each of their last ``patience`` epochs, not counting epochs in which hardly
-       anything was learned. A share of them returns in each full epoch, and fewer in a
-       shortened one; a single loss below chance clears a sample. With wrong labels, most of the
-       skipped samples are wrong ones. With correct labels, there are few such samples, and they
-       are hard ones that are worth training; so none is skipped unless they are at least
-       ``evidence`` of all samples.
+       anything was learned. Once most samples are learned, those whose losses are above chance on
+       average are skipped, too. A share of the skipped samples returns in each full epoch, and at
+       most as many in a shortened one, so that losses below chance clear a sample. With wrong
+       labels, most of the skipped samples are wrong ones. With correct labels, few samples stay
+       above chance for ``patience`` epochs, and they are hard ones that are worth training; so none
+       is skipped unless they are at least ``evidence`` of all samples.
     2. *The rest of the budget is taken where the learning rate is smallest.* An epoch keeps a
        number of samples in proportion to its learning rate, but never more than there are. Before
        the largest rate is reached (warm-up), epochs are as long as at this rate.
@@ -56,9 +63,10 @@ class Adaptive(BudgetedPolicy):
             a scheduler of torch that is stepped once per epoch. Only their ratios matter. For rates
             that change per step, see ``Pruner.set_rates``. The default is a constant rate.
         patience: The number of epochs in a row with a loss above chance after which a sample is
-            skipped. With 0, no sample is skipped for this reason.
+            skipped. With 0, no sample is skipped for its losses.
         returning: The share of the contradicting samples that are trained all the same per epoch.
-        evidence: The share of all samples that must contradict the others before any is skipped.
+        evidence: The share of all samples that must stay above chance for ``patience`` epochs; with
+            fewer, none is skipped.
         chance: The loss of an untrained network, such as ``math.log(classes)``. The default is the
             mean loss of the first batch.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
@@ -95,6 +103,7 @@ class Adaptive(BudgetedPolicy):
         self.evidence = float(evidence)
         self._given_chance = None if chance is None else float(chance)
         self._chance = math.nan
+        self._mostly_learned = False
         self._streaks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._chosen: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self._losses = EpochLosses(0)
@@ -104,6 +113,7 @@ class Adaptive(BudgetedPolicy):
     def bind(self, num_samples: int) -> None:
         """Allocate eight bytes per sample, and count each sample as an optimizer step."""
         self._chance = math.nan if self._given_chance is None else self._given_chance
+        self._mostly_learned = False
         self._lengths = [None] * self.epochs
         self._streaks = np.zeros(num_samples, dtype=np.uint8)
         self._chosen = np.zeros(num_samples, dtype=np.bool_)
@@ -154,8 +164,10 @@ class Adaptive(BudgetedPolicy):
         losses = self._losses.values.numpy()
         above = losses > np.float32(self._chance)  # A loss that is not finite is above chance.
         self._streaks *= above  # An untrained sample keeps its streak, because it has infinity.
-        if self._losses.mean(self._chance) < _LEARNED * self._chance:
+        mean = self._losses.mean(self._chance)
+        if mean < _LEARNED * self._chance:
             add_marks(self._streaks, above & (losses < np.inf), clear=False)
+        self._mostly_learned |= mean < _MOSTLY_LEARNED * self._chance
         self._losses.end_epoch()
         self._lengths[epoch] = steps / self._full_steps
 
@@ -199,6 +211,7 @@ class Adaptive(BudgetedPolicy):
             "chosen": torch.from_numpy(np.packbits(self._chosen)),
             "lengths": list(self._lengths),
             "chance": self._chance,
+            "mostly_learned": self._mostly_learned,
             "losses": self._losses.state_dict(),
         }
 
@@ -209,6 +222,7 @@ class Adaptive(BudgetedPolicy):
         self._chosen = np.unpackbits(state["chosen"].numpy(), count=count).view(np.bool_)
         self._lengths = list(state["lengths"])
         self._chance = state["chance"]
+        self._mostly_learned = state["mostly_learned"]
         self._losses.load_state_dict(state["losses"])
 
     # -- internals ----------------------------------------------------------------------------
@@ -218,6 +232,8 @@ class Adaptive(BudgetedPolicy):
         if self.patience:
             contradicting: npt.NDArray[np.bool_] = self._streaks >= self.patience
             if np.count_nonzero(contradicting) >= self.evidence * len(contradicting):
+                if self._mostly_learned:
+                    contradicting |= self._losses.averages.numpy() > np.float16(self._chance)
                 return contradicting
         return np.zeros(len(self._streaks), dtype=np.bool_)
 
