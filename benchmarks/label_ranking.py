@@ -270,7 +270,7 @@ def main() -> None:
         parts = [before, BEGIN, "\n\n", tables(results), "\n\n", END, after]
         options.page.write_text("".join(parts), encoding="utf-8")
     if options.json:
-        about = describe("cpu", 1)
+        about = vars(describe("cpu", 1))
         text = json.dumps({"about": about, "runs": results}, indent=1) + "\n"
         options.json.write_text(text, encoding="utf-8")
 

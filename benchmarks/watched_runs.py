@@ -167,10 +167,14 @@ def training_of(network: str, images: ImageSet, labels: Labels, seed: int) -> Tr
     mean, std = channel_statistics(part.images)
     augment = Augment(padding=4, flip=True)
     batches = DeviceImages(part, seed=seed, device="cpu", augment=augment, mean=mean, std=std)
-    optimizer = torch.optim.SGD(
+    return Training(model, batches, optimizer_of(model), mean, std)
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.SGD:
+    """Return the optimizer of a network."""
+    return torch.optim.SGD(
         model.parameters(), lr=RATE, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True
     )
-    return Training(model, batches, optimizer, mean, std)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from made_images import write_folder
 
 from fineprune.datasets.image_files import ImageFiles, View
 from fineprune.datasets.image_index import load_index
+from fineprune.datasets.image_set import ImageSet
 from fineprune.datasets.synthetic import make_synthetic
 from fineprune.runs.run import read_run
 
@@ -282,6 +283,51 @@ def test_watched_runs_are_ranked(tmp_path, monkeypatch, capsys):
     assert "old" not in written
     assert "| confused | watch, strongest 2 |" in written
     assert len(json.loads(table.read_text())["runs"]) == len(runs["KINDS"])
+
+
+def test_the_proxy_chooses_and_its_table_names_the_chosen_rates(tmp_path, monkeypatch, capsys):
+    """The networks train for a few steps; the table is made of what they wrote."""
+    monkeypatch.syspath_prepend("benchmarks")
+    proxy = runpy.run_path("benchmarks/proxy.py")
+    images, test = make_synthetic(200, size=32)
+    shared = proxy["main"].__globals__
+    for name, value in {
+        "SAMPLES": 64,
+        "BATCH": 16,
+        "load_cifar10": lambda _: (images, test),
+    }.items():
+        monkeypatch.setitem(shared, name, value)
+    monkeypatch.setitem(shared["own_labels"].__globals__, "SAMPLES", 64)
+    arguments = ["--data", tmp_path, "--out", tmp_path / "proxy.jsonl", "--seeds", 2]
+    arguments += ["--passes", 3, "--factors", 1, 2]
+    monkeypatch.setattr(sys, "argv", ["proxy.py", *map(str, arguments)])
+    proxy["main"]()
+    lines = [json.loads(line) for line in (tmp_path / "proxy.jsonl").read_text().splitlines()]
+    assert [line["steps"] for line in lines if line["factor"] == 1] == [6, 9, 6] * 2
+    shown = capsys.readouterr().out.splitlines()
+    assert [row.split(" | ")[0] for row in shown[-3:]] == ["| proxy", "| shorter", "| random"]
+    proxy["main"]()
+    assert capsys.readouterr().out.splitlines() == shown[-5:]
+
+
+def test_the_second_task_has_other_classes_and_the_same_wrong_labels(monkeypatch):
+    monkeypatch.syspath_prepend("benchmarks")
+    task = runpy.run_path("benchmarks/second_task.py")
+    images, test = make_synthetic(200, size=32)
+    names = task["VEHICLES"] + task["ANIMALS"]
+    sets = [ImageSet(one.images, one.labels, names) for one in (images, test)]
+    monkeypatch.setitem(task["task"].__globals__, "load_cifar10", lambda _: sets)
+    (vehicles, *_), (train, tested, plain), (wrong, *_) = (
+        task[name]() for name in ("vehicles", "animals", "animals_wrong")
+    )
+    assert len(vehicles) + len(train) == 200
+    assert set(vehicles.targets) == set(range(4))
+    assert set(tested.targets) == set(train.targets) == set(range(6))
+    share = (wrong.targets != train.targets).mean()
+    assert share == pytest.approx(0.3, abs=0.01)
+    image, label = plain[0]
+    assert image.shape == (3, 32, 32)
+    assert label == train.targets[0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

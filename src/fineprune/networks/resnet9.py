@@ -23,19 +23,21 @@ class ResNet9(nn.Module):
     Args:
         classes: The number of classes.
         channels: The number of channels of the images.
+        width: The number of channels after the first convolution; the last one has eight times as
+            many.
     """
 
-    def __init__(self, classes: int = 10, channels: int = 3) -> None:
+    def __init__(self, classes: int = 10, channels: int = 3, width: int = 16) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            _convolution(channels, 16),
-            _convolution(16, 32, pooled=True),
-            _Residual(32),
-            _convolution(32, 64, pooled=True),
-            _convolution(64, 128, pooled=True),
-            _Residual(128),
+            _convolution(channels, width),
+            _convolution(width, 2 * width, pooled=True),
+            _Residual(2 * width),
+            _convolution(2 * width, 4 * width, pooled=True),
+            _convolution(4 * width, 8 * width, pooled=True),
+            _Residual(8 * width),
         )
-        self.linear = nn.Linear(128, classes, bias=False)
+        self.linear = nn.Linear(8 * width, classes, bias=False)
         init_convolutions(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
