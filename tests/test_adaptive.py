@@ -181,6 +181,21 @@ def test_epochs_in_which_hardly_anything_was_learned_say_nothing_about_single_sa
     assert [len(part) for part in kept[:10]] == [1000] * 9 + [820]
 
 
+@pytest.mark.parametrize(("learned", "skipped"), [(0.3, 360), (1.2, 180)])
+def test_losses_above_chance_on_average_contradict_once_most_samples_are_learned(learned, skipped):
+    def wavering(epoch, index):
+        """A fifth is always above chance, a fifth in every other epoch and on average."""
+        sometimes = torch.where(torch.tensor(epoch % 2 == 0), 1.75, 0.75) * CHANCE
+        losses = torch.where(index % 5 == 1, sometimes, learned)
+        return torch.where(index % 5 == 0, CHANCE + 1, losses).float()
+
+    policy = fp.Adaptive(12, 0.3, [1.0] * 8 + [0.001] * 4, chance=CHANCE)
+    pruner = fp.Pruner(1000, policy, batch_size=FIRST_BATCH)
+    kept, _ = trained(pruner, wavering, epochs=6)
+    assert [len(part) for part in kept] == [1000] * 5 + [1000 - skipped]
+    assert pruner.policy.num_suspects() == skipped / 0.9
+
+
 def test_few_contradicting_samples_are_not_evidence_of_wrong_labels():
     """With correct labels, some samples are hard; skipping them would make the network worse."""
     kept, counts = {}, {}
@@ -241,9 +256,10 @@ def test_a_stopped_training_continues_exactly(stop):
     def policy():
         return fp.Adaptive(10, 0.35, milestones, patience=2, chance=2.25)
 
+    # After a few epochs, most samples are learned, and the others contradict them.
     def losses(epoch, index):
-        noise = torch.from_numpy(np.random.default_rng(epoch).uniform(1, 2.5, 200))
-        return (noise[index] + (index % 3 == 0)).float()
+        noise = torch.from_numpy(np.random.default_rng(epoch).uniform(0, 1.8, 200))
+        return (noise[index] + 1.5 * (index % 3 == 0)).float()
 
     whole, _ = trained(fp.Pruner(200, policy(), batch_size=FIRST_BATCH), losses)
     pruner = fp.Pruner(200, policy(), batch_size=FIRST_BATCH)

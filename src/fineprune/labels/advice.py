@@ -135,10 +135,10 @@ def advice_of_losses(
     if contradicting:
         found = f"{contradicting:,} of {samples:,} samples ({contradicting / samples:.1%})"
     return [
-        f"{found} had a loss above chance in each of their last {patience} epochs. After five "
-        f"epochs of the measurement below, 10.5 % had with 30 % wrong labels, and 2.3 % with "
-        f"correct ones (one training each). Logits say more about labels than losses: give them to "
-        f"record.",
+        f"{found} had losses above chance: in each of their last {patience} epochs or, once most "
+        f"samples were learned, on average. After five epochs of the measurement below, 10.5 % had "
+        f"with 30 % wrong labels, and 2.3 % with correct ones (one training each). Logits say more "
+        f"about labels than losses: give them to record.",
         *_means(_NOISY if contradicting else 0.0, cost),
     ]
 
