@@ -106,7 +106,7 @@ def test_adaptive_gives_advice_from_losses_alone(high, best):
     said = " ".join(pruner.summary()["advice"])
     assert f"Best here, as far as it was measured: {best}" in said
     if high:
-        assert "90 of 600 samples (15.0%) had a loss above chance" in said
+        assert "90 of 600 samples (15.0%) had losses above chance" in said
 
 
 def test_without_evidence_there_is_no_advice():
