@@ -27,10 +27,9 @@ _LONGEST_STREAK = 255
 _LEARNED = 0.925
 
 # Below this share, most samples are learned, and most of those whose losses are above chance on
-# average have wrong labels. Before that, many are hard ones, which a network that is still learning
-# needs. Skipping them from the fifth epoch on was worse than from about the tenth, where the mean
-# loss of these trainings falls below the share (docs/results/resnet9.md).
-_MOSTLY_LEARNED = 0.6
+# average have wrong labels. Earlier, more of them are hard samples, which a network that is still
+# learning needs (docs/results/adaptive.md, "Variants").
+_MOSTLY_LEARNED = 0.5
 
 
 class Adaptive(BudgetedPolicy):
