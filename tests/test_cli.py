@@ -68,14 +68,16 @@ def test_the_page_shows_every_verb():
 def test_the_commands_of_the_page_work_one_after_another(folder, fast_runs):
     for command in shown_commands():
         verb, *rest = shlex.split(command)
+        if verb == "scale":
+            continue  # It starts Ray; test_scale.py runs it.
         trains = verb not in ("report", "inspect", "relabel", "recipes")
-        result = run(verb, *rest, *(LESS if trains else []))
+        one = ["--seeds", "1"] if verb == "compare" else []
+        result = run(verb, *rest, *one, *(LESS if trains else []))
         assert result.exit_code == 0, result.output
     assert (folder / "runs/first/summary.json").exists()
     assert "<svg" in (folder / "report.html").read_text(encoding="utf-8")
     listed = json.loads((folder / "runs/digits-compare/compare.json").read_text())
-    assert len(listed["runs"]) == 12
-    assert len(set(listed["seeds"])) == 3
+    assert len(listed["runs"]) == 4
 
 
 def test_changes_may_follow_one_set(folder):
