@@ -54,8 +54,6 @@ def rule(shares, labels, classes):
     for y in present:
         row = [given[y, k] * number[k] if k in number else 0 for k in every]
         rates[y] = [value / sum(row) for value in row]
-    joint = [[rates[y][k] * len(of[y]) for k in every] for y in every]
-
     pairs = [(y, k) for y in every for k in every if y != k]
     mean = sum(rates[y][k] for y, k in pairs) / len(pairs)
     first = sum(clear[y][k] / max(n[k], 2) for y, k in pairs) / len(pairs)
@@ -72,12 +70,17 @@ def rule(shares, labels, classes):
             prior[y][k] = max(rates[y][y], 2**-24) if y == k else drawn
 
     scores, suggestions = [-math.inf] * len(labels), [-1] * len(labels)
+    by_rates = [[rates[y][k] * len(of[y]) for k in every] for y in every]
+    by_samples = [[0.0] * classes for _ in every]
     for i in samples:
         y = labels[i]
         weight = [max(shares[i][k], 2**-24) / t[k] * prior[y][k] if k in t else 0 for k in every]
         others = [k for k in every if k != y]
         scores[i] = math.log(sum(weight[k] for k in others)) - math.log(weight[y])
         suggestions[i] = max(others, key=lambda k: weight[k])
+        strongest = max(shares[i][k] / t[k] if k in t else 0 for k in others)
+        by_samples[y][suggestions[i] if strongest > 2 * shares[i][y] / t[y] else y] += 1
+    joint = max(by_rates, by_samples, key=lambda numbers: sum(numbers[y][k] for y, k in pairs))
     return scores, suggestions, joint
 
 
@@ -161,6 +164,17 @@ def test_wrong_labels_are_found_and_counted_whether_they_are_random_or_consisten
         mistakes = joint.clone().fill_diagonal_(0)
         largest = mistakes.flatten().topk(len(pairs)).indices.tolist()
         assert {(i // 8, i % 8) for i in largest} == {(y, k) for k, y in pairs.items()}
+
+
+def test_wrong_labels_that_are_hardly_trained_are_counted():
+    """Their shares are those of an early network, and reach those of no other sample."""
+    shares, labels, _ = noisy_shares(8, None, share=0.0)
+    late = shares**4 / (shares**4).sum(1, keepdims=True)
+    wrong = np.arange(len(labels)) % 4 == 0
+    given = np.where(wrong, (labels + 1 + np.arange(len(labels)) // 4 % 7) % 8, labels)
+    evidence = made_evidence(np.where(wrong[:, None], shares, late), given.tolist(), 8)
+    joint = joint_numbers(evidence)
+    assert 0.8 * wrong.sum() < joint.sum() - joint.trace() < 1.2 * wrong.sum()
 
 
 def test_many_classes_are_ranked_by_the_strongest_ones():

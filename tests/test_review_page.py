@@ -140,7 +140,7 @@ def test_the_advice_says_how_many_labels_contradict(watch):
     assert 8 <= wrong <= 16
     said = watch.advice(["a", "b", "c"])
     assert said[0].startswith(f"About {wrong} of 60 labels")
-    assert "0.72 to 1.20 times" in said[1]
+    assert "0.86 to 1.22 times" in said[1]
     assert re.search(r"[abc] that may be [abc] \(", said[2])
     assert "80% of the samples were learned" in said[3]
     assert "skip what contradicts (fp.Adaptive)" in said[4]

@@ -86,17 +86,17 @@ def advice_of(
     elif visits < _EARLY:
         sentences.append(
             f"Each sample was trained {visits:.1f} times on average, which is early: where the "
-            f"truth is known, the estimate was up to 2.3 times too high after ten epochs, and up "
+            f"truth is known, the estimate was up to 2.4 times too high after ten epochs, and up "
             f"to 6 times after three. Watch a longer training."
         )
     elif visits < _ENOUGH:
         sentences.append(
-            "Where the truth is known, the estimate was 1.1 to 2.3 times the true number after ten "
+            "Where the truth is known, the estimate was 1.1 to 2.4 times the true number after ten "
             "epochs: it is probably too high."
         )
     else:
         sentences.append(
-            "Where the truth is known, the estimate was 0.72 to 1.20 times the true number after "
+            "Where the truth is known, the estimate was 0.86 to 1.22 times the true number after "
             "30 epochs: take it for an order of magnitude."
         )
     pairs = joint.clone().fill_diagonal_(0)

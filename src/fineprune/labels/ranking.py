@@ -16,6 +16,11 @@ class k in the evidence on a sample with the label y. Then
   that. ``drawn_together`` does this.
 - The score is the log of (1 - P[y]) / P[y], and the suggestion is the other class with the largest
   P[k].
+- A sample contradicts its label if q[k] / t[k] of another class is more than twice q[y] / t[y]. The
+  number of wrong labels is estimated both by J and by counting the samples that contradict, and the
+  larger estimate counts. Wrong labels that are learned by heart or rarely trained belong to no
+  class clearly, so J misses them; frequent mistakes between two classes are learned as if they were
+  right, so few of their samples contradict.
 """
 
 from dataclasses import dataclass
@@ -36,6 +41,10 @@ _STEPS = 2
 # mistakes are taken to be equally frequent.
 _EVEN = 1 / 3
 
+# One, which would be the obvious choice, counts up to three times as many samples as have wrong
+# labels, most of them hard ones, and five a third of them (docs/results/labels.md).
+_CONTRADICTS = 2.0
+
 # No share is below the smallest positive number in half precision.
 _SMALLEST = 2.0**-24
 
@@ -49,10 +58,12 @@ class Ranking:
             was never recorded.
         suggestions: The most probable class besides the label; int64, shape (N,). -1 for a sample
             that was never recorded.
+        contradicts: Whether the sample counts as one with a wrong label; bool, shape (N,).
     """
 
     scores: Tensor
     suggestions: Tensor
+    contradicts: Tensor
 
 
 def rank(evidence: Evidence) -> Ranking:
@@ -71,6 +82,7 @@ def rank(evidence: Evidence) -> Ranking:
     factors = (rates / usual).float()
     scores = torch.full_like(own, -torch.inf)
     suggestions = torch.full_like(labels, -1)
+    contradicts = torch.zeros_like(known)
     for chunk in evidence.chunks():
         part = chunk.labels >= 0
         index, given = chunk.index[part], chunk.labels[part, None]
@@ -78,7 +90,10 @@ def rank(evidence: Evidence) -> Ranking:
         others = logs.scatter(1, given, -torch.inf)
         scores[index] = others.logsumexp(1) - logs.gather(1, given)[:, 0]
         suggestions[index] = others.argmax(1)
-    return Ranking(scores, suggestions)
+        beside_usual = chunk.shares[part] / usual
+        strongest = beside_usual.scatter(1, given, 0).amax(1)
+        contradicts[index] = strongest > _CONTRADICTS * beside_usual.gather(1, given)[:, 0]
+    return Ranking(scores, suggestions, contradicts)
 
 
 def joint_numbers(evidence: Evidence) -> Tensor:
@@ -94,7 +109,26 @@ def joint_numbers(evidence: Evidence) -> Tensor:
     labels, own = labels_and_shares(evidence)
     known = labels >= 0
     sizes, clear = counts(evidence, labels[known], own[known])
-    return mistake_rates(clear, sizes) * sizes[:, None]
+    by_rates = mistake_rates(clear, sizes) * sizes[:, None]
+    by_samples = contradiction_counts(rank(evidence), labels, len(sizes))
+    return max(by_rates, by_samples, key=num_wrong)
+
+
+def contradiction_counts(ranking: Ranking, labels: Tensor, classes: int) -> Tensor:
+    """Count the samples by their label and the class to which they seem to belong.
+
+    Args:
+        ranking: The result of ``rank``.
+        labels: The label of each sample; int64, shape (N,), -1 if unknown.
+        classes: The number of classes C.
+
+    Returns:
+        For a label y and a class k, the number of samples labelled y that contradict it and for
+        which k is suggested, or, if k is y, that do not contradict it; float64, shape (C, C).
+    """
+    seeming = torch.where(ranking.contradicts, ranking.suggestions, labels)
+    pairs = (labels * classes + seeming)[labels >= 0]
+    return pairs.bincount(minlength=classes**2).view(classes, classes).double()
 
 
 def num_wrong(joint: Tensor) -> float:
