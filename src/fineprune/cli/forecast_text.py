@@ -61,9 +61,9 @@ def forecast_text(made: Forecast) -> Iterator[str | Text]:
         yield from _bars(made.kept)
         if isinstance(policy, Adaptive) and adapts:
             yield (
-                f"a sample whose loss is above chance in {policy.patience} epochs in a row is "
-                f"skipped too, also in an epoch that is full here; later epochs then keep more, so "
-                f"the number of steps does not change"
+                f"a sample whose loss is above chance in {policy.patience} epochs in a row, or on "
+                f"average once most samples are learned, is skipped too, also in an epoch that is "
+                f"full here; later epochs then keep more, so the number of steps does not change"
             )
     yield from _totals(made)
 

@@ -154,8 +154,8 @@ def _means(wrong: float, cost: FullCost | None) -> list[str]:
         best = (
             "Best here, as far as it was measured: skip what contradicts (fp.Adaptive), or correct "
             "the labels first. With 30 % wrong labels, fp.Adaptive was 0.54 ±0.33 points above the "
-            "best shorter training, and 0.28 ±1.67 points above it in a ResNet-9 whose rate falls "
-            "smoothly, which is no difference."
+            "best shorter training. In a ResNet-9 whose rate falls smoothly, it was 0.24 ±1.69 "
+            "points above it after 30 epochs, which is no difference, and 3.51 ±0.65 after 60."
         )
     else:
         best = (
