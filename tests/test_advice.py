@@ -68,7 +68,7 @@ def test_every_measured_figure_is_in_the_results():
     said = [line for wrong in (0, 0.3) for line in watch_with(wrong).advice()]
     said += advice_of_losses(90, N, 5)
     figures = set(re.findall(r"-?\d\.\d\d ±\d\.\d\d|\d+\.\d %", " ".join(said)))
-    assert len(figures) == 12
+    assert len(figures) == 13
     for figure in figures:
         assert any(figure in page for page in pages), figure
 

@@ -135,6 +135,10 @@ def named_by_adaptive():
     return 100 * np.mean(np.array(shares, float))
 
 
+def _suspects(folder):
+    return read_run(RESULTS / folder).summary.suspicion.suspects
+
+
 def at_epoch(name, epoch, entry):
     return variants()[name]["epochs"][epoch][entry]
 
@@ -211,12 +215,7 @@ def quotes():
         (*difference(FITS_LONG, "adaptive"), *longer),
     )
     estimates = [
-        np.mean(
-            [
-                read_run(RESULTS / FITS_LONG / f"{arm}-{seed}").summary.suspicion.suspects
-                for seed in range(3)
-            ]
-        )
+        sum(_suspects(f"{FITS_LONG}/{arm}-{seed}") for seed in range(3)) / 3
         for arm in ("adaptive", "shorter", "full")
     ]
     yield FITS, "is {:,.0f} for `adaptive`, {:,.0f} for `shorter` and {:,.0f} for `full`", estimates
