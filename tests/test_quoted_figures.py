@@ -135,7 +135,7 @@ def named_by_adaptive():
     return 100 * np.mean(np.array(shares, float))
 
 
-def _suspects(folder):
+def suspects(folder):
     return read_run(RESULTS / folder).summary.suspicion.suspects
 
 
@@ -215,7 +215,7 @@ def quotes():
         (*difference(FITS_LONG, "adaptive"), *longer),
     )
     estimates = [
-        sum(_suspects(f"{FITS_LONG}/{arm}-{seed}") for seed in range(3)) / 3
+        sum(suspects(f"{FITS_LONG}/{arm}-{seed}") for seed in range(3)) / 3
         for arm in ("adaptive", "shorter", "full")
     ]
     yield FITS, "is {:,.0f} for `adaptive`, {:,.0f} for `shorter` and {:,.0f} for `full`", estimates
