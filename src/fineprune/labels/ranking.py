@@ -86,14 +86,25 @@ def rank(evidence: Evidence) -> Ranking:
     for chunk in evidence.chunks():
         part = chunk.labels >= 0
         index, given = chunk.index[part], chunk.labels[part, None]
+        contradicts[index] = contradicting(chunk.shares[part], given, usual)
         logs = (chunk.shares[part].clamp(min=_SMALLEST) * factors[given[:, 0]]).log()
         others = logs.scatter(1, given, -torch.inf)
         scores[index] = others.logsumexp(1) - logs.gather(1, given)[:, 0]
         suggestions[index] = others.argmax(1)
-        beside_usual = chunk.shares[part] / usual
-        strongest = beside_usual.scatter(1, given, 0).amax(1)
-        contradicts[index] = strongest > _CONTRADICTS * beside_usual.gather(1, given)[:, 0]
     return Ranking(scores, suggestions, contradicts)
+
+
+def contradicting(shares: Tensor, given: Tensor, usual: Tensor) -> Tensor:
+    """Return which samples contradict their labels; bool, shape (n,).
+
+    Args:
+        shares: The share of each class for each sample; float32, shape (n, C).
+        given: The labels; int64, shape (n, 1).
+        usual: The mean share of each class for the samples labelled so; float64, shape (C,).
+    """
+    beside_usual = shares / usual.float()
+    own = beside_usual.gather(1, given)[:, 0]
+    return beside_usual.scatter_(1, given, 0).amax(1) > _CONTRADICTS * own
 
 
 def joint_numbers(evidence: Evidence) -> Tensor:
