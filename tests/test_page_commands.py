@@ -45,10 +45,12 @@ WHY_NOT = {
     "unshare": "it needs a network namespace",
     "sbatch": "it needs Slurm; test_slurm.py runs the scripts",
     "while": "it trains for hours",
+    "export": "it only sets a variable",
 }
 # Why a training is not run here. Its settings are resolved to a recipe.
 WHY_NOT_TRAINED = {
     "cifar10": "the data set must be downloaded",
+    "second_task:vehicles": "the data set must be downloaded; test_benchmarks.py makes these tasks",
     "images": "the files must be made first; test_image_files.py trains on files",
     "served": "parameter servers need Ray; test_ray_session.py trains with them",
     "resumed": "there is nothing to resume",
@@ -117,6 +119,9 @@ def trained(tmp_path_factory):
     """A folder with the recipes, one short run under each name of the pages, and its labels."""
     folder = tmp_path_factory.mktemp("pages")
     shutil.copytree(ROOT / "recipes", folder / "recipes")
+    (folder / "benchmarks").mkdir()
+    for recipe in (ROOT / "benchmarks").glob("*.toml"):
+        shutil.copy(recipe, folder / "benchmarks")
     for page in PAGES:  # Recipes that a page asks to save.
         text = page.read_text(encoding="utf-8")
         for name, recipe in re.findall(
