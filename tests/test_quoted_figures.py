@@ -18,6 +18,7 @@ import pytest
 
 from fineprune.experiments.arm_table import grouped, paired_difference, table_rows
 from fineprune.experiments.scale_table import read_scaling, scale_rows
+from fineprune.experiments.tuning import read_rates
 from fineprune.report.comparison_table import comparison_tables
 from fineprune.report.scaling.tables import scale_tables
 from fineprune.report.table import markdown_table
@@ -28,7 +29,7 @@ RESULTS = ROOT / "docs/results"
 README, ADVICE = "README.md", "src/fineprune/labels/advice.py"
 CHOOSE, ADAPTIVE, LABELS = "docs/choose.md", "docs/adaptive.md", "docs/labels.md"
 FOUND, VARIANTS = "docs/results/labels.md", "docs/results/adaptive.md"
-FITS = "docs/results/resnet9.md"
+FITS, TUNED = "docs/results/resnet9.md", "docs/results/fine-tuning.md"
 SPEED = "docs/speed.md"
 
 
@@ -162,6 +163,19 @@ def quotes():
     def below(pair):
         return -pair[0], pair[1]
 
+    for arm in ("shorter", "adaptive", "infobatch"):
+        figures = 100 * arm_rows("fine-tuning")[arm].skipped, accuracy("fine-tuning", arm)
+        row = f"| {arm} | {{:g}} | {{:.1f}} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
+        rate = 0.1 * read_rates(RESULTS / "fine-tuning").arms[arm].factor
+        yield TUNED, row, (rate, *figures, *difference("fine-tuning", arm))
+    below_shorter = [
+        below(difference("fine-tuning", arm, "shorter")) for arm in ("adaptive", "infobatch")
+    ]
+    yield (
+        TUNED,
+        "`adaptive` is {:.2f} ±{:.2f} points below it, `infobatch` {:.2f} ±{:.2f}",
+        itertools.chain.from_iterable(below_shorter),
+    )
     for words, folder, late in (
         ("thin ResNet-18, 30 epochs, correct labels", CLEAN, LATE),
         ("the same, 30 % wrong labels", WRONG, LATE),
