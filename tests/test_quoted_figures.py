@@ -164,10 +164,10 @@ def quotes():
         return -pair[0], pair[1]
 
     for arm in ("shorter", "adaptive", "infobatch"):
-        figures = 100 * arm_rows("fine-tuning")[arm].skipped, accuracy("fine-tuning", arm)
+        measured = 100 * arm_rows("fine-tuning")[arm].skipped, accuracy("fine-tuning", arm)
         row = f"| {arm} | {{:g}} | {{:.1f}} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
         rate = 0.1 * read_rates(RESULTS / "fine-tuning").arms[arm].factor
-        yield TUNED, row, (rate, *figures, *difference("fine-tuning", arm))
+        yield TUNED, row, (rate, *measured, *difference("fine-tuning", arm))
     below_shorter = [
         below(difference("fine-tuning", arm, "shorter")) for arm in ("adaptive", "infobatch")
     ]
