@@ -276,11 +276,9 @@ def quotes():
     for words, other in (("above `shorter`", "shorter"), ("above `matched`", "matched")):
         above = difference(FITS_WRONG, "adaptive", other)
         yield FITS, f"`adaptive` is {{:.2f}} ±{{:.2f}} points {words}", above
-    yield (
-        FITS,
-        "ends {:.2f} ±{:.2f} points below `shorter`",
-        below(difference(FITS_WRONG, "ranked", "shorter")),
-    )
+    ranked = below(difference(FITS_WRONG, "ranked", "shorter"))
+    yield FITS, "ends {:.2f} ±{:.2f} points below `shorter`", ranked
+    yield "docs/policies.md", "was {:.2f} ±{:.2f} points below the control `shorter`", ranked
     cheap = json.loads((RESULTS / "resnet9/cheap/summary.json").read_text())["suspicion"]
     yield FITS, "a ROC area of {:.2f}, but", (cheap["roc_area"],)
     yield (
