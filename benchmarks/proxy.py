@@ -102,7 +102,7 @@ def train(
         proxy.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         trained.append((proxy, optimizer_of(proxy)))
     batches = shuffled(seed, 2 * BATCH if arm == "proxy" else BATCH)
-    for step, (epoch, index) in zip(range(steps), batches, strict=False):
+    for step, (epoch, index) in enumerate(itertools.islice(batches, steps)):
         x, y = network.batches.fetch(index, epoch)
         if arm == "proxy":
             with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import joint_numbers, rank
+from fineprune.labels.ranking import rank
 
 
 def made_evidence(shares, labels, classes):
@@ -98,7 +98,7 @@ def test_the_ranking_follows_the_rule(seed, classes, samples, all_classes):
     scores, suggestions, joint = rule(stored, labels.tolist(), classes)
     np.testing.assert_allclose(found.scores, scores, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(found.suggestions, suggestions)
-    np.testing.assert_allclose(joint_numbers(evidence), joint, rtol=1e-9)
+    np.testing.assert_allclose(found.joint, joint, rtol=1e-9)
 
 
 def test_parts_of_any_size_give_the_same_ranking(monkeypatch):
@@ -149,7 +149,8 @@ def roc_area(scores, wrong):
 def test_wrong_labels_are_found_and_counted_whether_they_are_random_or_consistent(pairs):
     shares, labels, true = noisy_shares(8, pairs)
     evidence = made_evidence(shares, labels.tolist(), 8)
-    found, joint = rank(evidence), joint_numbers(evidence)
+    found = rank(evidence)
+    joint = found.joint
     wrong = labels != true
     scores = found.scores.numpy()
     by_loss = -np.log(shares[np.arange(len(labels)), labels])
@@ -173,7 +174,7 @@ def test_wrong_labels_that_are_hardly_trained_are_counted():
     wrong = np.arange(len(labels)) % 4 == 0
     given = np.where(wrong, (labels + 1 + np.arange(len(labels)) // 4 % 7) % 8, labels)
     evidence = made_evidence(np.where(wrong[:, None], shares, late), given.tolist(), 8)
-    joint = joint_numbers(evidence)
+    joint = rank(evidence).joint
     assert 0.8 * wrong.sum() < joint.sum() - joint.trace() < 1.2 * wrong.sum()
 
 

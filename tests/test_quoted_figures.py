@@ -350,8 +350,7 @@ def quotes():
         ("fp.Adaptive(epochs", "adaptive"),
         ("fp.InfoBatch(epochs", "infobatch"),
     ):
-        sign = "+" if arm == "adaptive" else ""  # It is above full training with wrong labels.
-        words = f'{name}, save=0.35)", "{{:.2f}} ±{{:.2f}}", "{{:{sign}.2f}} ±{{:.2f}}"'
+        words = f'{name}, save=0.35)", "{{:+.2f}} ±{{:.2f}}", "{{:+.2f}} ±{{:.2f}}"'
         yield ADVICE, words, (*difference(CLEAN, arm), *difference(WRONG, arm))
     yield (
         ADVICE,

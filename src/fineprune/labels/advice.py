@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import joint_numbers, num_wrong
+from fineprune.labels.ranking import num_wrong, rank
 
 # Saving was measured with correct labels and with 30 % wrong ones. From half of these on, labels
 # count as wrong; up to a few percent, they count as correct. Between them, nothing was measured.
@@ -69,7 +69,7 @@ def advice_of(
     recorded = evidence.visits > 0
     samples = int(recorded.sum())
     visits = float(evidence.visits[recorded].float().mean())
-    joint = joint_numbers(evidence).cpu()
+    joint = rank(evidence).joint.cpu()
     wrong = num_wrong(joint)
     sentences = [
         f"About {round(wrong):,} of {samples:,} labels ({wrong / samples:.1%}) contradict what the "

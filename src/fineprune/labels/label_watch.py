@@ -16,7 +16,7 @@ from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.advice import FullCost, advice_of
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import joint_numbers, num_wrong, rank
+from fineprune.labels.ranking import Ranking, num_wrong, rank
 from fineprune.labels.ranks import exchange_device, rank_and_size
 from fineprune.labels.review_page import Review
 from fineprune.labels.watch_page import cards_of, write_review
@@ -127,10 +127,18 @@ class LabelWatch:
             InputError: Nothing was recorded, something wrong was recorded, or the evidence of the
                 ranks has not been merged.
         """
-        ranking = rank(self._usable())
+        ranking = self.ranking()
         scores, suggestions = ranking.scores.cpu(), ranking.suggestions.cpu()
         indices = scores.argsort(descending=True, stable=True)
         return indices, scores[indices], suggestions[indices]
+
+    def ranking(self) -> Ranking:
+        """Return all that the evidence says at once, on the device of the evidence.
+
+        Raises:
+            InputError: As for ``suspects``.
+        """
+        return rank(self._usable())
 
     def scores(self) -> Tensor:
         """Return the scores of ``suspects`` in the order of the samples; float32, shape (N,).
@@ -138,7 +146,7 @@ class LabelWatch:
         Raises:
             InputError: As for ``suspects``.
         """
-        return rank(self._usable()).scores.cpu()
+        return self.ranking().scores.cpu()
 
     def labels(self) -> Tensor:
         """Return the label of each sample as it was recorded; int64, shape (N,), on the CPU.
@@ -173,7 +181,7 @@ class LabelWatch:
         Raises:
             InputError: As for ``suspects``.
         """
-        return joint_numbers(self._usable()).cpu()
+        return self.ranking().joint.cpu()
 
     def advice(
         self, names: Sequence[str] | None = None, *, cost: FullCost | None = None

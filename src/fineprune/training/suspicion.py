@@ -8,6 +8,7 @@ import torch
 
 from fineprune.errors import InputError
 from fineprune.labels.label_watch import LabelWatch
+from fineprune.labels.ranking import num_wrong
 from fineprune.pruning.policies.policy import Policy
 
 _Counts = npt.NDArray[np.int64]
@@ -39,7 +40,8 @@ def suspicion_by_evidence(watch: LabelWatch) -> Suspicion:
     Raises:
         InputError: Something wrong was recorded, or the evidence of the ranks was not merged.
     """
-    return Suspicion(watch.scores(), watch.num_suspects())
+    ranking = watch.ranking()
+    return Suspicion(ranking.scores.cpu(), round(num_wrong(ranking.joint)))
 
 
 def detection(suspicion: Suspicion | None, wrong: npt.NDArray[np.bool_]) -> dict[str, Any]:
