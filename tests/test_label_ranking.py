@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import rank
+from fineprune.labels.ranking import num_wrong, rank
 
 
 def made_evidence(shares, labels, classes):
@@ -81,7 +81,10 @@ def rule(shares, labels, classes):
         strongest = max(shares[i][k] / t[k] if k in t else 0 for k in others)
         by_samples[y][suggestions[i] if strongest > 2 * shares[i][y] / t[y] else y] += 1
     joint = max(by_rates, by_samples, key=lambda numbers: sum(numbers[y][k] for y, k in pairs))
-    return scores, suggestions, joint
+    wrong = min(round(sum(joint[y][k] for y, k in pairs)), len(samples) - 1)
+    ranked = sorted((scores[i] for i in samples), reverse=True)
+    level = (ranked[max(wrong - 1, 0)] + ranked[wrong]) / 2
+    return [score - level for score in scores], suggestions, joint
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -189,6 +192,19 @@ def test_many_classes_are_ranked_by_the_strongest_ones():
     wrong = labels != true
     areas = [roc_area(rank(evidence).scores.numpy(), wrong) for evidence in (few, every)]
     assert areas[0] > areas[1] - 0.01
+
+
+def test_as_many_scores_are_positive_as_labels_are_estimated_to_be_wrong():
+    """Also if the wrong labels are partly learned, so that few of them are clear."""
+    shares, labels, true = noisy_shares(4, None)
+    learned = 0.1 * np.eye(4)[labels] + 0.9 * shares
+    for kept in (shares, learned):
+        found = rank(made_evidence(kept, labels.tolist(), 4))
+        positive = int((found.scores > 0).sum())
+        assert positive == round(num_wrong(found.joint)) > 0
+        assert (labels != true)[found.scores.numpy() > 0].mean() > 0.5
+    sure = np.eye(4)[true] * 0.97 + 0.01
+    assert not (rank(made_evidence(sure, true.tolist(), 4)).scores > 0).any()
 
 
 def test_equal_shares_favour_no_class():

@@ -120,8 +120,9 @@ class LabelWatch:
         Returns:
             The indices of the samples, int64; their scores, float32; and for each the class that
             contradicts its label most, int64; all of shape (N,), on the CPU. The score is a log
-            odds of this class against the label: above 0, the evidence favours the class. Samples
-            that were never recorded come last, with the score -inf and the suggestion -1.
+            odds of this class against the label, and is above 0 for as many samples as labels are
+            estimated to be wrong. Samples that were never recorded come last, with the score -inf
+            and the suggestion -1.
 
         Raises:
             InputError: Nothing was recorded, something wrong was recorded, or the evidence of the

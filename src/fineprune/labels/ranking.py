@@ -14,13 +14,15 @@ class k in the evidence on a sample with the label y. Then
   towards their mean, the more so the more evenly they are spread. Hard samples look like mistakes
   between similar classes, and only frequent mistakes in few pairs of classes stand out against
   that. ``drawn_together`` does this.
-- The score is the log of (1 - P[y]) / P[y], and the suggestion is the other class with the largest
-  P[k].
+- The score is the log of (1 - P[y]) / P[y] plus a constant, and the suggestion is the other class
+  with the largest P[k].
 - A sample contradicts its label if q[k] / t[k] of another class is more than twice q[y] / t[y]. The
   number of wrong labels is estimated both by J and by counting the samples that contradict, and the
   larger estimate counts. Wrong labels that are learned by heart or rarely trained belong to no
   class clearly, so J misses them; frequent mistakes between two classes are learned as if they were
   right, so few of their samples contradict.
+- The constant makes as many scores positive as labels are estimated to be wrong. It changes the
+  prior of a mistake, which J alone would make too small where it misses labels.
 """
 
 from dataclasses import dataclass
@@ -54,8 +56,9 @@ class Ranking:
     """What the evidence says of each sample.
 
     Attributes:
-        scores: The log odds that the label is wrong; float32, shape (N,). -inf for a sample that
-            was never recorded.
+        scores: The log odds that the label is wrong; float32, shape (N,). As many are positive as
+            labels are estimated to be wrong, unless scores are equal. -inf for a sample that was
+            never recorded.
         suggestions: The most probable class besides the label; int64, shape (N,). -1 for a sample
             that was never recorded.
         joint: The estimated number of samples labelled y that belong to class k, for each y and k;
@@ -96,7 +99,20 @@ def rank(evidence: Evidence) -> Ranking:
         seeming[index] = torch.where(wrong, suggestions[index], given[:, 0])
     by_samples = pair_counts(labels[known], seeming[known], len(sizes))
     joint = max(estimated * sizes[:, None], by_samples, key=num_wrong)
+    scores -= level_between(scores[known], round(num_wrong(joint)))
     return Ranking(scores, suggestions, joint)
+
+
+def level_between(scores: Tensor, number: int) -> float:
+    """Return a level above which lie so many scores, or fewer if some of them are equal.
+
+    Args:
+        scores: The scores; float32, shape (n,).
+        number: The number of scores that lie above the level. The smallest score never does.
+    """
+    ranked = scores.sort(descending=True).values
+    number = min(number, len(scores) - 1)
+    return float(ranked[max(number - 1, 0)] + ranked[number]) / 2
 
 
 def contradicting(shares: Tensor, given: Tensor, usual: Tensor) -> Tensor:
