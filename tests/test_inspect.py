@@ -74,7 +74,7 @@ def test_json_has_the_figures_of_each_arm(run, tmp_path):
     (arm,) = shown["arms"]
     assert arm["samples"] == 250
     assert arm["wrong_labels"] == 50
-    assert arm["listed"] == len(arm["first"]) == 5
+    assert arm["shown"] == len(arm["first"]) == 5
     assert shown["page"] == str(tmp_path / "page.html")
 
 

@@ -269,7 +269,11 @@ def test_the_review_shows_image_files_with_their_paths_and_classes(of_files, fol
     review = review_of(tmp_path / "page.html", of_files)
     cards = review.count('<li class="card"')
     assert cards >= 20
-    assert review.count('<img src="data:image/jpeg;base64,') == cards
+    assert review.count('<img src="data:image/webp;base64,') == cards
+    galleries = (tmp_path / "page.html").read_text(encoding="utf-8").split('<ol class="cards')[1:]
+    assert galleries
+    for gallery in galleries:
+        assert gallery.partition("</ol>")[0].count("<img ") == gallery.count("<svg ") > 0
     assert all(f"<small>{path} (" in review for path in ("2/000.png", "3/001.png"))
     moved = folder.rename(folder.with_name("moved"))
     try:

@@ -49,9 +49,7 @@ def inspect(
     ] = None,
     own_data: Annotated[
         bool,
-        typer.Option(
-            "--own-data", help="Run the code of user-defined data to show the suspected samples."
-        ),
+        typer.Option("--own-data", help="Run the code of user-defined data to show its samples."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -72,7 +72,7 @@ class InspectedArm:
         samples: The number of training samples.
         skipped: The share of the sample-steps that was skipped.
         suspects: The number of samples that are called suspicious; see ``Suspects``.
-        listed: The number of samples that were asked for, at most all that were trained.
+        shown: The number of suspects in the page.
         first: The first suspects, at most ten.
         wrong_labels: The number of wrong labels; None if this is not known.
         found: How many of the first suspects have wrong labels; empty if this is not known.
@@ -81,8 +81,6 @@ class InspectedArm:
         traits: What the most skipped tenth of the pictures looks like, or the most suspected one
             if nothing was skipped; empty without pictures.
         missing: One sentence for everything that cannot be shown.
-        shown: The number of suspects in the page.
-        pictures: The number of these that have a picture.
     """
 
     name: str
@@ -90,7 +88,7 @@ class InspectedArm:
     samples: int
     skipped: float
     suspects: int
-    listed: int
+    shown: int
     first: list[FirstSuspect]
     wrong_labels: int | None
     found: list[Found]
@@ -98,8 +96,6 @@ class InspectedArm:
     class_names: list[str]
     traits: list[Trait]
     missing: list[str]
-    shown: int = 0
-    pictures: int = 0
 
 
 @dataclass(frozen=True)
@@ -142,7 +138,7 @@ def inspected_arm(
         samples=len(samples),
         skipped=float(samples.times_skipped.mean() / len(run.history.epochs)),
         suspects=ranked.number,
-        listed=min(most, len(ranked)),
+        shown=min(most, len(ranked)),
         first=_first(samples, ranked, min(most, _FIRST)),
         wrong_labels=None if samples.wrong is None else int(samples.wrong.sum()),
         found=_found(samples, ranked),

@@ -30,8 +30,8 @@ class KnownSamples:
             shape (N,).
         keys: The key of each sample of the whole training set; None without keys.
         renumbered: Whether the numbers differ from the indices in the run.
-        pictures: The pictures; uint8, shape (N, channels, height, width). None if they cannot be
-            shown.
+        pictures: The pictures; uint8, shape (N, channels, height, width). None if they are not in
+            memory.
         wrong: Which labels are wrong; bool, shape (N,). None if this is not known.
         right_label: The labels of the dataset; int64, shape (N,). None if ``wrong`` is None.
         outputs: What the trained network computes for the pictures. None if this is not known.
@@ -77,7 +77,7 @@ def known_samples(run: Inspected, network: bool) -> KnownSamples:
     try:
         loaded = pictures_of(run.run)
     except InputError as error:
-        missing.append(_sentence("No pictures are shown", error))
+        missing.append(_sentence(error))
     else:
         if np.array_equal(loaded.train.labels.numpy(), run.labels):
             pictures = loaded.train.images.numpy()
@@ -87,11 +87,9 @@ def known_samples(run: Inspected, network: bool) -> KnownSamples:
                 try:
                     outputs = outputs_of(run.run, loaded)
                 except InputError as error:
-                    missing.append(_sentence("The final predictions are not shown", error))
+                    missing.append(_sentence(error))
         else:
-            missing.append(
-                "No pictures are shown: the data or their labels have changed since the training."
-            )
+            missing.append(_sentence("the data or their labels have changed since the training"))
     return KnownSamples(
         run=run,
         loss=smoothed_losses(run.history),
@@ -108,8 +106,8 @@ def known_samples(run: Inspected, network: bool) -> KnownSamples:
     )
 
 
-def _sentence(what: str, error: InputError) -> str:
-    return f"{what}: {str(error).rstrip('.')}."
+def _sentence(reason: InputError | str) -> str:
+    return f"The final predictions are not shown: {str(reason).rstrip('.')}."
 
 
 def _classes(run: Inspected) -> int:

@@ -48,9 +48,9 @@ def recipe_of(run: Run) -> Recipe:
 
 
 def without_pictures(run: Run) -> bool:
-    """Return whether the pictures of a run cannot be shown.
+    """Return whether the pictures of a run cannot be kept in memory.
 
-    They are the user's own, whose code only training runs, or files, which are not kept in memory.
+    They are the user's own, whose code only training runs, or files.
     """
     return ":" in run.summary.dataset or run.summary.dataset == "images"
 
@@ -64,14 +64,11 @@ def pictures_of(run: Run) -> LoadedImages:
     """
     recipe = recipe_of(run)
     if recipe.data.name == "images":
-        raise InputError(
-            "expected data in memory for galleries of pictures, got image files: only the labels "
-            "to review are shown with them"
-        )
+        raise InputError("expected data in memory to pass through the network, got image files")
     if without_pictures(run):
         raise InputError(
-            f"expected built-in data for galleries of pictures, got {recipe.data.name!r}, whose "
-            f"code is run for training only: with --own-data, the labels to review show samples"
+            f"expected built-in data to pass through the network, got {recipe.data.name!r}, whose "
+            f"code is run for training only"
         )
     return load_images(recipe)
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from fineprune.datasets.image_index import load_index
@@ -28,7 +30,7 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
     """
     pictures, number = samples.pictures, samples.number
     if pictures is not None:
-        return lambda sample: pictures[sample]
+        return lambda sample: _image(pictures[sample])
     data = recipe_of(samples.run.run).data
     if data.name == "images" and data.train is not None:
         index = load_index(Path(data.train))
@@ -50,3 +52,9 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
             f"{len(plain)}"
         )
     return lambda sample: plain[int(number[sample])]
+
+
+def _image(picture: npt.NDArray[np.uint8]) -> Image.Image:
+    """Return a picture of shape (1 or 3, height, width) as an image, which takes fewer bytes."""
+    pixels = picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0)
+    return Image.fromarray(np.ascontiguousarray(pixels))

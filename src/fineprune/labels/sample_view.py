@@ -65,8 +65,8 @@ def _of_pillow(image: Any) -> str:
     small = image.convert("RGB")
     small.thumbnail((LARGEST, LARGEST))
     file = io.BytesIO()
-    small.save(file, "JPEG", quality=80)
-    return _uri("jpeg", file.getvalue())
+    small.save(file, "WEBP", quality=90)
+    return _uri("webp", file.getvalue())
 
 
 def _pixels(item: Any) -> npt.NDArray[np.uint8] | None:

@@ -21,6 +21,7 @@ from fineprune.inspection.inspected_arm import (
 from fineprune.inspection.known_samples import KnownSamples, known_samples
 from fineprune.inspection.overlap import skipped_overlaps, suspect_overlaps, tenth_overlaps
 from fineprune.inspection.per_class import confusion
+from fineprune.inspection.shown_samples import Show, shown_samples
 from fineprune.inspection.suspects import Suspects, suspects_of
 from fineprune.labels.review_page import review_section
 from fineprune.report.facts import distinct, facts
@@ -34,33 +35,33 @@ from fineprune.report.inspection_tables import (
 )
 from fineprune.report.page_template import template
 from fineprune.report.review import make_review, reviewed_runs
-from fineprune.report.sample_gallery import VISIBLE, Gallery, make_gallery
+from fineprune.report.sample_gallery import VISIBLE, make_gallery
+from fineprune.report.sample_views import SampleViews
 from fineprune.report.suspected_labels import suspects_note, top_loss
 from fineprune.report.table import Table, percent
 from fineprune.runs.files import write_atomically
 
 Matrix = npt.NDArray[np.int64]
 
-# The largest size of a page with up to twenty networks and arms, in bytes. If a gallery of suspects
-# is too large, it is shown with fewer pictures, and then with fewer cards.
+# The largest size of a page with up to ten networks and arms, in bytes, and what the tables and the
+# texts of the cards of an arm take of it. Pictures that do not fit are left out.
 _MOST_BYTES = 5_000_000
-_TABLE_BYTES = 150_000
-_LEAST_BYTES = 50_000
+_TEXT_BYTES = 300_000
 
-# The number of samples in each gallery of skipped samples, and of suspects unless it is given.
-_SKIPPED, _SUSPECTED = 100, 1000
+# The largest number of samples in each gallery, and how many suspects there are unless it is given.
+_MOST_SHOWN, _SUSPECTED = 500, 100
 
 # A confusion matrix of more classes is not readable.
 _MOST_CLASSES = 20
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _Gallery:
     """A gallery in the page, with its heading and its explanation."""
 
     title: str
     note: str
-    gallery: Gallery
+    cards: Markup
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class _Section:
     lead: list[str]
     missing: list[str]
     found: Table | None
-    galleries: list[_Shown]
+    galleries: list[_Gallery]
     classes: Table
     heats: list[_Heat]
     class_names: list[str]
@@ -98,16 +99,16 @@ def write_inspection(
     """Write a page on what finished runs skipped and suspected, as one self-contained HTML file.
 
     It shows the samples of the first run of each network and arm. The other runs are compared with
-    it. The file has at most 5 MB with up to twenty networks and arms: if necessary, it shows fewer
+    it. The file has at most 5 MB with up to ten networks and arms: if necessary, it shows fewer
     pictures, and says so.
 
     Args:
         runs: The runs, from ``read_inspected``.
         path: The HTML file. Its folder is created if necessary, and an existing file is replaced
             atomically.
-        most: The number of suspects to review and to show for each network and arm, at least 1.
-            None for the estimated number of wrong labels, at least 20, to review, and for at most
-            1,000 to show.
+        most: The number of suspects to review and to show for each network and arm, at least 1; at
+            most 500 are. None for the estimated number of wrong labels, at least 20, to review, and
+            for 100 to show.
         network: Whether to pass the pictures through the trained networks, which shows the final
             predictions and the nearest neighbours.
         own_data: Whether the code of user-defined data may be run to show its samples.
@@ -123,20 +124,20 @@ def write_inspection(
     arms = runs_by_arm(runs)
     headings = _headings(arms)
     together = reviewed_runs(runs)
-    known = {id(members[0]): known_samples(members[0], network) for members in arms}
-    review = make_review(known[id(runs[0])], together, most, own_data=own_data)
+    known = [known_samples(members[0], network) for members in arms]  # The first is runs[0].
+    shows = _shows(known, own_data)
+    review = make_review(known[0], together, most, shows[0])
     section_of_review = "" if review is None else review_section(review)
-    left = _MOST_BYTES - _TABLE_BYTES - len(section_of_review.encode())
-    most_bytes = max(left // len(arms) - _TABLE_BYTES, _LEAST_BYTES)
+    left = _MOST_BYTES - len(section_of_review.encode())
     figures, sections = [], []
-    for number, (heading, members) in enumerate(zip(headings, arms, strict=True), start=1):
-        samples = known[id(members[0])]
-        full = _full_of(members[0], runs)
-        ranked = suspects_of(members[0])
-        arm = inspected_arm(samples, ranked, full, heading, most or _SUSPECTED)
-        arm, section = _section(samples, ranked, arm, full, f"arm-{number}", most_bytes)
+    for number, (heading, samples, show) in enumerate(zip(headings, known, shows, strict=True), 1):
+        full = _full_of(samples.run, runs)
+        ranked = suspects_of(samples.run)
+        shown = min(most or _SUSPECTED, _MOST_SHOWN)
+        arm = inspected_arm(samples, ranked, full, heading, shown)
+        views = SampleViews(show, left // len(arms) - _TEXT_BYTES)
         figures.append(arm)
-        sections.append(section)
+        sections.append(_section(samples, ranked, arm, full, f"arm-{number}", views))
     skipped = tenth_overlaps(runs, skipped_overlaps)
     suspected = tenth_overlaps(runs, suspect_overlaps)
     tables = []
@@ -164,29 +165,29 @@ def _section(
     figures: InspectedArm,
     full: Inspected | None,
     anchor: str,
-    size: int,
-) -> tuple[InspectedArm, _Section]:
-    """Return the section of a run, whose galleries take a number of bytes, and what it shows."""
+    views: SampleViews,
+) -> _Section:
+    """Return the section of a run."""
     run, summary = samples.run, samples.run.run.summary
     top = top_loss(run, ranked)
-    galleries = _skipped_galleries(samples, ranked, top, size // 8)
-    left = size - sum(shown.gallery.size for shown in galleries)
-    if figures.listed:
-        chosen = ranked.at(np.arange(figures.listed))
-        main = make_gallery(samples, chosen, top, left, detailed=True)
-        galleries.insert(0, _Shown("Suspected wrong labels", suspects_note(samples), main))
-        figures = replace(figures, shown=main.cards, pictures=main.pictures)
+    galleries = []
+    if figures.shown:
+        chosen = ranked.at(np.arange(figures.shown))
+        cards = make_gallery(samples, chosen, top, views, detailed=True)
+        galleries.append(_Gallery("Suspected wrong labels", suspects_note(samples), cards))
+    galleries += _skipped_galleries(samples, ranked, top, views)
     common = "most skipped" if samples.times_skipped.any() else "most suspected"
     tables = [share_table(run.labels, most_skipped_tenth(samples), samples.names, common)]
     if figures.traits:
         tables.insert(0, trait_table(figures.traits, common))
     heats, confused = _confusions(run, full, samples.names)
     wrong = figures.wrong_labels
-    section = _Section(
+    missing = figures.missing if views.missing is None else [*figures.missing, views.missing]
+    return _Section(
         anchor=anchor,
         heading=figures.heading,
         lead=_lead(figures, summary.seed, len(run.history.epochs)),
-        missing=figures.missing,
+        missing=missing,
         found=None if wrong is None else suspects_table(figures.found, wrong, len(samples)),
         galleries=galleries,
         classes=class_table(figures.classes, samples.names, summary.evaluated_on, full is not None),
@@ -196,19 +197,33 @@ def _section(
         trait_title=f"What the {common} tenth has in common",
         traits=tables,
     )
-    return figures, section
+
+
+def _shows(known: Sequence[KnownSamples], own_data: bool) -> list[Show | InputError]:
+    """Return for each run what shows its samples, or why nothing can; the data are read once."""
+    read: dict[tuple[str, bool], Show | InputError] = {}
+    result = []
+    for samples in known:
+        data = repr(samples.run.run.recipe["data"]), samples.pictures is None
+        if data not in read:
+            try:
+                read[data] = shown_samples(samples, own_data=own_data)
+            except InputError as error:
+                read[data] = error
+        result.append(read[data])
+    return result
 
 
 def _skipped_galleries(
-    samples: KnownSamples, ranked: Suspects, top: float, size: int
-) -> list[_Shown]:
+    samples: KnownSamples, ranked: Suspects, top: float, views: SampleViews
+) -> list[_Gallery]:
     """Return the galleries of the samples that were skipped most often, and never.
 
     Args:
         samples: What is known about the samples of the run.
         ranked: All samples with a loss, the most suspicious first.
         top: The loss at the upper edge of the sparklines.
-        size: The number of bytes of each gallery.
+        views: Shows the samples themselves.
     """
     times = samples.times_skipped[ranked.index]
     losses = samples.loss[ranked.index]
@@ -224,12 +239,12 @@ def _skipped_galleries(
         (
             "Most often skipped, with large losses",
             f"These samples have average losses above the median. {order}",
-            ranked.at(hard[(large & (times > 0))[hard]][:_SKIPPED]),
+            ranked.at(hard[(large & (times > 0))[hard]][:_SUSPECTED]),
         ),
         (
             "Most often skipped, with small losses",
             f"These samples have average losses up to the median. {order}",
-            _undoubted(ranked.at(easy[(~large & (times > 0))[easy]][:_SKIPPED])),
+            _undoubted(ranked.at(easy[(~large & (times > 0))[easy]][:_SUSPECTED])),
         ),
         (
             rarely if times.any() else "The smallest losses",
@@ -240,7 +255,7 @@ def _skipped_galleries(
         ),
     ]
     return [
-        _Shown(title, note, make_gallery(samples, chosen, top, size))
+        _Gallery(title, note, make_gallery(samples, chosen, top, views))
         for title, note, chosen in wanted
         if len(chosen)
     ]

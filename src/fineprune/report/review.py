@@ -8,10 +8,10 @@ from fineprune.errors import InputError
 from fineprune.inspection.inspected import Inspected
 from fineprune.inspection.known_samples import KnownSamples
 from fineprune.inspection.pictures import neighbours
-from fineprune.inspection.shown_samples import shown_samples
+from fineprune.inspection.shown_samples import Show
 from fineprune.inspection.suspects import Suspects, suspects_of
 from fineprune.labels.review_page import Card, Review
-from fineprune.labels.sample_view import view_of
+from fineprune.report.sample_views import SampleViews
 from fineprune.report.sparkline import sparkline
 from fineprune.report.suspected_labels import top_loss
 from fineprune.runs.training_set import UNKNOWN
@@ -42,7 +42,7 @@ def reviewed_runs(runs: Sequence[Inspected]) -> list[Inspected]:
 
 
 def make_review(
-    samples: KnownSamples, runs: Sequence[Inspected], most: int | None, *, own_data: bool
+    samples: KnownSamples, runs: Sequence[Inspected], most: int | None, show: Show | InputError
 ) -> Review | None:
     """Return the review of the suspects of some runs.
 
@@ -51,7 +51,7 @@ def make_review(
         runs: The result of ``reviewed_runs``.
         most: The number of suspects; None for the estimated number of wrong labels, but at least
             20. At most 500 are reviewed.
-        own_data: Whether the code of user-defined data may be run to show samples.
+        show: Shows the samples, or says why nothing can.
 
     Returns:
         The review; None if the label of a sample is not known, so that no table can be written.
@@ -65,20 +65,15 @@ def make_review(
     number = min(wanted, _MOST, len(ranked))
     suspects = ranked.at(np.arange(number))
     notes = _notes(runs, ranked, number)
-    try:
-        show = shown_samples(samples, own_data=own_data)
-    except InputError as error:
-        show = None
-        notes.append(f"The samples themselves are not shown: {error}.")
+    views = SampleViews(show, _BYTES)
     features = None if samples.outputs is None else samples.outputs.features
     near = None if features is None else neighbours(features, suspects.index, _NEIGHBOURS)
     top = top_loss(first, ranked)
     of_runs = [suspects_of(run) for run in runs] if len(runs) > 1 else []
     suspected = [set(part.index[: part.number].tolist()) for part in of_runs]
-    cards, left = [], _BYTES
+    cards = []
     for place, sample in enumerate(suspects.index.tolist()):
-        picture, text = (None, None) if show is None or left < 0 else view_of(show(sample))
-        left -= len(picture or "") + len(text or "")
+        picture, text = views.view(sample)
         lines = [f"mean loss {samples.loss[sample]:.2f}"]
         if suspected:
             times = sum(sample in part for part in suspected)
@@ -104,8 +99,8 @@ def make_review(
                 notes=tuple(lines),
             )
         )
-    if left < 0:
-        notes.append("To keep this page small, the last ones are shown without pictures.")
+    if views.missing is not None:
+        notes.append(views.missing)
     return Review(cards, samples.names, training_set.labels, training_set.keys, notes)
 
 

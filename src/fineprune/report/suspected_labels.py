@@ -9,8 +9,10 @@ from fineprune.errors import InputError
 from fineprune.experiments.arm_table import Group
 from fineprune.inspection.inspected import Inspected, read_inspected
 from fineprune.inspection.known_samples import KnownSamples, known_samples
+from fineprune.inspection.shown_samples import shown_samples
 from fineprune.inspection.suspects import Suspects, suspects_of
 from fineprune.report.sample_gallery import VISIBLE, make_gallery
+from fineprune.report.sample_views import SampleViews
 from fineprune.report.verdict import method_of
 from fineprune.runs.files import HISTORY
 
@@ -23,7 +25,7 @@ class FirstSuspects:
 
     Attributes:
         note: What the gallery shows.
-        html: The gallery.
+        html: The cards.
     """
 
     note: str
@@ -43,26 +45,35 @@ def first_suspects(group: Group) -> FirstSuspects | None:
     try:
         inspected = read_inspected([run])[0]
         samples = known_samples(inspected, network=False)
+        show = shown_samples(samples, own_data=False)
     except InputError:  # The history is damaged, but a report needs the results only.
         return None
-    if samples.pictures is None:
-        return None
     suspects = suspects_of(inspected, most=VISIBLE)
-    gallery = make_gallery(samples, suspects, top_loss(inspected, suspects), _BYTES)
+    views = SampleViews(show, _BYTES)
+    cards = make_gallery(samples, suspects, top_loss(inspected, suspects), views)
     note = (
         f"The first {len(suspects)} suspects of {arm} with seed {run.summary.seed}. "
         f"{suspects_note(samples)} fineprune inspect shows more."
     )
-    return FirstSuspects(note, Markup("").join(block.html for block in gallery.blocks))
+    return FirstSuspects(note, cards)
 
 
 def suspects_note(samples: KnownSamples) -> str:
     """Return what a gallery of suspects shows."""
+    if samples.run.watch is None:
+        first = (
+            "The samples with the largest moving averages of the loss, the largest first. The "
+            "suggested label is the class that the network predicted most often instead of the "
+            "label, in the last epochs that trained the sample"
+        )
+    else:
+        first = (
+            "The samples whose predictions contradict their labels most, over all epochs that "
+            "trained them. The suggested label is the class that contradicts it most"
+        )
     parts = [
-        "The samples with the largest moving averages of the loss, the largest first. A suspect "
-        "is not always wrong: a sample can also be rare or difficult. The suggested label is the "
-        "class that the network predicted most often instead of the label, in the last epochs that "
-        "trained the sample; the percentage is the share of these epochs."
+        f"{first}; the percentage is the share of the last epochs in which the network predicted "
+        f"it. A suspect is not always wrong: a sample can also be rare or difficult."
     ]
     if samples.outputs is not None:
         parts.append(
