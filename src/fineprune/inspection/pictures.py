@@ -1,6 +1,5 @@
 """The pictures and class names of a run, and what its trained network makes of the pictures."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fineprune.datasets.device_loader import evaluation_batches
-from fineprune.datasets.image_set import ImageSet, channel_statistics
+from fineprune.datasets.image_set import channel_statistics
 from fineprune.errors import InputError
 from fineprune.runs.files import CHECKPOINT
 from fineprune.runs.run import Run
@@ -83,40 +82,6 @@ def outputs_of(run: Run, loaded: LoadedImages) -> Outputs:
     Raises:
         InputError: The checkpoint is missing or damaged.
     """
-    features: list[torch.Tensor] = []
-    predictions, confidences = [], []
-    for logits in _logits(run, loaded, loaded.train, features):
-        confidence, prediction = logits.softmax(1).max(1)
-        predictions.append(prediction.cpu())
-        confidences.append(confidence.cpu())
-    return Outputs(
-        torch.cat(predictions).numpy(),
-        torch.cat(confidences).numpy(),
-        torch.cat(features).numpy() if features else None,
-    )
-
-
-def probabilities_of(run: Run, images: ImageSet) -> npt.NDArray[np.float32]:
-    """Return the probabilities that the trained network of a run gives to the classes of images.
-
-    Args:
-        run: The run, whose checkpoint must exist.
-        images: The images, which the run need not have been trained on.
-
-    Returns:
-        The probabilities, float32, shape (len(images), classes).
-
-    Raises:
-        InputError: The checkpoint is missing or damaged, or the data of the run cannot be loaded.
-    """
-    parts = [logits.softmax(1).cpu() for logits in _logits(run, pictures_of(run), images, [])]
-    return torch.cat(parts).numpy()
-
-
-def _logits(
-    run: Run, loaded: LoadedImages, images: ImageSet, features: list[torch.Tensor]
-) -> Iterator[torch.Tensor]:
-    """Yield the logits of images, batch after batch, and append the features of each batch."""
     path = run.path / CHECKPOINT
     if not path.exists():
         raise InputError(f"expected the trained network in {path}, found no file")
@@ -127,13 +92,22 @@ def _logits(
         model = recipe_network(recipe, device_data(recipe, loaded))
     model.load_state_dict(load_checkpoint(path)["model"])
     mean, std = channel_statistics(loaded.train.images)
-    batches = evaluation_batches(images, batch_size=_BATCH, device=device, mean=mean, std=std)
+    batches = evaluation_batches(loaded.train, batch_size=_BATCH, device=device, mean=mean, std=std)
+    features: list[torch.Tensor] = []
     for layer in [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]:
         layer.register_forward_pre_hook(
             lambda _, inputs: features.append(F.normalize(inputs[0].float(), dim=1).cpu())
         )
+    predictions, confidences = [], []
     for logits, _ in evaluated_logits(model, batches, device, precision(recipe.run)):
-        yield logits
+        confidence, prediction = logits.softmax(1).max(1)
+        predictions.append(prediction.cpu())
+        confidences.append(confidence.cpu())
+    return Outputs(
+        torch.cat(predictions).numpy(),
+        torch.cat(confidences).numpy(),
+        torch.cat(features).numpy() if features else None,
+    )
 
 
 def neighbours(
