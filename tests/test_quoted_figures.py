@@ -16,7 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fineprune.experiments.arm_table import grouped, paired_difference, table_rows
+from fineprune.experiments.arm_table import (
+    grouped,
+    mean_difference,
+    paired_difference,
+    table_rows,
+)
 from fineprune.experiments.scale_table import read_scaling, scale_rows
 from fineprune.experiments.tuning import read_rates
 from fineprune.report.comparison_table import comparison_tables
@@ -64,8 +69,22 @@ def difference(folder, arm, other="full"):
     return 100 * made.mean, 100 * made.half_width
 
 
+def tuned_difference(folder, arm, other_folder, other):
+    """As ``difference``, for runs with the same seeds in two folders, with rates of their own."""
+    found = [
+        {run.summary.seed: run.summary.accuracy_last for run in read_runs([RESULTS / one])
+         if run.summary.arm == name}
+        for one, name in ((folder, arm), (other_folder, other))
+    ]  # fmt: skip
+    assert found[0].keys() == found[1].keys()
+    made = mean_difference([found[0][seed] - found[1][seed] for seed in found[0]])
+    assert made.half_width is not None
+    return 100 * made.mean, 100 * made.half_width
+
+
 CLEAN, WRONG = "adaptive/clean", "adaptive/wrong"
 FITS_CLEAN, FITS_WRONG, FITS_LONG = "resnet9/clean", "resnet9/wrong", "resnet9/long"
+FITS_TUNED = "resnet9/long-tuned"
 LATE = "fewer-epochs-late"
 
 
@@ -181,7 +200,6 @@ def quotes():
         ("the same, 30 % wrong labels", WRONG, LATE),
         ("ResNet-9, 30 epochs, correct labels", FITS_CLEAN, "shorter"),
         ("the same, 30 % wrong labels", FITS_WRONG, "shorter"),
-        ("the same, 60 epochs", FITS_LONG, "shorter"),
     ):
         to_full = difference(folder, late) + difference(folder, "adaptive")
         row = f"| {words} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
@@ -216,40 +234,32 @@ def quotes():
         (*difference(FITS_WRONG, "adaptive", "shorter"), *smooth),
     )
     above_shorter = difference(FITS_WRONG, "adaptive", "shorter")
-    longer = difference(FITS_LONG, "adaptive", "shorter")
+    longer = tuned_difference(FITS_LONG, "adaptive", FITS_TUNED, "shorter")
+    from_full = difference(FITS_LONG, "adaptive")
     yield (
         ADVICE,
         "In a ResNet-9 whose rate falls smoothly, it was {:.2f} ±{:.2f} points above it after 30 "
-        "epochs, which is no difference, and {:.2f} ±{:.2f} after 60",
+        "epochs, which is no difference, and {:.2f} ±{:.2f} after 60, each with its own rate",
         (*above_shorter, *longer),
     )
     yield (
         FITS,
         "`adaptive` is {:.2f} ±{:.2f} points above `full` and {:.2f} ±{:.2f} above `shorter`",
-        (*difference(FITS_LONG, "adaptive"), *longer),
+        (*from_full, *longer),
     )
-    rates = [
-        100 * read_run(RESULTS / "resnet9" / folder).summary.accuracy_last
-        for folder in (
-            "long-rates/shorter-1.5-0",
-            "long/shorter-0",
-            "long-rates/adaptive-0",
-            "long/adaptive-0",
-        )
-    ]
-    yield (
-        FITS,
-        "it reaches {:.2f} instead of {:.2f} %, and `adaptive` {:.2f} instead of {:.2f} %",
-        rates,
-    )
-    yield FITS, "the difference is {:.2f} points", (rates[3] - rates[0],)
-    for page in (ADAPTIVE, CHOOSE, ADVICE):
-        words = "({:.2f} with the better of two rates for each, one seed"
-        yield page, words, (rates[3] - rates[0],)
-    words = (
-        "`fp.shorter` reaches {:.2f} instead of {:.2f} %, and `Adaptive` {:.2f} instead of {:.2f} %"
-    )
-    yield README, words, rates
+    trials = read_rates(RESULTS / "resnet9/long-tuned").arms
+    for arm, words in (("shorter", "`shorter` reached"), ("adaptive", "`adaptive`")):
+        tried = [100 * (found or 0.0) for found in trials[arm].accuracies.values()]
+        yield FITS, words + " {:.1f}, {:.1f} and {:.1f} %", tried
+    to_full = tuned_difference(FITS_TUNED, "shorter", FITS_LONG, "full")
+    mean = accuracy(FITS_TUNED, "shorter")
+    yield FITS, "| shorter | 0.6 | 35.0 | {:.2f} | {:+.2f} ±{:.2f} |", (mean, *to_full)
+    row = "| the same, 60 epochs | {:.2f} | {:+.2f} ±{:.2f} | {:+.2f} ±{:.2f} |"
+    yield README, row, (accuracy(FITS_LONG, "full"), *to_full, *from_full)
+    for arm, rate in (("full", 0.3), ("shorter-2", 0.6), ("adaptive", 0.3)):
+        row = f"| {arm} | {rate} | {{:.1f}} | {{:.2f}} |"
+        skipped = 100 * arm_rows("resnet9/confused")[arm].skipped
+        yield FITS, row, (skipped, accuracy("resnet9/confused", arm))
     only_correct = read_run(RESULTS / "resnet9/correct/full-0").summary.accuracy_last
     yield FITS, "reached {:.2f} % (one seed), with 30 % of the steps saved", (100 * only_correct,)
     estimates = [
@@ -261,7 +271,7 @@ def quotes():
         ADAPTIVE,
         "it was {:.2f} ±{:.2f} points above full training and {:.2f} ±{:.2f} above the shorter "
         "schedule",
-        (*difference(FITS_LONG, "adaptive"), *longer),
+        (*from_full, *longer),
     )
     yield (
         CHOOSE,

@@ -155,8 +155,8 @@ def _means(wrong: float, cost: FullCost | None) -> list[str]:
             "Best here, as far as it was measured: skip what contradicts (fp.Adaptive), or correct "
             "the labels first. With 30 % wrong labels, fp.Adaptive was 0.68 ±0.08 points above the "
             "best shorter training. In a ResNet-9 whose rate falls smoothly, it was 0.24 ±1.69 "
-            "points above it after 30 epochs, which is no difference, and 3.51 ±0.65 after 60 "
-            "(1.80 with the better of two rates for each, one seed)."
+            "points above it after 30 epochs, which is no difference, and 2.55 ±0.23 after 60, "
+            "each with its own rate."
         )
     else:
         best = (
