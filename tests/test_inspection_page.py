@@ -1,6 +1,8 @@
 """The page of an inspection, made from small runs on digits and from invented histories."""
 
+import base64
 import dataclasses
+import io
 import json
 import re
 import shutil
@@ -9,6 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from made_runs import made_recipe, make_run, with_summary
+from PIL import Image
 from test_report import parse_strictly
 
 from fineprune.errors import InputError
@@ -278,6 +281,20 @@ def test_numbers_count_the_whole_training_set_if_a_part_is_held_out(tmp_path, pa
         suspects_of(run, most=5).index
     ].tolist()
     assert "count the whole training set" in text
+
+
+def test_each_card_shows_the_picture_of_its_sample(tmp_path, page):
+    run = made(tmp_path / "run", 300)
+    text, _ = page([run], most=30, network=False)
+    pictures = pictures_of(run.run).train.images.numpy().astype(float)
+    found = re.findall(
+        r'<li[^>]*><img src="data:image/webp;base64,([^"]+)"[^>]*><p><b>(\d+)</b>', text
+    )
+    assert len(found) > 100
+    for encoded, number in found:
+        shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded)))).transpose(2, 0, 1)
+        distances = np.abs(pictures - shown).mean((1, 2, 3))
+        assert distances.argmin() == int(number)
 
 
 # Size

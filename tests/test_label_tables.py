@@ -1,6 +1,7 @@
 """Tables of labels belong to their samples: by key, with names, whatever changes later."""
 
 import csv
+import dataclasses
 import json
 import logging
 
@@ -15,7 +16,9 @@ from fineprune.cli.main import app
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import read_inspected
+from fineprune.inspection.known_samples import known_samples
 from fineprune.inspection.suspects import suspects_of
+from fineprune.report.inspection import _shows
 from fineprune.report.wrong_labels import all_found_rows
 from fineprune.runs.history import read_labels as trained_labels
 from fineprune.runs.run import read_run, read_runs
@@ -283,6 +286,35 @@ def test_the_review_shows_image_files_with_their_paths_and_classes(of_files, fol
     assert "The samples themselves are not shown" in review
     assert "2/000.png" in review
     assert "<img" not in review
+
+
+def test_files_that_became_unreadable_do_not_stop_a_page(of_files, folder, tmp_path):
+    kept = {path: path.read_bytes() for path in folder.glob("*/*.png")}
+    try:
+        for path in kept:
+            path.write_bytes(b"no picture")
+        review = review_of(tmp_path / "page.html", of_files)
+        command("report", of_files, "--out", tmp_path / "report.html")
+    finally:
+        for path, content in kept.items():
+            path.write_bytes(content)
+    cards = review.count('<li class="card"')
+    assert review.count("This sample cannot be read") == cards > 0
+    assert "<img" not in review
+    assert "This sample cannot be read" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_each_run_shows_the_files_that_it_was_trained_on(of_files):
+    (run,) = read_inspected(read_runs([of_files]))
+    samples = known_samples(run, network=False)
+    others = dataclasses.replace(samples, number=samples.number[::-1].copy())
+    first, same, other = _shows([samples, dataclasses.replace(samples), others], own_data=False)
+    assert same is first
+    assert not isinstance(first, InputError)
+    assert not isinstance(other, InputError)
+    last = len(samples) - 1
+    assert np.array_equal(first(0), other(last))
+    assert not np.array_equal(first(0), first(last))
 
 
 def test_the_review_of_several_runs_counts_those_that_suspect_a_sample(digits, tmp_path):

@@ -580,7 +580,6 @@ NO_RESULTS = {
         "3.11",  # Python
         "2.6",  # PyTorch
         "2.0",  # licence
-        "1.5",  # times the rate
         "15 %",  # wrong labels of the picture
         "30 %",  # wrong labels of the table
         "35 %",  # saved

@@ -46,14 +46,6 @@ def recipe_of(run: Run) -> Recipe:
     return make_recipe(run.recipe)
 
 
-def without_pictures(run: Run) -> bool:
-    """Return whether the pictures of a run cannot be kept in memory.
-
-    They are the user's own, whose code only training runs, or files.
-    """
-    return ":" in run.summary.dataset or run.summary.dataset == "images"
-
-
 def pictures_of(run: Run) -> LoadedImages:
     """Load the training pictures of a run.
 
@@ -64,7 +56,7 @@ def pictures_of(run: Run) -> LoadedImages:
     recipe = recipe_of(run)
     if recipe.data.name == "images":
         raise InputError("expected data in memory to pass through the network, got image files")
-    if without_pictures(run):
+    if ":" in recipe.data.name:
         raise InputError(
             f"expected built-in data to pass through the network, got {recipe.data.name!r}, whose "
             f"code is run for training only"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from fineprune.datasets.image_index import load_index
+from fineprune.datasets.image_index import ImageIndex, load_index
 from fineprune.errors import InputError
 from fineprune.inspection.known_samples import KnownSamples
 from fineprune.inspection.pictures import recipe_of
@@ -38,7 +38,7 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
             raise InputError(
                 f"expected in {data.train} the images with which the run was trained, got others"
             )
-        return lambda sample: Image.open(io.BytesIO(index.read(int(number[sample]))))
+        return lambda sample: _file(index, int(number[sample]))
     if ":" not in data.name:
         raise InputError(f"expected the data {data.name} as they were trained, got others or none")
     if not own_data:
@@ -52,6 +52,18 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
             f"{len(plain)}"
         )
     return lambda sample: plain[int(number[sample])]
+
+
+def _file(index: ImageIndex, image: int) -> Image.Image | str:
+    """Return an image file, or a text if it cannot be read: a page needs most of its samples."""
+    try:
+        opened = Image.open(io.BytesIO(index.read(image)))
+        opened.load()
+    except MemoryError:
+        raise
+    except Exception:  # Each decoder has errors of its own for damaged files.
+        return "This sample cannot be read: its file is missing or damaged."
+    return opened
 
 
 def _image(picture: npt.NDArray[np.uint8]) -> Image.Image:

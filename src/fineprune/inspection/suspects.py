@@ -78,7 +78,8 @@ def suspects_of(*runs: Inspected, most: int | None = None) -> Suspects:
         suggestion, agreement = suggested_labels(first.history, index, label)
         number = int((score > math.log(int(first.labels.max()) + 1)).sum())
         return Suspects(index, score[index], label, suggestion, agreement, number)
-    ranked = [part.numpy() for part in watch.suspects()]
+    ranking = watch.ranking()
+    ranked = [part.numpy() for part in ranking.suspects()]
     trained = np.isfinite(ranked[1])
     index, scores, suggestion = (part[trained][:most] for part in ranked)
     agreement = np.mean([_agreement(run.history, index, suggestion) for run in runs], axis=0)
@@ -88,7 +89,7 @@ def suspects_of(*runs: Inspected, most: int | None = None) -> Suspects:
         first.labels[index],
         suggestion,
         agreement.astype(np.float32),
-        watch.num_suspects(),
+        ranking.num_suspects,
     )
 
 

@@ -16,7 +16,7 @@ from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.advice import FullCost, advice_of
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import Ranking, num_wrong, rank
+from fineprune.labels.ranking import Ranking, rank
 from fineprune.labels.ranks import exchange_device, rank_and_size
 from fineprune.labels.review_page import Review
 from fineprune.labels.watch_page import cards_of, write_review
@@ -128,10 +128,7 @@ class LabelWatch:
             InputError: Nothing was recorded, something wrong was recorded, or the evidence of the
                 ranks has not been merged.
         """
-        ranking = self.ranking()
-        scores, suggestions = ranking.scores.cpu(), ranking.suggestions.cpu()
-        indices = scores.argsort(descending=True, stable=True)
-        return indices, scores[indices], suggestions[indices]
+        return self.ranking().suspects()
 
     def ranking(self) -> Ranking:
         """Return all that the evidence says at once, on the device of the evidence.
@@ -167,7 +164,7 @@ class LabelWatch:
         Raises:
             InputError: As for ``suspects``.
         """
-        return round(num_wrong(self.joint()))
+        return self.ranking().num_suspects
 
     def joint(self) -> Tensor:
         """Estimate how many labels are wrong, for each pair of classes.
@@ -237,14 +234,15 @@ class LabelWatch:
                 known; there are fewer names than classes; or the keys or the data set have another
                 number of samples.
         """
+        ranking = self.ranking()
         if most is None:
-            most = min(max(self.num_suspects(), _FEWEST), _MOST)
+            most = min(max(ranking.num_suspects, _FEWEST), _MOST)
         if names is None:
             found = getattr(dataset, "classes", ())
             listed = isinstance(found, list | tuple) and len(found) >= self.num_classes
             names = found if listed else None
         classes = self._class_names(names)
-        ranked = [part[:most].tolist() for part in self.suspects()]
+        ranked = [part[:most].tolist() for part in ranking.suspects()]
         cards = cards_of(self._evidence, ranked, dataset, keys, show)
         labels = self.labels().numpy()
         write_review(Review(cards, classes, labels, keys, self.advice(classes)), path)

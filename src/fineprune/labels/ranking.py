@@ -69,6 +69,17 @@ class Ranking:
     suggestions: Tensor
     joint: Tensor
 
+    @property
+    def num_suspects(self) -> int:
+        """The estimated number of wrong labels, rounded."""
+        return round(num_wrong(self.joint))
+
+    def suspects(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what ``LabelWatch.suspects`` does."""
+        scores, suggestions = self.scores.cpu(), self.suggestions.cpu()
+        indices = scores.argsort(descending=True, stable=True)
+        return indices, scores[indices], suggestions[indices]
+
 
 def rank(evidence: Evidence) -> Ranking:
     """Rank all samples by how much the evidence contradicts their labels, and count wrong labels.

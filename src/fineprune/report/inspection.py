@@ -34,7 +34,7 @@ from fineprune.report.inspection_tables import (
     trait_table,
 )
 from fineprune.report.page_template import template
-from fineprune.report.review import make_review, reviewed_runs
+from fineprune.report.review import MOST_REVIEWED, make_review, reviewed_runs
 from fineprune.report.sample_gallery import VISIBLE, make_gallery
 from fineprune.report.sample_views import SampleViews
 from fineprune.report.suspected_labels import suspects_note, top_loss
@@ -48,8 +48,8 @@ Matrix = npt.NDArray[np.int64]
 _MOST_BYTES = 5_000_000
 _TEXT_BYTES = 300_000
 
-# The largest number of samples in each gallery, and how many suspects there are unless it is given.
-_MOST_SHOWN, _SUSPECTED = 500, 100
+# The number of samples in each gallery, unless another number of suspects is given.
+_SHOWN = 100
 
 # A confusion matrix of more classes is not readable.
 _MOST_CLASSES = 20
@@ -133,7 +133,7 @@ def write_inspection(
     for number, (heading, samples, show) in enumerate(zip(headings, known, shows, strict=True), 1):
         full = _full_of(samples.run, runs)
         ranked = suspects_of(samples.run)
-        shown = min(most or _SUSPECTED, _MOST_SHOWN)
+        shown = min(most or _SHOWN, MOST_REVIEWED)
         arm = inspected_arm(samples, ranked, full, heading, shown)
         views = SampleViews(show, left // len(arms) - _TEXT_BYTES)
         figures.append(arm)
@@ -200,18 +200,32 @@ def _section(
 
 
 def _shows(known: Sequence[KnownSamples], own_data: bool) -> list[Show | InputError]:
-    """Return for each run what shows its samples, or why nothing can; the data are read once."""
-    read: dict[tuple[str, bool], Show | InputError] = {}
-    result = []
+    """Return for each run what shows its samples, or why nothing can.
+
+    Runs with the same samples share it, because it may run the user's code.
+    """
+    shows: list[Show | InputError] = []
     for samples in known:
-        data = repr(samples.run.run.recipe["data"]), samples.pictures is None
-        if data not in read:
-            try:
-                read[data] = shown_samples(samples, own_data=own_data)
-            except InputError as error:
-                read[data] = error
-        result.append(read[data])
-    return result
+        same = next((n for n in range(len(shows)) if _same_samples(known[n], samples)), None)
+        if same is not None:
+            shows.append(shows[same])
+            continue
+        try:
+            shows.append(shown_samples(samples, own_data=own_data))
+        except InputError as error:
+            shows.append(error)
+    return shows
+
+
+def _same_samples(one: KnownSamples, other: KnownSamples) -> bool:
+    """Return whether the samples of two runs, whose pictures are not in memory, are the same."""
+    return (
+        one.pictures is None
+        and other.pictures is None
+        and one.run.run.recipe["data"] == other.run.run.recipe["data"]
+        and one.keys == other.keys
+        and np.array_equal(one.number, other.number)
+    )
 
 
 def _skipped_galleries(
@@ -239,12 +253,12 @@ def _skipped_galleries(
         (
             "Most often skipped, with large losses",
             f"These samples have average losses above the median. {order}",
-            ranked.at(hard[(large & (times > 0))[hard]][:_SUSPECTED]),
+            ranked.at(hard[(large & (times > 0))[hard]][:_SHOWN]),
         ),
         (
             "Most often skipped, with small losses",
             f"These samples have average losses up to the median. {order}",
-            _undoubted(ranked.at(easy[(~large & (times > 0))[easy]][:_SUSPECTED])),
+            _undoubted(ranked.at(easy[(~large & (times > 0))[easy]][:_SHOWN])),
         ),
         (
             rarely if times.any() else "The smallest losses",

@@ -16,8 +16,11 @@ from fineprune.report.sparkline import sparkline
 from fineprune.report.suspected_labels import top_loss
 from fineprune.runs.training_set import UNKNOWN
 
-# The least and the largest number of cards, and the size of all pictures and texts in bytes.
-_FEWEST, _MOST, _BYTES = 20, 500, 2_000_000
+# The least number of cards, unless it is given, and the largest number.
+_FEWEST, MOST_REVIEWED = 20, 500
+
+# The size of all pictures and texts, in bytes.
+_BYTES = 2_000_000
 
 _NEIGHBOURS = 5
 
@@ -62,7 +65,7 @@ def make_review(
         return None
     ranked = suspects_of(*runs)
     wanted = max(ranked.number, _FEWEST) if most is None else most
-    number = min(wanted, _MOST, len(ranked))
+    number = min(wanted, MOST_REVIEWED, len(ranked))
     suspects = ranked.at(np.arange(number))
     notes = _notes(runs, ranked, number)
     views = SampleViews(show, _BYTES)

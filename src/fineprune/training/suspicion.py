@@ -8,7 +8,6 @@ import torch
 
 from fineprune.errors import InputError
 from fineprune.labels.label_watch import LabelWatch
-from fineprune.labels.ranking import num_wrong
 from fineprune.pruning.policies.policy import Policy
 
 _Counts = npt.NDArray[np.int64]
@@ -41,7 +40,7 @@ def suspicion_by_evidence(watch: LabelWatch) -> Suspicion:
         InputError: Something wrong was recorded, or the evidence of the ranks was not merged.
     """
     ranking = watch.ranking()
-    return Suspicion(ranking.scores.cpu(), round(num_wrong(ranking.joint)))
+    return Suspicion(ranking.scores.cpu(), ranking.num_suspects)
 
 
 def detection(suspicion: Suspicion | None, wrong: npt.NDArray[np.bool_]) -> dict[str, Any]:
