@@ -25,7 +25,8 @@ def rule(shares, labels, classes):
     """Follow the rule word by word, for lists of floats and labels.
 
     Returns:
-        The scores, the suggestions, and the estimated numbers of samples of each pair.
+        The scores, the suggestions, the estimated numbers of samples of each pair, which samples
+        are confused, and whether mistakes are consistent.
     """
     every = range(classes)
     samples = [i for i, label in enumerate(labels) if label >= 0]
@@ -81,10 +82,15 @@ def rule(shares, labels, classes):
         strongest = max(shares[i][k] / t[k] if k in t else 0 for k in others)
         by_samples[y][suggestions[i] if strongest > 2 * shares[i][y] / t[y] else y] += 1
     joint = max(by_rates, by_samples, key=lambda numbers: sum(numbers[y][k] for y, k in pairs))
-    wrong = min(round(sum(joint[y][k] for y, k in pairs)), len(samples) - 1)
     ranked = sorted((scores[i] for i in samples), reverse=True)
-    level = (ranked[max(wrong - 1, 0)] + ranked[wrong]) / 2
-    return [score - level for score in scores], suggestions, joint
+
+    def level(numbers):
+        wrong = min(round(sum(numbers[y][k] for y, k in pairs)), len(samples) - 1)
+        return (ranked[max(wrong - 1, 0)] + ranked[wrong]) / 2
+
+    confused = [even < 1 / 3 and score > level(by_rates) for score in scores]
+    consistent = joint is by_rates
+    return [score - level(joint) for score in scores], suggestions, joint, confused, consistent
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -98,10 +104,12 @@ def test_the_ranking_follows_the_rule(seed, classes, samples, all_classes):
     evidence = made_evidence(shares, labels.tolist(), classes)
     stored = [row for chunk in evidence.chunks() for row in chunk.shares.tolist()]
     found = rank(evidence)
-    scores, suggestions, joint = rule(stored, labels.tolist(), classes)
+    scores, suggestions, joint, confused, consistent = rule(stored, labels.tolist(), classes)
     np.testing.assert_allclose(found.scores, scores, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(found.suggestions, suggestions)
     np.testing.assert_allclose(found.joint, joint, rtol=1e-9)
+    np.testing.assert_array_equal(found.confused, confused)
+    assert found.consistent == consistent
 
 
 def test_parts_of_any_size_give_the_same_ranking(monkeypatch):
@@ -179,6 +187,14 @@ def test_wrong_labels_that_are_hardly_trained_are_counted():
     evidence = made_evidence(np.where(wrong[:, None], shares, late), given.tolist(), 8)
     joint = rank(evidence).joint
     assert 0.8 * wrong.sum() < joint.sum() - joint.trace() < 1.2 * wrong.sum()
+
+
+def test_samples_are_confused_if_mistakes_are_in_few_pairs_of_classes():
+    for pairs, few in ((None, False), ({0: 1, 1: 0}, True)):
+        shares, labels, true = noisy_shares(10, pairs)
+        confused = rank(made_evidence(shares, labels.tolist(), 10)).confused.numpy()
+        assert confused.any() == few
+        assert not few or (labels != true)[confused].mean() > 0.5
 
 
 def test_many_classes_are_ranked_by_the_strongest_ones():

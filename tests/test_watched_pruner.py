@@ -221,3 +221,101 @@ def test_ranks_merge_their_evidence_when_they_synchronize(tmp_path):
             abs(alone[sample] - score) < 0.02
             for sample, score in zip(index.tolist(), scores.tolist(), strict=True)
         )
+
+
+# --- skipping by the labels ---------------------------------------------------------------------
+
+
+def confused_pairs(learned=3.6):
+    """Return the logits and labels of 400 samples, 40 of which have the class 0 and the label 1.
+
+    A network that has half learned these mistakes gives the class 1 to all samples of the class 0.
+    """
+    true = torch.arange(400) % CLASSES
+    wrong = (true == 0) & (torch.arange(400) % 20 < 8)
+    labels = torch.where(wrong, 1, true)
+    noise = torch.randn(400, CLASSES, generator=torch.Generator().manual_seed(0))
+    logits = 3.6 * F.one_hot(true, CLASSES) + 0.5 * noise
+    logits[:, 1] += torch.where(true == 0, learned, 0.0)
+    return logits, labels, wrong
+
+
+def kept_of(pruner, watched=True, stop=None, learned=3.6):
+    """Record the confused pairs; return what each epoch kept, or the state in the middle of one."""
+    logits, labels, _ = confused_pairs(learned)
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    kept = []
+    for epoch in pruner.epochs():
+        for number, index in enumerate(torch.tensor(list(pruner.sampler)).split(20)):
+            if (epoch, number) == stop:
+                pruner.synchronize()
+                return pruner.state_dict()
+            also = (logits[index], labels[index]) if watched else ()
+            pruner.record(index, losses[index], *also)
+        kept.append(pruner.plan.kept)
+    return kept
+
+
+def by_labels(**options):
+    # No loss is above this chance.
+    policy = fp.Adaptive(
+        6, save=0.1, rates=[1] * 6, patience=3, chance=10, returning=0.0, evidence=0.05
+    )
+    return fp.Pruner(400, policy, batch_size=20, **options)
+
+
+def test_confused_samples_are_skipped_after_some_epochs_if_logits_are_recorded():
+    logits, labels, wrong = confused_pairs()
+    watch = fp.LabelWatch(400, CLASSES)
+    watch.record(torch.arange(400), logits, labels)
+    confused = watch.ranking().confused
+    assert confused.sum() >= 25
+    assert wrong[confused].all()
+    pruner = by_labels()
+    for epoch, kept in enumerate(kept_of(pruner)):
+        assert confused[kept].any() == (epoch < 3)
+    assert pruner.steps_done == pruner.total_steps() == 108
+    for kept in kept_of(by_labels(), watched=False):
+        assert confused[kept].any()
+
+
+def test_samples_are_not_skipped_as_confused_if_as_many_contradict():
+    """Hard samples with correct labels contradict, too."""
+    logits, labels, _ = confused_pairs(learned=0)
+    watch = fp.LabelWatch(400, CLASSES)
+    watch.record(torch.arange(400), logits, labels)
+    ranking = watch.ranking()
+    assert ranking.confused.any()
+    assert not ranking.consistent
+    pruner = by_labels()
+    kept_of(pruner, learned=0)
+    assert pruner.policy.num_suspects() == 0
+
+
+@pytest.mark.parametrize("stop", [(3, 0), (4, 7)])
+def test_a_resumed_training_skips_the_same_labels(stop):
+    stopped = by_labels()
+    state = saved_and_loaded(kept_of(stopped, stop=stop))
+    resumed = by_labels()
+    resumed.load_state_dict(state)
+    assert resumed.policy.num_suspects() >= 25
+    expected = kept_of(by_labels())[stop[0] + (stop[1] > 0) :]
+    found = kept_of(resumed)[stop[1] > 0 :]
+    assert [kept.tolist() for kept in found] == [kept.tolist() for kept in expected]
+
+
+def ranks_by_labels(rank, folder):
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
+    )
+    try:
+        torch.save(kept_of(by_labels()), f"{folder}/kept{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def test_ranks_skip_the_same_labels(tmp_path):
+    spawn(ranks_by_labels, args=(tmp_path,), nprocs=WORLD)
+    first, second = (torch.load(tmp_path / f"kept{rank}.pt") for rank in range(WORLD))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert confused_pairs()[2][first[-1]].sum() < 15

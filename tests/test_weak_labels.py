@@ -251,6 +251,14 @@ def test_the_adaptive_policy_finds_wrong_labels(tmp_path):
     assert (found.recall or 0) > 0.8
 
 
+def test_the_adaptive_policy_is_given_the_logits_without_a_history_too(whole, tmp_path):
+    adaptive = ("pruning.policy=adaptive", "pruning.save=0.35")
+    for history in ("true", "false"):
+        train(small(NOISE, *adaptive, f"run.history={history}"), tmp_path / history)
+    assert untimed(tmp_path / "true") == untimed(tmp_path / "false")
+    assert not (tmp_path / "false/history").exists()
+
+
 def test_runs_without_known_wrong_labels_report_nothing(tmp_path):
     short = ("training.epochs=1", "training.milestones=[]")
     assert train(small(*short), tmp_path / "clean").suspicion is None

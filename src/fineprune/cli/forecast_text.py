@@ -62,8 +62,9 @@ def forecast_text(made: Forecast) -> Iterator[str | Text]:
         if isinstance(policy, Adaptive) and adapts:
             yield (
                 f"a sample whose loss is above chance in {policy.patience} epochs in a row, or on "
-                f"average once most samples are learned, is skipped too, also in an epoch that is "
-                f"full here; later epochs then keep more, so the number of steps does not change"
+                f"average once most samples are learned, is skipped too, and so are those whose "
+                f"labels are confused consistently, also in an epoch that is full here; later "
+                f"epochs then keep more, so the number of steps does not change"
             )
     yield from _totals(made)
 

@@ -138,6 +138,14 @@ class LabelWatch:
         """
         return rank(self._usable())
 
+    def ranking_so_far(self) -> Ranking | None:
+        """Return ``ranking`` in the middle of a training; None if nothing finite was recorded.
+
+        With several ranks, it is that of all ranks right after ``merge`` only.
+        """
+        self._evidence.flush()
+        return rank(self._evidence) if self._evidence.visits.any() else None
+
     def scores(self) -> Tensor:
         """Return the scores of ``suspects`` in the order of the samples; float32, shape (N,).
 

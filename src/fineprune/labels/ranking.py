@@ -23,6 +23,10 @@ class k in the evidence on a sample with the label y. Then
   right, so few of their samples contradict.
 - The constant makes as many scores positive as labels are estimated to be wrong. It changes the
   prior of a mistake, which J alone would make too small where it misses labels.
+- If mistakes are in few pairs of classes, the samples that rank first are called confused, as many
+  as J estimates to be wrong. If mistakes are spread evenly, the loss ranks them better.
+- Mistakes are consistent if J estimates more of them than samples contradict. In trainings with
+  correct labels, it estimates fewer once most samples are learned.
 """
 
 from dataclasses import dataclass
@@ -63,11 +67,16 @@ class Ranking:
             that was never recorded.
         joint: The estimated number of samples labelled y that belong to class k, for each y and k;
             float64, shape (C, C). Row y sums to the number of samples labelled y.
+        confused: Which samples have labels that are probably confused with another class, if most
+            mistakes are in few pairs of classes; bool, shape (N,). Else, none.
+        consistent: Whether J estimates at least as many labels to be wrong as contradict.
     """
 
     scores: Tensor
     suggestions: Tensor
     joint: Tensor
+    confused: Tensor
+    consistent: bool
 
     @property
     def num_suspects(self) -> int:
@@ -109,9 +118,12 @@ def rank(evidence: Evidence) -> Ranking:
         suggestions[index] = others.argmax(1)
         seeming[index] = torch.where(wrong, suggestions[index], given[:, 0])
     by_samples = pair_counts(labels[known], seeming[known], len(sizes))
-    joint = max(estimated * sizes[:, None], by_samples, key=num_wrong)
+    by_rates = estimated * sizes[:, None]
+    joint = max(by_rates, by_samples, key=num_wrong)
     scores -= level_between(scores[known], round(num_wrong(joint)))
-    return Ranking(scores, suggestions, joint)
+    number = round(num_wrong(by_rates)) if spread(clear) < _EVEN else 0
+    confused = scores > level_between(scores[known], number)
+    return Ranking(scores, suggestions, joint, confused, consistent=joint is by_rates)
 
 
 def level_between(scores: Tensor, number: int) -> float:

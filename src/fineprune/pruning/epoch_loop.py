@@ -365,8 +365,9 @@ class EpochLoop(ABC, Generic[Plan]):
     ) -> torch.Tensor:
         """Record the losses of a batch, and return the scalar to backpropagate.
 
-        With the logits and labels, the training is also watched for wrong labels, which changes
-        nothing else: ``watch.suspects()`` names them.
+        With the logits and labels, the training is also watched for wrong labels, and
+        ``watch.suspects()`` names them. ``Adaptive`` then also skips samples whose classes are
+        confused; no other policy is changed by this.
 
         On a CPU, the tensors are kept and not copied; change none of them in place until the
         epoch has ended. On other devices, they are copied without synchronisation.

@@ -356,6 +356,11 @@ class Pruner(EpochLoop[EpochPlan]):
         return self.sampler.total_size
 
     def _learn(self, plan: EpochPlan) -> None:
+        if self._watch is not None and self._policy.needs_ranking:
+            self._watch.merge()
+            ranking = self._watch.ranking_so_far()
+            if ranking is not None:
+                self._policy.observe_ranking(plan.epoch, ranking)
         self._policy.end_epoch(plan.epoch)
         self._options.end_epoch(plan)
 

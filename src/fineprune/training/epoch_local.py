@@ -75,6 +75,7 @@ def train_epoch_locally(
     training, run, local = state.recipe.training, state.recipe.run, state.local
     assert local is not None
     optimizer, pruner = local.optimizer, state.pruner
+    records_logits = state.records_logits
     batches = len(local.loader)
     rate = -1.0
     training_mode(state.model, state.recipe.network.freeze)
@@ -100,7 +101,7 @@ def train_epoch_locally(
             if totals.history is not None:
                 totals.history.add(index, losses, logits)
             # User-defined data may have probabilities in place of labels.
-            watched = totals.history is not None and y.ndim == 1
+            watched = records_logits and y.ndim == 1
             loss = pruner.record(index, losses, *((logits, y) if watched else ()))
         totals.loss_sum += losses.detach().sum()
         totals.samples += len(y)

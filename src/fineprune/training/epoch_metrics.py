@@ -221,9 +221,10 @@ def evidence_of_run(state: TrainState, epoch: int) -> dict[str, Any] | None:
 
     Returns:
         The state of the ``LabelWatch`` with the evidence of all ranks; None after any other epoch,
-        and if the run records no logits.
+        and if the run keeps no history or records no logits.
     """
-    if epoch < state.recipe.training.epochs - 1 or state.pruner.watch is None:
+    last = epoch == state.recipe.training.epochs - 1
+    if not last or not state.recipe.run.history or state.pruner.watch is None:
         return None
     state.pruner.synchronize()
     return state.pruner.watch.state_dict()

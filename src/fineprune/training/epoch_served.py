@@ -78,6 +78,7 @@ def served_training(
                 RecipeReplica,
                 _with_absolute_paths(recipe),
                 images_digest=state.data.images_digest,
+                records_logits=state.records_logits,
             ),
             functools.partial(build_optimizer, settings=recipe.training),
             folder.resolve() / "servers",

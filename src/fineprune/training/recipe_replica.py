@@ -26,11 +26,19 @@ class RecipeReplica:
         num_samples: The number of training samples, N.
     """
 
-    def __init__(self, recipe: Recipe, rank: int, images_digest: str | None = None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        rank: int,
+        images_digest: str | None = None,
+        *,
+        records_logits: bool = True,
+    ) -> None:
         # The worker has a process of its own, so seeding the global generator affects nothing else.
         torch.manual_seed(recipe.run.seed)
         data = load_data(recipe, images_digest)
         self._recipe = recipe
+        self._records_logits = records_logits
         self._fetch = data.make_fetch()
         self.overlaps = data.fetch_overlaps
         self.num_samples = data.num_samples
@@ -60,7 +68,7 @@ class RecipeReplica:
 
         Returns:
             The loss of each sample without its weight; float32, shape (B,), without a graph. If the
-            run keeps a history and there are at most ``KEEP_ALL`` classes, also the logits,
+            run records logits and there are at most ``KEEP_ALL`` classes, also the logits,
             float32, shape (B, C), and the labels, int64, shape (B,). The coordinator keeps them
             until the epoch ends.
         """
@@ -72,6 +80,6 @@ class RecipeReplica:
         weighted.mean().backward()
         watched = {}
         # User-defined data may have probabilities in place of labels.
-        if self._recipe.run.history and y.ndim == 1 and logits.shape[1] <= KEEP_ALL:
+        if self._records_logits and y.ndim == 1 and logits.shape[1] <= KEEP_ALL:
             watched = {"logits": logits.detach().float(), "labels": y}
         return losses.detach(), watched

@@ -137,6 +137,11 @@ class TrainState:
         """The network to evaluate: the moving average of the weights if there is one."""
         return self.model if self.average is None else self.average.network
 
+    @property
+    def records_logits(self) -> bool:
+        """Whether the logits are recorded: for the history, or because the policy uses them."""
+        return self.recipe.run.history or self.pruner.policy.needs_ranking
+
     def samples_of_all_ranks(self, totals: EpochTotals) -> int:
         """Return how many samples all ranks have trained in an epoch. A collective."""
         return int(self.ranks.sum(torch.tensor(totals.samples, device=self.recipe.run.device)))

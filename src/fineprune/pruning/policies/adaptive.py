@@ -9,6 +9,7 @@ import torch
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.advice import FullCost, advice_of_losses
+from fineprune.labels.ranking import Ranking
 from fineprune.pruning.dropping_count import add_marks, keep_least_counted
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.plan import EpochPlan
@@ -40,11 +41,13 @@ class Adaptive(BudgetedPolicy):
     1. *Samples that contradict the others are skipped.* These are the samples whose loss was above
        chance in each of their last ``patience`` epochs, not counting epochs in which hardly
        anything was learned. Once most samples are learned, those whose losses are above chance on
-       average are skipped, too. A share of the skipped samples returns in each full epoch, and at
-       most as many in a shortened one, so that losses below chance clear a sample. With wrong
-       labels, most of the skipped samples are wrong ones. With correct labels, few samples stay
-       above chance for ``patience`` epochs, and they are hard ones that are worth training; so none
-       is skipped unless they are at least ``evidence`` of all samples.
+       average are skipped, too. If logits are recorded, so are those whose labels are confused with
+       another class (``Ranking.confused``): consistent mistakes have small losses. A share of the
+       skipped samples returns in each full epoch, and at most as many in a shortened one, so that
+       losses below chance clear a sample. With wrong labels, most of the skipped samples are wrong
+       ones. With correct labels, few samples stay above chance for ``patience`` epochs, and they
+       are hard ones that are worth training; so none is skipped unless they are at least
+       ``evidence`` of all samples, and none as confused unless these are as many.
     2. *The rest of the budget is taken where the learning rate is smallest.* An epoch keeps a
        number of samples in proportion to its learning rate, but never more than there are. Before
        the largest rate is reached (warm-up), epochs are as long as at this rate.
@@ -62,10 +65,11 @@ class Adaptive(BudgetedPolicy):
             a scheduler of torch that is stepped once per epoch. Only their ratios matter. For rates
             that change per step, see ``Pruner.set_rates``. The default is a constant rate.
         patience: The number of epochs in a row with a loss above chance after which a sample is
-            skipped. With 0, no sample is skipped for its losses.
+            skipped, and of epochs before confused ones are. With 0, no sample is skipped for its
+            losses or its label.
         returning: The share of the contradicting samples that are trained all the same per epoch.
         evidence: The share of all samples that must stay above chance for ``patience`` epochs; with
-            fewer, none is skipped.
+            fewer, none is skipped for its losses. As many must be confused.
         chance: The loss of an untrained network, such as ``math.log(classes)``. The default is the
             mean loss of the first batch.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
@@ -103,18 +107,22 @@ class Adaptive(BudgetedPolicy):
         self._given_chance = None if chance is None else float(chance)
         self._chance = math.nan
         self._mostly_learned = False
+        self.needs_ranking = patience > 0
         self._streaks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
+        self._confused: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._ranking: Ranking | None = None
         self._chosen: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         self._losses = EpochLosses(0)
         # How long each epoch was, as a share of a full one; None for one that was not trained.
         self._lengths: list[float | None] = []
 
     def bind(self, num_samples: int) -> None:
-        """Allocate eight bytes per sample, and count each sample as an optimizer step."""
+        """Allocate nine bytes per sample, and count each sample as an optimizer step."""
         self._chance = math.nan if self._given_chance is None else self._given_chance
         self._mostly_learned = False
         self._lengths = [None] * self.epochs
         self._streaks = np.zeros(num_samples, dtype=np.uint8)
+        self._confused = np.zeros(num_samples, dtype=np.bool_)
         self._chosen = np.zeros(num_samples, dtype=np.bool_)
         self._losses = EpochLosses(num_samples)
         super().bind(num_samples)
@@ -155,6 +163,10 @@ class Adaptive(BudgetedPolicy):
         """Take the losses of all ranks."""
         self._losses.merge(replicas)
 
+    def observe_ranking(self, epoch: int, ranking: Ranking) -> None:
+        """Keep what ``end_epoch`` decides on, once it knows whether most samples are learned."""
+        self._ranking = ranking
+
     def end_epoch(self, epoch: int) -> None:
         """Lengthen or clear the streaks of the trained samples, and charge the epoch's steps."""
         steps = self._steps_now(epoch)
@@ -168,6 +180,7 @@ class Adaptive(BudgetedPolicy):
             add_marks(self._streaks, above & (losses < np.inf), clear=False)
         self._mostly_learned |= mean < _MOSTLY_LEARNED * self._chance
         self._losses.end_epoch()
+        self._note_confused(epoch)
         self._lengths[epoch] = steps / self._full_steps
 
     @property
@@ -204,9 +217,10 @@ class Adaptive(BudgetedPolicy):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the streaks, the samples chosen in this round, and the lengths of the epochs."""
+        """Return what decides on samples to skip, those chosen already, and the epochs' lengths."""
         return {
             "streaks": self.counts,
+            "confused": torch.from_numpy(np.packbits(self._confused)),
             "chosen": torch.from_numpy(np.packbits(self._chosen)),
             "lengths": list(self._lengths),
             "chance": self._chance,
@@ -218,6 +232,7 @@ class Adaptive(BudgetedPolicy):
         """Continue from a state. If the size of a step has changed, shares of epochs are kept."""
         self._streaks = state["streaks"].numpy().copy()
         count = len(self._streaks)
+        self._confused = np.unpackbits(state["confused"].numpy(), count=count).view(np.bool_)
         self._chosen = np.unpackbits(state["chosen"].numpy(), count=count).view(np.bool_)
         self._lengths = list(state["lengths"])
         self._chance = state["chance"]
@@ -228,13 +243,30 @@ class Adaptive(BudgetedPolicy):
 
     def _contradicting(self) -> npt.NDArray[np.bool_]:
         """Return a mask of the samples to skip, as far as the budget allows it."""
-        if self.patience:
-            contradicting: npt.NDArray[np.bool_] = self._streaks >= self.patience
-            if np.count_nonzero(contradicting) >= self.evidence * len(contradicting):
-                if self._mostly_learned:
-                    contradicting |= self._losses.averages.numpy() > np.float16(self._chance)
-                return contradicting
-        return np.zeros(len(self._streaks), dtype=np.bool_)
+        contradicting = np.zeros(len(self._streaks), dtype=np.bool_)
+        if not self.patience:
+            return contradicting
+        enough = self.evidence * len(contradicting)
+        often_above = self._streaks >= self.patience
+        if np.count_nonzero(often_above) >= enough:
+            contradicting |= often_above
+            if self._mostly_learned:
+                contradicting |= self._losses.averages.numpy() > np.float16(self._chance)
+        if np.count_nonzero(self._confused) >= enough:
+            contradicting |= self._confused
+        return contradicting
+
+    def _note_confused(self, epoch: int) -> None:
+        """Note the confused samples, as soon as mistakes are known to be consistent.
+
+        Before most samples are learned, and if the labels are correct, they are merely hard.
+        """
+        ranking, self._ranking = self._ranking, None
+        if ranking is None:
+            return
+        begins = self._mostly_learned and epoch + 1 >= self.patience and ranking.consistent
+        if begins or self._confused.any():
+            self._confused = ranking.confused.cpu().numpy()
 
     def _number_contradicting(self) -> int:
         return int(np.count_nonzero(self._contradicting()))

@@ -16,6 +16,7 @@ import torch
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.advice import FullCost
+from fineprune.labels.ranking import Ranking
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, PlanOptions, annealed_epochs
@@ -53,6 +54,7 @@ class Policy(ABC):
     Attributes:
         name: The name of the policy in recipes and tables.
         needs_losses: Whether ``observe`` is called. If it is false, recording costs nothing.
+        needs_ranking: Whether ``observe_ranking`` is called if the training loop records logits.
         rescores: Whether the policy needs losses of samples that an epoch did not train. The
             training loop then evaluates them at the end of the epoch; see ``Pruner.to_rescore``.
         plan_options: The options, which ``Pruner`` applies to the plans of the policy.
@@ -63,6 +65,7 @@ class Policy(ABC):
 
     name: ClassVar[str]
     needs_losses: bool = False
+    needs_ranking: bool = False
     rescores: bool = False
     plan_options: PlanOptions = PlanOptions()
 
@@ -203,6 +206,14 @@ class Policy(ABC):
             epoch: The epoch, counted from 0.
             index: Sample of each loss, int64, shape (n,); those of all ranks, also with ``merge``.
             losses: The losses, float32, shape (n,). Some may be NaN or infinite.
+        """
+
+    def observe_ranking(self, epoch: int, ranking: Ranking) -> None:  # noqa: B027
+        """Observe which labels the logits of all ranks contradict, right before ``end_epoch``.
+
+        Args:
+            epoch: The epoch, counted from 0.
+            ranking: What all logits of the training say so far, which is the same on every rank.
         """
 
     def end_epoch(self, epoch: int) -> None:  # noqa: B027
