@@ -298,10 +298,10 @@ def quotes():
         yield FITS, row, (runs[0]["steps"], 100 * runs[0]["cost"], mean)
     linear = "adaptive/linear"
     yield VARIANTS, "| full | 0.154 | 0.0 | {:.2f} | - |", (accuracy(linear, "full"),)
-    for arm, rate in (("shorter-2", "0.308"), ("adaptive", "0.154")):
+    for arm, rate in (("shorter-2", 0.308), ("adaptive", 0.154)):
         row = f"| {arm} | {rate} | {{:.1f}} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
-        figures = 100 * arm_rows(linear)[arm].skipped, accuracy(linear, arm)
-        yield VARIANTS, row, (*figures, *difference(linear, arm))
+        skipped = 100 * arm_rows(linear)[arm].skipped
+        yield VARIANTS, row, (skipped, accuracy(linear, arm), *difference(linear, arm))
     above = difference(linear, "adaptive", "shorter-2")
     yield VARIANTS, "points above `shorter`, {:.2f} ±{:.2f} on average", above
     only_correct = read_run(RESULTS / "resnet9/correct/full-0").summary.accuracy_last
