@@ -216,10 +216,22 @@ def test_one_loss_below_chance_clears_a_sample():
         return torch.where(torch.tensor(epoch >= 7), CHANCE / 2, losses)
 
     pruner = fp.Pruner(
-        1000, fp.Adaptive(8, 0.1, rates=[1] * 8, returning=1.0), batch_size=FIRST_BATCH
+        1000, fp.Adaptive(12, 0.1, rates=[1] * 12, returning=1.0), batch_size=FIRST_BATCH
     )
     trained(pruner, relenting)
     assert not pruner.counts.any()
+
+
+def test_a_shortened_epoch_has_no_larger_share_of_the_returning_samples():
+    """The last epochs are the shortest; too many contradicting samples there undo the skipping."""
+    rates = [1.0] * 10 + [0.5] * 4 + [0.1] * 4
+    pruner = fp.Pruner(1000, fp.Adaptive(18, 0.35, rates=rates), batch_size=FIRST_BATCH)
+    kept = trained(pruner, first_high_then_low)[0][10:]
+    assert 100 <= min(map(len, kept)) < max(map(len, kept)) < 600
+    returned = [sum(sample % 5 == 0 for sample in part) for part in kept]
+    # Of the 200 contradicting samples, 20 return in an epoch with all 800 others.
+    assert returned == [round(20 * len(part) / 820) for part in kept]
+    assert min(returned) < 5
 
 
 def test_contradicting_samples_fill_a_budget_that_the_others_cannot_use():

@@ -43,11 +43,12 @@ class Adaptive(BudgetedPolicy):
        anything was learned. Once most samples are learned, those whose losses are above chance on
        average are skipped, too. If logits are recorded, so are those whose labels are confused with
        another class (``Ranking.confused``): consistent mistakes have small losses. A share of the
-       skipped samples returns in each full epoch, and at most as many in a shortened one, so that
-       losses below chance clear a sample. With wrong labels, most of the skipped samples are wrong
-       ones. With correct labels, few samples stay above chance for ``patience`` epochs, and they
-       are hard ones that are worth training; so none is skipped unless they are at least
-       ``evidence`` of all samples, and none as confused unless these are as many.
+       skipped samples returns per epoch, and fewer in proportion if the epoch is shortened by the
+       second rule, so that losses below chance clear a sample. With wrong labels, most of the
+       skipped samples are wrong ones. With correct labels, few samples stay above chance for
+       ``patience`` epochs, and they are hard ones that are worth training; so none is skipped
+       unless they are at least ``evidence`` of all samples, and none as confused unless these are
+       as many.
     2. *The rest of the budget is taken where the learning rate is smallest.* An epoch keeps a
        number of samples in proportion to its learning rate, but never more than there are. Before
        the largest rate is reached (warm-up), epochs are as long as at this rate.
@@ -142,11 +143,11 @@ class Adaptive(BudgetedPolicy):
         if number == total:
             return EpochPlan(epoch, torch.arange(total))
         skipped = self._contradicting()
-        # Samples with a smaller number are preferred: those not yet chosen in this round, those
-        # chosen already, and those that contradict the others.
-        order = self._chosen.astype(np.uint8)
-        order[skipped] = 2
-        returning = self._number_returning(int(np.count_nonzero(skipped)))
+        # Samples with a smaller number are preferred: those that return, those not yet chosen in
+        # this round, those chosen already, and the others that contradict.
+        order = self._chosen.astype(np.uint8) + np.uint8(1)
+        order[skipped] = 3
+        returning = self._number_returning(int(np.count_nonzero(skipped)), number)
         if returning:
             order[rng.choice(np.flatnonzero(skipped), returning, replace=False)] = 0
         return EpochPlan(epoch, torch.from_numpy(keep_least_counted(order, number, rng)))

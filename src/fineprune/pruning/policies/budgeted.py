@@ -132,8 +132,19 @@ class BudgetedPolicy(Policy):
             "returning": self.returning,
         }
 
-    def _number_returning(self, skipped: int) -> int:
-        return round(self.returning * skipped)
+    def _most_available(self, skipped: int) -> int:
+        """Return how many samples an epoch has if it is shortened only by what is skipped."""
+        return self._num_samples - skipped + round(self.returning * skipped)
+
+    def _number_returning(self, skipped: int, number: int) -> int:
+        """Return how many of the skipped samples an epoch of ``number`` samples trains.
+
+        A shortened epoch has as large a share of them as one that is shortened only by what is
+        skipped. The last epochs are the shortest ones: if all of the share returned there, up to a
+        third of their samples had wrong labels.
+        """
+        share = min(number / max(self._most_available(skipped), 1), 1)
+        return round(share * round(self.returning * skipped))
 
     def _planned(self, skipped: int) -> list[int]:
         """Return how many samples each epoch keeps if each has this many samples to skip."""
@@ -155,11 +166,10 @@ class BudgetedPolicy(Policy):
         """
         if self.anneals(epoch):
             return self._full_steps
-        available = self._num_samples - skipped + self._number_returning(skipped)
         return steps_of_epoch(
             self.rates[epoch : self.epochs - self._annealed],
             self._budget - used - self._annealed * self._full_steps,
-            most=min(-(-available // self._step_size), self._full_steps),
+            most=min(-(-self._most_available(skipped) // self._step_size), self._full_steps),
             full=self._full_steps,
         )
 

@@ -24,10 +24,11 @@ class Ranked(BudgetedPolicy):
     """Save a given share of the optimizer steps by the scores of an earlier, cheaper training.
 
     The samples with the highest scores are the suspects. They are skipped from the first epoch on,
-    except for a share ``returning`` of them, which changes per epoch until all had their turn. What
-    this does not save is saved as by ``Adaptive``: where the learning rate is smallest, by samples
-    chosen at random among the others, without repeats until all were chosen. If the suspects are
-    more than must be skipped, those with the smallest scores are trained.
+    except for a share ``returning`` of them, which changes per epoch until all had their turn; in
+    an epoch that is shortened further, fewer return in proportion. What this does not save is saved
+    as by ``Adaptive``: where the learning rate is smallest, by samples chosen at random among the
+    others, without repeats until all were chosen. If the suspects are more than must be skipped,
+    those with the smallest scores are trained.
 
     All numbers of samples are known before the start, and nothing is learned or stored while
     training: the samples follow from the scores and the seed.
@@ -123,15 +124,16 @@ class Ranked(BudgetedPolicy):
         """Choose some suspects whose turn it is, and fill the epoch with the other samples."""
         assert num_kept is not None
         others, suspects = np.split(self._order, [self._num_samples - self.num_suspects()])
-        returning = self._number_returning(len(suspects))
-        before = 0  # How many of the others the earlier epochs have taken from the random order.
+        # How many of the others and of the suspects the earlier epochs took from random orders.
+        others_before, suspects_before = 0, 0
         for number in self.planned_numbers()[:epoch]:
-            before += min(number - min(returning, number), len(others))
-        returning = min(returning, num_kept)
+            returning = self._number_returning(len(suspects), number)
+            others_before += min(number - returning, len(others))
+            suspects_before += returning
+        returning = self._number_returning(len(suspects), num_kept)
         wanted = num_kept - returning
-        turn = epoch * self._number_returning(len(suspects))
-        back = self._in_turn(suspects, turn, returning, "ranked-suspects")
-        chosen = self._in_turn(others, before, min(wanted, len(others)), "ranked-others")
+        back = self._in_turn(suspects, suspects_before, returning, "ranked-suspects")
+        chosen = self._in_turn(others, others_before, min(wanted, len(others)), "ranked-others")
         missing = wanted - len(chosen)
         if missing:
             skipped = suspects[~np.isin(suspects, back)]
