@@ -192,6 +192,29 @@ def test_wrong_input_of_the_queue_is_one_line(run, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+def test_the_times_of_the_networks_are_ratios_within_a_run(tmp_path, monkeypatch, capsys):
+    """With the digits; the second call shows what the first one has trained."""
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    (recipes / "lenet.toml").write_text(Path("recipes/digits.toml").read_text())
+    arguments = ["--recipes", recipes, "--networks", "lenet", "--out", tmp_path / "out"]
+    arguments += ["--epochs", 3, "--set", "data.train_size=512", "run.threads=1"]
+    monkeypatch.setattr(sys, "argv", ["network_times.py", *map(str, arguments)])
+    monkeypatch.syspath_prepend("benchmarks")
+    main = runpy.run_path("benchmarks/network_times.py")["main"]
+    main()
+    shown = capsys.readouterr().out
+    names, _, row = (line.strip("| ").split(" | ") for line in shown.splitlines()[:3])
+    found = dict(zip(names, row, strict=True))
+    metrics = read_run(tmp_path / "out" / "lenet").metrics
+    assert [epoch["samples"] for epoch in metrics] == [512, 384, 512]
+    assert found["samples skipped, %"] == "25"
+    saved = 1 - metrics[1]["seconds"] / metrics[2]["seconds"]
+    assert float(found["time saved per share skipped"]) == pytest.approx(saved / 0.25, rel=0.01)
+    main()
+    assert capsys.readouterr().out == shown
+
+
 def test_the_joint_study_continues_and_makes_its_tables(tmp_path, fast_runs, monkeypatch, capsys):
     """With the digits and one strategy. The finished runs of the first call are kept."""
     study = runpy.run_path("benchmarks/joint_study.py")
