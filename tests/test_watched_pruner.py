@@ -77,6 +77,7 @@ def test_the_evidence_is_that_of_a_watch_beside_the_pruner():
     assert pruner.watch is None
     train(pruner, separate=beside)
     assert_same(pruner.watch, beside)
+    assert pruner.summary()["suspects"] == beside.suspects()[0][:10].tolist()
 
 
 def test_a_resumed_training_has_the_same_evidence():

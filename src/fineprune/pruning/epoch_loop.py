@@ -603,8 +603,9 @@ class EpochLoop(ABC, Generic[Plan]):
             - ``record_calls``: the number of batches that this rank recorded;
             - ``bookkeeping_seconds``: the time that this process spent on choosing samples and on
               ending epochs, without ``record``; with a GPU, it includes waiting for it;
-            - ``suspects``: the samples whose labels should be checked first, at most ten; see
-              ``Policy.suspects``. Empty if the policy suspects none;
+            - ``suspects``: the samples whose labels should be checked first, at most ten: the first
+              ones of ``watch.suspects`` if logits are recorded and the ranks have merged, or else
+              of ``Policy.suspects``. Empty if the policy suspects none;
             - ``advice``: sentences on which means of saving fits best and what each costs, from the
               evidence on the labels, or else from the losses that ``Adaptive`` has seen; see
               ``LabelWatch.advice``. Empty if there are neither, or the ranks have not merged.

@@ -136,9 +136,6 @@ class RunReport:
             steps_done: Number of optimizer steps so far.
             watch: The evidence on the labels, if logits are recorded.
         """
-        suspects: list[int] = []
-        if self._policy.suspicion() is not None:
-            suspects = self._policy.suspects()[0][:_SUSPECTS].tolist()
         try:
             steps: int | None = total_steps(self._policy, self._num_samples, self._shape)
         except InputError:
@@ -153,9 +150,17 @@ class RunReport:
             "total_steps": steps,
             "record_calls": self.totals.batches + batches,
             "bookkeeping_seconds": self._seconds,
-            "suspects": suspects,
+            "suspects": self._suspects(watch),
             "advice": self._advice(watch),
         }
+
+    def _suspects(self, watch: LabelWatch | None) -> list[int]:
+        """Return the first suspects, of the evidence on the labels if there is any."""
+        if watch is not None and watch.is_complete:
+            return watch.suspects()[0][:_SUSPECTS].tolist()
+        if self._policy.suspicion() is not None:
+            return self._policy.suspects()[0][:_SUSPECTS].tolist()
+        return []
 
     def _advice(self, watch: LabelWatch | None) -> list[str]:
         """Return which means of saving fits best; nothing if no evidence says so."""
