@@ -563,3 +563,18 @@ def test_a_launcher_without_a_group_is_an_error(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RuntimeError, match="init_process_group"):
         fp.LabelWatch(N, CLASSES).record(*GOOD)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_probabilities_are_refused_and_their_logarithms_are_logits(precision):
+    draw = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(32, 10, generator=draw)
+    index, labels = torch.arange(32), torch.randint(0, 10, (32,), generator=draw)
+    with pytest.raises(InputError, match="expected logits, got probabilities"):
+        fp.LabelWatch(32, 10).record(index, logits.softmax(1).to(precision), labels)
+    with pytest.raises(InputError, match="a tensor of torch, got ndarray"):
+        fp.LabelWatch(32, 10).record(index, logits.numpy(), labels)
+    watches = [fp.LabelWatch(32, 10) for _ in range(2)]
+    for watch, given in zip(watches, (logits, logits.log_softmax(1)), strict=True):
+        watch.record(index, given, labels)
+    assert torch.equal(*(watch.suspects()[0] for watch in watches))

@@ -1,5 +1,6 @@
 """The contract of Pruner in one process: when counts change, what is recorded, and the state."""
 
+import itertools
 import weakref
 
 import numpy as np
@@ -177,6 +178,21 @@ def test_breaking_off_every_epoch_is_no_reason_to_warn(policy, stop, workers):
             pruner.record(indices, losses_of(epoch, indices))
         if workers and epoch == 3:
             break
+
+
+def test_epochs_that_all_end_where_the_first_one_did_are_noticed():
+    """Some frameworks read the length of the loader once; later epochs may have more batches."""
+    pruner = fp.Pruner(torch.arange(N), fp.Adaptive(12, 0.35, rates=[1] * 12), batch_size=8)
+    first = pruner.batches(0)
+
+    def train():
+        for epoch in pruner.epochs():
+            for indices, _ in itertools.islice(pruner.loader(), first):
+                pruner.record(indices, losses_of(epoch, indices))
+
+    with pytest.warns(RuntimeWarning, match=rf"ended after {first} batches as the first") as caught:
+        train()
+    assert len(caught) == 1
 
 
 @pytest.mark.parametrize("batch_size", [40, 100, 128])

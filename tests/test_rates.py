@@ -195,3 +195,13 @@ def test_without_rates_the_policy_says_once_what_it_assumes():
     assert len(caught) == 1
     assert caught[0].filename == __file__
     numbers(fp.Pruner(N, fp.Adaptive(EPOCHS, save=0), batch_size=BATCH))  # Nothing is shortened.
+
+
+def test_rates_that_are_no_numbers_and_a_scheduler_of_steps_are_refused():
+    with pytest.raises(InputError, match="expected learning rates as numbers, got None"):
+        fp.Adaptive(4, rates=lambda _: None)
+    by_step = schedulers.OneCycleLR(optimizer(), 0.1, total_steps=40)
+    with pytest.raises(InputError, match=r"OneCycleLR with 40 steps: give its rates to set_rates"):
+        fp.Adaptive(4, rates=by_step)
+    by_epoch = schedulers.OneCycleLR(optimizer(), 0.1, total_steps=4)
+    assert len(fp.Adaptive(4, rates=by_epoch).rates) == 4

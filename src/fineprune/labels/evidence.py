@@ -146,6 +146,7 @@ class Evidence:
         self._weights.append((self.recorded / self.num_samples) ** 2)
         self._buffered += logits.numel()
         if is_first:
+            _check_no_probabilities(logits)
             self.flush()
         elif self._buffered >= _BLOCK:
             self._add_buffer()
@@ -419,10 +420,26 @@ class Evidence:
         self.shares.to(device)
 
 
+# Rows of this many samples that all sum to 1, but for rounding in half precision, are no accident.
+_ENOUGH_ROWS = 4
+_ROUNDING = 0.02
+
+
 def _check_equal(different: int) -> None:
     """Raise InputError unless the number of samples with different labels is 0."""
     if different:
         raise InputError(
             f"expected the same labels in all parts, got other ones of {different} samples: merge "
             f"the evidence of trainings on the same labels"
+        )
+
+
+def _check_no_probabilities(logits: Tensor) -> None:
+    """Raise InputError if the rows are probabilities, whose softmax would be almost flat."""
+    rows = logits.float()
+    sums_to_one = ((rows.sum(1) - 1).abs() < _ROUNDING) & (rows >= 0).all(1)
+    if len(rows) >= _ENOUGH_ROWS and bool(sums_to_one.all()):
+        raise InputError(
+            "expected logits, got probabilities, since each row sums to 1: give record what the "
+            "network computes before the softmax, or the logarithm of the probabilities"
         )

@@ -95,19 +95,26 @@ class LabelWatch:
 
         On a CPU, the tensors are kept for some steps and not copied; do not change them in place.
         On other devices, they are copied. Nothing waits for the device, except in the first call,
-        which checks its batch; errors in later batches on a GPU are raised when the evidence is
-        used. Records whose loss is NaN or infinite are left out.
+        which checks its batch; errors in later batches are raised some batches later, or, on a GPU,
+        when the evidence is used. Records whose loss is NaN or infinite are left out.
 
         Args:
             index: The indices of the samples; integers, shape (B,).
-            logits: The output of the network for them; floating point, shape (B, C).
+            logits: The output of the network for them, before a softmax; floating point, shape
+                (B, C).
             labels: Their labels; integers, shape (B,). They must be the same in each epoch.
 
         Raises:
-            InputError: A shape or a type is wrong, an index or a label is out of range, the label
-                of a sample has changed, or an earlier batch was changed in place.
+            InputError: A shape or a type is wrong, the logits are probabilities, an index or a
+                label is out of range, the label of a sample has changed, or an earlier batch was
+                changed in place.
             RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
         """
+        if not isinstance(logits, Tensor):
+            raise InputError(
+                f"expected logits as a tensor of torch, got {type(logits).__name__}: give record "
+                f"the output of the network"
+            )
         index, labels = torch.as_tensor(index), torch.as_tensor(labels)
         if torch.compiler.is_compiling():
             self._record_untraced(self, index, logits.detach(), labels)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from fineprune.errors import InputError
 
@@ -29,6 +29,7 @@ def rates_of_epochs(rates: Rates, epochs: int) -> list[float]:
             0, or they cannot be known in advance.
     """
     if isinstance(rates, LRScheduler):
+        _check_steps_per_epoch(rates, epochs)
         return _checked(_stepped(rates, epochs))
     if callable(rates):
         return _checked([rates(epoch + 0.5) for epoch in range(epochs)])
@@ -87,10 +88,23 @@ def _listed(rates: object) -> list[float]:
 
 
 def _checked(rates: Sequence[float]) -> list[float]:
-    listed = [float(rate) for rate in rates]
+    try:
+        listed = [float(rate) for rate in rates]
+    except (TypeError, ValueError):
+        raise InputError(f"expected learning rates as numbers, got {rates[0]!r}") from None
     if not all(math.isfinite(rate) and rate >= 0 for rate in listed) or not any(listed):
         raise InputError(f"expected learning rates of at least 0 and one above 0, got {rates}")
     return listed
+
+
+def _check_steps_per_epoch(scheduler: LRScheduler, epochs: int) -> None:
+    """Raise InputError if a one-cycle scheduler is stepped more often than once per epoch."""
+    steps = getattr(scheduler, "total_steps", epochs)
+    if isinstance(scheduler, OneCycleLR) and steps > epochs:
+        raise InputError(
+            f"expected a scheduler that is stepped once in each of {epochs} epochs, got OneCycleLR "
+            f"with {steps} steps: give its rates to set_rates(scheduler, by='steps')"
+        )
 
 
 def _stepped(scheduler: LRScheduler, number: int) -> list[float]:

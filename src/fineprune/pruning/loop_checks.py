@@ -20,6 +20,7 @@ Warnings, at the end of an epoch, for what may be intended:
   group was initialised after the pruner was made. Every rank then trains all kept samples.
 - The batches have another size than the pruner was given, so it counts other steps.
 - All samples of a batch have the same loss.
+- A framework gives each epoch as many batches as the loader had in the first one.
 
 The indices of the first batches of each epoch are kept, and they are compared with the plan when
 the epoch ends. This is cheap, needs no synchronisation inside the epoch, and works for policies
@@ -52,6 +53,10 @@ _WATCHED_INDICES = 1024
 
 # Number of pruning epochs in a row that trained skipped samples before a warning is given.
 _IGNORED_EPOCHS = 3
+
+# Number of epochs that ended after as many batches as the first one, although they had more, before
+# a warning is given.
+_CUT_EPOCHS = 2
 
 # An epoch recorded far fewer samples than the plan keeps if it recorded at most this share of them.
 _FEW = 2 / 3
@@ -255,6 +260,8 @@ class LoopChecks:
         self._replicas = replicas
         self._has_recorded = False
         self._silent_in_a_row = self._unused_in_a_row = self._ignored_in_a_row = 0
+        self._first_batches = -1  # 0 if the loop broke off the first epoch.
+        self._cut = 0
         self._warned: set[str] = set()
         if not policy.needs_losses:
             self._warned.add("silent")
@@ -303,6 +310,7 @@ class LoopChecks:
             "unplanned": self._of_unplanned(progress, watched),
             "gaps": self._of_gaps(progress, watched, sampler),
             "batches": _of_batches(progress, planned_batches),
+            "cut": self._of_cut(progress, planned_batches),
             "flat": _of_flat_losses(progress) if flat else None,
         }
         return self._once(found)
@@ -389,6 +397,22 @@ class LoopChecks:
             f"shards the batches itself, make the Pruner with sharded_by_loader=True (or "
             f"num_replicas=1 and the batch size of all ranks together); otherwise, record every "
             f"batch"
+        )
+
+    def _of_cut(self, progress: "Progress[Any]", planned: int | None) -> str | None:
+        """Warn if epochs end where the first one ended; a loop may break off where it likes."""
+        batches = progress.batches
+        if planned is None:
+            return None
+        if self._first_batches < 0:
+            self._first_batches = batches if batches == planned else 0
+        self._cut += batches == self._first_batches < planned
+        if self._cut < _CUT_EPOCHS:
+            return None
+        return (
+            f"{_CUT_EPOCHS} epochs up to epoch {progress.plan.epoch} ended after {batches} batches "
+            f"as the first one did, but had more ({planned} in this one), so fewer steps are taken "
+            f"than total_steps() says: have your framework read len(loader) in each epoch"
         )
 
 
