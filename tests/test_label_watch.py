@@ -573,7 +573,7 @@ def test_probabilities_are_refused_and_their_logarithms_are_logits(precision):
     with pytest.raises(InputError, match="expected logits, got probabilities"):
         fp.LabelWatch(32, 10).record(index, logits.softmax(1).to(precision), labels)
     with pytest.raises(InputError, match="a tensor of torch, got ndarray"):
-        fp.LabelWatch(32, 10).record(index, logits.numpy(), labels)
+        fp.LabelWatch(32, 10).record(index, logits.numpy(), labels)  # type: ignore[arg-type]
     watches = [fp.LabelWatch(32, 10) for _ in range(2)]
     for watch, given in zip(watches, (logits, logits.log_softmax(1)), strict=True):
         watch.record(index, given, labels)
