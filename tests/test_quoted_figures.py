@@ -85,6 +85,7 @@ def tuned_difference(folder, arm, other_folder, other):
 CLEAN, WRONG = "adaptive/clean", "adaptive/wrong"
 FITS_CLEAN, FITS_WRONG, FITS_LONG = "resnet9/clean", "resnet9/wrong", "resnet9/long"
 FITS_TUNED, FITS_CONFUSED = "resnet9/long-tuned", "resnet9/confused"
+LINEAR_CLEAN, LINEAR_WRONG = "adaptive/linear-correct", "adaptive/linear"
 LATE = "fewer-epochs-late"
 
 
@@ -209,9 +210,11 @@ def quotes():
         itertools.chain.from_iterable(below_shorter),
     )
     for words, folder, late in (
-        ("thin ResNet-18, 30 epochs, correct labels", CLEAN, LATE),
+        ("thin ResNet-18, 30 epochs, rate in steps, correct labels", CLEAN, LATE),
         ("the same, 30 % wrong labels", WRONG, LATE),
-        ("ResNet-9, 30 epochs, correct labels", FITS_CLEAN, "shorter"),
+        ("the same network, linear rate, correct labels", LINEAR_CLEAN, "shorter"),
+        ("the same, 30 % wrong labels", LINEAR_WRONG, "shorter-2"),
+        ("ResNet-9, 30 epochs, linear rate, correct labels", FITS_CLEAN, "shorter"),
         ("the same, 30 % wrong labels", FITS_WRONG, "shorter"),
     ):
         to_full = difference(folder, late) + difference(folder, "adaptive")
@@ -292,13 +295,18 @@ def quotes():
         row = f"| {arm} | 0.3 | {{:,}} | {{:.0f}} | {{:.2f}} |"
         mean = sum(100 * run["test"] for run in runs) / len(runs)
         yield FITS, row, (runs[0]["steps"], 100 * runs[0]["cost"], mean)
-    linear = "adaptive/linear"
-    yield VARIANTS, "| full | 0.154 | 0.0 | {:.2f} | - |", (accuracy(linear, "full"),)
-    for arm, rate in (("shorter-2", 0.308), ("adaptive", 0.154)):
-        row = f"| {arm} | {rate} | {{:.1f}} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
-        skipped = 100 * arm_rows(linear)[arm].skipped
-        yield VARIANTS, row, (skipped, accuracy(linear, arm), *difference(linear, arm))
-    above = difference(linear, "adaptive", "shorter-2")
+    for folder, arms in (
+        (LINEAR_WRONG, {"shorter-2": 0.308, "adaptive": 0.154}),
+        (LINEAR_CLEAN, {"shorter": 0.154, "adaptive": 0.154}),
+    ):
+        yield VARIANTS, "| full | 0.154 | 0.0 | {:.2f} | - |", (accuracy(folder, "full"),)
+        for arm, rate in arms.items():
+            row = f"| {arm} | {rate} | {{:.1f}} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
+            skipped = 100 * arm_rows(folder)[arm].skipped
+            yield VARIANTS, row, (skipped, accuracy(folder, arm), *difference(folder, arm))
+    correct = difference(LINEAR_CLEAN, "adaptive", "shorter")
+    yield VARIANTS, "`adaptive` is {:.2f} ±{:.2f} points below `shorter`", below(correct)
+    above = difference(LINEAR_WRONG, "adaptive", "shorter-2")
     yield VARIANTS, "`adaptive` is {:.2f} ±{:.2f} points above `shorter`", above
     only_correct = read_run(RESULTS / "resnet9/correct/full-0").summary.accuracy_last
     yield FITS, "reached {:.2f} % (one seed), with 30 % of the steps saved", (100 * only_correct,)
@@ -319,11 +327,16 @@ def quotes():
         (nine.format(30) + noisy, above_shorter, difference(FITS_WRONG, "adaptive")),
         (
             eighteen.format("linear rate") + noisy,
-            difference(linear, "adaptive", "shorter-2"),
-            difference(linear, "adaptive"),
+            difference(LINEAR_WRONG, "adaptive", "shorter-2"),
+            difference(LINEAR_WRONG, "adaptive"),
         ),
         (eighteen.format("rate in steps") + noisy, to_late[WRONG], with_wrong),
         (eighteen.format("rate in steps") + "correct", to_late[CLEAN], clean),
+        (
+            eighteen.format("linear rate") + "correct",
+            correct,
+            difference(LINEAR_CLEAN, "adaptive"),
+        ),
         (
             nine.format(30) + "correct",
             difference(FITS_CLEAN, "adaptive", "shorter"),
