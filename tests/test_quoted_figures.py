@@ -273,8 +273,11 @@ def quotes():
         figures = skipped, accuracy(FITS_CONFUSED, arm), *difference(FITS_CONFUSED, arm)
         yield FITS, row, figures
     for arm, rate in (("full", 0.3), ("shorter-2", 0.6), ("adaptive", 0.3)):
-        figures = 100 * arm_rows("resnet9/half")[arm].skipped, accuracy("resnet9/half", arm)
-        yield FITS, f"| {arm} | {rate} | {{:.1f}} | {{:.2f}} |", figures
+        shares = 100 * arm_rows("resnet9/half")[arm].skipped, accuracy("resnet9/half", arm)
+        yield FITS, f"| {arm} | {rate} | {{:.1f}} | {{:.2f}} |", shares
+    for arm, row in arm_rows("lenet-cifar10-35").items():
+        shares = 100 * row.skipped, 100 * row.accuracy_last
+        yield "docs/results/lenet-cifar10.md", f"| {arm} | {{:.1f}} | {{:.2f}} |", shares
     confused = difference(FITS_CONFUSED, "adaptive", "shorter-2")
     yield FITS, "is a little better**: {:.2f} ±{:.2f} points above `shorter`", confused
     yield CHOOSE, "it was {:.2f} ±{:.2f} points above `shorter`. |", confused
