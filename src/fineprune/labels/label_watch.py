@@ -137,13 +137,17 @@ class LabelWatch:
         """
         return self.ranking().suspects()
 
-    def ranking(self) -> Ranking:
+    def ranking(self, *, copied: bool = False) -> Ranking:
         """Return all that the evidence says at once, on the device of the evidence.
+
+        Args:
+            copied: Whether a copy of the evidence is ranked. Otherwise, sums may be rounded earlier
+                than without this call, in their last bits.
 
         Raises:
             InputError: As for ``suspects``.
         """
-        return rank(self._usable())
+        return rank(self._usable(copied=copied))
 
     def ranking_so_far(self) -> Ranking | None:
         """Return ``ranking`` in the middle of a training; None if nothing finite was recorded.

@@ -157,7 +157,7 @@ class RunReport:
     def _suspects(self, watch: LabelWatch | None) -> list[int]:
         """Return the first suspects, of the evidence on the labels if there is any."""
         if watch is not None and watch.is_complete:
-            return watch.suspects()[0][:_SUSPECTS].tolist()
+            return watch.ranking(copied=True).suspects()[0][:_SUSPECTS].tolist()
         if self._policy.suspicion() is not None:
             return self._policy.suspects()[0][:_SUSPECTS].tolist()
         return []
