@@ -15,7 +15,8 @@ from pathlib import Path
 
 from table import show
 
-from fineprune.runs.files import METRICS, SUMMARY
+from fineprune.runs.files import SUMMARY
+from fineprune.runs.run import read_run
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.recipe import read_recipe
@@ -46,8 +47,8 @@ CHANGES = [
 
 def row_of(name: str, folder: Path) -> dict[str, object]:
     """Return the row of the table for a finished run."""
-    epochs = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()][1:]
-    parameters = json.loads((folder / SUMMARY).read_text())["parameters"]
+    run = read_run(folder)
+    epochs = run.metrics[1:]
     full, pruned = ([e for e in epochs if e["pruned"] == kind] for kind in (False, True))
     skipped = 1 - pruned[0]["samples"] / full[0]["samples"]
     seconds = [statistics.median(e["seconds"] for e in kind) for kind in (full, pruned)]
@@ -55,7 +56,7 @@ def row_of(name: str, folder: Path) -> dict[str, object]:
     kept = sum(e["bookkeeping_seconds"] for e in epochs) / sum(e["seconds"] for e in epochs)
     return {
         "network": name,
-        "parameters": parameters,
+        "parameters": run.summary.parameters,
         "images": full[0]["samples"],
         "ms per full step": 1e3 * seconds[0] / full[0]["steps"],
         "samples skipped, %": 100 * skipped,
@@ -92,8 +93,8 @@ def main() -> None:
             train(recipe, folder, resume=True)
         rows.append(row_of(name, folder))
     show(rows)
-    summary = json.loads((folder / SUMMARY).read_text())
-    print(summary["hardware"], summary["precision"], summary["versions"])
+    summary = read_run(folder).summary
+    print(summary.hardware, summary.precision, summary.versions)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,10 @@ _BLOCK = 1 << 17
 # So many probabilities are read from the sums at once (4 MB).
 _CHUNK = 1 << 20
 
+# Rows of this many samples that all sum to 1, but for rounding in half precision, are no accident.
+_ENOUGH_ROWS = 4
+_ROUNDING = 0.02
+
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
@@ -418,11 +422,6 @@ class Evidence:
         self.loss, self._faults = self.loss.to(device), self._faults.to(device)
         self.visits, self.agreed = self.visits.to(device), self.agreed.to(device)
         self.shares.to(device)
-
-
-# Rows of this many samples that all sum to 1, but for rounding in half precision, are no accident.
-_ENOUGH_ROWS = 4
-_ROUNDING = 0.02
 
 
 def _check_equal(different: int) -> None:

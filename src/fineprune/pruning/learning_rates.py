@@ -99,11 +99,11 @@ def _checked(rates: Sequence[float]) -> list[float]:
 
 def _check_steps_per_epoch(scheduler: LRScheduler, epochs: int) -> None:
     """Raise InputError if a one-cycle scheduler is stepped more often than once per epoch."""
-    steps = getattr(scheduler, "total_steps", epochs)
-    if isinstance(scheduler, OneCycleLR) and steps > epochs:
+    if isinstance(scheduler, OneCycleLR) and scheduler.total_steps > epochs:
         raise InputError(
             f"expected a scheduler that is stepped once in each of {epochs} epochs, got OneCycleLR "
-            f"with {steps} steps: give its rates to set_rates(scheduler, by='steps')"
+            f"with {scheduler.total_steps} steps: give its rates to "
+            f"set_rates(scheduler, by='steps')"
         )
 
 
