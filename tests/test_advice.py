@@ -60,6 +60,15 @@ def test_early_or_without_learned_samples_no_means_is_named(arguments):
     assert not any("fp." in line for line in said)
 
 
+def test_samples_that_were_never_recorded_are_counted():
+    watch = fp.LabelWatch(N, CLASSES)
+    index = torch.arange(N - 191)  # A framework may hold out a part without saying so.
+    watch.record(index, 6.0 * F.one_hot(index % CLASSES, CLASSES), index % CLASSES)
+    said = "191 of 600 samples were never recorded, so nothing is known of their labels."
+    assert said in watch.advice()
+    assert "never recorded" not in " ".join(watch_with(0.0).advice())
+
+
 def test_every_measured_figure_is_in_the_results():
     pages = [
         (RESULTS / name).read_text(encoding="utf-8")

@@ -379,6 +379,8 @@ def merged(rank):
         "late": late,
         "wrong": refusal(fp.LabelWatch(N, CLASSES).load_state_dict, wrong),
         "added": refusal(unmerged(labels, rank).merge, fp.LabelWatch(N, CLASSES)),
+        "added_part": refusal(again_merged(watch).merge, unmerged(labels, rank)),
+        "added_state": refusal(again_merged(watch).merge, alone),
         "alone": alone,
         "state": state,
         "unchanged": same(once, again),
@@ -395,6 +397,12 @@ def unmerged(labels, rank):
     watch = fp.LabelWatch(N, CLASSES)
     record(watch, range(2), labels, rank, WORLD)
     return watch
+
+
+def again_merged(watch):
+    made = fp.LabelWatch(N, CLASSES)
+    made.load_state_dict(watch.state_dict())
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -483,6 +491,8 @@ def test_evidence_of_one_rank_is_refused_where_that_of_all_is_needed(two_ranks):
             assert "expected the evidence of all 2 ranks, got that of one: call merge()" in refused
         assert f"got that of rank {1 - rank} of 2" in result["wrong"]
         assert "expected merge() on every rank before" in result["added"]
+        for refused in (result["added_part"], result["added_state"]):
+            assert "expected the evidence of all ranks of the other training" in refused
     watch = fp.LabelWatch(N, CLASSES)
     with pytest.raises(InputError, match="got that of rank 1 of 2: call merge"):
         watch.load_state_dict(two_ranks[1]["alone"])
@@ -578,3 +588,49 @@ def test_probabilities_are_refused_and_their_logarithms_are_logits(precision):
     for watch, given in zip(watches, (logits, logits.log_softmax(1)), strict=True):
         watch.record(index, given, labels)
     assert torch.equal(*(watch.suspects()[0] for watch in watches))
+
+
+def test_refused_probabilities_are_not_recorded():
+    index, logits, labels = GOOD
+    watch, corrected = (fp.LabelWatch(N, CLASSES) for _ in range(2))
+    with pytest.raises(InputError, match="got probabilities"):
+        corrected.record(index, logits.softmax(1), labels)
+    for made in (watch, corrected):
+        made.record(*GOOD)
+    assert same(sums(watch), sums(corrected))
+
+
+def test_arrays_may_change_after_they_were_recorded():
+    labels = made_labels().numpy()
+    watch = fp.LabelWatch(N, CLASSES)
+    rng, order = np.random.default_rng(0), np.arange(N)
+    for _ in range(50):
+        rng.shuffle(order)
+        part = order[:BATCH]
+        watch.record(part, torch.zeros(BATCH, CLASSES), labels[part])
+    watch.suspects()
+
+
+@pytest.mark.parametrize(("samples", "classes"), [(20, 2), (20, 3), (1, 2)])
+def test_one_class_alone_has_finite_scores(samples, classes):
+    watch = fp.LabelWatch(samples, classes)
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(samples, classes, generator=draw)
+    watch.record(torch.arange(samples), logits, torch.zeros(samples, dtype=torch.long))
+    assert watch.scores().isfinite().all()
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+@pytest.mark.filterwarnings("ignore:.*NaN or infinite")
+def test_a_sample_with_nothing_but_nan_is_no_suspect(classes):
+    watch = fp.LabelWatch(50, classes)
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(50, classes, generator=draw)
+    logits[7] = torch.nan
+    for _ in range(3):
+        watch.record(torch.arange(50), logits, torch.arange(50) % classes)
+    indices, scores, suggestions = watch.suspects()
+    last = [float(part[-1]) for part in (indices, scores, suggestions)]
+    assert last == [7, -torch.inf, -1]
+    with pytest.raises(InputError, match="expected"):
+        watch.to_cleanlab()

@@ -1,5 +1,7 @@
 """SelectiveBackprop, SeTa and epsilon-greedy, each compared with its rule written out."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -136,3 +138,19 @@ def test_a_resumed_training_equals_the_undisturbed_one(policy):
         for index in second.sampler.order().split(BATCH):
             second.record(index, losses_of(epoch, index))
     assert rest == whole[7:]
+
+
+@pytest.mark.parametrize("anneal", [0.0, 0.2, 0.3])
+def test_selective_backprop_saves_as_much_beside_annealed_epochs(anneal):
+    pruner = fp.Pruner(1000, fp.SelectiveBackprop(20, save=0.15, anneal=anneal), batch_size=10)
+    assert pruner.summary()["predicted_saving"] == pytest.approx(0.15, abs=0.001)
+
+
+def test_selective_backprop_refuses_to_anneal_the_epochs_that_save():
+    with pytest.raises(InputError):
+        fp.SelectiveBackprop(20, save=0.2, anneal=0.5)
+
+
+def test_the_last_epoch_is_full_if_the_number_of_epochs_is_one_of_numpy():
+    epochs: Any = np.int64(10)
+    assert fp.ProgressiveDropout(epochs).plan_options.anneal == 0.1

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -675,3 +676,69 @@ def test_reports_touch_no_plan_and_no_random_state():
     assert torch.equal(before[0], torch.get_rng_state())
     assert random.getstate() == before[1]
     assert pruner.summary()["epochs_done"] == 0
+
+
+def test_a_state_that_is_loaded_forgets_the_batches_before_it():
+    """As after a loss that was NaN: back to the last state, in the same process."""
+    pruner = made()
+    state = pruner.state_dict()
+    for epoch in pruner.epochs():
+        train(pruner, epoch, pruner.loader(), batches=5)
+        break
+    pruner.load_state_dict(state)
+    assert pruner.position.batches == 0
+    assert run(pruner) == run(made())
+
+
+def test_a_state_that_map_location_moved_is_brought_to_the_cpu(tmp_path, monkeypatch):
+    """The device without memory stands for a GPU: what is not brought back fails there, too."""
+    policy = fp.Adaptive(8, save=0.2, rates=[1.0] * 8)
+    pruner = made(policy)
+    for epoch in pruner.epochs():
+        train(pruner, epoch, pruner.loader())
+        break
+    state = pruner.state_dict()
+    torch.save(state, tmp_path / "state.pt")
+    moved = torch.load(tmp_path / "state.pt", map_location="meta", weights_only=True)
+    values = zip(tree_leaves(moved), tree_leaves(state), strict=True)
+    real = {id(there): here for there, here in values if isinstance(here, torch.Tensor)}
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: real.get(id(tensor), tensor))
+    resumed = made(policy)
+    resumed.load_state_dict(moved)
+    assert run(resumed) == run(pruner)
+
+
+def test_a_batch_whose_logits_are_refused_is_not_recorded():
+    pruner = made()
+    index = torch.arange(BATCH)
+    for _ in pruner.epochs():
+        with pytest.raises(InputError, match="got probabilities"):
+            pruner.record(index, torch.ones(BATCH), torch.full((BATCH, 4), 0.25), index % 4)
+        pruner.record(index, torch.ones(BATCH), torch.randn(BATCH, 4), index % 4)
+        assert pruner.position.batches == 1
+        break
+
+
+def test_losses_of_numpy_are_refused_in_one_line():
+    pruner = made()
+    with pytest.raises(InputError, match="losses as a tensor of torch, got ndarray"):
+        pruner.observe(torch.arange(BATCH), torch.ones(BATCH).numpy())
+
+
+def test_a_summary_suspects_no_sample_of_which_nothing_is_known():
+    pruner = made()
+    assert pruner.summary()["suspects"] == []
+    index = torch.arange(4)
+    logits = torch.full((4, 3), torch.nan)
+    pruner.record(index, torch.ones(4), logits, index % 3)
+    assert (pruner.summary()["suspects"], pruner.summary()["advice"]) == ([], [])
+    pruner.record(index + 4, torch.ones(4), torch.eye(4)[:, :3], index % 3)
+    assert set(pruner.summary()["suspects"]) == {4, 5, 6, 7}
+
+
+def test_no_steps_are_left_after_epochs_that_were_trained_again():
+    pruner = made()
+    run(pruner)
+    for epoch in pruner.epochs(0):
+        train(pruner, epoch, pruner.loader())
+    assert pruner.steps_left == 0

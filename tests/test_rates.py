@@ -205,3 +205,14 @@ def test_rates_that_are_no_numbers_and_a_scheduler_of_steps_are_refused():
         fp.Adaptive(4, rates=by_step)
     by_epoch = schedulers.OneCycleLR(optimizer(), 0.1, total_steps=4)
     assert len(fp.Adaptive(4, rates=by_epoch).rates) == 4
+
+
+@pytest.mark.parametrize("by", ["epochs", "steps"])
+def test_a_rate_that_is_a_tensor_stays_as_it_is(by):
+    """Torch steps such a rate in place."""
+    weights = torch.nn.Linear(2, 2).parameters()
+    optimizer = torch.optim.Adam(weights, lr=torch.tensor(0.1))
+    pruner = fp.Pruner(N, fp.Adaptive(EPOCHS), batch_size=BATCH)
+    total = EPOCHS if by == "epochs" else pruner.total_steps()
+    pruner.set_rates(schedulers.CosineAnnealingLR(optimizer, total), by=by)
+    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1)

@@ -4,6 +4,7 @@ import base64
 import io
 import re
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -274,3 +275,10 @@ def test_filters_narrow_the_list_and_names_are_quoted(opened, watch, tmp_path):
     expected = watch.labels().numpy()
     expected[indices] = DROP
     np.testing.assert_array_equal(read_labels(table, NAMES, N, keys), expected)
+
+
+def test_keys_may_be_paths_and_pictures_may_be_views(watch, tmp_path):
+    keys = [Path(f"{number}.png") for number in range(watch.num_samples)]
+    pictures = [np.zeros((8, 8, 3), dtype=np.uint8)[..., ::-1]] * watch.num_samples
+    watch.page(tmp_path / "page.html", pictures, keys=keys)
+    assert (tmp_path / "page.html").exists()

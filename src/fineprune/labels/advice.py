@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import num_wrong, rank
+from fineprune.labels.ranking import Ranking, num_wrong
 
 # Saving was measured with correct labels and with 30 % wrong ones. From half of these on, labels
 # count as wrong; up to a few percent, they count as correct. Between them, nothing was measured.
@@ -57,24 +57,30 @@ class FullCost:
 
 
 def advice_of(
-    evidence: Evidence, classes: Sequence[str], cost: FullCost | None = None
+    evidence: Evidence, ranking: Ranking, classes: Sequence[str], cost: FullCost | None = None
 ) -> list[str]:
     """Return sentences on how many labels contradict, and on which means of saving fits best.
 
     Args:
         evidence: The evidence, which has been flushed and has records.
+        ranking: Its ranking.
         classes: The name of each class.
         cost: The cost of the training, with which that of each means is named; None to name shares.
     """
     recorded = evidence.visits > 0
     samples = int(recorded.sum())
     visits = float(evidence.visits[recorded].float().mean())
-    joint = rank(evidence).joint.cpu()
+    joint = ranking.joint.cpu()
     wrong = num_wrong(joint)
     sentences = [
         f"About {round(wrong):,} of {samples:,} labels ({wrong / samples:.1%}) contradict what the "
         f"network learned."
     ]
+    if samples < evidence.num_samples:
+        sentences.append(
+            f"{evidence.num_samples - samples:,} of {evidence.num_samples:,} samples were never "
+            f"recorded, so nothing is known of their labels."
+        )
     learned = evidence.loss[recorded] < _LEARNED * math.log(evidence.num_classes)
     part = float(learned.float().mean())
     trusted = visits >= _EARLY and part >= _TOO_FEW

@@ -143,6 +143,8 @@ class Evidence:
             self._to(logits.device)
             self._located = True
         is_first = not self.recorded
+        if is_first:
+            _check_no_probabilities(logits)
         self.recorded += len(labels) * ranks
         self._index.append(self._kept(index))
         self._logits.append(self._kept(logits))
@@ -150,7 +152,6 @@ class Evidence:
         self._weights.append((self.recorded / self.num_samples) ** 2)
         self._buffered += logits.numel()
         if is_first:
-            _check_no_probabilities(logits)
             self.flush()
         elif self._buffered >= _BLOCK:
             self._add_buffer()
@@ -162,6 +163,8 @@ class Evidence:
             InputError: See ``check``; or a batch was changed in place after it was recorded.
         """
         self._add_buffer()
+        # Nothing is known of a sample all of whose losses were NaN or infinite.
+        self.labels.masked_fill_(self.visits == 0, -1)
         self.check()
 
     def check(self) -> None:

@@ -115,7 +115,9 @@ class LabelWatch:
                 f"expected logits as a tensor of torch, got {type(logits).__name__}: give record "
                 f"the output of the network"
             )
-        index, labels = torch.as_tensor(index), torch.as_tensor(labels)
+        # Arrays are copied, since nothing tells whether they change later.
+        index = index if isinstance(index, Tensor) else torch.tensor(index)
+        labels = labels if isinstance(labels, Tensor) else torch.tensor(labels)
         if torch.compiler.is_compiling():
             self._record_untraced(self, index, logits.detach(), labels)
         else:  # Outside a compiled step, the call above takes longer.
@@ -137,17 +139,13 @@ class LabelWatch:
         """
         return self.ranking().suspects()
 
-    def ranking(self, *, copied: bool = False) -> Ranking:
+    def ranking(self) -> Ranking:
         """Return all that the evidence says at once, on the device of the evidence.
-
-        Args:
-            copied: Whether a copy of the evidence is ranked. Otherwise, sums may be rounded earlier
-                than without this call, in their last bits.
 
         Raises:
             InputError: As for ``suspects``.
         """
-        return rank(self._usable(copied=copied))
+        return rank(self._usable())
 
     def ranking_so_far(self) -> Ranking | None:
         """Return ``ranking`` in the middle of a training; None if nothing finite was recorded.
@@ -156,6 +154,25 @@ class LabelWatch:
         """
         self._evidence.flush()
         return rank(self._evidence) if self._evidence.visits.any() else None
+
+    def so_far(self, most: int, cost: FullCost) -> tuple[list[int], list[str]]:
+        """Return the first suspects and the ``advice`` in the middle of a training.
+
+        Both are empty if nothing finite was recorded, or the ranks have not merged. The evidence is
+        not changed.
+
+        Args:
+            most: The largest number of suspects.
+            cost: As for ``advice``.
+        """
+        evidence = copy.deepcopy(self._evidence)
+        evidence.flush()
+        if not self.is_complete or not evidence.visits.any():
+            return [], []
+        ranking = rank(evidence)
+        indices, scores, _ = ranking.suspects()
+        known = indices[scores > -torch.inf]
+        return known[:most].tolist(), advice_of(evidence, ranking, self._class_names(None), cost)
 
     def scores(self) -> Tensor:
         """Return the scores of ``suspects`` in the order of the samples; float32, shape (N,).
@@ -217,7 +234,8 @@ class LabelWatch:
         Raises:
             InputError: As for ``suspects``, or there are fewer names than classes.
         """
-        return advice_of(self._usable(copied=True), self._class_names(names), cost)
+        evidence = self._usable(copied=True)
+        return advice_of(evidence, rank(evidence), self._class_names(names), cost)
 
     def page(
         self,
@@ -264,7 +282,8 @@ class LabelWatch:
         ranked = [part[:most].tolist() for part in ranking.suspects()]
         cards = cards_of(self._evidence, ranked, dataset, keys, show)
         labels = self.labels().numpy()
-        write_review(Review(cards, classes, labels, keys, self.advice(classes)), path)
+        said = advice_of(self._evidence, ranking, classes)
+        write_review(Review(cards, classes, labels, keys, said), path)
 
     def _class_names(self, names: Sequence[str] | None) -> list[str]:
         named = [] if names is None else [str(name) for name in names]
@@ -333,9 +352,17 @@ class LabelWatch:
                 "expected merge() on every rank before the evidence of another training is added, "
                 "got ranks with evidence of their own: the other one would be counted once per rank"
             )
-        if not isinstance(other, LabelWatch):
+        complete = True
+        if isinstance(other, LabelWatch):
+            complete = other.is_complete
+        else:
             state, other = other, LabelWatch(self.num_samples, self.num_classes)
-            other._restore(state)
+            complete = other._restore(state)[1] == 1
+        if ranks > 1 and not complete:
+            raise InputError(
+                "expected the evidence of all ranks of the other training, got that of one: call "
+                "merge() of the other watch on every rank first"
+            )
         self._evidence.add(other._evidence)
 
     def state_dict(self) -> dict[str, Any]:

@@ -112,7 +112,9 @@ def rank(evidence: Evidence) -> Ranking:
         part = chunk.labels >= 0
         index, given = chunk.index[part], chunk.labels[part, None]
         wrong = contradicting(chunk.shares[part], given, usual)
-        logs = (chunk.shares[part].clamp(min=_SMALLEST) * factors[given[:, 0]]).log()
+        odds = chunk.shares[part].clamp(min=_SMALLEST) * factors[given[:, 0]]
+        # If only one class was recorded, all odds of the others are zero.
+        logs = odds.clamp(min=torch.finfo(odds.dtype).tiny).log()
         others = logs.scatter(1, given, -torch.inf)
         scores[index] = others.logsumexp(1) - logs.gather(1, given)[:, 0]
         suggestions[index] = others.argmax(1)

@@ -150,7 +150,7 @@ def _name(label: int, classes: Sequence[str]) -> str:
 
 def _data(review: Review) -> str:
     """Return what the script needs, as JSON that can stand in HTML."""
-    keys = None if review.keys is None else list(review.keys)
+    keys = None if review.keys is None else [str(key) for key in review.keys]
     table = json.dumps({"keys": keys, "labels": review.labels.tolist()}).encode()
     digest = hashlib.sha256(table)
     digest.update(json.dumps([card.index for card in review.cards]).encode())

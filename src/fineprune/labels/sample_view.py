@@ -73,6 +73,8 @@ def _pixels(item: Any) -> npt.NDArray[np.uint8] | None:
     """Return a tensor or array as a small picture, (height, width, 1 or 3); None if it is none."""
     if not isinstance(item, torch.Tensor | np.ndarray):
         return None
+    if isinstance(item, np.ndarray):
+        item = np.ascontiguousarray(item)  # Torch takes no negative strides, as after [..., ::-1].
     values = torch.as_tensor(item).detach().cpu()
     if values.ndim == 2:
         values = values[None]

@@ -176,6 +176,7 @@ class EpochCycle(Generic[Plan]):
 
     def restore(self, progress: Progress[Plan], phase: Phase) -> None:
         """Make the epoch of a loaded state current, and forget all others."""
+        self.pending.clear()
         self._aside = None
         self._show(progress, phase)
 

@@ -539,12 +539,14 @@ class EpochLoop(ABC, Generic[Plan]):
 
     @property
     def steps_left(self) -> int:
-        """The number of optimizer steps that are left to train.
+        """The steps of ``total_steps`` that were not trained, those of epochs left out included.
+
+        It is 0 if epochs are trained again after the last one.
 
         Raises:
             InputError: As for ``total_steps``.
         """
-        return self.total_steps() - self.steps_done
+        return max(self.total_steps() - self.steps_done, 0)
 
     @property
     def step_is_due(self) -> bool:
@@ -634,10 +636,11 @@ class EpochLoop(ABC, Generic[Plan]):
         self._report.add_writer(target, by)
 
     def __repr__(self) -> str:
+        report = self._report
         return (
-            f"{type(self).__name__}({self._num_samples} samples, policy {self._policy.name!r}, "
-            f"{self._report.totals.epochs} of {self._policy.epochs} epochs done, "
-            f"{self._report.skipped:.1%} skipped)"
+            f"{type(self).__name__}({self._num_samples} samples, policy {report.policy_name!r}, "
+            f"{report.totals.epochs} of {self._policy.epochs} epochs done, "
+            f"{report.skipped:.1%} skipped)"
         )
 
     def _repr_html_(self) -> str:
@@ -700,11 +703,13 @@ class EpochLoop(ABC, Generic[Plan]):
         labels: Any = None,
     ) -> None:
         cycle = self._cycle
-        cycle.pending.append(as_batch(index, losses))
-        if len(cycle.pending) >= cycle.limit:
-            cycle.settle()
+        batch = as_batch(index, losses)
+        # A batch whose logits are refused must not count: a notebook records it again.
         if logits is not None or labels is not None:
             self._watch_batch(index, logits, labels)
+        cycle.pending.append(batch)
+        if len(cycle.pending) >= cycle.limit:
+            cycle.settle()
 
     def _watch_batch(self, index: torch.Tensor, logits: torch.Tensor | None, labels: Any) -> None:
         if logits is None or labels is None:

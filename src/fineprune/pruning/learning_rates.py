@@ -125,9 +125,11 @@ def _stepped(scheduler: LRScheduler, number: int) -> list[float]:
             f"needed, got one after {taken} steps: give the rates before the "
             f"training, or as numbers"
         )
-    groups: list[dict[str, Any]] = [
-        {**group, "params": [torch.zeros(1)]} for group in scheduler.optimizer.param_groups
-    ]
+    groups: list[dict[str, Any]] = []
+    for group in scheduler.optimizer.param_groups:
+        given = {name: value for name, value in group.items() if name != "params"}
+        # Schedulers step a rate that is a tensor in place.
+        groups.append({**copy.deepcopy(given), "params": [torch.zeros(1)]})
     stand_in = torch.optim.SGD(groups, lr=0.0)
     copied = copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})
     rates = []

@@ -31,11 +31,20 @@ _TELLING = 4
 
 
 def as_batch(index: torch.Tensor, losses: torch.Tensor) -> Batch:
-    """Return the tensors of a batch without copying them."""
+    """Return the tensors of a batch without copying them.
+
+    Raises:
+        InputError: The losses are no tensor.
+    """
     try:
         return index, losses.detach(), index._version, losses._version
     except RuntimeError:  # Tensors of the inference mode have no version.
         return index.clone(), losses.detach().clone(), None, None
+    except AttributeError as error:
+        raise InputError(
+            f"expected losses as a tensor of torch, got {type(losses).__name__}: give one loss per "
+            f"sample, such as torch.as_tensor(losses)"
+        ) from error
 
 
 def must_copy_at_once(batch: Batch) -> bool:

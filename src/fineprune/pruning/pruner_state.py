@@ -116,6 +116,7 @@ def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerStat
             seed or policy, or was taken in the middle of an epoch without ``synchronize()``.
     """
     check_state(packed, plain({"version": STATE_VERSION, **identity}, "the settings"), _KEYS)
+    packed = on_cpu(packed)
     if not packed["synchronized"]:
         raise InputError(unsynchronized(packed["epoch"]))
     progress = None
@@ -166,6 +167,19 @@ def plain(value: Any, name: str) -> Any:
         f"torch.load loads with weights_only=True, got {type(value).__name__}: return such values "
         f"from settings() and state_dict() of the policy"
     )
+
+
+def on_cpu(value: Any) -> Any:
+    """Return a state whose tensors are on the CPU: ``map_location`` moves those of a file.
+
+    Args:
+        value: The packed state, or a part of it.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: on_cpu(item) for key, item in value.items()}
+    return [on_cpu(item) for item in value] if isinstance(value, list) else value
 
 
 def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -> None:

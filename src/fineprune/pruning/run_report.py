@@ -68,10 +68,12 @@ class RunReport:
 
     Attributes:
         totals: The sums over the epochs that ended.
+        policy_name: The name of the policy, as the user knows it.
     """
 
     def __init__(self, policy: Policy, num_samples: int, shape: BatchShape) -> None:
         self.totals = RunTotals()
+        self.policy_name = policy.name
         self._policy = policy
         self._num_samples = num_samples
         self._shape = shape
@@ -140,8 +142,9 @@ class RunReport:
             steps: int | None = total_steps(self._policy, self._num_samples, self._shape)
         except InputError:
             steps = None
+        suspects, advice = self._findings(watch)
         return {
-            "policy": self._policy.name,
+            "policy": self.policy_name,
             "epochs": self._policy.epochs,
             "epochs_done": self.totals.epochs,
             "skipped": self.skipped,
@@ -150,28 +153,29 @@ class RunReport:
             "total_steps": steps,
             "record_calls": self.totals.batches + batches,
             "bookkeeping_seconds": self._seconds,
-            "suspects": self._suspects(watch),
-            "advice": self._advice(watch),
+            "suspects": suspects,
+            "advice": advice,
         }
 
-    def _suspects(self, watch: LabelWatch | None) -> list[int]:
-        """Return the first suspects, of the evidence on the labels if there is any."""
-        if watch is not None and watch.is_complete:
-            return watch.ranking(copied=True).suspects()[0][:_SUSPECTS].tolist()
-        if self._policy.suspicion() is not None:
-            return self._policy.suspects()[0][:_SUSPECTS].tolist()
-        return []
+    def _findings(self, watch: LabelWatch | None) -> tuple[list[int], list[str]]:
+        """Return the first suspects and the advice, by the evidence on the labels if there is any.
 
-    def _advice(self, watch: LabelWatch | None) -> list[str]:
-        """Return which means of saving fits best; nothing if no evidence says so."""
+        They are empty if no evidence says anything.
+        """
         policy = self._policy
         steps = None
         if self._shape.batch_size is not None:
             steps = policy.epochs * steps_of(self._num_samples, self._shape)
         cost = FullCost(policy.epochs, steps)
+        suspects: list[int] = []
         if watch is not None:
-            return watch.advice(cost=cost) if watch.is_complete else []
-        return policy.advice(self.totals.epochs, cost)
+            suspects, advice = watch.so_far(_SUSPECTS, cost)
+        else:
+            advice = policy.advice(self.totals.epochs, cost)
+        if not suspects and policy.suspicion() is not None:
+            indices, values = policy.suspects()
+            suspects = indices[values > 0][:_SUSPECTS].tolist()  # A count of 0 suspects nothing.
+        return suspects, advice
 
 
 def as_writer(target: Any) -> Write:

@@ -1,6 +1,7 @@
 """ProgressiveDropout: train fewer and fewer samples, and all of them at the end."""
 
 import math
+from numbers import Real
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -55,8 +56,8 @@ class ProgressiveDropout(LastLosses):
         **options: Unpack[Options],
     ) -> None:
         given: Options = {**options}
-        if "anneal" not in given and isinstance(epochs, int | float) and epochs > 0:
-            given["anneal"] = 1 / epochs
+        if "anneal" not in given and isinstance(epochs, Real) and epochs > 0:
+            given["anneal"] = 1 / float(epochs)
         super().__init__(epochs, **given)
         if form not in FORMS:
             raise InputError(f"expected form as one of {', '.join(FORMS)}, got {form!r}")

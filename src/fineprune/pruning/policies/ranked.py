@@ -67,9 +67,9 @@ class Ranked(BudgetedPolicy):
         self._numbers: list[int] = []
         super().__init__(epochs, save, rates, returning, **options)
         if isinstance(scores, LabelWatch):
-            if suspects is None:
-                suspects = scores.num_suspects()
-            scores = scores.scores()
+            ranking = scores.ranking()
+            suspects = ranking.num_suspects if suspects is None else suspects
+            scores = ranking.scores.cpu()
         self._scores = _checked_scores(scores)
         if suspects is None:
             raise InputError(

@@ -9,7 +9,7 @@ from fineprune.errors import InputError
 from fineprune.pruning.kept_numbers import check_save, kept_numbers
 from fineprune.pruning.lowest import lowest
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options
+from fineprune.pruning.plan_options import Options, annealed_epochs
 from fineprune.pruning.policies.last_losses import LastLosses
 
 
@@ -37,7 +37,7 @@ class SelectiveBackprop(LastLosses):
 
     Raises:
         InputError: A value is out of range, or the epochs between ``begin`` and ``end`` cannot save
-            as much.
+            as much, without those that are annealed.
     """
 
     name: ClassVar[str] = "selective-backprop"
@@ -58,7 +58,9 @@ class SelectiveBackprop(LastLosses):
         if not 0 <= power < np.inf:
             raise InputError(f"expected power of at least 0, got {power!r}")
         self._first = round(begin * self.epochs)
-        self._shortened = round(end * self.epochs) - self._first
+        annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
+        last = min(round(end * self.epochs), self.epochs - annealed)
+        self._shortened = max(last - self._first, 0)
         self.save = check_save(save, self._shortened, self.epochs)
         self.power = float(power)
         self.begin, self.end = float(begin), float(end)

@@ -18,7 +18,7 @@ from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.policies.random import RandomPruning
-from fineprune.pruning.pruner_state import check_state, plain, unsynchronized
+from fineprune.pruning.pruner_state import check_state, on_cpu, plain, unsynchronized
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.run_report import RunTotals
 from fineprune.pruning.sample_counts import SampleCounts
@@ -148,6 +148,7 @@ class ShardedPruner(EpochLoop[Share]):
             batch_size=batch_size,
         )
         self._learns = policy.needs_losses
+        self._report.policy_name = policy.name
 
     @property
     def counts(self) -> torch.Tensor | None:
@@ -221,6 +222,7 @@ class ShardedPruner(EpochLoop[Share]):
         """
         self._check_may_load()
         check_state(state, self._identity(), _KEYS)
+        state = on_cpu(state)
         numbers = copy.deepcopy(self._policy)
         numbers.load_state_dict(state["learned"])
         kept = num_kept(numbers, self._num_samples, state["epoch"], self._shape)
