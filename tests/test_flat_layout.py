@@ -134,3 +134,21 @@ def test_what_does_not_fit_is_refused_in_one_line(model, servers, what):
     with pytest.raises(ValueError, match=what) as raised:
         flat_layout(model, servers)
     assert "\n" not in str(raised.value)
+
+
+def test_a_parameter_is_divided_where_no_optimizer_kernel_rounds_differently():
+    model = nn.Sequential(nn.Linear(77, 53), nn.Linear(53, 101))
+    for servers in (2, 3, 5):
+        layout = flat_layout(model, servers)
+        parts = [layout.part(server) for server in range(servers)]
+        assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+        assert (parts[0].start, parts[-1].stop) == (0, layout.elements)
+        for part in parts:
+            begins = max(offset for offset in layout.offsets if offset <= part.start)
+            assert (part.start - begins) % 64 == 0
+            assert abs(part.stop - part.start - layout.elements / servers) <= 64
+
+
+def test_each_server_of_a_small_model_has_a_part():
+    layout = flat_layout(nn.Linear(3, 2), 4)
+    assert [layout.part(server).stop for server in range(4)] == [2, 4, 6, 8]

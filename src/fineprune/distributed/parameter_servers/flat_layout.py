@@ -15,14 +15,19 @@ from torch import Tensor, nn
 from fineprune.errors import InputError
 
 
+# A parameter is divided at a multiple of so many elements. Optimizer kernels process the last few
+# elements of a tensor, fewer than a register holds, separately and may round them differently, so
+# that other pieces would not give the same bits as the parameters of the model.
+_ALIGNED = 64
+
+
 @dataclass(frozen=True)
 class FlatLayout:
     """The position of each parameter in the flat tensor, and the part that each server holds.
 
     The trained parameters follow one another in the order of ``model.parameters()``. Each keeps its
-    memory format (channels last or contiguous). Server s holds the elements from
-    ``s * elements // servers`` on, so that the numbers of elements differ by at most one. A
-    parameter may be divided between servers.
+    memory format (channels last or contiguous). Server s holds the elements from about
+    ``s * elements // servers`` on. A parameter may be divided between servers.
 
     Attributes:
         names, shapes, strides: The name, shape and strides of each trained parameter.
@@ -58,16 +63,20 @@ class FlatLayout:
         """Return the range of elements that a server holds."""
         if not 0 <= server < self.servers:
             raise InputError(f"expected a server in 0..{self.servers - 1}, got {server}")
-        return slice(
-            server * self.elements // self.servers, (server + 1) * self.elements // self.servers
-        )
+        return slice(self._cut(server), self._cut(server + 1))
+
+    def _cut(self, server: int) -> int:
+        """Return where the part of a server begins."""
+        place = server * self.elements // self.servers
+        aligned = _ALIGNED if self.elements >= 2 * _ALIGNED * self.servers else 1
+        start = max(offset for offset in self.offsets if offset <= place)
+        return place - (place - start) % aligned
 
     def pieces(self, server: int) -> list[int]:
         """Return the sizes of the pieces of a server's part, one for each parameter in it.
 
-        The optimizer gets one tensor per piece. Optimizer kernels process the last few elements of
-        a tensor separately and may round them differently. Therefore one large tensor would not
-        give the same bits as the parameters of the model.
+        The optimizer gets one tensor per piece, because one large tensor would not give the same
+        bits as the parameters of the model.
         """
         part = self.part(server)
         inside = {offset for offset in self.offsets if part.start < offset < part.stop}
