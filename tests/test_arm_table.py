@@ -4,7 +4,7 @@ import operator
 from pathlib import Path
 
 import pytest
-from made_runs import made_summary
+from made_runs import made_recipe, made_summary, make_compare
 
 from fineprune.experiments.arm_table import (
     Difference,
@@ -14,7 +14,7 @@ from fineprune.experiments.arm_table import (
     saved_in_epochs,
     table_rows,
 )
-from fineprune.runs.run import Run
+from fineprune.runs.run import Run, read_runs
 
 # The 0.975 quantiles of Student's t distribution with 1 and 2 degrees of freedom.
 STUDENT_1, STUDENT_2 = 12.706204736, 4.302652730
@@ -238,3 +238,11 @@ def test_an_interval_over_equal_differences_has_no_width():
     runs = [make_run("full", seed, 0.75) for seed in (0, 1)]
     runs += [pruned(seed, 0.5) for seed in (0, 1)]
     assert table_rows(runs)[1].last_difference == Difference(-0.25, 0.0, 2)
+
+
+def test_two_comparisons_of_one_recipe_are_grouped_by_their_folders(tmp_path):
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder, rate in zip(folders, (0.05, 0.01), strict=True):
+        make_compare(folder, recipe=made_recipe(lr=rate), arms=["full"], seeds=[0])
+    labels = [group.label for group in grouped(read_runs(folders))]
+    assert labels == [f"lenet on digits, {folder}" for folder in folders]

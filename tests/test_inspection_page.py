@@ -18,7 +18,7 @@ from fineprune.errors import InputError
 from fineprune.inspection.inspected import read_inspected, runs_by_arm
 from fineprune.inspection.known_samples import known_samples
 from fineprune.inspection.overlap import Overlap, expected_jaccard, skipped_overlaps
-from fineprune.inspection.pictures import pictures_of
+from fineprune.inspection.pictures import outputs_of, pictures_of
 from fineprune.inspection.suspects import suspects_of
 from fineprune.report.inspection import write_inspection
 from fineprune.report.inspection_tables import confused_pairs, overlap_table
@@ -435,3 +435,54 @@ def test_runs_of_one_arm_are_shown_once(runs):
         ["lenet adaptive 0", "lenet adaptive 1"],
         ["lenet full 0"],
     ]
+
+
+def test_runs_that_differ_in_more_than_their_seeds_are_told_apart(tmp_path):
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        made(folder, 100)
+    recipe = folders[1] / "recipe.toml"
+    text = recipe.read_text(encoding="utf-8")
+    recipe.write_text(re.sub("^lr = .*$", "lr = 0.5", text, flags=re.MULTILINE), encoding="utf-8")
+    runs = read_inspected(read_runs(folders))
+    assert [run.name for run in runs] == [f"lenet fine-pruning 0 ({folder})" for folder in folders]
+    assert [len(arm) for arm in runs_by_arm(runs)] == [1, 1]
+    summary = write_inspection(runs, tmp_path / "page.html")
+    assert len(summary.arms) == 2
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "lenet fine-pruning, the same seed" in text
+    assert all(f"fine-pruning, {folder.name}" in text for folder in folders)
+
+
+def test_a_run_is_compared_with_full_training_of_its_own_comparison(trained, tmp_path, page):
+    """Two comparisons of one recipe: the classes of the first one's full run are all wrong."""
+    comparisons = []
+    for name in ("wrong", "right"):
+        folder = tmp_path / name
+        listed = [{"path": arm} for arm in ("full-0", "adaptive-0")]
+        for run in listed:
+            shutil.copytree(trained / run["path"], folder / run["path"])
+        (folder / "compare.json").write_text(json.dumps({"title": "same", "runs": listed}))
+        comparisons.append(folder)
+    evaluated = comparisons[0] / "full-0/history/evaluated.npy"
+    labels = np.load(evaluated)[0]
+    np.save(evaluated, np.stack([labels, (labels + 1) % 10]))
+
+    def figures(folders):
+        text, _ = page(read_inspected(read_runs(folders)), network=False)
+        return re.findall(r"<table.*?</table>", text, re.DOTALL)
+
+    together, alone = figures(comparisons), figures(comparisons[1:])
+    of_classes = [table for table in alone if "accuracy of full" in table]
+    assert of_classes
+    assert all(table in together for table in of_classes)
+
+
+def test_with_a_moving_average_the_evaluated_network_is_shown(tmp_path):
+    recipe = make_recipe(RECIPE, ["training.ema=0.9999", "pruning.policy=full"])
+    summary = train(recipe, tmp_path / "run")
+    (run,) = read_runs([tmp_path / "run"])
+    loaded = pictures_of(run)
+    loaded = dataclasses.replace(loaded, train=loaded.evaluated)
+    right = outputs_of(run, loaded).predictions == loaded.evaluated.labels.numpy()
+    assert right.mean() == pytest.approx(summary.accuracy_last)

@@ -297,3 +297,12 @@ def test_costs_are_measured_with_a_real_worker_and_server(monkeypatch):
     assert costs.coordinate > 0
     assert costs.overhead == 0  # An exchange takes less than the half second that was given.
     assert told == ["measuring the steps of one worker", "measuring an exchange with a server"]
+
+
+@pytest.mark.parametrize(
+    "options", [["--baseline", "one"], ["--target-loss", "0.5"], ["--same-update"]]
+)
+def test_options_of_a_training_are_refused_with_a_prediction(tmp_path, options):
+    done = predict(tmp_path, "--predict", "--bandwidth", "25", *options)
+    assert done.exit_code == 2
+    assert f"expected {options[0]} with a training, got it with --predict" in done.output

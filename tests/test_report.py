@@ -805,3 +805,11 @@ def test_the_recipe_and_command_of_a_report_repeat_its_comparison(tmp_path, page
     text = page(read_runs([folder]))
     assert "fineprune compare recipe.toml --seeds 1 --arms full,fewer-epochs" in text
     assert "policy = &#34;fine-pruning&#34;" in text
+
+
+def test_one_seed_of_several_controls_allows_no_claim(runs):
+    chosen = [run for run in runs if run.summary.seed == 0 and run.summary.arm != "fine-pruning"]
+    said = headline_of(chosen)
+    assert re.fullmatch(
+        r"Accuracy: full [\d.]+ %, .*; one seed allows no claim on accuracies.", said
+    )

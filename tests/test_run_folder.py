@@ -340,3 +340,22 @@ def test_numbers_that_are_not_finite_are_null_in_metrics(tmp_path):
     append_metrics(file, {"test_loss": float("inf"), "watched": {"3": 1.5}})
     read = json.loads(file.read_text(), parse_constant=pytest.fail)
     assert read == {"test_loss": None, "watched": {"3": 1.5}}
+
+
+def test_a_folder_of_a_comparison_takes_no_run(tmp_path):
+    (tmp_path / "compare.json").write_text("{}")
+    (tmp_path / "recipe.toml").write_text(small().to_toml())
+    with pytest.raises(InputError, match="which holds a comparison: give another --out"):
+        train(small(), tmp_path, resume=True)
+    with pytest.raises(InputError, match="got a comparison: give one of its runs"):
+        read_run(tmp_path)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_before_the_first_checkpoint_a_run_begins_anew_whatever_the_new_interval(tmp_path):
+    recipe = small("run.checkpoint_every=60")
+    append_metrics(tmp_path / "metrics.jsonl", {"epoch": 0})
+    append_metrics(tmp_path / "metrics.jsonl", {"epoch": 1})
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    train(small("run.checkpoint_every=1"), tmp_path, resume=True)
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == recipe.training.epochs

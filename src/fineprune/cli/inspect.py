@@ -72,6 +72,9 @@ def inspect(
     from fineprune.report.inspection import write_inspection
 
     inspected = read_inspected(read)
+    for path in (csv, parquet):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
     if csv is not None or parquet is not None:
         columns = sample_columns(inspected)
         if csv is not None:

@@ -121,9 +121,13 @@ def plan(
 
     Example: fineprune plan --epochs 200 --window 60 --start 30 --attenuation 2 --block 3 --count 2
 
-    For a finished run, say which means of saving fits best, by the evidence on its labels.
+    With --save, it is the adaptive policy that saves so much.
 
     Example: fineprune plan --epochs 40 --milestones 12,24,32 --save 0.35
+
+    For a finished run, say which means of saving fits best, by the evidence on its labels.
+
+    Example: fineprune plan runs/quick-fine-pruning
     """
     files, more = split_changes(words)
     if len(files) > 1:

@@ -57,6 +57,7 @@ def relabel(
         raise InputError(f"expected --accept above 0 and at most 1, got {accept:g}")
     read = [read_run(run) for run in runs]
     table = label_table(read_inspected(read), most, accept)
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, table.text)
     accepted = "" if accept is None else f", {table.accepted:,} suggestions accepted"
     typer.echo(f"labels: {out} ({table.suspects:,} suspects first{accepted})")

@@ -118,6 +118,16 @@ def scale(
         "latency": None if latency is None else latency / 1e3,
     }
     if prediction:
+        measured = {
+            "--baseline": baseline is not None,
+            "--target-loss": target_loss is not None,
+            "--same-update": same_update,
+        }
+        for option, given in measured.items():
+            if given:
+                raise InputError(
+                    f"expected {option} with a training, got it with --predict: leave one out"
+                )
         predict(
             made,
             cluster_of(cluster, flags),

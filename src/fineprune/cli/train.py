@@ -37,7 +37,7 @@ def train(
     follow_parent_if_told()
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
-    check_folder("--out", folder, recipe)
+    check_folder("--out", folder, None if resume else recipe)
     was_finished = (folder / SUMMARY).exists()
     epochs = made.training.epochs
     with progress() as update:

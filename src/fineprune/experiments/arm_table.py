@@ -199,7 +199,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     """Split runs into groups with the same network and dataset, in the given order.
 
     If such a group contains runs with different settings, for example two comparisons of the same
-    network, it is also split by the titles of the runs.
+    network, it is also split by comparison, and by the titles of runs that belong to none.
 
     Raises:
         InputError: Runs with the same title have different settings, or the same arm and seed.
@@ -210,14 +210,18 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         if _conflict(same_data) is None:
             groups.append(_group(label, same_data))
             continue
-        for title, same_title in _split(same_data, lambda run: run.title).items():
-            conflict = _conflict(same_title)
+        places = _split(same_data, lambda run: run.comparison or run.title)
+        titles = [together[0].title for together in places.values()]
+        for place, together in places.items():
+            title = together[0].title
+            conflict = _conflict(together)
             if conflict is not None:
                 raise InputError(
                     f"expected comparable runs of {label} in {title!r}, got {conflict}: "
                     f"report them separately"
                 )
-            groups.append(_group(f"{label}, {title}", same_title))
+            named = title if titles.count(title) == 1 else str(place)
+            groups.append(_group(f"{label}, {named}", together))
     return groups
 
 

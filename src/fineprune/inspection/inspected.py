@@ -1,5 +1,7 @@
 """Inspected: a finished run together with its history."""
 
+import collections
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,7 @@ class Inspected:
         evaluated: The labels (row 0) and the predictions (row 1) of the last evaluation; int64,
             shape (2, n). None if the run has not kept them.
         watch: The evidence on the labels; None if the run has kept none.
+        is_one_of_several: Whether another run has the same network, arm and seed.
     """
 
     run: Run
@@ -40,12 +43,29 @@ class Inspected:
     labels: npt.NDArray[np.int64]
     evaluated: npt.NDArray[np.int64] | None
     watch: LabelWatch | None
+    is_one_of_several: bool = False
 
     @property
     def name(self) -> str:
-        """The network, the arm and the seed, such as ``resnet18 adaptive 0``."""
+        """The network, the arm and the seed, such as ``resnet18 adaptive 0``.
+
+        The folder follows if another run has the same.
+        """
         summary = self.run.summary
-        return f"{summary.network} {summary.arm} {summary.seed}"
+        name = f"{summary.network} {summary.arm} {summary.seed}"
+        return f"{name} ({self.run.path})" if self.is_one_of_several else name
+
+    def settings(self, besides: Sequence[str] = ()) -> str:
+        """Return the settings in which runs of one arm and several seeds agree.
+
+        The arms of a comparison may differ in theirs, so those of its runs are left out.
+
+        Args:
+            besides: Further sections of the recipe that are left out.
+        """
+        sections = {} if self.run.comparison is not None else self.run.recipe
+        left_out = {"run", *besides}
+        return repr({name: sections[name] for name in sections if name not in left_out})
 
     def training_set(self) -> TrainingSet:
         """Return the training set that the run knew, with the labels that it trained with.
@@ -87,15 +107,21 @@ def read_inspected(runs: Iterable[Run]) -> list[Inspected]:
     Raises:
         InputError: A run has kept no history, or a file is damaged.
     """
-    return [_read(run) for run in runs]
+    read = [_read(run) for run in runs]
+    names = collections.Counter(run.name for run in read)
+    return [dataclasses.replace(run, is_one_of_several=names[run.name] > 1) for run in read]
 
 
 def runs_by_arm(runs: Sequence[Inspected]) -> list[list[Inspected]]:
-    """Return the runs of each network and arm, for each dataset and comparison, in given order."""
-    by_arm: dict[tuple[str, str, str, Path | None], list[Inspected]] = {}
+    """Return the runs of each network and arm, for each dataset and comparison, in given order.
+
+    Runs that belong to no comparison are of one arm only if they differ in nothing but their seeds.
+    """
+    by_arm: dict[tuple[str, str, str, Path | None, str], list[Inspected]] = {}
     for run in runs:
         summary = run.run.summary
-        key = (summary.network, summary.dataset, summary.arm, run.run.comparison)
+        place = run.run.comparison, run.settings()
+        key = (summary.network, summary.dataset, summary.arm, *place)
         by_arm.setdefault(key, []).append(run)
     return list(by_arm.values())
 

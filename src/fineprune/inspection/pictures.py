@@ -82,7 +82,9 @@ def outputs_of(run: Run, loaded: LoadedImages) -> Outputs:
     # Building the network draws random weights, which must not change the caller's random numbers.
     with torch.random.fork_rng(devices=[]):
         model = recipe_network(recipe, device_data(recipe, loaded))
-    model.load_state_dict(load_checkpoint(path)["model"])
+    state = load_checkpoint(path)
+    average = state.get("average")  # If there is one, it was evaluated.
+    model.load_state_dict(state["model"] if average is None else average["network"])
     mean, std = channel_statistics(loaded.train.images)
     batches = evaluation_batches(loaded.train, batch_size=_BATCH, device=device, mean=mean, std=std)
     features: list[torch.Tensor] = []

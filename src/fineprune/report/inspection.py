@@ -329,33 +329,34 @@ def _heat(caption: str, matrix: Matrix, names: tuple[str, ...]) -> _Heat:
 
 
 def _full_of(run: Inspected, runs: Sequence[Inspected]) -> Inspected | None:
-    """Return the run that skips nothing, with the same network, data and seed, if there is one."""
+    """Return the run that skips nothing beside which a run was trained, if there is one."""
+    if run.run.summary.arm == BASELINE:
+        return None
 
     def trained(one: Inspected) -> tuple[object, ...]:
         summary = one.run.summary
         places = summary.network, summary.dataset, summary.train_samples, summary.evaluated_on
-        return (*places, summary.seed)
+        return (*places, summary.seed, one.run.comparison, one.settings(besides=("pruning",)))
 
     return next(
         (
             other
             for other in runs
-            if other is not run
-            and other.run.summary.arm == BASELINE
-            and trained(other) == trained(run)
+            if other.run.summary.arm == BASELINE and trained(other) == trained(run)
         ),
         None,
     )
 
 
 def _headings(arms: Sequence[list[Inspected]]) -> list[str]:
-    plain = [
-        "{0.network} on {0.dataset}, {0.arm}".format(members[0].run.summary) for members in arms
-    ]
-    return [
-        heading if plain.count(heading) == 1 else f"{heading}, {members[0].run.title}"
-        for heading, members in zip(plain, arms, strict=True)
-    ]
+    runs = [members[0].run for members in arms]
+    headings = [f"{s.network} on {s.dataset}, {s.arm}" for s in (run.summary for run in runs)]
+    for more in ([run.title for run in runs], [str(run.path) for run in runs]):
+        headings = [
+            heading if headings.count(heading) == 1 else f"{heading}, {word}"
+            for heading, word in zip(headings, more, strict=True)
+        ]
+    return headings
 
 
 def _facts(runs: Sequence[Inspected]) -> list[list[tuple[str, str]]]:

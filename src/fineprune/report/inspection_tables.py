@@ -12,6 +12,7 @@ from fineprune.inspection.overlap import Overlap
 from fineprune.inspection.per_class import ClassRow
 from fineprune.inspection.traits import Trait
 from fineprune.report.table import NOTHING, Table, decimal, percent
+from fineprune.runs.summary import Summary
 
 Matrix = npt.NDArray[np.int64]
 
@@ -144,10 +145,10 @@ def overlap_table(title: str, overlaps: Sequence[Overlap], runs: Sequence[Inspec
         overlaps: The overlaps of the pairs.
         runs: The runs, whose networks and arms tell the kinds of the pairs.
     """
-    arms = {run.name: (run.run.summary.network, run.run.summary.arm) for run in runs}
+    summaries = {run.name: run.run.summary for run in runs}
 
-    def pair(overlap: Overlap) -> tuple[tuple[str, str], tuple[str, str]]:
-        return arms[overlap.one], arms[overlap.other]
+    def pair(overlap: Overlap) -> tuple[Summary, Summary]:
+        return summaries[overlap.one], summaries[overlap.other]
 
     kinds: dict[str, list[Overlap]] = {}
     for overlap in overlaps:
@@ -183,18 +184,21 @@ def overlap_table(title: str, overlaps: Sequence[Overlap], runs: Sequence[Inspec
     )
 
 
-def _particular(one: tuple[str, str], other: tuple[str, str]) -> str:
-    if one == other:
-        return f"{' '.join(one)}, different seeds"
-    return " and ".join(" ".join(arm) for arm in sorted((one, other)))
+def _particular(one: Summary, other: Summary) -> str:
+    arms = sorted(f"{summary.network} {summary.arm}" for summary in (one, other))
+    return f"{arms[0]}, {_differ(one, other)}" if arms[0] == arms[1] else " and ".join(arms)
 
 
-def _general(one: tuple[str, str], other: tuple[str, str]) -> str:
-    if one == other:
-        return "same network and arm, different seeds"
-    if one[0] == other[0]:
+def _general(one: Summary, other: Summary) -> str:
+    if one.network == other.network:
+        if one.arm == other.arm:
+            return f"same network and arm, {_differ(one, other)}"
         return "same network, different arms"
-    return "different networks, same arm" if one[1] == other[1] else "different networks and arms"
+    return "different networks, same arm" if one.arm == other.arm else "different networks and arms"
+
+
+def _differ(one: Summary, other: Summary) -> str:
+    return "the same seed" if one.seed == other.seed else "different seeds"
 
 
 def trait_table(traits: Sequence[Trait], chosen: str) -> Table:

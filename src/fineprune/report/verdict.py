@@ -76,6 +76,9 @@ def headline(group: Group, rows: list[Row], margin: float = MARGIN) -> str:
     if name is None or by_arm[name].last_difference is None:
         if len(compared) > 1:
             arms = [(r.last_difference.negated, r.arm) for r in compared if r.last_difference]
+            if all(difference.pairs == 1 for difference, _ in arms):
+                reached = [f"{r.arm} {_percent(r.accuracy_last)}" for r in rows]
+                return f"Accuracy: {', '.join(reached)}; one seed allows no claim on accuracies."
             return f"Full training is {_standings(arms, margin)}."
         name = compared[0].arm
     row = by_arm[name]

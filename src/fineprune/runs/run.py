@@ -156,6 +156,8 @@ def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]
 
 def _instead(path: Path) -> str:
     """Say what a folder without a finished run holds, and what to do."""
+    if (path / COMPARISON).exists():
+        return "got a comparison: give one of its runs"
     if (path / SCALING).exists():
         return "got a scaling experiment: run fineprune scale again to write its report"
     if (path / RECIPE).exists():

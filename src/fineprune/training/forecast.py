@@ -218,6 +218,11 @@ def known_training_samples(recipe: Recipe) -> int:
         )
     if data.name in ("digits", "synthetic"):
         assert data.train_size is not None
+        if data.validation >= data.train_size:
+            raise InputError(
+                f"expected data.validation to leave some of {data.train_size} samples, got "
+                f"{data.validation}: hold out fewer"
+            )
         return data.train_size - data.validation
     if data.name == "images":
         # Counting millions of files may take a minute, and they need not be on this machine.

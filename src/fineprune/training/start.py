@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fineprune.errors import InputError
-from fineprune.runs.files import CHECKPOINT, RECIPE, whole_lines
+from fineprune.runs.files import CHECKPOINT, COMPARISON, RECIPE, SCALING, whole_lines
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.run import read_run
 from fineprune.runs.summary import Summary
@@ -44,6 +44,12 @@ def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
             or files that do not belong together, or a finished run that trained with other labels
             than the file of the recipe holds now.
     """
+    for file, kind in ((COMPARISON, "comparison"), (SCALING, "scaling experiment")):
+        if (folder.path / file).exists():
+            raise InputError(
+                f"expected a folder for one run, got {folder.path}, which holds a {kind}: give "
+                f"another --out"
+            )
     files = folder.files()
     if not files:
         return Start()
@@ -52,7 +58,7 @@ def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
             f"expected a new folder for the run, got {folder.path}, which holds "
             f"{', '.join(files)}: give another --out, or --resume to continue the run"
         )
-    _check_recipe(recipe, folder)
+    previous = _check_recipe(recipe, folder)
     if folder.summary.exists():
         finished = read_run(folder.path).summary
         if recipe.data.labels is not None:
@@ -62,7 +68,7 @@ def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
         return Start(checkpoint=True)
     # Before its first checkpoint, a run writes at most this many lines of metrics.
     epochs = len(whole_lines(folder.metrics))
-    if epochs > recipe.run.checkpoint_every:
+    if epochs > previous.run.checkpoint_every:
         raise InputError(
             f"expected {CHECKPOINT} in {folder.path}, which holds the metrics of {epochs} epochs, "
             f"found none: restore the file, or train into a new folder"
@@ -92,7 +98,8 @@ def checkpoint_of(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
     return state
 
 
-def _check_recipe(recipe: Recipe, folder: RunFolder) -> None:
+def _check_recipe(recipe: Recipe, folder: RunFolder) -> Recipe:
+    """Return the recipe in a run's folder, after checking that this one continues it."""
     previous = recipe_of(folder)
     if previous is None:
         raise InputError(
@@ -104,6 +111,7 @@ def _check_recipe(recipe: Recipe, folder: RunFolder) -> None:
         changed.append(f'run.arm is "{previous.run.arm}" and "{recipe.run.arm}"')
     if changed:
         raise InputError(_different_recipe(folder, changed))
+    return previous
 
 
 def _different_recipe(folder: RunFolder, changed: list[str]) -> str:

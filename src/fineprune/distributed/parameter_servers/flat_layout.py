@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from fineprune.errors import InputError
 
-
 # A parameter is divided at a multiple of so many elements. Optimizer kernels process the last few
 # elements of a tensor, fewer than a register holds, separately and may round them differently, so
 # that other pieces would not give the same bits as the parameters of the model.
