@@ -199,6 +199,7 @@ def test_the_times_of_the_networks_are_ratios_within_a_run(tmp_path, monkeypatch
     (recipes / "lenet.toml").write_text(Path("recipes/digits.toml").read_text())
     arguments = ["--recipes", recipes, "--networks", "lenet", "--out", tmp_path / "out"]
     arguments += ["--epochs", 3, "--set", "data.train_size=512", "run.threads=1"]
+    arguments += ["data.validation=0"]
     monkeypatch.setattr(sys, "argv", ["network_times.py", *map(str, arguments)])
     monkeypatch.syspath_prepend("benchmarks")
     main = runpy.run_path("benchmarks/network_times.py")["main"]

@@ -790,3 +790,22 @@ def test_the_table_of_stale_gradients_is_that_of_its_runs():
         shares = (full.accuracy_last, pruned.accuracy_last, pruned.skipped_share)
         shown = " | ".join(f"{100 * share:.2f}" for share in shares)
         assert f"| {workers} | {workers - 1} | {shown} |" in page
+
+
+def test_the_table_of_the_times_of_the_networks_is_that_of_its_runs(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    benchmark = runpy.run_path(str(ROOT / "benchmarks/network_times.py"))
+    page = (RESULTS / "paper.md").read_text(encoding="utf-8")
+    shown = {}
+    for line in page.partition("## Do larger networks save more?")[2].splitlines():
+        if line.startswith("|"):
+            name, *cells = line.strip("| ").split(" | ")
+            shown[name.lower().replace("-", "")] = cells
+    for name in benchmark["IMAGES"]:
+        row = benchmark["row_of"](name, RESULTS / "network-times" / name)
+        formats = ("{:,}", "{:,}", "{:,.0f}", "{:.1f}", "{:.2f}", "{:.2f}")
+        figures = [figure for column, figure in row.items() if column != "samples skipped, %"]
+        assert row["samples skipped, %"] == 25
+        assert shown[name] == [
+            form.format(figure) for form, figure in zip(formats, figures[1:], strict=True)
+        ]

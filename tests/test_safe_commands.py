@@ -139,7 +139,7 @@ def test_a_lock_of_another_program_is_not_overwritten(folder):
         ("report done --out {labels}", "expected --out to be another file than"),
         ("inspect done --out x --csv x", "expected --out and --csv to be two files, got x"),
         ("inspect done --csv x --parquet ./x", "expected --csv and --parquet to be two files"),
-        ("train done/recipe.toml --out done --resume", "expected --out to be a folder without"),
+        ("train done/recipe.toml --out done", "expected --out to be a folder without"),
         ("compare q.toml --out .", "expected a folder for a comparison, got ., which holds"),
         ("scale q.toml one --out page", "expected a folder for scale, got page, which holds"),
         ("train q.toml --out ''", "expected a path, got an empty text"),
