@@ -19,9 +19,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory -j 2 pytest lint
 
-# Four processes, because tests of workers and servers often wait. The tests of a file share one Ray.
+# Three processes, because tests of workers and servers often wait. The tests of a file share one Ray.
 pytest: $(INSTALLED)
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Tests of the benchmarks, of runs that are killed again and again, and of a real Slurm.
 long: $(INSTALLED)

@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-# The files that take longest, because they start many processes. They are run first, so that both
+# The files that take longest, because they start many processes. They are run first, so that the
 # processes of pytest end at about the same time.
 _LONGEST = (
     "test_kills",
@@ -80,11 +80,16 @@ def python_file(python, tmp_path_factory):
 def fast_spawn(python_file):
     """Lets ``multiprocessing`` start its processes in the Python that has imported torch.
 
-    It is not for processes that watch their parent, which is another one than they expect.
+    Their parent is that Python, so the runs of a comparison must not watch it. They end with the
+    process that asked for them.
     """
+    from fineprune.experiments import run_pool
+
     before = multiprocessing.spawn.get_executable()
     multiprocessing.set_executable(python_file)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_pool, "end_with_parent", int)  # does nothing, and can be pickled
+        yield
     multiprocessing.set_executable(before)
 
 

@@ -12,6 +12,8 @@ from fineprune.training.forecast import forecast, predicted_cost
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 
+pytestmark = pytest.mark.usefixtures("fast_spawn")
+
 RECIPE = {
     "data": {"name": "digits", "train_size": 512},
     "training": {

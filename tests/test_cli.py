@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 
+pytestmark = pytest.mark.usefixtures("fast_spawn")
+
 ROOT = Path(__file__).parent.parent
 
 # The README's commands train for minutes; the same commands on less data take seconds.

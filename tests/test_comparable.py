@@ -24,6 +24,8 @@ from fineprune.training.loop import train
 from fineprune.training.network import recipe_network
 from fineprune.training.recipe import make_recipe, read_recipe
 
+pytestmark = pytest.mark.usefixtures("fast_spawn")
+
 RECIPE = {
     "data": {"name": "digits", "train_size": 96},
     "training": {"epochs": 2, "batch_size": 32, "lr": 0.02},

@@ -21,6 +21,8 @@ from fineprune.runs.run import read_run, read_runs
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
 
+pytestmark = pytest.mark.usefixtures("fast_spawn")
+
 RECIPE = {
     "data": {"name": "digits", "train_size": 256},
     "training": {"epochs": 24, "batch_size": 64, "lr": 0.02, "evaluate_every": 12},

@@ -12,6 +12,8 @@ from fineprune.training.learning_rate import begin_of_cooldown, rate_at
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 
+pytestmark = pytest.mark.usefixtures("fast_spawn")
+
 
 def recipe(*changes):
     sections = {

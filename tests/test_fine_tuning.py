@@ -64,7 +64,7 @@ def initial(recipe):
 
 
 def test_frozen_parts_and_their_statistics_do_not_change(tmp_path):
-    recipe = make_recipe(RECIPE, [FREEZE])
+    recipe = make_recipe(RECIPE, [FREEZE, "training.epochs=2", "run.checkpoint_steps=0"])
     train(recipe, tmp_path / "run")
     before, saved = initial(recipe), load_checkpoint(tmp_path / "run/checkpoint.pt")
     assert len(saved["optimizer"]["state"]) == sum(

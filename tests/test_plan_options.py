@@ -219,6 +219,13 @@ def reached(policy, options, values, epochs=3000, **pruner_options):
     return np.mean(sums)
 
 
+def with_replacement(epochs, **options):
+    return fp.RS2(epochs, 0.4, replacement=True, **options)
+
+
+POWERS = torch.tensor([float(2 ** (sample % 5)) for sample in range(24)])
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -229,15 +236,14 @@ def reached(policy, options, values, epochs=3000, **pruner_options):
     ],
 )
 def test_the_weighted_sum_has_the_expectation_of_the_sum_over_all_samples(options):
-    values = torch.tensor([float(2 ** (sample % 5)) for sample in range(24)])
+    mean = reached(with_replacement, options, POWERS, labels=[0] * 4 + [1] * 20)
+    assert mean == pytest.approx(POWERS.sum().item(), rel=0.02)
 
-    def policy(epochs, **options):
-        return fp.RS2(epochs, 0.4, replacement=True, **options)
 
-    labels = [0] * 4 + [1] * 20
-    mean = reached(policy, options, values, labels=labels)
-    assert mean == pytest.approx(values.sum().item(), rel=0.02)
-    assert reached(policy, {}, values) == pytest.approx(0.625 * values.sum().item(), rel=0.02)
+def test_without_weights_the_sum_is_that_of_the_share_that_is_kept():
+    assert reached(with_replacement, {}, POWERS) == pytest.approx(
+        0.625 * POWERS.sum().item(), rel=0.02
+    )
 
 
 # Which samples are exchanged

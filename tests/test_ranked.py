@@ -25,6 +25,8 @@ from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 from fineprune.training.scores_of_run import check_same_samples
 
+pytestmark = pytest.mark.usefixtures("fast_spawn")
+
 N, EPOCHS, BATCH = 320, 12, 16
 RATES = [1.0] * 4 + [0.5] * 4 + [0.1] * 4
 SCORES = np.random.default_rng(0).permutation(N).astype(np.float32)  # Sample i has rank SCORES[i].

@@ -96,7 +96,7 @@ def test_the_policy_learns_the_losses_in_evaluation_mode(tmp_path, monkeypatch):
             checked.append(len(wanted))
 
     monkeypatch.setattr(loop, "rescore", rescore)
-    changes = ["network.name=resnet18", "pruning.anneal=0", "training.epochs=3"]
+    changes = ["network.name=resnet18", "pruning.anneal=0", "training.epochs=3", "data.validation=32"]
     train(make_recipe(RECIPE, changes), tmp_path / "run")
     assert len(checked) == 1
     assert checked[0] > 0
@@ -120,6 +120,7 @@ def ranks_main(rank, folder):
     store = f"file://{folder}/store"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     changes = ["network.name=resnet18", "data.train_size=128", "training.batch_size=16"]
+    changes += ["data.validation=32"]
     changes += ["training.epochs=3", "pruning.anneal=0", "run.checkpoint_steps=1"]
     recipe = make_recipe(RECIPE, changes)
     try:

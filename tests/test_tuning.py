@@ -33,6 +33,8 @@ from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.stop import Stopped
 
+pytestmark = pytest.mark.usefixtures("fast_spawn")
+
 RECIPE = {
     "data": {"name": "digits", "train_size": 160},
     "training": {"epochs": 2, "batch_size": 16, "lr": 0.02},

@@ -16,7 +16,7 @@ from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
 
 RECIPE = {
-    "data": {"name": "digits", "train_size": 128},
+    "data": {"name": "digits", "train_size": 128, "validation": 32},
     "network": {"name": "resnet18"},
     "training": {"epochs": 2, "batch_size": 32, "lr": 0.05, "evaluate_last": 1},
     "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 2},
