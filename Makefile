@@ -19,7 +19,7 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(MAKE) --no-print-directory -j 2 pytest lint
 
-# Three processes, because tests of workers and servers often wait. The tests of a file share one Ray.
+# Three processes, because tests of workers and servers often wait. Tests of a file share one Ray.
 pytest: $(INSTALLED)
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 

@@ -96,7 +96,12 @@ def test_the_policy_learns_the_losses_in_evaluation_mode(tmp_path, monkeypatch):
             checked.append(len(wanted))
 
     monkeypatch.setattr(loop, "rescore", rescore)
-    changes = ["network.name=resnet18", "pruning.anneal=0", "training.epochs=3", "data.validation=32"]
+    changes = [
+        "network.name=resnet18",
+        "pruning.anneal=0",
+        "training.epochs=3",
+        "data.validation=32",
+    ]
     train(make_recipe(RECIPE, changes), tmp_path / "run")
     assert len(checked) == 1
     assert checked[0] > 0
