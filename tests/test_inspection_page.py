@@ -283,6 +283,14 @@ def test_numbers_count_the_whole_training_set_if_a_part_is_held_out(tmp_path, pa
     assert "count the whole training set" in text
 
 
+def test_samples_that_no_batch_had_room_for_were_not_skipped(tmp_path):
+    changes = ["pruning.policy=full", "training.epochs=2", "training.batch_size=64"]
+    train(make_recipe(RECIPE, [*changes, "training.drop_last=true"]), tmp_path / "run")
+    (run,) = read_inspected(read_runs([tmp_path / "run"]))
+    assert (~run.history.trained).sum(axis=1).tolist() == [300 % 64] * 2
+    assert not run.times_skipped().any()
+
+
 def test_each_card_shows_the_picture_of_its_sample(tmp_path, page):
     run = made(tmp_path / "run", 300)
     text, _ = page([run], most=30, network=False)
@@ -370,7 +378,8 @@ def test_random_choices_overlap_as_by_chance(tmp_path, page):
     rng = np.random.default_rng(0)
     for run in runs:
         run.history.losses[:] = 1.0
-        run.history.losses[1, rng.permutation(2000)[:20]] = np.nan
+        pruned = [line["pruned"] for line in run.run.metrics].index(True)
+        run.history.losses[pruned, rng.permutation(2000)[:20]] = np.nan
     overlaps = skipped_overlaps(runs, 200)
     assert len(overlaps) == 6
     for overlap in overlaps:

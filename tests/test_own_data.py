@@ -16,6 +16,7 @@ from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data.seeded_samples import SampleFetcher, SeededSamples
 from fineprune.training.data.user import own_data
+from fineprune.training.epoch_metrics import TrainingDiverged
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 from fineprune.training.stop import Stopped
@@ -52,6 +53,55 @@ def noisy_with_plain():
 
 def noisy_test():
     return Noisy(96, noise=True), Noisy(32, noise=True)
+
+
+class Labels(Dataset[tuple[torch.Tensor, object]]):
+    """Grey images with the given labels."""
+
+    def __init__(self, labels):
+        self.given = labels
+
+    def __len__(self):
+        return len(self.given)
+
+    def __getitem__(self, index):
+        return torch.full((3, 32, 32), index / len(self)), self.given[index]
+
+
+def of_train(last):
+    return Labels([0, 1] * 47 + [0, last]), Labels([0, 1] * 16)
+
+
+def too_large():
+    return of_train(2)
+
+
+def negative():
+    return of_train(-100)
+
+
+def text():
+    return of_train("dark")
+
+
+def fractions():
+    return of_train(0.5)
+
+
+def missing_label():
+    return of_train(None)
+
+
+def too_large_in_the_test_set():
+    return Labels([0, 1] * 48), Labels([0, 1] * 15 + [0, 2])
+
+
+def arrays():
+    return Labels([torch.tensor([1]), np.uint8(0), True, torch.tensor(1)] * 24), Labels([0, 1] * 16)
+
+
+def probabilities():
+    return Labels([torch.tensor([0.25, 0.75]), torch.tensor([1.0, 0.0])] * 48), Labels([0, 1] * 16)
 
 
 def plain_samples_of_another_length():
@@ -209,3 +259,39 @@ def test_the_datasets_that_the_function_returns_are_checked(tmp_path):
         train(recipe(function="plain_samples_of_another_length"), tmp_path / "run")
     with pytest.raises(InputError, match=r"\(train, test\) or \(train, test, plain\), got Recipe"):
         train(recipe(function="recipe"), tmp_path / "run")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [
+        ("too_large", "training set of .*got '2' for sample 95"),
+        ("negative", "training set of .*got '-100' for sample 95"),
+        ("text", "training set of .*got 'dark' for sample 95"),
+        ("fractions", "training set of .*got '0.5' for sample 95"),
+        ("missing_label", "training set of .*got 'None' for sample 95"),
+        ("too_large_in_the_test_set", "test set of .*got '2' for sample 31"),
+    ],
+)
+def test_a_label_that_is_no_class_is_named_in_one_line(function, wrong, workers, tmp_path):
+    changed = recipe("network.classes=2", f"data.workers={workers}", function=function)
+    with pytest.raises(InputError, match=f"^expected a class from 0 to 1 .*{wrong}.*$") as caught:
+        train(changed, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("function", ["arrays", "probabilities"])
+def test_labels_may_be_numbers_of_any_kind_or_probabilities(function, tmp_path):
+    summary = train(recipe("network.classes=2", function=function), tmp_path / "run")
+    assert summary.samples_trained == 160
+
+
+def test_a_loss_that_is_not_a_number_may_come_from_the_users_samples(tmp_path):
+    with pytest.raises(TrainingDiverged, match=r"check that all samples of .* are finite$"):
+        train(recipe("network.classes=2", function="not_a_number"), tmp_path / "run")
+
+
+def not_a_number():
+    noisy = Noisy(96, noise=False)
+    noisy.x[7, 0, 0, 0] = torch.nan
+    return noisy, Noisy(32, noise=False)

@@ -73,6 +73,6 @@ def shown(value: str) -> str:
     return repr(value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}...")
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message that is not empty; "" if there is none."""
-    return next(iter(str(error).strip().splitlines()), "")
+def first_line(value: object) -> str:
+    """Return the first line that is not empty of a text or of an exception's message, or ""."""
+    return next(iter(str(value).strip().splitlines()), "")

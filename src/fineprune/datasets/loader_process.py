@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from fineprune.errors import InputError
+
 _POLL_SECONDS = 0.2
 
 _STOPS = {
@@ -40,7 +42,19 @@ class TrainingLoader(DataLoader[Any]):
 
     def __iter__(self) -> Any:
         with _stops_blocked():
-            return super().__iter__()
+            batches = super().__iter__()
+        return _in_one_line(batches)
+
+
+def _in_one_line(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches. An InputError of a loader process has its own message, as in this one.
+
+    Torch puts the whole traceback of the loader process into the message.
+    """
+    try:
+        yield from batches
+    except InputError as error:
+        raise InputError(str(error).strip().rpartition(f"{InputError.__name__}: ")[2]) from None
 
 
 class LoaderPool:

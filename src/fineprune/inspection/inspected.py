@@ -76,8 +76,13 @@ class Inspected:
         return read_training_set(self.run.path, len(self.labels))
 
     def times_skipped(self) -> npt.NDArray[np.int64]:
-        """Return in how many epochs each sample was skipped; int64, shape (N,)."""
-        return np.asarray((~self.history.trained).sum(axis=0), dtype=np.int64)
+        """Return in how many epochs each sample was skipped; int64, shape (N,).
+
+        Epochs that keep all samples count for none, although ``training.drop_last`` or a broken
+        file leaves some out. Such samples of a pruned epoch are not told from skipped ones.
+        """
+        pruned = np.array([line["pruned"] for line in self.run.metrics], dtype=bool)
+        return np.asarray((~self.history.trained[pruned]).sum(axis=0), dtype=np.int64)
 
 
 def advice_for(run: Run) -> list[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import operator
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, Subset, default_collate
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, first_line, shown
 from fineprune.importing import import_attribute
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.training_set import UNKNOWN, TrainingSet
@@ -41,21 +42,27 @@ _COMPARED_SAMPLES = 4
 def own_data(recipe: Recipe) -> Data:
     """Load user-defined datasets, which are read through a ``DataLoader``."""
     settings, run = recipe.data, recipe.run
-    train, test, plain = load_own(settings.name, needs_plain=settings.validation > 0)
-    classes = number_of_classes(train, settings.name, recipe.network.classes)
-    names = tuple(map(str, class_names(train, settings.name)))
-    whole, evaluated = train, test
-    kept, held_out = split(len(train), settings.validation)
+    whole, test, whole_plain = load_own(settings.name, needs_plain=settings.validation > 0)
+    classes = number_of_classes(whole, settings.name, recipe.network.classes)
+    names = tuple(map(str, class_names(whole, settings.name)))
+    train: Any
+    plain: Any
+    train, plain = (
+        Labelled(dataset, classes, f"the training set of {settings.name}")
+        for dataset in (whole, whole_plain)
+    )
+    evaluated: Any = Labelled(test, classes, f"the test set of {settings.name}")
+    kept, held_out = split(len(whole), settings.validation)
     if settings.validation:
         evaluated = subset(plain, held_out)
     weak = None
     if settings.labels is not None:
         known = names + tuple(str(number) for number in range(len(names), classes))
-        own = _known_labels(train, settings)
-        weak = weak_labels(settings, own, known, kept, keys_of(train, settings.name))
+        own = _known_labels(whole, settings)
+        weak = weak_labels(settings, own, known, kept, keys_of(whole, settings.name))
         assert weak is not None
         kept = weak.index
-        train, plain = Relabelled(train, weak.whole), Relabelled(plain, weak.whole)
+        train, plain = (Relabelled(dataset, weak.whole) for dataset in (whole, whole_plain))
     if len(kept) < len(whole):
         train, plain = subset(train, kept), subset(plain, kept)
     watched = watched_samples(recipe, len(train))
@@ -119,6 +126,49 @@ def own_data(recipe: Recipe) -> Data:
 def _training_samples(recipe: Recipe) -> Any:
     """Load the training set in a loader process, which nothing but the recipe reaches."""
     return own_data(recipe).train
+
+
+class Labelled(Dataset[Any]):
+    """A user's dataset whose labels are checked when a sample is loaded.
+
+    A label is a whole number, which becomes an int, or a vector of the classes' probabilities.
+    Otherwise, the loss would fail with a message that names no sample, and on a GPU with none.
+
+    Args:
+        dataset: The dataset, with items ``(x, y)``.
+        classes: The number of classes.
+        name: What the dataset is, for the error message.
+    """
+
+    def __init__(self, dataset: Any, classes: int, name: str) -> None:
+        self.dataset = dataset
+        self._classes = classes
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        item = self.dataset[index]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise InputError(
+                f"expected items (x, y) from {self._name}, got {type(item).__name__} for sample "
+                f"{index}"
+            )
+        x, y = item
+        if np.shape(y) == (self._classes,) and np.asarray(y).dtype.kind == "f":
+            return x, y
+        try:
+            label = operator.index(y)
+        except TypeError:
+            label = -1
+        if not 0 <= label < self._classes:
+            raise InputError(
+                f"expected a class from 0 to {self._classes - 1} as y of each item (x, y) from "
+                f"{self._name}, got {shown(first_line(y))} for sample {index}: correct it, or set "
+                f"network.classes"
+            )
+        return x, label
 
 
 class Relabelled(Dataset[Any]):
@@ -227,6 +277,8 @@ def labels_of(train: Any, name: str) -> Any:
     Raises:
         InputError: The training set has no such attribute.
     """
+    if isinstance(train, Labelled):
+        return labels_of(train.dataset, name)
     if isinstance(train, Subset):
         return np.asarray(labels_of(train.dataset, name))[np.asarray(train.indices)]
     for attribute in ("targets", "labels"):
