@@ -8,6 +8,7 @@ from made_runs import make_compare
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
+from fineprune.report.html import write_report
 from fineprune.runs.run import read_runs
 from fineprune.runs.unfinished import read_followed
 
@@ -107,6 +108,15 @@ def test_runs_that_have_not_begun_are_named(trainings, tmp_path, monkeypatch):
         ("fine-pruning (fine-pruning-0)", 20, 7),
         ("not begun (full-1)", None, 0),
     ]
+
+
+def test_runs_of_two_comparisons_are_told_apart(tmp_path):
+    folders = [Trainings(tmp_path / name).folder for name in ("one", "other")]
+    write_report([], tmp_path / "page.html", 0.004, read_followed(folders)[1])
+    text = (tmp_path / "page.html").read_text()
+    for folder in folders:
+        name = f"fine-pruning (fine-pruning-0) in {folder}"
+        assert text.count(name) >= 2  # in the table and in the legends of the figures
 
 
 def test_a_single_run_can_be_followed_from_its_first_epoch(trainings, tmp_path, monkeypatch):
