@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -634,3 +635,18 @@ def test_a_sample_with_nothing_but_nan_is_no_suspect(classes):
     assert last == [7, -torch.inf, -1]
     with pytest.raises(InputError, match="expected"):
         watch.to_cleanlab()
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_a_copy_and_a_pickled_watch_go_on_alike(classes):
+    """Launchers that spawn their ranks pickle what the ranks train with."""
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 50, classes, generator=draw)
+    labels = torch.arange(50) % classes
+    watch = fp.LabelWatch(50, classes)
+    watch.record(torch.arange(50), logits[0], labels)
+    copies = [copy.deepcopy(watch), pickle.loads(pickle.dumps(watch))]
+    for each in (watch, *copies):
+        each.record(torch.arange(50), logits[1], labels)
+    for each in copies:
+        assert all(map(torch.equal, each.suspects(), watch.suspects()))

@@ -1,6 +1,7 @@
 """The contract of Pruner in one process: when counts change, what is recorded, and the state."""
 
 import itertools
+import pickle
 import weakref
 
 import numpy as np
@@ -977,3 +978,24 @@ def test_the_state_of_a_finished_training_can_be_loaded(policy):
     loaded.load_state_dict(pruner.state_dict())
     assert list(loaded.epochs()) == []
     assert loaded.state_dict()["epoch"] == 5
+
+
+def test_a_pickled_pruner_goes_on_alike():
+    """Launchers that spawn their ranks pickle what the ranks train with."""
+    losses = torch.rand(4, 64, generator=torch.Generator().manual_seed(0))
+
+    def train(pruner):
+        for epoch in pruner.epochs():
+            for batch in torch.tensor(list(pruner.sampler)).split(8):
+                pruner.record(batch, losses[epoch, batch])
+            pruner.end_epoch()
+            yield pruner.plan.kept.tolist()
+
+    pruner = fp.Pruner(64, fp.FinePruning(fp.Schedule(4, 2, 1), 24), batch_size=8)
+    first = train(pruner)
+    next(first)
+    other = pickle.loads(pickle.dumps(pruner))
+    kept = list(first)
+    assert kept == list(train(other))
+    assert [len(epoch) for epoch in kept] == [64, 40, 64]
+    assert torch.equal(pruner.counts, other.counts)

@@ -80,6 +80,13 @@ class LabelWatch:
             torch.compiler.disable(LabelWatch._record)
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What the compiler returns cannot be pickled, as a launcher does that spawns its ranks.
+        return {name: value for name, value in vars(self).items() if name != "_record_untraced"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _record_untraced=torch.compiler.disable(LabelWatch._record))
+
     @property
     def num_samples(self) -> int:
         """The number of samples N."""

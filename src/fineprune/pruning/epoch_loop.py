@@ -134,6 +134,13 @@ class EpochLoop(ABC, Generic[Plan]):
         self._watch: LabelWatch | None = None
         self._show(0)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What the compiler returns cannot be pickled, as a launcher does that spawns its ranks.
+        return {name: value for name, value in vars(self).items() if name != "_keep_untraced"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _keep_untraced=torch.compiler.disable(EpochLoop._keep))
+
     # -- what a subclass says -------------------------------------------------------------------
 
     @abstractmethod
