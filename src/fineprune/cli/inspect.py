@@ -66,7 +66,7 @@ def inspect(
     for option, path in (("--out", out), ("--csv", csv), ("--parquet", parquet)):
         if path is not None:
             check_file(option, path, inputs_of_runs(read))
-    # Imported here, because torch and scipy would delay the start of every command.
+    # Imported here, because scipy would delay the start of every command.
     from fineprune.inspection.inspected import read_inspected
     from fineprune.inspection.sample_table import sample_columns, write_csv, write_parquet
     from fineprune.report.inspection import write_inspection

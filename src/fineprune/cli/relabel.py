@@ -10,6 +10,8 @@ from fineprune.cli.exits import exits
 from fineprune.cli.options import path_option
 from fineprune.cli.outputs import check_file
 from fineprune.errors import InputError
+from fineprune.inspection.inspected import read_inspected
+from fineprune.inspection.relabel import label_table
 from fineprune.runs.files import RECIPE, write_atomically
 from fineprune.runs.run import read_run
 
@@ -41,10 +43,6 @@ def relabel(
 
     Example: fineprune relabel runs/first --out labels.csv
     """
-    # Imported here, because torch would delay the start of every command.
-    from fineprune.inspection.inspected import read_inspected
-    from fineprune.inspection.relabel import label_table
-
     check_file("--out", out)
     if out.exists():
         raise InputError(
