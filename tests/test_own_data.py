@@ -104,6 +104,10 @@ def probabilities():
     return Labels([torch.tensor([0.25, 0.75]), torch.tensor([1.0, 0.0])] * 48), Labels([0, 1] * 16)
 
 
+def probabilities_only():
+    return probabilities()[0], probabilities()[0]
+
+
 def plain_samples_of_another_length():
     return *noisy(), Noisy(95, noise=False)
 
@@ -278,6 +282,13 @@ def test_a_label_that_is_no_class_is_named_in_one_line(function, wrong, workers,
     with pytest.raises(InputError, match=f"^expected a class from 0 to 1 .*{wrong}.*$") as caught:
         train(changed, tmp_path / "run")
     assert "\n" not in str(caught.value)
+
+
+def test_a_sample_with_probabilities_is_not_evaluated(tmp_path):
+    with pytest.raises(
+        InputError, match=r"expected one class for each sample .* got \(2,\) values"
+    ):
+        train(recipe("network.classes=2", function="probabilities_only"), tmp_path / "run")
 
 
 @pytest.mark.parametrize("function", ["arrays", "probabilities"])

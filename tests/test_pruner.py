@@ -998,4 +998,6 @@ def test_a_pickled_pruner_goes_on_alike():
     kept = list(first)
     assert kept == list(train(other))
     assert [len(epoch) for epoch in kept] == [64, 40, 64]
+    assert pruner.counts is not None
+    assert other.counts is not None
     assert torch.equal(pruner.counts, other.counts)

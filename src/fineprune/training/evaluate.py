@@ -54,18 +54,17 @@ def evaluate(
     among_five = torch.zeros((), device=device, dtype=torch.int64)
     labels, predictions = [], []
     for logits, y in evaluated_logits(model, batches, device, autocast):
+        if y.ndim != 1:
+            raise InputError(
+                f"expected one class for each sample that is evaluated, got {tuple(y.shape[1:])} "
+                f"values: evaluate on samples whose y is a class, not probabilities"
+            )
         loss += F.cross_entropy(logits, y, reduction="sum")
         labels.append(y)
         predictions.append(logits.argmax(1))
         if classes > _FEW_CLASSES:
             among_five += (logits.topk(5).indices == y[:, None]).sum()
     given, predicted = torch.cat(labels).cpu(), torch.cat(predictions).cpu()
-    # cross_entropy leaves out labels of -100, so that such a sample would count as an error only.
-    if int(given.min()) < 0:
-        raise InputError(
-            f"expected labels 0..{classes - 1} in the evaluation, got {int(given.min())}: leave "
-            f"out the samples without a label"
-        )
     samples, correct = len(given), int((given == predicted).sum())
     top5 = int(among_five) / samples if classes > _FEW_CLASSES else None
     return Evaluation(loss.item() / samples, correct / samples, top5, given, predicted)
