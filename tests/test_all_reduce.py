@@ -227,7 +227,8 @@ def test_ranks_that_a_signal_stops_write_one_checkpoint_after_the_same_step(
     ("batches", "steps"),
     [
         (14, [6, 4, 3, 4]),  # After the last batch of epoch 1, before the epoch has ended.
-        (18, [6, 8, 2 + 1, 4]),  # After 4 of the 6 batches of epoch 2: 2 of 3 with two ranks.
+        # After 4 of the 6 batches of epoch 2: 2 of 3 with two ranks.
+        pytest.param(18, [6, 8, 2 + 1, 4], marks=pytest.mark.long),
     ],
 )
 def test_a_checkpoint_can_be_resumed_with_another_number_of_ranks(

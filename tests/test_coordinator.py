@@ -400,6 +400,7 @@ class SlowToStart(MakeOptimizer):
         return super().__call__(parameters)
 
 
+@pytest.mark.long
 def test_a_server_that_takes_long_to_start_is_not_killed_as_silent(tmp_path):
     strategy = Strategy("async", workers=1, silence_seconds=4)
     _, results = trained(strategy, tmp_path, optimizer=SlowToStart())

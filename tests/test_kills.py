@@ -419,7 +419,11 @@ def test_no_process_outlives_a_killed_driver(tmp_path, short_folder):
             kill(pid)
 
 
-@pytest.mark.parametrize("shared", STRATEGIES, indirect=True)
+@pytest.mark.parametrize(
+    "shared",
+    ["sync", *(pytest.param(name, marks=pytest.mark.long) for name in ("async", "mixed")), "lose"],
+    indirect=True,
+)
 def test_kills_at_random(shared, request):
     results, seed = shared.results, request.node.callspec.params["shared"]
     first = len(results)
@@ -502,6 +506,7 @@ def test_an_epoch_may_lose_all_its_updates(shared):
     shared.check()
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_with_a_server_is_counted(tmp_path):
     strategy = Strategy("mixed", workers=2, servers=2, group=2)
     with training(strategy, tmp_path) as (server, _, watch):

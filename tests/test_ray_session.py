@@ -312,6 +312,7 @@ with cluster(Places(groups=1)) as places:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "getpriority"), reason="there are no priorities")
 def test_workers_have_the_priority_of_the_coordinator(preloaded_ray_workers):
     done = subprocess.run(

@@ -93,7 +93,7 @@ def test_the_network_learns(tmp_path):
     assert summary.accuracy_last > 0.8
 
 
-@pytest.mark.parametrize("policy", ["fine-pruning", "random"])
+@pytest.mark.parametrize("policy", ["fine-pruning", pytest.param("random", marks=pytest.mark.long)])
 def test_a_run_stopped_after_any_epoch_and_resumed_has_the_same_result(policy, tmp_path):
     recipe = small(f"pruning.policy={policy}")
     train(recipe, tmp_path / "whole")
