@@ -56,7 +56,7 @@ def pictures_of(run: Run) -> LoadedImages:
     recipe = recipe_of(run)
     if recipe.data.name == "images":
         raise InputError("expected data in memory to pass through the network, got image files")
-    if ":" in recipe.data.name:
+    if recipe.data.own:
         raise InputError(
             f"expected built-in data to pass through the network, got {recipe.data.name!r}, whose "
             f"code is run for training only"

@@ -39,7 +39,7 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
                 f"expected in {data.train} the images with which the run was trained, got others"
             )
         return lambda sample: _file(index, int(number[sample]))
-    if ":" not in data.name:
+    if not data.own:
         raise InputError(f"expected the data {data.name} as they were trained, got others or none")
     if not own_data:
         raise InputError(

@@ -42,8 +42,8 @@ def mean_loss(state: TrainState, epoch: int, totals: EpochTotals) -> float | Non
         return None
     loss: float = state.ranks.sum(totals.loss_sum).item() / samples
     if not math.isfinite(loss):
-        name = state.recipe.data.name
-        own = f", or check that all samples of {name} are finite" if ":" in name else ""
+        data = state.recipe.data
+        own = f", or check that all samples of {data.name} are finite" if data.own else ""
         raise TrainingDiverged(
             f"the mean loss of epoch {epoch + 1} is {loss}: the training diverged, so try a "
             f"smaller training.lr than {state.recipe.training.lr:g}{own}"

@@ -19,7 +19,7 @@ def load_data(recipe: Recipe, images_digest: str | None = None) -> Data:
             samples for the validation part and the training part, do not fit the label noise, or
             have other image files than when the run began.
     """
-    if ":" in recipe.data.name:
+    if recipe.data.own:
         return own_data(recipe)
     if recipe.data.name == "images":
         return image_files(recipe, images_digest)

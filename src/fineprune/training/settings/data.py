@@ -112,7 +112,7 @@ class DataSettings:
     workers: int = 0
 
     def __post_init__(self) -> None:
-        if ":" in self.name:
+        if self.own:
             check_import_name("data.name", self.name)
         else:
             check_one_of("data.name", self.name, _IMAGES)
@@ -132,7 +132,7 @@ class DataSettings:
         check_at_least("data.workers", self.workers, 0)
         if self.crop_padding is not None:
             check_at_least("data.crop_padding", self.crop_padding, 0)
-        data = _USER_DEFINED if ":" in self.name else self.name
+        data = _USER_DEFINED if self.own else self.name
         for field in dataclasses.fields(self):
             names = _APPLIES_TO.get(field.name, (data,))
             given = getattr(self, field.name)
@@ -145,6 +145,11 @@ class DataSettings:
         if self.name == _IMAGE_FILES:
             assert self.image_size is not None
             self._complete_files(self.image_size)
+
+    @property
+    def own(self) -> bool:
+        """Whether the data are the user's own. Loading them runs the user's code."""
+        return ":" in self.name
 
     def _complete_files(self, image_size: int) -> None:
         """Check the settings of image files, and replace None by the defaults."""
