@@ -45,16 +45,12 @@ def own_data(recipe: Recipe) -> Data:
     whole, test, whole_plain = load_own(settings.name, needs_plain=settings.validation > 0)
     classes = number_of_classes(whole, settings.name, recipe.network.classes)
     names = tuple(map(str, class_names(whole, settings.name)))
-    train: Any
-    plain: Any
-    train, plain = (
-        Labelled(dataset, classes, f"the training set of {settings.name}")
-        for dataset in (whole, whole_plain)
-    )
-    evaluated: Any = Labelled(test, classes, f"the test set of {settings.name}")
+    training_set_name = f"the training set of {settings.name}"
     kept, held_out = split(len(whole), settings.validation)
     if settings.validation:
-        evaluated = subset(plain, held_out)
+        evaluated = subset(Labelled(whole_plain, classes, training_set_name), held_out)
+    else:
+        evaluated = Labelled(test, classes, f"the test set of {settings.name}")
     weak = None
     if settings.labels is not None:
         known = names + tuple(str(number) for number in range(len(names), classes))
@@ -62,12 +58,14 @@ def own_data(recipe: Recipe) -> Data:
         weak = weak_labels(settings, own, known, kept, keys_of(whole, settings.name))
         assert weak is not None
         kept = weak.index
-        train, plain = (Relabelled(dataset, weak.whole) for dataset in (whole, whole_plain))
+    given = None if weak is None else weak.whole
+    train: Any = Labelled(whole, classes, training_set_name, given)
+    plain: Any = Labelled(whole_plain, classes, training_set_name, given)
     if len(kept) < len(whole):
         train, plain = subset(train, kept), subset(plain, kept)
     watched = watched_samples(recipe, len(train))
     size = evaluation_batch(run.device)
-    blank = _blank(settings.name, PlainSamples(plain)[0])
+    blank = _blank(settings.name, PlainSamples(plain)[0][0])
 
     def make_loader(pruner: Pruner) -> Any:
         check_batches(recipe, pruner)
@@ -129,7 +127,7 @@ def _training_samples(recipe: Recipe) -> Any:
 
 
 class Labelled(Dataset[Any]):
-    """A user's dataset whose labels are checked when a sample is loaded.
+    """A user's dataset whose labels are checked when a sample is loaded, or replaced by others.
 
     A label is a whole number, which becomes an int, or a vector of the classes' probabilities.
     Otherwise, the loss would fail with a message that names no sample, and on a GPU with none.
@@ -138,10 +136,18 @@ class Labelled(Dataset[Any]):
         dataset: The dataset, with items ``(x, y)``.
         classes: The number of classes.
         name: What the dataset is, for the error message.
+        labels: The label of each sample; int64, shape (N,). None for those of the items.
     """
 
-    def __init__(self, dataset: Any, classes: int, name: str) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        classes: int,
+        name: str,
+        labels: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         self.dataset = dataset
+        self.labels = labels
         self._classes = classes
         self._name = name
 
@@ -156,6 +162,8 @@ class Labelled(Dataset[Any]):
                 f"{index}"
             )
         x, y = item
+        if self.labels is not None:
+            return x, int(self.labels[index])
         if np.shape(y) == (self._classes,) and np.asarray(y).dtype.kind == "f":
             return x, y
         try:
@@ -169,26 +177,6 @@ class Labelled(Dataset[Any]):
                 f"network.classes"
             )
         return x, label
-
-
-class Relabelled(Dataset[Any]):
-    """A user's dataset whose items ``(x, y)`` have other labels.
-
-    Args:
-        dataset: The dataset.
-        labels: The label of each sample; int64, shape (N,).
-    """
-
-    def __init__(self, dataset: Any, labels: npt.NDArray[np.int64]) -> None:
-        self.dataset = dataset
-        self.labels = labels
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        x, _ = self.dataset[index]
-        return x, int(self.labels[index])
 
 
 def keys_of(train: Any, name: str) -> tuple[str, ...] | None:
@@ -278,7 +266,7 @@ def labels_of(train: Any, name: str) -> Any:
         InputError: The training set has no such attribute.
     """
     if isinstance(train, Labelled):
-        return labels_of(train.dataset, name)
+        return labels_of(train.dataset, name) if train.labels is None else train.labels
     if isinstance(train, Subset):
         return np.asarray(labels_of(train.dataset, name))[np.asarray(train.indices)]
     for attribute in ("targets", "labels"):
@@ -298,15 +286,14 @@ def subset(dataset: Any, indices: Any) -> Any:
     return Subset(dataset, indices.tolist())
 
 
-def _blank(name: str, item: Any) -> torch.Tensor:
+def _blank(name: str, x: Any) -> torch.Tensor:
     """Return zeros with the shape and dtype of the ``x`` of a sample, plus a batch dimension."""
-    if isinstance(item, tuple | list) and len(item) == 2:
-        x = default_collate([item])[0]
-        if isinstance(x, torch.Tensor) and x.ndim > 1:
-            return torch.zeros_like(x)
-    raise InputError(
-        f"expected items (x, y) with x of shape (channels, ...) from {name!r}, got {type(item)}"
-    )
+    batch = default_collate([x])
+    if not isinstance(batch, torch.Tensor) or batch.ndim < 2:
+        raise InputError(
+            f"expected items (x, y) with x of shape (channels, ...) from {name!r}, got {type(x)}"
+        )
+    return torch.zeros_like(batch)
 
 
 def _is_random(dataset: Any) -> bool:
