@@ -19,6 +19,7 @@ from fineprune.labels.evidence import Evidence
 from fineprune.labels.ranking import Ranking, rank
 from fineprune.labels.ranks import exchange_device, rank_and_size
 from fineprune.labels.review_page import Review
+from fineprune.labels.untraced import Untraced
 from fineprune.labels.watch_page import cards_of, write_review
 
 STATE_VERSION = 1
@@ -27,7 +28,7 @@ STATE_VERSION = 1
 _FEWEST, _MOST = 20, 500
 
 
-class LabelWatch:
+class LabelWatch(Untraced):
     """Watches any training of a classifier, and finds the labels that are probably wrong::
 
         watch = fp.LabelWatch(len(train_set), num_classes)
@@ -67,6 +68,7 @@ class LabelWatch:
     def __init__(self, num_samples: int, num_classes: int, *, process_group: Any = None) -> None:
         check_whole_number("num_samples", num_samples, 1)
         check_whole_number("num_classes", num_classes, 2)
+        super().__init__()
         self._evidence = Evidence(
             num_samples, num_classes, None if num_classes <= KEEP_ALL else STRONGEST
         )
@@ -75,17 +77,6 @@ class LabelWatch:
         # Whether this is the evidence of all ranks. It then belongs to rank 0, and the other ranks
         # have a copy, which they give up when they record again.
         self._merged = False
-        # A compiled training step must not trace the bookkeeping.
-        self._record_untraced: Callable[[LabelWatch, Tensor, Tensor, Tensor], None] = (
-            torch.compiler.disable(LabelWatch._record)
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # What the compiler returns cannot be pickled, as a launcher does that spawns its ranks.
-        return {name: value for name, value in vars(self).items() if name != "_record_untraced"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _record_untraced=torch.compiler.disable(LabelWatch._record))
 
     @property
     def num_samples(self) -> int:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from fineprune.errors import InputError
 from fineprune.labels.label_watch import LabelWatch
+from fineprune.labels.untraced import Untraced
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, PlanIn, Progress
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loader import PrunedLoaders
@@ -73,7 +74,7 @@ class PlanRecorder(Protocol[PlanIn]):
         """Learn from what was recorded of an epoch."""
 
 
-class EpochLoop(ABC, Generic[Plan]):
+class EpochLoop(Untraced, ABC, Generic[Plan]):
     """The life cycle of epochs: plan, record, end.
 
     Args:
@@ -112,6 +113,7 @@ class EpochLoop(ABC, Generic[Plan]):
         samples_per_batch: int | None,
         batch_size: int | None,
     ) -> None:
+        super().__init__()
         self.sampler = sampler
         self.nonfinite = 0
         self._policy = policy
@@ -129,17 +131,8 @@ class EpochLoop(ABC, Generic[Plan]):
         self._learns = policy.needs_losses
         self._loaders = PrunedLoaders(sampler, num_samples, batch_size, shape.drop_last)
         self._report = RunReport(policy, num_samples, shape)
-        # A compiled training step must not trace the bookkeeping.
-        self._keep_untraced: Callable[..., None] = torch.compiler.disable(EpochLoop._keep)
         self._watch: LabelWatch | None = None
         self._show(0)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # What the compiler returns cannot be pickled, as a launcher does that spawns its ranks.
-        return {name: value for name, value in vars(self).items() if name != "_keep_untraced"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _keep_untraced=torch.compiler.disable(EpochLoop._keep))
 
     # -- what a subclass says -------------------------------------------------------------------
 
@@ -399,9 +392,9 @@ class EpochLoop(ABC, Generic[Plan]):
             index = torch.tensor(index)
         if is_compiling():
             of_batch = None if logits is None else logits.detach()
-            self._keep_untraced(self, index, losses.detach(), of_batch, labels)
+            self._record_untraced(self, index, losses.detach(), of_batch, labels)
         else:  # Outside a compiled step, the call above takes longer.
-            self._keep(index, losses, logits, labels)
+            self._record(index, losses, logits, labels)
         return losses.mean() if self._rescaling is None else self._rescaling.mean(index, losses)
 
     @property
@@ -435,7 +428,7 @@ class EpochLoop(ABC, Generic[Plan]):
         """
         if not isinstance(index, torch.Tensor):
             index = torch.tensor(index)
-        self._keep(index, losses, logits, labels)
+        self._record(index, losses, logits, labels)
 
     def end_epoch(self) -> None:
         """End the current epoch: batch means, marks, one exchange, clear, add (Algorithm 1).
@@ -702,7 +695,7 @@ class EpochLoop(ABC, Generic[Plan]):
             plan = self._choose(epoch)
         self._cycle.follow(plan, self._follow(plan))
 
-    def _keep(
+    def _record(
         self,
         index: torch.Tensor,
         losses: torch.Tensor,
