@@ -1,6 +1,5 @@
 """The report on comparisons: one self-contained HTML file, for screens and for printing."""
 
-import collections
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,12 +113,12 @@ def write_report(
 
 def _unfinished_table(runs: Sequence[Unfinished], finished: int) -> Table:
     lines = []
-    for name, run in _by_name(runs).items():
+    for run in runs:
         last = [line.get(f"{run.evaluated_on}_accuracy") for line in run.metrics]
         accuracy = next((value for value in reversed(last) if value is not None), None)
         lines.append(
             (
-                name,
+                run.name,
                 f"{len(run.metrics)} of {run.epochs}" if run.epochs else NOTHING,
                 percent(accuracy),
                 whole(sum(line["samples"] for line in run.metrics)),
@@ -134,17 +133,8 @@ def _unfinished_table(runs: Sequence[Unfinished], finished: int) -> Table:
     )
 
 
-def _by_name(runs: Sequence[Unfinished]) -> dict[str, Unfinished]:
-    """Return the runs by name. Those that share a name add the folder of their comparison."""
-    times = collections.Counter(run.name for run in runs)
-    return {
-        run.name if times[run.name] == 1 else f"{run.name} in {run.path.parent}": run
-        for run in runs
-    }
-
-
 def _unfinished_drawings(runs: Sequence[Unfinished]) -> list[Drawing]:
-    begun = {name: [run.metrics] for name, run in _by_name(runs).items() if run.metrics}
+    begun = {run.name: [run.metrics] for run in runs if run.metrics}
     kind = next((run.evaluated_on for run in runs if run.metrics), "test")
     drawings = (
         draw_time(begun, kind, "unfinished runs", finished=False),

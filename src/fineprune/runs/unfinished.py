@@ -1,5 +1,7 @@
 """Unfinished: a run that trains, or was stopped, with the epochs that it has."""
 
+import collections
+import dataclasses
 import os
 import tomllib
 from collections.abc import Iterable, Iterator
@@ -21,18 +23,24 @@ class Unfinished:
         recipe: The sections of ``recipe.toml``; empty if the run has not begun.
         metrics: The metrics, as one dict per epoch that has ended, in order.
         title: The title of the comparison that the run belongs to, or the name of its folder.
+        is_one_of_several: Whether a run of another comparison has the same arm and folder name.
     """
 
     path: Path
     recipe: dict[str, Any]
     metrics: list[dict[str, Any]]
     title: str
+    is_one_of_several: bool = False
 
     @property
     def name(self) -> str:
-        """The arm and the folder of the run, such as ``full (full-0)``."""
+        """The arm and the folder of the run, such as ``full (full-0)``.
+
+        The folder of its comparison follows if another run has the same.
+        """
         arm = self.recipe.get("run", {}).get("arm") or self.recipe.get("pruning", {}).get("policy")
-        return f"{arm or 'not begun'} ({self.path.name})"
+        name = f"{arm or 'not begun'} ({self.path.name})"
+        return f"{name} in {self.path.parent}" if self.is_one_of_several else name
 
     @property
     def epochs(self) -> int | None:
@@ -67,7 +75,10 @@ def read_followed(paths: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
                 f"expected a run or a comparison (a folder with {RECIPE} or {COMPARISON}) in "
                 f"{folder}, found none: give the folder that a training writes to"
             )
-    return finished, unfinished
+    names = collections.Counter(run.name for run in unfinished)
+    return finished, [
+        dataclasses.replace(run, is_one_of_several=names[run.name] > 1) for run in unfinished
+    ]
 
 
 def state_of(paths: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
