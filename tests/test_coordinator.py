@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import itertools
 import os
 import re
@@ -19,6 +20,7 @@ pytest.importorskip("ray")
 
 from fineprune.distributed.parameter_servers.coordinator import Coordinator
 from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind
+from fineprune.distributed.parameter_servers.link import LinkBroken, join_store
 from fineprune.distributed.parameter_servers.messages import (
     Received,
     Step,
@@ -178,6 +180,19 @@ def coordinator(strategy, folder, **options):
         )
         yield made
         made.close()
+
+
+def test_a_closed_coordinator_leaves_no_store_to_the_garbage_collector(tmp_path):
+    """The collector of a forked process, such as a loader process, would crash on the store."""
+    gc.disable()
+    try:
+        with coordinator(Strategy("sync", workers=1), tmp_path) as made:
+            address = made._store.host, made._store.port
+            join_store(*address)
+        with pytest.raises(LinkBroken, match="cannot join the store"):
+            join_store(*address, timeout_seconds=0.2)
+    finally:
+        gc.enable()
 
 
 class StopAfter:

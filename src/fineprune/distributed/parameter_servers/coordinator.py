@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore
 
 from fineprune.distributed.parameter_servers.epoch_state import EpochResult, EpochState
 from fineprune.distributed.parameter_servers.events import (
@@ -110,10 +111,11 @@ class Coordinator:
             if state is None
             else state["buffers"]
         )
-        self._store = open_store(cluster.host, timeout_seconds=strategy.link_seconds)
+        store = open_store(cluster.host, timeout_seconds=strategy.link_seconds)
+        self._store: TCPStore | None = store
         rendezvous = Rendezvous(
             cluster.host,
-            self._store.port,
+            store.port,
             strategy.link_seconds,
             strategy.gradients == "bfloat16",
         )
@@ -261,6 +263,10 @@ class Coordinator:
         for group in self._groups:
             group.kill()
         self._servers.kill()
+        # The coordinator is in reference cycles, so the garbage collector deletes it at any time. In
+        # a process that was forked, such as a loader process, the thread of the store does not
+        # exist, and deleting the store would crash the process.
+        self._store = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # -- the loop ---------------------------------------------------------------------------------
