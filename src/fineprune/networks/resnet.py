@@ -154,11 +154,8 @@ def _stages(
 ) -> list[list[nn.Module]]:
     """Return the blocks of each stage. All stages but the first halve the height and width.
 
-    Args:
-        block: The class of the blocks.
-        widths: The number of channels of the 3x3 convolutions in each stage. The first stage's
-            input has as many channels.
-        blocks: The number of blocks in each stage.
+    ``widths`` are the numbers of channels of the 3x3 convolutions in each stage. The input of the
+    first stage has as many as its convolutions.
     """
     stages: list[list[nn.Module]] = []
     in_channels = widths[0]
