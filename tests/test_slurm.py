@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.launch.slurm import STRATEGIES, batch_script, fit_servers, train_command
+from fineprune.launch.slurm import STRATEGIES, batch_script, fit_servers, job_command
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.recipe import read_recipe
@@ -45,7 +45,7 @@ def run(*arguments):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["runs/a", HOSTILE])
 def test_the_script_is_bash(strategy, name):
-    command = train_command(Path(name), Path(name), [f"data.dir={name}"])
+    command = job_command("train", Path(name), Path(name), [f"data.dir={name}"])
     text = batch_script(
         command,
         Path(name),
@@ -100,7 +100,7 @@ def words(file):
 
 @needs_bash
 def test_hostile_names_reach_torchrun_unchanged(tmp_path):
-    command = train_command(Path(HOSTILE), Path(HOSTILE), [f"data.dir={HOSTILE}"])
+    command = job_command("train", Path(HOSTILE), Path(HOSTILE), [f"data.dir={HOSTILE}"])
     text = batch_script(command, Path(HOSTILE), nodes=2, setup=["echo $NOT_SET"])
     assert run_with_stand_ins(text, tmp_path) == 0
     given = words(tmp_path / "words")
@@ -112,7 +112,7 @@ def test_hostile_names_reach_torchrun_unchanged(tmp_path):
 
 @needs_bash
 def test_hostile_names_reach_the_command_in_ray_unchanged(tmp_path):
-    command = train_command(Path(HOSTILE), Path(HOSTILE), [f"data.dir={HOSTILE}"])
+    command = job_command("train", Path(HOSTILE), Path(HOSTILE), [f"data.dir={HOSTILE}"])
     text = batch_script(command, Path(HOSTILE), nodes=2, strategy="async")
     assert run_with_stand_ins(text, tmp_path) == 0
     assert words(tmp_path / "python-words") == command
@@ -653,7 +653,7 @@ def test_a_job_on_a_real_slurm_that_is_told_to_stop_writes_a_checkpoint(slurm, t
     changes += ["training.batch_size=32", "run.checkpoint_every=100000", "run.device=cpu"]
     recipe.write_text(read_recipe(DIGITS, changes).to_toml())
     out = tmp_path / "run"
-    command = train_command(recipe, out)
+    command = job_command("train", recipe, out)
     text = batch_script(command, out, nodes=2, time="5", setup=in_python_s_path())
     assert "#SBATCH --signal=B:USR1@120" in text
     with Job(slurm, tmp_path, text, lambda number: out / f"slurm-{number}.log") as job:

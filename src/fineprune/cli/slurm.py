@@ -26,14 +26,7 @@ from fineprune.experiments.configurations import (
     configuration,
     configured,
 )
-from fineprune.launch.slurm import (
-    ALONE,
-    STRATEGIES,
-    batch_script,
-    experiment_command,
-    fit_servers,
-    train_command,
-)
+from fineprune.launch.slurm import ALONE, STRATEGIES, batch_script, fit_servers, job_command
 from fineprune.runs.files import write_atomically
 from fineprune.training.recipe import Recipe, read_recipe
 
@@ -130,11 +123,9 @@ def slurm(
         spreads = [_spread(one, nodes, gpus, cpus, whole=verb != "scale") for one in served]
         cpus = max(found for found, _ in spreads)
         changed += _fitting(made, min(threads for _, threads in spreads), gpus)
-    if verb == "train":
-        command = train_command(recipe, folder, changed)
-    else:
-        more_options = shlex.split(options)
-        command = experiment_command(verb, recipe, folder, chosen, more_options, changed)
+    command = job_command(
+        verb, recipe, folder, changed, configurations=chosen, options=shlex.split(options)
+    )
     script = batch_script(
         command,
         folder,

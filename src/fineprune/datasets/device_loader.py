@@ -40,7 +40,6 @@ class DeviceImages:
         augment: How images are varied.
         mean: The mean of the training images, as in ``DeviceLoader``.
         std: The standard deviation of the training images, as in ``DeviceLoader``.
-        channels_last: The memory format of batches, as in ``DeviceLoader``.
 
     Raises:
         InputError: The set is empty, or ``mean`` and ``std`` do not fit the images.
@@ -55,13 +54,11 @@ class DeviceImages:
         augment: Augment,
         mean: Sequence[float],
         std: Sequence[float],
-        channels_last: bool = True,
     ) -> None:
         _check(data, 1, mean)
         self.device = torch.device(device)
         self._seed = seed
         self._samples = len(data)
-        self._channels_last = channels_last
         self._canvas = Canvas(data.images, augment, self.device)
         self._normalise = Normalise(mean, std, data.images.shape[3], self.device)
         self._labels = data.labels.to(self.device)
@@ -91,8 +88,11 @@ class DeviceImages:
         return index, starts, self._labels.index_select(0, index)
 
     def images(self, starts: Tensor) -> Tensor:
-        """Return normalised windows; float32, shape (n, channels, height, width)."""
-        return _to_nchw(self._normalise(self._canvas.cut(starts)), self._channels_last)
+        """Return normalised windows; float32, shape (n, channels, height, width).
+
+        The memory format is channels last, which is faster for convolutions on most devices.
+        """
+        return self._normalise(self._canvas.cut(starts)).permute(0, 3, 1, 2)
 
     def fetch(self, index: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
         """Return one batch ``(x, y)`` of these samples with the crops and flips of ``epoch``."""
@@ -103,10 +103,10 @@ class DeviceImages:
 class DeviceLoader:
     """Batches ``(index, (x, y))`` of an image set, augmented and normalised on the device.
 
-    ``index`` is int64 of shape (B,), ``x`` is float32 of shape (B, channels, height, width) and
-    ``y`` is int64 of shape (B,), all on the device. Each iteration is one epoch, in the order of
-    the sampler and with the crops and flips of ``sampler.epoch``. Call ``set_epoch`` of the sampler
-    before it.
+    ``index`` is int64 of shape (B,), ``x`` is float32 of shape (B, channels, height, width) in the
+    channels-last memory format, and ``y`` is int64 of shape (B,), all on the device. Each iteration
+    is one epoch, in the order of the sampler and with the crops and flips of ``sampler.epoch``.
+    Call ``set_epoch`` of the sampler before it.
 
     Args:
         data: The training images. A copy of them is stored on the device (see ``Canvas`` for its
@@ -120,8 +120,6 @@ class DeviceLoader:
         mean: One float per channel from values scaled to 0..1, as ``channel_statistics`` returns.
         std: One float per channel, likewise.
         drop_last: Whether to drop an incomplete last batch.
-        channels_last: Whether the memory format of ``x`` is channels last, which is faster for
-            convolutions on most devices. The shape is the same in both cases.
 
     Raises:
         InputError: The batch size is below 1, the set is empty, the sampler has no ``epoch``, or
@@ -140,7 +138,6 @@ class DeviceLoader:
         mean: Sequence[float],
         std: Sequence[float],
         drop_last: bool = False,
-        channels_last: bool = True,
     ) -> None:
         _check(data, batch_size, mean)
         if not hasattr(sampler, "epoch"):
@@ -152,13 +149,7 @@ class DeviceLoader:
         self.sampler = sampler
         self.drop_last = drop_last
         self._images = DeviceImages(
-            data,
-            seed=seed,
-            device=device,
-            augment=augment,
-            mean=mean,
-            std=std,
-            channels_last=channels_last,
+            data, seed=seed, device=device, augment=augment, mean=mean, std=std
         )
 
     def __len__(self) -> int:
@@ -209,7 +200,6 @@ def evaluation_batches(
     device: str | torch.device,
     mean: Sequence[float],
     std: Sequence[float],
-    channels_last: bool = True,
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """Prepare images for evaluation: in order, normalised, and without augmentation.
 
@@ -223,17 +213,17 @@ def evaluation_batches(
         device: Where batches are made.
         mean: The mean of the training images, one float per channel, from values scaled to 0..1.
         std: The standard deviation of the training images, likewise.
-        channels_last: The memory format of ``x``, as in ``DeviceLoader``.
 
     Returns:
-        Batches ``(x, y)``: float32 of shape (B, channels, height, width) and int64 of shape (B,).
+        Batches ``(x, y)``: float32 of shape (B, channels, height, width), channels last, and int64
+        of shape (B,).
 
     Raises:
         InputError: The batch size is below 1, the set is empty, or ``mean`` and ``std`` do not fit
             the images.
     """
     _check(data, batch_size, mean)
-    return _EvaluationBatches(data, batch_size, torch.device(device), mean, std, channels_last)
+    return _EvaluationBatches(data, batch_size, torch.device(device), mean, std)
 
 
 class _EvaluationBatches:
@@ -244,27 +234,16 @@ class _EvaluationBatches:
         device: torch.device,
         mean: Sequence[float],
         std: Sequence[float],
-        channels_last: bool,
     ) -> None:
         self._batch_size = batch_size
-        self._channels_last = channels_last
         self._pixels = data.images.to(device).permute(0, 2, 3, 1).contiguous()
         self._labels = data.labels.to(device)
         self._normalise = Normalise(mean, std, data.images.shape[3], device)
 
-    def __len__(self) -> int:
-        return -(-len(self._labels) // self._batch_size)
-
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for first in range(0, len(self._labels), self._batch_size):
             batch = slice(first, first + self._batch_size)
-            x = _to_nchw(self._normalise(self._pixels[batch]), self._channels_last)
-            yield x, self._labels[batch]
-
-
-def _to_nchw(pixels: Tensor, channels_last: bool) -> Tensor:
-    x = pixels.permute(0, 3, 1, 2)
-    return x if channels_last else x.contiguous()
+            yield self._normalise(self._pixels[batch]).permute(0, 3, 1, 2), self._labels[batch]
 
 
 def _check(data: ImageSet, batch_size: int, mean: Sequence[float]) -> None:

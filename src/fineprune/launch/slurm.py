@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fineprune.errors import InputError, check_one_of
+from fineprune.errors import InputError, check_at_least, check_one_of
 
 STRATEGIES = ("all-reduce", "sync", "async", "mixed")
 # The strategy of a command that runs as a single process on a single node.
@@ -22,44 +22,31 @@ _TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+@-]*")
 
 
-def train_command(recipe: Path, out: Path, changes: Iterable[str] = ()) -> list[str]:
-    """Return the arguments of Python that start or resume the training of a recipe in a job.
-
-    The command contains ``--resume``, which starts a new training if there is no checkpoint. So the
-    same command serves for the first start and for every later one.
-
-    Args:
-        recipe: The path of the recipe on the nodes.
-        out: The path of the run folder on the nodes.
-        changes: Changes of the recipe, each ``section.key=value``.
-    """
-    command = ["-m", "fineprune", "train", str(recipe), "--out", str(out), "--resume"]
-    for change in changes:
-        command += ["--set", change]
-    return command
-
-
-def experiment_command(
+def job_command(
     verb: str,
     recipe: Path,
     out: Path,
+    changes: Iterable[str] = (),
+    *,
     configurations: Iterable[str] = (),
     options: Iterable[str] = (),
-    changes: Iterable[str] = (),
 ) -> list[str]:
-    """Return the arguments of Python that start or continue an experiment in a job.
+    """Return the arguments of Python that start or continue a training or an experiment in a job.
 
-    The same command serves for the first start and for every later one.
+    The same command serves for the first start and for every later one. That of ``train`` contains
+    ``--resume``, which starts a new training if there is no checkpoint.
 
     Args:
-        verb: ``compare`` or ``scale``.
+        verb: ``train``, ``compare`` or ``scale``.
         recipe: The path of the recipe on the nodes.
-        out: The path of the experiment's folder on the nodes.
+        out: The path of the folder of the run or of the experiment on the nodes.
+        changes: Changes of the recipe, each ``section.key=value``.
         configurations: The configurations of ``scale``.
         options: More options of the verb.
-        changes: Changes of the recipe, each ``section.key=value``.
     """
     command = ["-m", "fineprune", verb, str(recipe), *configurations, "--out", str(out), *options]
+    if verb == "train":
+        command.append("--resume")
     for change in changes:
         command += ["--set", change]
     return command
@@ -142,7 +129,7 @@ def fit_servers(
     Raises:
         InputError: The training does not fit the nodes.
     """
-    _at_least("nodes", nodes, 1)
+    check_at_least("nodes", nodes, 1)
     if workers // group + dedicated < nodes:
         fewest = (nodes - dedicated) * group
         servers = f" and {dedicated} dedicated servers" if dedicated else ""
@@ -191,7 +178,7 @@ def batch_script(
     """Return the text of a batch script for ``sbatch``.
 
     Args:
-        command: The arguments of Python: ``-m fineprune train ...`` (see ``train_command``), or a
+        command: The arguments of Python: ``-m fineprune train ...`` (see ``job_command``), or a
             script of the user's own and its arguments.
         out: The folder of the job's log. The job creates it.
         nodes: The number of nodes. Each node runs one Slurm task, which starts its processes.
@@ -217,15 +204,15 @@ def batch_script(
         InputError: A setting is wrong.
     """
     check_one_of("strategy", strategy, (*STRATEGIES, ALONE))
-    _at_least("nodes", nodes, 1)
+    check_at_least("nodes", nodes, 1)
     if strategy == ALONE and nodes > 1:
         raise InputError(f"expected one node for a single process, got {nodes}")
-    _at_least("gpus_per_node", gpus_per_node, 0)
-    _at_least("stop_seconds", stop_seconds, 0)
+    check_at_least("gpus_per_node", gpus_per_node, 0)
+    check_at_least("stop_seconds", stop_seconds, 0)
     processes = _processes(strategy, processes_per_node, gpus_per_node)
     servers = 0 if strategy in ("all-reduce", ALONE) else 1
     cpus = processes + servers if cpus_per_task is None else cpus_per_task
-    _at_least("cpus_per_task", cpus, 1)
+    check_at_least("cpus_per_task", cpus, 1)
     if time is not None and not _TIME.fullmatch(time):
         raise InputError(
             f"expected time in a form that Slurm accepts, such as 90 (minutes), 24:00:00 or 2-12, "
@@ -271,7 +258,7 @@ def batch_script(
 def _processes(strategy: str, given: int | None, gpus: int) -> int:
     if given is None:
         return 1 if strategy == ALONE else gpus or 1
-    _at_least("processes_per_node", given, 1)
+    check_at_least("processes_per_node", given, 1)
     if strategy != "all-reduce":
         raise InputError(
             f"expected processes_per_node with all-reduce only, got {given} with {strategy}: "
@@ -410,8 +397,3 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         "fi",
         'rm -- "$ended"',
     ]
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise InputError(f"expected {name} to be at least {least}, got {value}")

@@ -51,7 +51,7 @@ def build_network(name: str, classes: int, channels: int) -> nn.Module:
         InputError: The name is not known, its library is not installed, or what it names cannot be
             called with these arguments or does not return a network.
     """
-    library, colon, model = name.partition(":")
+    library, colon, _ = name.partition(":")
     if not colon:
         if name not in NETWORKS:
             raise InputError(
@@ -59,30 +59,20 @@ def build_network(name: str, classes: int, channels: int) -> nn.Module:
             )
         return NETWORKS[name](classes, channels)
     if library == "timm":
-        return _built_by_library(name, model, num_classes=classes, in_chans=channels)
+        return _built_by_library(name, num_classes=classes, in_chans=channels)
     if library == "torchvision":
         if channels != 3:
             raise InputError(f"expected images of 3 channels for {name}, got {channels}")
-        return _built_by_library(name, model, num_classes=classes)
+        return _built_by_library(name, num_classes=classes)
     return _own(name, import_attribute(name), classes=classes, channels=channels)
 
 
-def _built_by_library(name: str, model: str, **values: Any) -> nn.Module:
-    create = _library(name)
+def _built_by_library(name: str, **values: Any) -> nn.Module:
+    library, _, model = name.partition(":")
     try:
-        network = create(model, **values)
-    except (TypeError, ValueError, RuntimeError) as error:  # timm raises RuntimeError for names
-        raise InputError(
-            f"expected {name!r} to make a network when called with {_listed(values)}: {error}"
-        ) from error
-    return _checked(name, network)
-
-
-def _library(name: str) -> Callable[..., Any]:
-    library = name.partition(":")[0]
-    try:
+        create: Callable[..., Any]
         if library == "timm":
-            create: Callable[..., Any] = importlib.import_module("timm").create_model
+            create = importlib.import_module("timm").create_model
         else:
             create = importlib.import_module("torchvision.models").get_model
     except Exception as error:  # A library built for another torch raises more than ImportError.
@@ -90,7 +80,13 @@ def _library(name: str) -> Callable[..., Any]:
         raise InputError(
             f"expected {library} to be installed for network.name {name!r}: {reason}"
         ) from error
-    return create
+    try:
+        network = create(model, **values)
+    except (TypeError, ValueError, RuntimeError) as error:  # timm raises RuntimeError for names
+        raise InputError(
+            f"expected {name!r} to make a network when called with {_listed(values)}: {error}"
+        ) from error
+    return _checked(name, network)
 
 
 def _own(name: str, make: Any, **values: Any) -> nn.Module:

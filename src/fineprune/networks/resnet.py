@@ -8,6 +8,7 @@ as in He et al. 2015, and batch normalisation starts with scale 1 and shift 0, a
 block.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -88,13 +89,8 @@ class ResNet(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(channels, _THIN[0], 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(_THIN[0])
-        stages: list[nn.Module] = []
-        in_channels = _THIN[0]
-        for width, number, stride in zip(_THIN, blocks, (1, 2, 2), strict=True):
-            stages += residual_stage(block, in_channels, width, number, stride)
-            in_channels = width * block.expansion
-        self.stages = nn.Sequential(*stages)
-        self.linear = nn.Linear(in_channels, classes)
+        self.stages = nn.Sequential(*itertools.chain(*_stages(block, _THIN, blocks)))
+        self.linear = nn.Linear(_THIN[-1] * block.expansion, classes)
         init_convolutions(self)
         nn.init.zeros_(self.linear.bias)
 
@@ -132,13 +128,9 @@ class ImageNetResNet(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(channels, _WIDE[0], 7, 2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(_WIDE[0])
-        in_channels = _WIDE[0]
-        stages: list[nn.Module] = []
-        for width, number, stride in zip(_WIDE, blocks, (1, 2, 2, 2), strict=True):
-            stages.append(nn.Sequential(*residual_stage(block, in_channels, width, number, stride)))
-            in_channels = width * block.expansion
+        stages = [nn.Sequential(*stage) for stage in _stages(block, _WIDE, blocks)]
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
-        self.fc = nn.Linear(in_channels, classes)
+        self.fc = nn.Linear(_WIDE[-1] * block.expansion, classes)
         init_convolutions(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -150,32 +142,30 @@ class ImageNetResNet(nn.Module):
         return logits
 
 
-def residual_stage(
-    block: type[BasicBlock] | type[Bottleneck],
-    in_channels: int,
-    width: int,
-    number: int,
-    stride: int,
-) -> list[nn.Module]:
-    """Return the blocks of a stage, the first of which has the stride.
-
-    Args:
-        block: The class of the blocks.
-        in_channels: The number of channels of the stage's input.
-        width: The number of channels of the 3x3 convolutions.
-        number: The number of blocks.
-        stride: The factor by which the stage reduces the height and width.
-    """
-    out_channels = width * block.expansion
-    first = block(in_channels, width, stride)
-    return [first, *(block(out_channels, width, 1) for _ in range(number - 1))]
-
-
 def init_convolutions(network: nn.Module) -> None:
     """Draw the weights of all convolutions as in He et al. 2015: normal, variance 2 / fan-out."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def _stages(
+    block: type[BasicBlock] | type[Bottleneck], widths: Sequence[int], blocks: Sequence[int]
+) -> list[list[nn.Module]]:
+    """Return the blocks of each stage. All stages but the first halve the height and width.
+
+    ``widths`` are the numbers of channels of the 3x3 convolutions in each stage. The input of the
+    first stage has as many as its convolutions.
+    """
+    stages: list[list[nn.Module]] = []
+    in_channels = widths[0]
+    for width, number in zip(widths, blocks, strict=True):
+        stages.append([])
+        for place in range(number):
+            stride = 2 if len(stages) > 1 and place == 0 else 1
+            stages[-1].append(block(in_channels, width, stride))
+            in_channels = width * block.expansion
+    return stages
 
 
 def _downsample(in_channels: int, out_channels: int, stride: int) -> nn.Module | None:

@@ -76,7 +76,10 @@ def load_weights(network: nn.Module, path: Path, classes: int) -> LoadedWeights:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             file.seek(0)
-            content = _read_safetensors(file) if path.suffix == ".safetensors" else _read(file)
+            if path.suffix == ".safetensors":
+                content = _read_safetensors(file)
+            else:
+                content = torch.load(file, map_location="cpu", weights_only=True)
     except InputError:
         raise
     except Exception as error:  # For damaged files, torch raises many types of exceptions.
@@ -94,10 +97,6 @@ def load_weights(network: nn.Module, path: Path, classes: int) -> LoadedWeights:
     _check_same(own, given, path)
     network.load_state_dict({**own, **given})
     return LoadedWeights(digest, None if found is None else head, found)
-
-
-def _read(file: BinaryIO) -> Any:
-    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _read_safetensors(file: BinaryIO) -> Any:
