@@ -263,8 +263,8 @@ class Coordinator:
         for group in self._groups:
             group.kill()
         self._servers.kill()
-        # The coordinator is in reference cycles, so the garbage collector deletes it at any time. In
-        # a process that was forked, such as a loader process, the thread of the store does not
+        # The coordinator is in reference cycles, so the garbage collector deletes it at any time.
+        # In a process that was forked, such as a loader process, the thread of the store does not
         # exist, and deleting the store would crash the process.
         self._store = None
         shutil.rmtree(self._folder, ignore_errors=True)
