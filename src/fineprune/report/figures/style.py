@@ -27,6 +27,8 @@ _COLOURS = {
     "fine-pruning": "#d55e00",
     "random": "#0072b2",
     "shorter": "#009e73",
+    "shorter-1.5": "#6b9e00",
+    "shorter-2": "#00594b",
     "fewer-epochs": "#009e73",
     "fewer-epochs-late": "#e69f00",
     "adaptive": "#cc79a7",
@@ -35,10 +37,12 @@ _COLOURS = {
     "matched": "#5b5ea6",
     "cooldown": "#b22222",
 }
-_OTHER_COLOURS = ("#999999", "#f0e442", "#c5b0d5")
+_OTHER_COLOURS = ("#808080", "#a68a00", "#8a4fb0")
 _DASHES: dict[str, Any] = {
     "random": (0, (4, 1.5)),
     "shorter": (0, (3, 1, 1, 1)),
+    "shorter-1.5": (0, (2, 1)),
+    "shorter-2": (0, (3, 1, 1, 1, 1, 1)),
     "fewer-epochs": (0, (6, 1.5, 1.5, 1.5)),
     "fewer-epochs-late": (0, (1, 1)),
     "rs2": (0, (8, 1.5)),
