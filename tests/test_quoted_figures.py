@@ -26,7 +26,6 @@ from fineprune.experiments.scale_table import read_scaling, scale_rows
 from fineprune.experiments.tuning import read_rates
 from fineprune.report.comparison_table import comparison_tables
 from fineprune.report.scaling.tables import scale_tables
-from fineprune.report.table import markdown_table
 from fineprune.runs.run import read_run, read_runs
 
 ROOT = Path(__file__).parent.parent
@@ -660,6 +659,14 @@ def test_the_tables_of_found_labels_are_made_from_their_file():
     page = (ROOT / FOUND).read_text(encoding="utf-8")
     shown = page.partition(benchmark["BEGIN"])[2].partition(benchmark["END"])[0]
     assert shown.strip() == benchmark["tables"](found_labels())
+
+
+def markdown_table(table):
+    """A table as the pages of results show it, with its title and its note."""
+    ruler = ["---", *["---:"] * (len(table.headers) - 1)]
+    rows = [table.headers, ruler, *table.lines, *table.paper]
+    lines = [f"| {' | '.join(row)} |".replace("\N{NO-BREAK SPACE}", " ") for row in rows]
+    return "\n".join([f"**{table.title}**", "", *lines, "", table.note, ""])
 
 
 def test_the_tables_of_scale_are_those_of_its_runs():
