@@ -33,8 +33,7 @@ from fineprune.report.figures import (
     schedule_svg,
 )
 from fineprune.report.html import write_report
-from fineprune.report.paper import RESULTS, paper_rows
-from fineprune.report.paper_table import paper_notes, paper_table
+from fineprune.report.paper import RESULTS, paper_notes, paper_rows, paper_table
 from fineprune.report.table import rich_table
 from fineprune.report.verdict import headline, verdict
 from fineprune.runs.run import read_run, read_runs

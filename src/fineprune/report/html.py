@@ -16,8 +16,7 @@ from fineprune.report.figures import (
     draw_time,
 )
 from fineprune.report.page_template import write_page
-from fineprune.report.paper import paper_result
-from fineprune.report.paper_table import paper_notes, paper_table
+from fineprune.report.paper import paper_notes, paper_result, paper_table
 from fineprune.report.suspected_labels import first_suspects
 from fineprune.report.table import NOTHING, Table, percent, whole
 from fineprune.report.verdict import CHANCE_POINTS, headline, method_of, verdict
