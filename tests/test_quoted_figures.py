@@ -778,10 +778,11 @@ def test_the_tables_of_variants_are_those_of_their_file(head, names):
         assert {f"{100 * (1 - share):.0f}" for share in shares} == {row[1]}
 
 
-def test_the_tables_of_the_joint_study_are_those_of_its_runs():
+def test_the_tables_of_the_joint_study_are_those_of_its_runs(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     study = runpy.run_path(str(ROOT / "benchmarks/joint_study.py"))
     records = study["read_records"](RESULTS / "joint/runs.jsonl")
-    tables = study["markdown"](study["Study"](records)).split("\n\n")
+    tables = study["tables"](study["Study"](records)).split("\n\n")
     page = (RESULTS / "joint.md").read_text(encoding="utf-8")
     assert len(tables) == 3
     assert all(f"\n{table}\n" in page for table in tables)
