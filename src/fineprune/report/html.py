@@ -155,7 +155,7 @@ def _overview(sections: Sequence[dict[str, Any]]) -> Table | None:
 
 
 def _caveats(group: Group, rows: Sequence[Row], margin: float) -> list[str]:
-    kind = group.runs[0].summary.evaluated_on
+    kind = group.first.evaluated_on
     caveats = [
         f"Accuracies are measured on the {kind} set. The main result is the accuracy after the "
         f"last epoch. The mean of the best three evaluations, which the paper reports, is too high "
