@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from table import markdown
 
 from fineprune.errors import InputError, RunError
 from fineprune.experiments.arm_table import Difference, mean_difference
@@ -32,6 +33,7 @@ from fineprune.experiments.launched_run import launch
 from fineprune.experiments.planned_run import PlannedRun
 from fineprune.inspection.overlap import expected_jaccard, largest
 from fineprune.inspection.suspects import smoothed_losses
+from fineprune.report.table import decimal, percent
 from fineprune.runs.history import read_history
 from fineprune.runs.lock import only_writer
 from fineprune.runs.run import Run, read_run
@@ -304,58 +306,43 @@ def points(difference: Difference | None, factor: int = 100, digits: int = 2) ->
     return text if half is None else f"{text} ±{factor * half:.{digits}f}"
 
 
-def share(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{100 * value:.{digits}f}"
-
-
-def number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def table(headers: Sequence[str], left: int, rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, of which the first columns are aligned to the left."""
-    marks = [*["---"] * left, *["---:"] * (len(headers) - left)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [headers, marks, *rows])
-
-
-def markdown(study: Study) -> str:
+def tables(study: Study) -> str:
     """Return the tables of a study: accuracies, wrong labels found, and overlaps."""
     rows = study.rows()
-    accuracies = table(
+    accuracies = markdown(
         [
             *("strategy", "arm", "seeds", "staleness", "saved, %", "last epoch, %"),
             *("to full, points", f"to {FRESH}, points", "change of to full, points"),
         ],
-        2,
         [
             [
-                *(row["strategy"], row["arm"], str(row["seeds"]), number(row["staleness"], 2)),
-                *(share(row["saved"]), share(row["accuracy"], 2)),
+                *(row["strategy"], row["arm"], str(row["seeds"]), decimal(row["staleness"], 2)),
+                *(percent(row["saved"], 1), percent(row["accuracy"])),
                 *(points(row[name]) for name in ("to_full", "to_fresh", "change")),
             ]
             for row in rows
         ],
+        left=2,
     )
-    found = table(
+    found = markdown(
         [
             *("strategy", "arm", "ROC area of the losses", f"to {FRESH}"),
             *("ROC area of the suspicion", f"to {FRESH}"),
             *("precision, %", "recall, %", "wrong of the skipped, %"),
         ],
-        2,
         [
             [
                 *(row["strategy"], row["arm"]),
-                *(number(row["loss_roc_area"], 3), points(row["losses_to_fresh"], 1, 3)),
-                *(number(row["roc_area"], 3), points(row["suspicion_to_fresh"], 1, 3)),
-                *(share(row[name]) for name in ("precision", "recall", "wrong_of_skipped")),
+                *(decimal(row["loss_roc_area"], 3), points(row["losses_to_fresh"], 1, 3)),
+                *(decimal(row["roc_area"], 3), points(row["suspicion_to_fresh"], 1, 3)),
+                *(percent(row[name], 1) for name in ("precision", "recall", "wrong_of_skipped")),
             ]
             for row in rows
         ],
+        left=2,
     )
-    overlaps = table(
+    overlaps = markdown(
         ["arm", "pairs of runs", "n", "Jaccard", "range", "by chance"],
-        2,
         [
             [
                 *(row["arm"], row["pairs of runs"], str(row["pairs"]), f"{row['jaccard']:.2f}"),
@@ -364,6 +351,7 @@ def markdown(study: Study) -> str:
             ]
             for row in study.overlaps()
         ],
+        left=2,
     )
     return f"{accuracies}\n\n{found}\n\n{overlaps}"
 
@@ -405,7 +393,7 @@ def main() -> None:
         both = {"runs": study.rows(), "overlaps": study.overlaps()}
         print(json.dumps(both, indent=1, default=dataclasses.asdict))
     else:
-        print(markdown(study))
+        print(tables(study))
 
 
 if __name__ == "__main__":

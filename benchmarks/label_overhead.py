@@ -18,11 +18,11 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from sizes import peak_bytes
 from table import show
 
 import fineprune as fp
@@ -73,35 +73,27 @@ def evidence_costs(samples: int, classes: int) -> dict[str, Any]:
     for _ in range(100):  # The first call of an operation loads its code.
         few.record(torch.arange(BATCH), logits, labels[:BATCH])
     few.suspects()
-    Path("/proc/self/clear_refs").write_text("5")  # From here on, the peak is counted anew.
-    before = peak()
+    peak_bytes(reset=True)
+    before = peak_bytes()
     watch = fp.LabelWatch(samples, classes)
     started = time.perf_counter()
     for index in batches:
         watch.record(index, logits[: len(index)], labels[index])
     recorded = time.perf_counter()
-    after_recording = peak()
+    after_recording = peak_bytes()
     watch.suspects()
     ranked = time.perf_counter()
-    after_ranking = peak()
+    after_ranking = peak_bytes()
     sums = watch.state_dict()["evidence"]["sums"].values()
     return {
         "samples": samples,
         "classes": classes,
         "evidence, MB": sum(tensor.nbytes for tensor in sums) / 1e6,
-        "growth while recording, MB": after_recording - before,
-        "while ranking, MB": after_ranking - before,
+        "growth while recording, MB": (after_recording - before) / 1e6,
+        "while ranking, MB": (after_ranking - before) / 1e6,
         "record, us per batch": (recorded - started) / len(batches) * 1e6,
         "ranking, s": ranked - recorded,
     }
-
-
-def peak() -> float:
-    """Return the peak resident memory of this process in MB, from /proc."""
-    (line,) = (
-        line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line
-    )
-    return int(line.split()[1]) * 1024 / 1e6
 
 
 def in_own_process(samples: int, classes: int, threads: int) -> dict[str, Any]:

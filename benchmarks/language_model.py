@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from table import markdown
 from torch import nn
 
 import fineprune as fp
@@ -314,7 +315,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     kinds = list(lines[0]["skipped"])
     head = ["arm", "n", "saved, %", "loss on held-out text", "to full"]
     head += [f"skipped: {kind}, %" for kind in kinds]
-    rows = [head, ["---"] + (len(head) - 1) * ["---:"]]
+    rows = []
     full = {line["seed"]: line["loss"] for line in lines if line["arm"] == "full"}
     for name in dict.fromkeys(line["arm"] for line in lines):
         own = [line for line in lines if line["arm"] == name]
@@ -336,7 +337,7 @@ def table(lines: list[dict[str, Any]]) -> str:
                 ),
             ]
         )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown(head, rows)
 
 
 def main() -> None:

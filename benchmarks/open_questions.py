@@ -20,6 +20,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import numpy.typing as npt
+from table import markdown
 
 from fineprune.inspection.inspected import Inspected, read_inspected
 from fineprune.inspection.overlap import Overlap, largest, skipped_overlaps, suspect_overlaps
@@ -163,14 +164,8 @@ def draw(runs: list[Inspected], file: Path) -> None:
     figure.savefig(file, dpi=100)
 
 
-def table(headers: list[str], lines: Iterable[list[str]]) -> str:
-    """Return a Markdown table."""
-    rows = [headers, ["---", *["---:"] * (len(headers) - 1)], *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
 def kinds_table(found: list[Kind]) -> str:
-    return table(
+    return markdown(
         ["pairs of runs", "n", "Jaccard", "range", "by chance", "rank correlation"],
         (
             [
@@ -188,7 +183,7 @@ def kinds_table(found: list[Kind]) -> str:
 
 def values_table(title: str, values: dict[str, dict[str, float]]) -> str:
     keys = next(iter(values.values()))
-    return table(
+    return markdown(
         [title, *values],
         ([key, *(f"{of[key]:.2f}" for of in values.values())] for key in keys),
     )

@@ -15,13 +15,14 @@ import json
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from table import show
 
 import fineprune as fp
 from fineprune.networks.lenet import LeNet
@@ -265,19 +266,6 @@ def large_selection(samples: int = 100_000_000) -> list[dict[str, Any]]:
     return rows
 
 
-def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    keys = list(rows[0])
-    print("| " + " | ".join(key.replace("_", " ") for key in keys) + " |")
-    print("|" + "---|" * len(keys))
-    for row in rows:
-        cells = [
-            f"{v:,.4g}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else v
-            for v in row.values()
-        ]
-        print("| " + " | ".join(cells) + " |")
-    print()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--large", action="store_true", help="also 100 million samples")
@@ -291,9 +279,9 @@ def main() -> None:
         print(json.dumps({"about": about, "rows": rows, "large": large}))
         return
     print(about, f"n = {options.repeats} steps\n")
-    show(rows)
+    show(rows, digits=4)
     if large:
-        show(large)
+        show(large, digits=4)
 
 
 if __name__ == "__main__":

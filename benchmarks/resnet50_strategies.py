@@ -18,7 +18,6 @@ import contextlib
 import json
 import math
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -28,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from images import make_images
+from table import show
 
 from fineprune.runs.files import read_metrics
 from fineprune.training.hardware import describe
-
-make_images = runpy.run_path(str(Path(__file__).with_name("images.py")))["make_images"]
 
 RECIPE = """
 [data]
@@ -169,10 +168,7 @@ def main() -> None:
         print(json.dumps({"about": about, "rows": rows}))
         return
     print(about, "\n")
-    print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
-    for row in rows:
-        cells = [f"{cell:,.3g}" if isinstance(cell, float) else str(cell) for cell in row.values()]
-        print("| " + " | ".join(cells) + " |")
+    show(rows)
 
 
 if __name__ == "__main__":

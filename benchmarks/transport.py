@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from shaped_nodes import address, interface, on_node, shaped_network, what_is_missing
+from table import show
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from fineprune.distributed.parameter_servers.link import Link, WireFormat, join_store, open_store
@@ -263,18 +264,6 @@ def rows_of(
             }
         )
     return rows
-
-
-def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    keys = list(rows[0])
-    print("| " + " | ".join(key.replace("_", " ") for key in keys) + " |")
-    print("|" + "---|" * len(keys))
-    for row in rows:
-        cells = [
-            "" if v is None else f"{v:,.3g}" if isinstance(v, float) else str(v)
-            for v in row.values()
-        ]
-        print("| " + " | ".join(cells) + " |")
 
 
 def main() -> None:

@@ -218,6 +218,7 @@ def test_the_times_of_the_networks_are_ratios_within_a_run(tmp_path, monkeypatch
 
 def test_the_joint_study_continues_and_makes_its_tables(tmp_path, fast_runs, monkeypatch, capsys):
     """With the digits and one strategy. The finished runs of the first call are kept."""
+    monkeypatch.syspath_prepend("benchmarks")
     study = runpy.run_path("benchmarks/joint_study.py")
     out = tmp_path / "out"
 

@@ -143,9 +143,9 @@ def test_all_commands_count_the_same_suspects(digits, tmp_path):
     assert f"({number} suspects first)" in said
     # ``full`` suspects nothing by itself, but its logits were recorded.
     (row,) = all_found_rows([read_run(digits)])
-    assert row.suspects == number
-    assert row.roc_area == summary.suspicion.roc_area
-    assert (row.roc_area or 0) > 0.9
+    assert row["suspects"] == number
+    assert row["roc_area"] == summary.suspicion.roc_area
+    assert row["roc_area"] > 0.9
 
 
 def test_the_evidence_of_several_runs_is_added(digits, tmp_path):

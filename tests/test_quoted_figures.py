@@ -26,7 +26,6 @@ from fineprune.experiments.scale_table import read_scaling, scale_rows
 from fineprune.experiments.tuning import read_rates
 from fineprune.report.comparison_table import comparison_tables
 from fineprune.report.scaling.tables import scale_tables
-from fineprune.report.table import markdown_table
 from fineprune.runs.run import read_run, read_runs
 
 ROOT = Path(__file__).parent.parent
@@ -675,6 +674,14 @@ def test_the_tables_of_found_labels_are_made_from_their_file():
     assert shown.strip() == benchmark["tables"](found_labels())
 
 
+def markdown_table(table):
+    """A table as the pages of results show it, with its title and its note."""
+    ruler = ["---", *["---:"] * (len(table.headers) - 1)]
+    rows = [table.headers, ruler, *table.lines, *table.paper]
+    lines = [f"| {' | '.join(row)} |".replace("\N{NO-BREAK SPACE}", " ") for row in rows]
+    return "\n".join([f"**{table.title}**", "", *lines, "", table.note, ""])
+
+
 def test_the_tables_of_scale_are_those_of_its_runs():
     """Figures, titles, columns and notes are what ``fineprune scale`` prints for these runs."""
     tables = scale_tables(scale_rows(read_scaling(RESULTS / "scale").runs, None))
@@ -784,10 +791,11 @@ def test_the_tables_of_variants_are_those_of_their_file(head, names):
         assert {f"{100 * (1 - share):.0f}" for share in shares} == {row[1]}
 
 
-def test_the_tables_of_the_joint_study_are_those_of_its_runs():
+def test_the_tables_of_the_joint_study_are_those_of_its_runs(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     study = runpy.run_path(str(ROOT / "benchmarks/joint_study.py"))
     records = study["read_records"](RESULTS / "joint/runs.jsonl")
-    tables = study["markdown"](study["Study"](records)).split("\n\n")
+    tables = study["tables"](study["Study"](records)).split("\n\n")
     page = (RESULTS / "joint.md").read_text(encoding="utf-8")
     assert len(tables) == 3
     assert all(f"\n{table}\n" in page for table in tables)

@@ -33,9 +33,8 @@ from fineprune.report.figures import (
     schedule_svg,
 )
 from fineprune.report.html import write_report
-from fineprune.report.paper import RESULTS, paper_rows
-from fineprune.report.paper_table import paper_notes, paper_table
-from fineprune.report.table import markdown_table, rich_table
+from fineprune.report.paper import RESULTS, paper_notes, paper_rows, paper_table
+from fineprune.report.table import rich_table
 from fineprune.report.verdict import headline, verdict
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training.recipe import read_recipe
@@ -79,13 +78,10 @@ def terminal(rows):
     return captured.get()
 
 
-def markdown(rows):
-    return "\n".join(map(markdown_table, comparison_tables(rows)))
-
-
-def cells(text):
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+def lines_of(rows):
+    """The cells of each line of the only table by its headers, those of a paper last."""
+    (table,) = comparison_tables(rows)
+    return [dict(zip(table.headers, line, strict=True)) for line in [*table.lines, *table.paper]]
 
 
 # Tables
@@ -136,45 +132,41 @@ def test_long_names_of_arms_are_broken_at_their_hyphens_in_the_terminal(runs):
     assert re.search(r"^ *progressive- +3 .*\n *dropout *$", text, re.MULTILINE)
 
 
-def test_the_markdown_table_shows_percentages_and_points_with_two_decimals(runs):
+def test_the_table_shows_percentages_and_points_with_two_decimals(runs):
     rows = table_rows(runs)
-    header, _, *lines = cells(markdown(rows))
-    assert header == [column.header for column in COLUMNS]
-    shown = dict(zip(header, lines[1], strict=True))
+    full, shown, *_ = lines_of(rows)
+    assert list(shown) == [column.header for column in COLUMNS]
     assert shown["arm"] == "fine-pruning"
     accuracy, difference = rows[1].accuracy_last, rows[1].last_difference
     assert accuracy is not None
     assert shown["last epoch, %"] == f"{100 * accuracy:.2f}"
     assert difference is not None
     assert difference.half_width is not None
-    points = f"{100 * difference.mean:+.2f} ±{100 * difference.half_width:.2f}"
+    points = f"{100 * difference.mean:+.2f}\N{NO-BREAK SPACE}±{100 * difference.half_width:.2f}"
     assert shown["last vs full, points"] == points
-    assert lines[0][header.index("time saved, %")] == "-"
+    assert full["time saved, %"] == "-"
 
 
 def test_with_one_seed_no_interval_is_printed(runs):
     rows = table_rows([run for run in runs if run.summary.seed == 0])
-    assert "±" not in markdown(rows)
-    assert re.search(r"[+-]\d\.\d\d ", markdown(rows))
+    pruned = lines_of(rows)[1]
+    assert "±" not in str(pruned)
+    assert re.fullmatch(r"[+-]\d\.\d\d", pruned["last vs full, points"])
 
 
 def test_the_cost_of_the_full_accuracy_is_a_number_only_if_every_run_reaches_it(runs):
-    def shown(rows):
-        header, _, *lines = cells(markdown(rows))
-        return dict(zip(header, lines[1], strict=True))
-
     changed = [with_summary(run, accuracy_last=0.5) for run in runs]
-    row = shown(table_rows(changed))
+    row = lines_of(table_rows(changed))[1]
     # The runs are evaluated after every second epoch, the first of which trains on all data.
     assert row["samples to full's accuracy"] == "1,024"
     changed[0] = with_summary(runs[0], accuracy_last=0.99)
-    row = shown(table_rows(changed))
+    row = lines_of(table_rows(changed))[1]
     assert (
         row["samples to full's accuracy"]
         == row["time to full's accuracy, s"]
         == "in 67 % of the runs"
     )
-    row = shown(table_rows([with_summary(run, accuracy_last=0.99) for run in runs]))
+    row = lines_of(table_rows([with_summary(run, accuracy_last=0.99) for run in runs]))[1]
     assert row["samples to full's accuracy"] == "never"
 
 
@@ -201,8 +193,7 @@ def cifar10_runs(tmp_path, monkeypatch):
 
 def test_the_papers_results_are_shown_for_its_networks_on_cifar10_only(runs, cifar10_runs):
     rows = table_rows(cifar10_runs)
-    lines = cells(markdown(rows))
-    shown = dict(zip(lines[0], lines[-1], strict=True))
+    shown = lines_of(rows)[-1]
     assert (shown["arm"], shown["time saved, %"]) == ("paper: pruned", "11.80")
     assert (shown["overhead, s"], shown["best three, %"]) == ("4.27", "74.72")
     assert shown["best three vs full, points"] == "-0.43"
@@ -236,7 +227,8 @@ def test_each_group_has_a_table(runs):
     others = [with_summary(run, network="vgg13") for run in runs]
     rows = table_rows([*runs, *others])
     assert "vgg13 on" in terminal(rows)
-    assert "**vgg13 on digits, accuracy on the test set**" in markdown(rows)
+    titles = [table.title for table in comparison_tables(rows)]
+    assert "vgg13 on digits, accuracy on the test set" in titles
     assert terminal(rows).count("fine-pruning") == 2
 
 

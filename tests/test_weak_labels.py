@@ -315,14 +315,14 @@ def test_the_report_shows_the_means_of_each_arm(tmp_path):
     noisy = [with_suspicion(run) for run in runs]
     assert len({run.summary.suspicion.roc_area for run in noisy}) > 2
     full, pruned = all_found_rows(noisy)
-    assert (full.arm, full.seeds, full.roc_area) == ("full", 3, None)
+    assert (full["arm"], full["seeds"], full["roc_area"]) == ("full", 3, None)
     areas = [run.summary.suspicion.roc_area for run in noisy]
     known = [area for area in areas if area is not None]
-    assert pruned.roc_area == pytest.approx(np.mean(known))
+    assert pruned["roc_area"] == pytest.approx(np.mean(known))
     write_report(noisy, tmp_path / "noisy.html")
     page = (tmp_path / "noisy.html").read_text()
     assert page.count("<h3>Wrong labels found</h3>") == 1
-    assert f"<td>{pruned.roc_area:.3f}</td>" in page
+    assert f"<td>{pruned['roc_area']:.3f}</td>" in page
     assert "<td>40.0</td>" in page
 
 

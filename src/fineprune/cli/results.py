@@ -32,7 +32,7 @@ def show_results(
     from fineprune.report.html import write_report
     from fineprune.report.table import rich_table
     from fineprune.report.verdict import headline
-    from fineprune.report.wrong_labels import all_found_rows, found_dicts, found_line
+    from fineprune.report.wrong_labels import all_found_rows, found_line
 
     rows = table_rows(runs, fraction)
     found = all_found_rows(runs)
@@ -50,7 +50,7 @@ def show_results(
     }
     write_report(runs, page, fraction)
     if as_json:
-        wrong_labels = {"wrong_labels": found_dicts(found)} if found else {}
+        wrong_labels = {"wrong_labels": found} if found else {}
         differing = {"unequal": cautions} if cautions else {}
         content = {"headlines": headlines, "rows": row_dicts(rows), **wrong_labels, **differing}
         typer.echo(json.dumps({**about, **content}))

@@ -138,7 +138,7 @@ class _Training:
         workers = [index * group // cluster.accelerators for index in range(self._groups)]
         self._node = np.array(workers)
         worker_nodes = -(-configuration.workers // cluster.accelerators)
-        if configuration.settings.get("placement") == "dedicated":
+        if configuration.dedicated:
             hosts = worker_nodes + np.arange(self._servers)
         else:
             hosts = np.arange(self._servers) % worker_nodes

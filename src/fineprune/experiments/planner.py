@@ -120,14 +120,10 @@ def plan_cluster(
             workers=chosen.workers,
             servers=chosen.servers,
             nodes=nodes,
-            throughput=simulated.throughput,
             speedup=speedup,
             efficiency=speedup / nodes,
-            staleness_mean=simulated.staleness_mean,
-            staleness_p95=simulated.staleness_p95,
             samples_factor=factor,
-            limit=simulated.limit,
-            busy=simulated.busy,
+            **vars(simulated),
             hours=hours,
             node_hours=hours * nodes,
             hours_pruned=pruned,
@@ -206,7 +202,7 @@ def _kinds(cluster: ClusterShape) -> list[str]:
 def _kind(chosen: Configuration) -> str:
     words = [chosen.strategy]
     words += ["backup"] if chosen.settings.get("backup") else []
-    words += ["dedicated"] if chosen.settings.get("placement") == "dedicated" else []
+    words += ["dedicated"] if chosen.dedicated else []
     return " ".join(words)
 
 
@@ -231,8 +227,8 @@ def _choices(
 
 
 def _nodes(chosen: Configuration, cluster: ClusterShape) -> int:
-    dedicated = chosen.settings.get("placement") == "dedicated"
-    return -(-chosen.workers // cluster.accelerators) + (chosen.servers if dedicated else 0)
+    dedicated = chosen.servers if chosen.dedicated else 0
+    return -(-chosen.workers // cluster.accelerators) + dedicated
 
 
 def _averaged(chosen: Configuration) -> int:

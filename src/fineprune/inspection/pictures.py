@@ -17,7 +17,7 @@ from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data.memory import LoadedImages, device_data, load_images
 from fineprune.training.evaluate import evaluated_logits
 from fineprune.training.network import precision, recipe_network
-from fineprune.training.recipe import Recipe, make_recipe
+from fineprune.training.recipe import make_recipe
 
 _BATCH = 500
 
@@ -41,11 +41,6 @@ class Outputs:
     features: npt.NDArray[np.float32] | None
 
 
-def recipe_of(run: Run) -> Recipe:
-    """Return the recipe of a run."""
-    return make_recipe(run.recipe)
-
-
 def pictures_of(run: Run) -> LoadedImages:
     """Load the training pictures of a run.
 
@@ -53,7 +48,7 @@ def pictures_of(run: Run) -> LoadedImages:
         InputError: The data are the user's own, whose code ``inspect`` does not run; they are
             files; or they cannot be loaded.
     """
-    recipe = recipe_of(run)
+    recipe = make_recipe(run.recipe)
     if recipe.data.name == "images":
         raise InputError("expected data in memory to pass through the network, got image files")
     if recipe.data.own:
@@ -78,7 +73,7 @@ def outputs_of(run: Run, loaded: LoadedImages) -> Outputs:
     if not path.exists():
         raise InputError(f"expected the trained network in {path}, found no file")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    recipe = recipe_of(run).replaced("run", device=device, compile="off")
+    recipe = make_recipe(run.recipe).replaced("run", device=device, compile="off")
     # Building the network draws random weights, which must not change the caller's random numbers.
     with torch.random.fork_rng(devices=[]):
         model = recipe_network(recipe, device_data(recipe, loaded))

@@ -12,8 +12,8 @@ from PIL import Image
 from fineprune.datasets.image_index import ImageIndex, load_index
 from fineprune.errors import InputError
 from fineprune.inspection.known_samples import KnownSamples
-from fineprune.inspection.pictures import recipe_of
 from fineprune.training.data.user import load_own
+from fineprune.training.recipe import make_recipe
 
 Show = Callable[[int], Any]
 
@@ -31,7 +31,7 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
     pictures, number = samples.pictures, samples.number
     if pictures is not None:
         return lambda sample: _image(pictures[sample])
-    data = recipe_of(samples.run.run).data
+    data = make_recipe(samples.run.run.recipe).data
     if data.name == "images" and data.train is not None:
         index = load_index(Path(data.train))
         if len(index) <= number.max() or index.keys() != samples.keys:

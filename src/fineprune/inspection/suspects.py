@@ -71,26 +71,21 @@ def suspects_of(*runs: Inspected, most: int | None = None) -> Suspects:
     first = runs[0]
     watch = _added(runs)
     if watch is None:
-        score = smoothed_losses(first.history)
-        known = np.flatnonzero(~np.isnan(score))
-        index = known[np.argsort(-score[known], kind="stable")][:most]
-        label = first.labels[index]
-        suggestion, agreement = suggested_labels(first.history, index, label)
-        number = int((score > math.log(int(first.labels.max()) + 1)).sum())
-        return Suspects(index, score[index], label, suggestion, agreement, number)
-    ranking = watch.ranking()
-    ranked = [part.numpy() for part in ranking.suspects()]
-    trained = np.isfinite(ranked[1])
-    index, scores, suggestion = (part[trained][:most] for part in ranked)
+        losses = smoothed_losses(first.history)
+        known = np.flatnonzero(~np.isnan(losses))
+        index = known[np.argsort(-losses[known], kind="stable")][:most]
+        score = losses[index]
+        suggestion = _suggestions(first.history, index, first.labels[index])
+        number = int((losses > math.log(int(first.labels.max()) + 1)).sum())
+    else:
+        ranking = watch.ranking()
+        ranked = [part.numpy() for part in ranking.suspects()]
+        trained = np.isfinite(ranked[1])
+        index, score, suggestion = (part[trained][:most] for part in ranked)
+        number = ranking.num_suspects
     agreement = np.mean([_agreement(run.history, index, suggestion) for run in runs], axis=0)
-    return Suspects(
-        index,
-        scores,
-        first.labels[index],
-        suggestion,
-        agreement.astype(np.float32),
-        ranking.num_suspects,
-    )
+    label = first.labels[index]
+    return Suspects(index, score, label, suggestion, agreement.astype(np.float32), number)
 
 
 def suspicion_in(run: Inspected) -> npt.NDArray[np.float32]:
@@ -121,18 +116,42 @@ def _added(runs: Sequence[Inspected]) -> LabelWatch | None:
     return total
 
 
+def _last_predictions(
+    history: History, index: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the predictions for some samples, and which of them vote; shape (epochs, n)."""
+    predicted = history.predicted(index)
+    votes = predicted >= 0
+    # Of the epochs that trained a sample, the last ones.
+    votes &= np.cumsum(votes[::-1], axis=0)[::-1] <= _VOTES
+    return predicted, votes
+
+
 def _agreement(
     history: History, index: npt.NDArray[np.int64], suggestion: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float32]:
     """Return ``Suspects.agreement`` of some samples with these suggestions, shape (n,)."""
     parts = [np.empty(0, np.float32)]
     for begin in range(0, len(index), _CHUNK):
-        predicted = history.predicted(index[begin : begin + _CHUNK])
-        votes = predicted >= 0
-        # Of the epochs that trained a sample, the last ones.
-        votes &= np.cumsum(votes[::-1], axis=0)[::-1] <= _VOTES
+        predicted, votes = _last_predictions(history, index[begin : begin + _CHUNK])
         agreeing = votes & (predicted == suggestion[begin : begin + _CHUNK])
         parts.append((agreeing.sum(0) / np.maximum(votes.sum(0), 1)).astype(np.float32))
+    return np.concatenate(parts)
+
+
+def _suggestions(
+    history: History, index: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return ``Suspects.suggestion`` of some samples with these labels, by their predictions."""
+    parts = [np.empty(0, np.int64)]
+    for begin in range(0, len(index), _CHUNK):
+        predicted, votes = _last_predictions(history, index[begin : begin + _CHUNK])
+        own = labels[begin : begin + _CHUNK]
+        classes = int(max(predicted.max(initial=0), own.max(initial=0))) + 1
+        numbers = np.zeros((len(own), classes), dtype=np.int16)
+        np.add.at(numbers, (np.nonzero(votes)[1], predicted[votes]), 1)
+        numbers[np.arange(len(own)), own] = 0
+        parts.append(np.where(numbers.any(1), numbers.argmax(1), -1))
     return np.concatenate(parts)
 
 
@@ -149,44 +168,3 @@ def smoothed_losses(history: History) -> npt.NDArray[np.float32]:
         average[first] = losses[first]
         average[known] += np.float32(_WEIGHT) * (losses[known] - average[known])
     return average
-
-
-def suggested_labels(
-    history: History, index: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Return the class that the network predicted most often instead of each label.
-
-    Args:
-        history: The history of the run.
-        index: The indices of the samples; int64, shape (n,).
-        labels: Their labels; int64, shape (n,).
-
-    Returns:
-        ``Suspects.suggestion`` and ``Suspects.agreement``, both of shape (n,).
-    """
-    parts = [
-        _voted(history.predicted(index[begin : begin + _CHUNK]), labels[begin : begin + _CHUNK])
-        for begin in range(0, len(index), _CHUNK)
-    ]
-    if not parts:
-        return np.empty(0, np.int64), np.empty(0, np.float32)
-    suggestions, agreements = zip(*parts, strict=True)
-    return np.concatenate(suggestions), np.concatenate(agreements)
-
-
-def _voted(
-    predictions: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    samples = np.arange(len(labels))
-    classes = int(max(predictions.max(initial=0), labels.max(initial=0))) + 1
-    votes = np.zeros((len(labels), classes), dtype=np.int16)
-    voters = np.zeros(len(labels), dtype=np.int16)
-    for predicted in predictions[::-1]:
-        votes_now = (predicted >= 0) & (voters < _VOTES)
-        votes[samples[votes_now], predicted[votes_now]] += 1
-        voters += votes_now
-    votes[samples, labels] = 0
-    suggestion = votes.argmax(axis=1)
-    number = votes[samples, suggestion]
-    agreement = (number / np.maximum(voters, 1)).astype(np.float32)
-    return np.where(number > 0, suggestion, -1), agreement

@@ -228,12 +228,7 @@ def row_dicts(rows: Sequence[Row]) -> list[dict[str, Any]]:
         for field in dataclasses.fields(row)[1:]:
             value = getattr(row, field.name)
             if isinstance(value, Difference):
-                value = {
-                    "mean": value.mean,
-                    "low": value.low,
-                    "high": value.high,
-                    "pairs": value.pairs,
-                }
+                value = {name: getattr(value, name) for name in ("mean", "low", "high", "pairs")}
             values[field.name] = value
         dicts.append(values)
     return dicts

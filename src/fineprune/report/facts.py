@@ -1,13 +1,13 @@
 """The facts of a report: what was run, on which data and on which hardware."""
 
-import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fineprune.errors import InputError
 from fineprune.experiments.tuning import read_rates
 from fineprune.runs.files import RECIPE
-from fineprune.runs.run import Run
+from fineprune.runs.run import Run, read_sections
 from fineprune.runs.summary import Summary
 
 
@@ -73,8 +73,8 @@ def comparison_recipe(runs: Iterable[Run]) -> dict[str, Any]:
     if folder is None:
         return {}
     try:
-        return tomllib.loads((folder / RECIPE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_sections(folder / RECIPE)
+    except InputError:
         return {}
 
 

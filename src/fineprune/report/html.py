@@ -1,8 +1,8 @@
 """The report on comparisons: one self-contained HTML file, for screens and for printing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import BASELINE, MARGIN, Group, Row, group_rows, grouped
@@ -15,58 +15,18 @@ from fineprune.report.figures import (
     draw_samples,
     draw_time,
 )
-from fineprune.report.page_template import template
-from fineprune.report.paper import paper_result
-from fineprune.report.paper_table import paper_notes, paper_table
-from fineprune.report.suspected_labels import FirstSuspects, first_suspects
+from fineprune.report.page_template import write_page
+from fineprune.report.paper import paper_notes, paper_result, paper_table
+from fineprune.report.suspected_labels import first_suspects
 from fineprune.report.table import NOTHING, Table, percent, whole
 from fineprune.report.verdict import CHANCE_POINTS, headline, method_of, verdict
 from fineprune.report.wrong_labels import found_rows, found_table
-from fineprune.runs.files import RECIPE, write_atomically
+from fineprune.runs.files import RECIPE
 from fineprune.runs.run import Run
 from fineprune.runs.unfinished import Unfinished
 
 # After this time, a page about runs that train loads itself again.
 _RELOAD_SECONDS = 5
-
-
-@dataclass(frozen=True)
-class Section:
-    """The content of the page's section on one group of runs.
-
-    Attributes:
-        anchor: The id of the section in the page.
-        heading: The heading, such as ``lenet on digits``.
-        facts: Pairs of a term and its value, which describe what was run.
-        method: The arm that is compared with the controls; None if there is none.
-        headline: The verdict in one sentence.
-        first: The figures that stand below it.
-        verdict: The sentences of the verdict.
-        rows: The results, one row for each arm.
-        tables: The tables of the results: one of the accuracies, one of the costs.
-        found: The table of the wrong labels found; None if they are not known.
-        suspects: The first suspected wrong labels; None if the runs have kept no history.
-        further: The other figures.
-        caveats: The sentences on the limits of the results.
-        recipe: The recipe, as TOML.
-        command: The command that repeats the runs.
-    """
-
-    anchor: str
-    heading: str
-    facts: list[tuple[str, str]]
-    method: str | None
-    headline: str
-    first: list[Drawing]
-    verdict: list[str]
-    rows: list[Row]
-    tables: list[Table]
-    found: Table | None
-    suspects: FirstSuspects | None
-    further: list[Drawing]
-    caveats: list[str]
-    recipe: str
-    command: str
 
 
 def write_report(
@@ -97,7 +57,9 @@ def write_report(
     sections = [
         _section(group, f"group-{number}", margin) for number, group in enumerate(groups, start=1)
     ]
-    page = template("report.html.j2").render(
+    write_page(
+        path,
+        "report.html.j2",
         title=_title([*runs, *unfinished]),
         sections=sections,
         columns=COLUMNS,
@@ -107,8 +69,6 @@ def write_report(
         unfinished_drawings=_unfinished_drawings(unfinished),
         reload_seconds=_RELOAD_SECONDS if reloads else None,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, page)
 
 
 def _unfinished_table(runs: Sequence[Unfinished], finished: int) -> Table:
@@ -143,18 +103,19 @@ def _unfinished_drawings(runs: Sequence[Unfinished]) -> list[Drawing]:
     return [drawing for drawing in drawings if drawing is not None]
 
 
-def _section(group: Group, anchor: str, margin: float) -> Section:
+def _section(group: Group, anchor: str, margin: float) -> dict[str, Any]:
+    """Return what the section on a group shows; ``anchor`` is its id in the page."""
     rows, found = group_rows(group, margin), found_rows(group)
-    return Section(
-        anchor=anchor,
-        heading=group.label,
-        facts=facts(group.runs),
-        method=method_of(group),
-        headline=headline(group, rows, margin),
-        first=draw_first(group),
-        verdict=verdict(group, rows, margin),
-        rows=rows,
-        tables=[
+    return {
+        "anchor": anchor,
+        "heading": group.label,
+        "facts": facts(group.runs),
+        "method": method_of(group),
+        "headline": headline(group, rows, margin),
+        "first": draw_first(group),
+        "verdict": verdict(group, rows, margin),
+        "rows": rows,
+        "tables": [
             comparison_table(
                 part.capitalize(),
                 rows,
@@ -162,13 +123,13 @@ def _section(group: Group, anchor: str, margin: float) -> Section:
             )
             for part in ("accuracy", "cost")
         ],
-        found=found_table(found) if found else None,
-        suspects=first_suspects(group),
-        further=draw_further(group),
-        caveats=_caveats(group, rows, margin),
-        recipe=_recipe_text(group),
-        command=_command(group),
-    )
+        "found": found_table(found) if found else None,
+        "suspects": first_suspects(group),
+        "further": draw_further(group),
+        "caveats": _caveats(group, rows, margin),
+        "recipe": _recipe_text(group),
+        "command": _command(group),
+    }
 
 
 def _title(runs: Sequence[Run | Unfinished]) -> str:
@@ -176,7 +137,7 @@ def _title(runs: Sequence[Run | Unfinished]) -> str:
     return titles[0] if len(titles) == 1 else "Comparisons of fine-pruning"
 
 
-def _overview(sections: Sequence[Section]) -> Table | None:
+def _overview(sections: Sequence[dict[str, Any]]) -> Table | None:
     """Return the table of the method of each group, or of all arms of a group without a method.
 
     It is None if there is only one group.
@@ -185,15 +146,16 @@ def _overview(sections: Sequence[Section]) -> Table | None:
         return None
     columns = [column for column in COLUMNS[1:] if column.short is not None]
     lines = [
-        (f"{section.heading}, {row.arm}", *(column.cell(row) for column in columns))
+        (f"{section['heading']}, {row.arm}", *(column.cell(row) for column in columns))
         for section in sections
-        for row in [row for row in section.rows if row.arm == section.method] or section.rows
+        for row in [row for row in section["rows"] if row.arm == section["method"]]
+        or section["rows"]
     ]
     return Table("Overview", ("group", *(column.header for column in columns)), lines)
 
 
 def _caveats(group: Group, rows: Sequence[Row], margin: float) -> list[str]:
-    kind = group.runs[0].summary.evaluated_on
+    kind = group.first.evaluated_on
     caveats = [
         f"Accuracies are measured on the {kind} set. The main result is the accuracy after the "
         f"last epoch. The mean of the best three evaluations, which the paper reports, is too high "

@@ -1,8 +1,9 @@
 """The page of an inspection: what finished runs skipped and suspected, in one HTML file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,15 +34,18 @@ from fineprune.report.inspection_tables import (
     suspects_table,
     trait_table,
 )
-from fineprune.report.page_template import template
+from fineprune.report.page_template import write_page
 from fineprune.report.review import MOST_REVIEWED, make_review, reviewed_runs
 from fineprune.report.sample_gallery import VISIBLE, make_gallery
 from fineprune.report.sample_views import SampleViews
 from fineprune.report.suspected_labels import suspects_note, top_loss
 from fineprune.report.table import Table, percent
-from fineprune.runs.files import write_atomically
 
 Matrix = npt.NDArray[np.int64]
+
+# A confusion matrix in the page: the caption, and for each row its name and the cells (the text,
+# the shade from 0 to 1, and whether the prediction is right).
+Heat = tuple[str, list[tuple[str, list[tuple[str, str, bool]]]]]
 
 # The largest size of a page with up to ten networks and arms, in bytes, and what the tables and the
 # texts of the cards of an arm take of it. Pictures that do not fit are left out.
@@ -53,39 +57,6 @@ _SHOWN = 100
 
 # A confusion matrix of more classes is not readable.
 _MOST_CLASSES = 20
-
-
-@dataclass(frozen=True)
-class _Gallery:
-    """A gallery in the page, with its heading and its explanation."""
-
-    title: str
-    note: str
-    cards: Markup
-
-
-@dataclass(frozen=True)
-class _Heat:
-    """A confusion matrix in the page: each row has the cells (text, shade from 0 to 1, right)."""
-
-    caption: str
-    rows: list[tuple[str, list[tuple[str, str, bool]]]]
-
-
-@dataclass(frozen=True)
-class _Section:
-    anchor: str
-    heading: str
-    lead: list[str]
-    missing: list[str]
-    found: Table | None
-    galleries: list[_Gallery]
-    classes: Table
-    heats: list[_Heat]
-    class_names: list[str]
-    confused: Table | None
-    trait_title: str
-    traits: list[Table]
 
 
 def write_inspection(
@@ -145,7 +116,9 @@ def write_inspection(
         tables.append(overlap_table("The most skipped samples", skipped, runs))
     if suspected:
         tables.append(overlap_table("The most suspected samples", suspected, runs))
-    page = template("inspection.html.j2").render(
+    write_page(
+        path,
+        "inspection.html.j2",
         title=_title(runs),
         lead=", ".join(distinct(run.name for run in runs)),
         facts=_facts(runs),
@@ -154,8 +127,6 @@ def write_inspection(
         overlaps=tables,
         runs=len(runs),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, page)
     return Inspection([run.name for run in runs], figures, skipped, suspected)
 
 
@@ -166,15 +137,15 @@ def _section(
     full: Inspected | None,
     anchor: str,
     views: SampleViews,
-) -> _Section:
-    """Return the section of a run."""
+) -> dict[str, Any]:
+    """Return what the section of a run shows."""
     run, summary = samples.run, samples.run.run.summary
     top = top_loss(run, ranked)
     galleries = []
     if figures.shown:
         chosen = ranked.at(np.arange(figures.shown))
         cards = make_gallery(samples, chosen, top, views, detailed=True)
-        galleries.append(_Gallery("Suspected wrong labels", suspects_note(samples), cards))
+        galleries.append(("Suspected wrong labels", suspects_note(samples), cards))
     galleries += _skipped_galleries(samples, ranked, top, views)
     common = "most skipped" if samples.times_skipped.any() else "most suspected"
     tables = [share_table(run.labels, most_skipped_tenth(samples), samples.names, common)]
@@ -183,20 +154,22 @@ def _section(
     heats, confused = _confusions(run, full, samples.names)
     wrong = figures.wrong_labels
     missing = figures.missing if views.missing is None else [*figures.missing, views.missing]
-    return _Section(
-        anchor=anchor,
-        heading=figures.heading,
-        lead=_lead(figures, summary.seed, len(run.history.epochs)),
-        missing=missing,
-        found=None if wrong is None else suspects_table(figures.found, wrong, len(samples)),
-        galleries=galleries,
-        classes=class_table(figures.classes, samples.names, summary.evaluated_on, full is not None),
-        heats=heats,
-        class_names=list(samples.names),
-        confused=confused,
-        trait_title=f"What the {common} tenth has in common",
-        traits=tables,
-    )
+    return {
+        "anchor": anchor,
+        "heading": figures.heading,
+        "lead": _lead(figures, summary.seed, len(run.history.epochs)),
+        "missing": missing,
+        "found": None if wrong is None else suspects_table(figures.found, wrong, len(samples)),
+        "galleries": galleries,
+        "classes": class_table(
+            figures.classes, samples.names, summary.evaluated_on, full is not None
+        ),
+        "heats": heats,
+        "class_names": list(samples.names),
+        "confused": confused,
+        "trait_title": f"What the {common} tenth has in common",
+        "traits": tables,
+    }
 
 
 def _shows(known: Sequence[KnownSamples], own_data: bool) -> list[Show | InputError]:
@@ -230,8 +203,10 @@ def _same_samples(one: KnownSamples, other: KnownSamples) -> bool:
 
 def _skipped_galleries(
     samples: KnownSamples, ranked: Suspects, top: float, views: SampleViews
-) -> list[_Gallery]:
+) -> list[tuple[str, str, Markup]]:
     """Return the galleries of the samples that were skipped most often, and never.
+
+    Each is a title, an explanation and the cards.
 
     Args:
         samples: What is known about the samples of the run.
@@ -269,7 +244,7 @@ def _skipped_galleries(
         ),
     ]
     return [
-        _Gallery(title, note, make_gallery(samples, chosen, top, views))
+        (title, note, make_gallery(samples, chosen, top, views))
         for title, note, chosen in wanted
         if len(chosen)
     ]
@@ -300,7 +275,7 @@ def _lead(figures: InspectedArm, seed: int, epochs: int) -> list[str]:
 
 def _confusions(
     run: Inspected, full: Inspected | None, names: tuple[str, ...]
-) -> tuple[list[_Heat], Table | None]:
+) -> tuple[list[Heat], Table | None]:
     """Return the confusion matrices, or a table if there are many classes; neither if not known."""
     matrix = confusion(run, len(names))
     if matrix is None:
@@ -308,13 +283,13 @@ def _confusions(
     beside = None if full is None else confusion(full, len(names))
     if len(names) > _MOST_CLASSES:
         return [], confused_pairs(matrix, beside, names)
-    heats = [_heat(f"{run.name}", matrix, names)]
+    heats = [_heat(run.name, matrix, names)]
     if full is not None and beside is not None:
-        heats.append(_heat(f"{full.name}", beside, names))
+        heats.append(_heat(full.name, beside, names))
     return heats, None
 
 
-def _heat(caption: str, matrix: Matrix, names: tuple[str, ...]) -> _Heat:
+def _heat(caption: str, matrix: Matrix, names: tuple[str, ...]) -> Heat:
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     rows = []
     for label, row in enumerate(shares):
@@ -325,7 +300,7 @@ def _heat(caption: str, matrix: Matrix, names: tuple[str, ...]) -> _Heat:
             text = f"{100 * share:.0f}" if matrix[label, predicted] else ""
             cells.append((text, shade, label == predicted))
         rows.append((names[label], cells))
-    return _Heat(caption, rows)
+    return caption, rows
 
 
 def _full_of(run: Inspected, runs: Sequence[Inspected]) -> Inspected | None:

@@ -146,17 +146,13 @@ def overlap_table(title: str, overlaps: Sequence[Overlap], runs: Sequence[Inspec
         runs: The runs, whose networks and arms tell the kinds of the pairs.
     """
     summaries = {run.name: run.run.summary for run in runs}
-
-    def pair(overlap: Overlap) -> tuple[Summary, Summary]:
-        return summaries[overlap.one], summaries[overlap.other]
-
-    kinds: dict[str, list[Overlap]] = {}
-    for overlap in overlaps:
-        kinds.setdefault(_particular(*pair(overlap)), []).append(overlap)
-    if len(kinds) > _MOST_OVERLAPS:
-        kinds = {}
+    for kind_of in (_particular, _general):  # If there are too many kinds, they are summed up.
+        kinds: dict[str, list[Overlap]] = {}
         for overlap in overlaps:
-            kinds.setdefault(_general(*pair(overlap)), []).append(overlap)
+            kind = kind_of(summaries[overlap.one], summaries[overlap.other])
+            kinds.setdefault(kind, []).append(overlap)
+        if len(kinds) <= _MOST_OVERLAPS:
+            break
     lines = []
     for kind, members in kinds.items():
         values = [member.jaccard for member in members]

@@ -2,10 +2,13 @@
 
 import functools
 import re
+from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
+
+from fineprune.runs.files import write_atomically
 
 # A space between a number and its unit, or before the half width of an interval.
 _IN_QUANTITY = re.compile(
@@ -32,6 +35,17 @@ def template(name: str) -> jinja2.Template:
     )
     environment.filters["inline"] = Markup  # The exception: only for SVG that this package drew.
     return environment.get_template(name)
+
+
+def write_page(path: Path, name: str, **values: Any) -> None:
+    """Write a page with its folder, and replace a file at ``path`` atomically.
+
+    Raises:
+        WriteError: The file cannot be written.
+    """
+    page = template(name).render(**values)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page)
 
 
 def _unbroken(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Galleries of training samples: pictures or texts with labels, losses and predictions, in HTML."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,58 +19,6 @@ from fineprune.report.sparkline import HEIGHT, WIDTH, sparkline
 VISIBLE = 24
 
 _NEIGHBOURS = 5
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """A sample that is close to another one in the network's last features.
-
-    Attributes:
-        number: The number of the sample.
-        label: The name of its label.
-        picture: Its picture as a data URI; None without one.
-    """
-
-    number: int
-    label: str
-    picture: str | None
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a gallery shows of one sample. None stands for what is not known.
-
-    Attributes:
-        number: The number of the sample.
-        label: The name of its label.
-        suggestion: The name of the suggested label.
-        agreement: In how many of the last epochs it was predicted, as a percentage.
-        loss: The moving average of its loss.
-        prediction: The class that the trained network predicts.
-        confidence: The probability of this class, as a percentage.
-        skipped: In how many epochs the sample was skipped.
-        line: The path of its sparkline.
-        wrong: Whether the label is wrong.
-        right_label: The name of the dataset's label.
-        picture: The sample as a data URI of a picture.
-        text: The sample as a text.
-        neighbours: The nearest neighbours, the nearest first.
-    """
-
-    number: int
-    label: str
-    suggestion: str | None
-    agreement: str | None
-    loss: str
-    prediction: str | None
-    confidence: str | None
-    skipped: int
-    line: str
-    wrong: bool | None
-    right_label: str | None
-    picture: str | None
-    text: str | None
-    neighbours: Sequence[Neighbour]
 
 
 def make_gallery(
@@ -114,34 +62,35 @@ def _card(
     near: Sequence[int] | npt.NDArray[np.int64],
     top: float,
     views: SampleViews,
-) -> Card:
+) -> dict[str, Any]:
+    """Return what the gallery shows of one sample. None stands for what is not known."""
     index = int(chosen.index[place])
     outputs, right = samples.outputs, samples.right_label
     suggestion = samples.name(int(chosen.suggestion[place]))
     picture, text = views.view(index)
-    return Card(
-        number=int(samples.number[index]),
-        label=samples.name(int(chosen.label[place])) or "",
-        suggestion=suggestion,
-        agreement=None if suggestion is None else _percent(chosen.agreement[place]),
-        loss=f"{samples.loss[index]:.2f}",
-        prediction=None if outputs is None else samples.name(int(outputs.predictions[index])),
-        confidence=None if outputs is None else _percent(outputs.confidences[index]),
-        skipped=int(samples.times_skipped[index]),
-        line=sparkline(samples.run.history.losses[:, index], top),
-        wrong=None if samples.wrong is None else bool(samples.wrong[index]),
-        right_label=None if right is None else samples.name(int(right[index])),
-        picture=picture,
-        text=text,
-        neighbours=[
-            Neighbour(
-                int(samples.number[other]),
-                samples.name(int(samples.run.labels[other])) or "",
-                views.view(int(other))[0],
-            )
+    return {
+        "number": int(samples.number[index]),
+        "label": samples.name(int(chosen.label[place])) or "",
+        "suggestion": suggestion,
+        "agreement": None if suggestion is None else _percent(chosen.agreement[place]),
+        "loss": f"{samples.loss[index]:.2f}",
+        "prediction": None if outputs is None else samples.name(int(outputs.predictions[index])),
+        "confidence": None if outputs is None else _percent(outputs.confidences[index]),
+        "skipped": int(samples.times_skipped[index]),
+        "line": sparkline(samples.run.history.losses[:, index], top),
+        "wrong": None if samples.wrong is None else bool(samples.wrong[index]),
+        "right_label": None if right is None else samples.name(int(right[index])),
+        "picture": picture,
+        "text": text,
+        "neighbours": [
+            {
+                "number": int(samples.number[other]),
+                "label": samples.name(int(samples.run.labels[other])) or "",
+                "picture": views.view(int(other))[0],
+            }
             for other in near
         ],
-    )
+    }
 
 
 def _percent(value: np.floating) -> str:

@@ -1,7 +1,5 @@
 """The gallery of suspected wrong labels in the report on a comparison."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from markupsafe import Markup
 
@@ -19,24 +17,12 @@ from fineprune.runs.files import HISTORY
 _BYTES = 200_000
 
 
-@dataclass(frozen=True)
-class FirstSuspects:
-    """The first suspects of one run.
-
-    Attributes:
-        note: What the gallery shows.
-        html: The cards.
-    """
-
-    note: str
-    html: Markup
-
-
-def first_suspects(group: Group) -> FirstSuspects | None:
+def first_suspects(group: Group) -> tuple[str, Markup] | None:
     """Return the first suspects of the method's first run, or of the first run without a method.
 
     Returns:
-        The gallery; None if the run has kept no history, or if its pictures cannot be loaded.
+        What the gallery shows, and its cards; None if the run has kept no history, or if its
+        pictures cannot be loaded.
     """
     arm = method_of(group) or group.arms[0]
     run = group.of(arm)[0]
@@ -55,7 +41,7 @@ def first_suspects(group: Group) -> FirstSuspects | None:
         f"The first {len(suspects)} suspects of {arm} with seed {run.summary.seed}. "
         f"{suspects_note(samples)} fineprune inspect shows more."
     )
-    return FirstSuspects(note, cards)
+    return note, cards
 
 
 def suspects_note(samples: KnownSamples) -> str:

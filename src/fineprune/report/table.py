@@ -1,4 +1,4 @@
-"""Table: a table of text, and how it is shown in a terminal and as Markdown.
+"""Table: a table of text, and how it is shown in a terminal.
 
 The template ``table.html.j2`` shows it in a page.
 """
@@ -73,13 +73,6 @@ def rich_table(table: Table, width: int) -> TerminalTable:
     return rich
 
 
-def markdown_table(table: Table) -> str:
-    """Return a table as Markdown, with its title and its note."""
-    ruler = ["---", *["---:"] * (len(table.headers) - 1)]
-    lines = [_line(cells) for cells in (table.headers, ruler, *table.lines, *table.paper)]
-    return "\n".join([f"**{_escaped(table.title)}**", "", *lines, "", table.note, ""])
-
-
 def whole(value: float | None) -> str:
     """Format a number as a whole number."""
     return NOTHING if value is None else f"{value:,.0f}"
@@ -116,11 +109,3 @@ def _narrow(column: Sequence[str], breaks: str, least: int = 0) -> tuple[str, ..
     width = max(least, *(len(part) for text in column for part in re.split(breaks, text)))
     hyphens = "-" in breaks
     return tuple(textwrap.fill(text, width, break_on_hyphens=hyphens) for text in column)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\N{NO-BREAK SPACE}", " ")

@@ -1,6 +1,6 @@
 """The verdict on a comparison, in sentences that claim no more than the numbers support."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from fineprune.experiments.arm_table import (
     BASELINE,
@@ -48,14 +48,13 @@ def verdict(group: Group, rows: list[Row], margin: float = MARGIN) -> list[str]:
     name = method_of(group)
     if name is None or by_arm[name].last_difference is None:
         return [_against_full(row, margin) for row in compared]
-    sentences = [_against_full(by_arm[name], margin)]
-    for arm in by_arm:
-        if arm in (name, BASELINE):
-            continue
-        difference = paired_difference(group, name, arm, lambda summary: summary.accuracy_last)
-        if difference is not None:
-            sentences.append(_control(group, name, by_arm[arm], difference, margin))
-    return sentences
+    return [
+        _against_full(by_arm[name], margin),
+        *(
+            _control(group, name, by_arm[arm], difference, margin)
+            for arm, difference in _to_others(group, name)
+        ),
+    ]
 
 
 def headline(group: Group, rows: list[Row], margin: float = MARGIN) -> str:
@@ -92,13 +91,10 @@ def headline(group: Group, rows: list[Row], margin: float = MARGIN) -> str:
         )
     parts += f", {_beside_full(row.last_difference, margin)}"
     controls = []
-    for arm in by_arm:
-        if arm in (name, BASELINE):
-            continue
-        difference = paired_difference(group, name, arm, lambda summary: summary.accuracy_last)
+    for arm, difference in _to_others(group, name):
         method, control = group.of(name)[0], group.of(arm)[0]
         cheaper = control.summary.samples_trained < method.summary.samples_trained
-        if difference is not None and (cheaper or _cost(method, control) == _EQUAL):
+        if cheaper or _cost(method, control) == _EQUAL:
             controls.append((difference, _short_name(method, control)))
     return f"{parts}; {_standings(controls, margin) or 'no other arm of this cost was trained'}."
 
@@ -114,6 +110,16 @@ def method_of(group: Group) -> str | None:
     if policy in group.arms and policy != BASELINE:
         return str(policy)
     return next((name for name in METHODS if name in group.arms), None)
+
+
+def _to_others(group: Group, name: str) -> Iterator[tuple[str, Difference]]:
+    """Yield every other arm but full training, and the difference of an arm's accuracy to its."""
+    for arm in group.arms:
+        if arm in (name, BASELINE):
+            continue
+        difference = paired_difference(group, name, arm, lambda summary: summary.accuracy_last)
+        if difference is not None:
+            yield arm, difference
 
 
 def _saving(group: Group, row: Row) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from fineprune.experiments.arm_table import Group, grouped
 from fineprune.report.table import NOTHING, Table, decimal, percent, whole
 from fineprune.runs.run import Run
+from fineprune.runs.summary import Detection
 
 _TITLE = "Wrong labels found"
 
@@ -33,35 +34,12 @@ _NOTE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class FoundRow:
-    """How well the policy of one arm found the wrong labels, as means over its seeds.
+# The figures of which the rows have means. The share of wrong labels stands for their number.
+_FIGURES = [field.name for field in dataclasses.fields(Detection) if field.name != "wrong"]
 
-    None marks a value that is not available, for example because the policy suspects no samples.
-
-    Attributes:
-        group: The label of the group that the arm belongs to.
-        arm: The name of the arm.
-        seeds: The number of runs.
-        wrong_share: The share of the training labels that are wrong.
-        roc_area: The probability that a wrong label is more suspicious than a right one.
-        average_precision: The average precision of the suspicion.
-        suspects: The number of samples that the policy itself calls suspicious.
-        precision: The share of the suspects whose label is wrong.
-        recall: The share of the wrong labels that are among the suspects.
-        r_precision: The precision and recall for as many suspects as there are wrong labels.
-    """
-
-    group: str
-    arm: str
-    seeds: int
-    wrong_share: float | None
-    roc_area: float | None
-    average_precision: float | None
-    suspects: float | None
-    precision: float | None
-    recall: float | None
-    r_precision: float | None
+# How well the policy of one arm found the wrong labels: ``group``, ``arm``, ``seeds`` (the number
+# of runs) and ``_FIGURES``, as means over the seeds, None if no seed has the figure.
+FoundRow = dict[str, Any]
 
 
 def found_rows(group: Group) -> list[FoundRow]:
@@ -73,9 +51,8 @@ def found_rows(group: Group) -> list[FoundRow]:
         ]
         if not found:
             continue
-        names = [field.name for field in dataclasses.fields(FoundRow)][3:]
-        means = {name: _mean([getattr(figures, name) for figures in found]) for name in names}
-        rows.append(FoundRow(group.label, arm, len(found), **means))
+        means = {name: _mean([getattr(one, name) for one in found]) for name in _FIGURES}
+        rows.append({"group": group.label, "arm": arm, "seeds": len(found), **means})
     return rows
 
 
@@ -89,22 +66,18 @@ def all_found_rows(runs: Sequence[Run]) -> list[FoundRow]:
 
 
 def found_table(rows: Sequence[FoundRow]) -> Table:
-    """Return the table of one group.
-
-    Args:
-        rows: The rows of the group.
-    """
+    """Return the table of the rows of one group."""
     lines = [
         (
-            row.arm,
-            str(row.seeds),
-            percent(row.wrong_share, 1),
-            decimal(row.roc_area, 3),
-            decimal(row.average_precision, 3),
-            whole(row.suspects),
-            percent(row.precision, 1),
-            percent(row.recall, 1),
-            percent(row.r_precision, 1),
+            row["arm"],
+            str(row["seeds"]),
+            percent(row["wrong_share"], 1),
+            decimal(row["roc_area"], 3),
+            decimal(row["average_precision"], 3),
+            whole(row["suspects"]),
+            percent(row["precision"], 1),
+            percent(row["recall"], 1),
+            percent(row["r_precision"], 1),
         )
         for row in rows
     ]
@@ -113,18 +86,13 @@ def found_table(rows: Sequence[FoundRow]) -> Table:
 
 def found_line(rows: Sequence[FoundRow]) -> str:
     """Return one line for a terminal with how well each arm, perhaps of several groups, found."""
-    several = len({row.group for row in rows}) > 1
-    areas = (
-        f"{row.arm}{f' of {row.group}' if several else ''} {decimal(row.roc_area, 3)}"
-        for row in rows
-        if row.roc_area is not None
-    )
+    several = len({row["group"] for row in rows}) > 1
+    areas = []
+    for row in rows:
+        if row["roc_area"] is not None:
+            group = f" of {row['group']}" if several else ""
+            areas.append(f"{row['arm']}{group} {decimal(row['roc_area'], 3)}")
     return f"{_TITLE}, ROC area: {', '.join(areas) or NOTHING}"
-
-
-def found_dicts(rows: Sequence[FoundRow]) -> list[dict[str, Any]]:
-    """Return the rows as dicts for JSON, with values that are not rounded."""
-    return [dataclasses.asdict(row) for row in rows]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

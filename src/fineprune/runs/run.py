@@ -104,16 +104,25 @@ def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run
             f"expected a finished run (a folder with {SUMMARY}) in {path}, {_instead(path)}"
         )
     summary = read_summary(path / SUMMARY)
-    try:
-        recipe = tomllib.loads((path / RECIPE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"expected the recipe of a run in {path / RECIPE}, cannot read it: {error}"
-        ) from error
+    recipe = read_sections(path / RECIPE)
     metrics = read_metrics(path / METRICS)
     run = Run(path, summary, metrics, recipe, title or path.name, comparison)
     _check_belonging(run)
     return run
+
+
+def read_sections(file: Path) -> dict[str, Any]:
+    """Read the sections of the recipe of a run or a comparison, unchecked.
+
+    Raises:
+        InputError: The file cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"expected the recipe of a run in {file}, cannot read it: {error}"
+        ) from error
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import os
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from fineprune.errors import InputError
 from fineprune.runs.files import COMPARISON, METRICS, RECIPE, SUMMARY, read_metrics
-from fineprune.runs.run import Run, check_metrics, listed_runs, read_run
+from fineprune.runs.run import Run, check_metrics, listed_runs, read_run, read_sections
 
 
 @dataclass(frozen=True)
@@ -99,12 +98,7 @@ def _states(paths: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
 
 def _read(folder: Path, title: str) -> Unfinished:
     file = folder / RECIPE
-    try:
-        recipe = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"expected the recipe of a run in {file}, cannot read it: {error}"
-        ) from error
+    recipe = read_sections(file) if file.exists() else {}
     metrics = read_metrics(folder / METRICS)
     check_metrics(folder, metrics)
     return Unfinished(folder, recipe, metrics, title or folder.name)

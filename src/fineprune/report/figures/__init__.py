@@ -9,7 +9,7 @@ from fineprune.report.figures.accuracy_over_time import draw_time
 from fineprune.report.figures.counts import draw_counts
 from fineprune.report.figures.curves import draw_curves
 from fineprune.report.figures.drawing import Drawing
-from fineprune.report.figures.evaluations import evaluated_on, metrics_by_arm
+from fineprune.report.figures.evaluations import metrics_by_arm
 from fineprune.report.figures.samples import draw_samples
 from fineprune.report.figures.schedule import schedule_svg
 from fineprune.report.figures.watched import draw_watched
@@ -30,9 +30,8 @@ __all__ = [
 def draw_first(group: Group) -> list[Drawing]:
     """Draw what each arm reached and what it trained, for which every run has the data."""
     arms = metrics_by_arm(group)
-    return _drawn(
-        draw_time(arms, evaluated_on(group), group.label), draw_samples(arms, group.label)
-    )
+    kind = group.first.evaluated_on
+    return _drawn(draw_time(arms, kind, group.label), draw_samples(arms, group.label))
 
 
 def draw_further(group: Group) -> list[Drawing]:

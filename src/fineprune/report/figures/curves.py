@@ -8,7 +8,6 @@ from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.evaluations import (
     accuracy_limits,
     average_curves,
-    evaluated_on,
     metrics_by_arm,
     plot_curve,
 )
@@ -18,7 +17,7 @@ from fineprune.runs.run import Run
 
 def draw_curves(group: Group) -> Drawing | None:
     """Draw loss and accuracy against epochs, as in [P] Figure 1; None without evaluations."""
-    kind, arms = evaluated_on(group), metrics_by_arm(group)
+    kind, arms = group.first.evaluated_on, metrics_by_arm(group)
     losses = average_curves(arms, f"{kind}_loss", 1)
     accuracies = average_curves(arms, f"{kind}_accuracy", 100)
     if not accuracies:

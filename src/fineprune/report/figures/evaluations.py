@@ -41,11 +41,6 @@ def metrics_by_arm(group: Group) -> dict[str, list[Metrics]]:
     return {arm: [run.metrics for run in group.of(arm)] for arm in group.arms}
 
 
-def evaluated_on(group: Group) -> str:
-    """Return the name of the set that the group's runs were evaluated on."""
-    return str(group.runs[0].summary.evaluated_on)
-
-
 def average_curves(
     arms: Mapping[str, Sequence[Metrics]], key: str, scale: float
 ) -> dict[str, Curve]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fineprune.experiments.scale_table import ScaleRow, Scaling
 from fineprune.report.facts import facts
-from fineprune.report.page_template import template
+from fineprune.report.page_template import write_page
 from fineprune.report.scaling.figures import (
     draw_loss,
     draw_phases,
@@ -14,7 +14,6 @@ from fineprune.report.scaling.figures import (
     draw_throughput,
 )
 from fineprune.report.scaling.tables import scale_tables
-from fineprune.runs.files import write_atomically
 
 
 def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -> None:
@@ -37,7 +36,9 @@ def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -
         draw_staleness(rows),
         draw_phases(rows),
     )
-    page = template("scale.html.j2").render(
+    write_page(
+        path,
+        "scale.html.j2",
         title=f"{scaling.title}: workers and servers",
         facts=facts(runs),
         tables=scale_tables(rows, paper=True),
@@ -45,8 +46,6 @@ def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -
         caveats=scale_caveats(scaling),
         recipe=(runs[0].path / "recipe.toml").read_text(encoding="utf-8").strip(),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, page)
 
 
 def scale_caveats(scaling: Scaling) -> list[str]:

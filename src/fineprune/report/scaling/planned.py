@@ -9,10 +9,9 @@ from fineprune.experiments.cluster_costs import ClusterShape, Costs
 from fineprune.experiments.planner import ClusterPlan, Predicted
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import FAINT, INK, WIDTH, our_style
-from fineprune.report.page_template import template
+from fineprune.report.page_template import write_page
 from fineprune.report.scaling.figures import COLOURS, MARKERS
 from fineprune.report.table import NOTHING, Table
-from fineprune.runs.files import write_atomically
 
 
 def planned_tables(plan: ClusterPlan, *, every: bool = False) -> list[Table]:
@@ -165,7 +164,9 @@ def write_plan_page(
     Raises:
         WriteError: The file cannot be written.
     """
-    page = template("scale.html.j2").render(
+    write_page(
+        path,
+        "scale.html.j2",
         title=f"{title}: predicted workers and servers",
         facts=planned_facts(plan, costs, cluster),
         tables=planned_tables(plan, every=True),
@@ -173,8 +174,6 @@ def write_plan_page(
         caveats=planned_caveats(),
         recipe=recipe.strip(),
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, page)
 
 
 def planned_facts(plan: ClusterPlan, costs: Costs, cluster: ClusterShape) -> list[tuple[str, str]]:
