@@ -20,12 +20,8 @@ from fineprune.training.epoch_local import local_training, train_epoch_locally
 from fineprune.training.epoch_metrics import (
     add_evaluation,
     add_suspicion,
-    closing_counts,
-    closing_suspicion,
-    epoch_history,
+    end_of_epoch,
     epoch_metrics,
-    evidence_of_run,
-    mean_loss,
     write_epoch,
 )
 from fineprune.training.epoch_served import (
@@ -137,23 +133,20 @@ def _train_epochs(
             number = stop.number or signal.SIGTERM  # The signal may have reached another rank only.
             done = f"{totals.batches} {'batch' if totals.batches == 1 else 'batches'}"
             raise Stopped(number, f"in epoch {epoch + 1}, after {done}")
-        closing = closing_counts(state, epoch)
-        suspicion = closing_suspicion(state, epoch)
-        _wait_for(run.device)  # Otherwise, the last steps would be timed as bookkeeping.
-        loss = mean_loss(state, epoch, totals)
-        history = epoch_history(state, totals)
-        evidence = evidence_of_run(state, epoch)
+        if run.device.startswith("cuda"):  # Otherwise, the last steps would count as bookkeeping.
+            torch.cuda.synchronize(run.device)
+        end = end_of_epoch(state, epoch, totals)
         with totals.bookkeeping():
             rescore(state, epoch, totals)
             state.pruner.end_epoch()
         totals.stop_clock()
         if state.coordinator is not None:
             load_from_servers(state, totals)
-        metrics = epoch_metrics(state, epoch, totals, loss)
+        metrics = epoch_metrics(state, epoch, totals, end.loss)
         if state.ranks.main:
             evaluation = add_evaluation(state, epoch, metrics)
-            add_suspicion(state, metrics, suspicion)
-            write_epoch(state, files, metrics, closing, history, evaluation, evidence)
+            add_suspicion(state, metrics, end.suspicion)
+            write_epoch(state, files, metrics, end, evaluation)
         last = epoch == state.recipe.training.epochs - 1
         if last or (epoch + 1) % run.checkpoint_every == 0:
             _save(state, files, None)
@@ -205,11 +198,6 @@ def _with_event_file(state: TrainState, files: RunFolder, on_epoch: OnEpoch) -> 
 
 def _ignore(metrics: dict[str, Any]) -> None:
     pass
-
-
-def _wait_for(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
 
 
 @contextlib.contextmanager
