@@ -4,13 +4,13 @@ import contextlib
 import functools
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fineprune.distributed.all_reduce import RankGroup, joined
+from fineprune.distributed.all_reduce import joined
 from fineprune.runs.files import read_metrics
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.lock import only_writer
@@ -89,9 +89,11 @@ def train(
     with (
         stop_requests() as stop,
         joined(recipe.run.device) as ranks,
-        _only_writer(folder, ranks),
+        contextlib.ExitStack() as lock,
         seeded(recipe.run.seed, recipe.run.device),
     ):
+        # If rank 0 cannot lock the folder, every rank raises the error.
+        ranks.from_main(lambda: lock.enter_context(only_writer(folder)))
         start = ranks.from_main(lambda: start_of(recipe, files, resume))
         if start.summary is not None:
             return start.summary
@@ -106,7 +108,11 @@ def train(
                 totals = restore(state, saved)
                 ranks.from_main(lambda: files.go_on(**saved["metrics"]))
             train_epoch = train_epoch_on_servers if served else train_epoch_locally
-            with _with_event_file(state, files, on_epoch or _ignore) as after_epoch:
+            events = recipe.run.tensorboard and ranks.main
+            with (
+                event_file(files, state.data.num_samples) if events else contextlib.nullcontext()
+            ) as write_event:
+                after_epoch = [act for act in (write_event, on_epoch) if act is not None]
                 _train_epochs(state, files, totals, train_epoch, stop, after_epoch)
             return ranks.from_main(lambda: _finish(state, files))
 
@@ -117,7 +123,7 @@ def _train_epochs(
     totals: EpochTotals | None,
     train_epoch: TrainEpoch,
     stop: StopRequest,
-    on_epoch: OnEpoch,
+    after_epoch: Sequence[OnEpoch],
 ) -> None:
     run = state.recipe.run
     # An epoch in progress whose batches were all trained still lacks its metrics.
@@ -151,7 +157,8 @@ def _train_epochs(
         if last or (epoch + 1) % run.checkpoint_every == 0:
             _save(state, files, None)
         if state.ranks.main:
-            on_epoch(metrics)
+            for act in after_epoch:
+                act(metrics)
         totals = state.new_totals()
 
 
@@ -179,34 +186,3 @@ def _finish(state: TrainState, files: RunFolder) -> Summary:
     result = summary(state, read_metrics(files.metrics))
     files.finish(result)
     return result
-
-
-@contextlib.contextmanager
-def _with_event_file(state: TrainState, files: RunFolder, on_epoch: OnEpoch) -> Iterator[OnEpoch]:
-    """Yield what to do with the metrics of each epoch on rank 0."""
-    if not (state.recipe.run.tensorboard and state.ranks.main):
-        yield on_epoch
-        return
-    with event_file(files, state.data.num_samples) as write:
-
-        def write_and_call(metrics: dict[str, Any]) -> None:
-            write(metrics)
-            on_epoch(metrics)
-
-        yield write_and_call
-
-
-def _ignore(metrics: dict[str, Any]) -> None:
-    pass
-
-
-@contextlib.contextmanager
-def _only_writer(folder: Path, ranks: RankGroup) -> Iterator[None]:
-    """Hold the folder's lock on rank 0. If this fails, every rank raises the error."""
-    with contextlib.ExitStack() as stack:
-
-        def lock() -> None:
-            stack.enter_context(only_writer(folder))
-
-        ranks.from_main(lock)
-        yield
