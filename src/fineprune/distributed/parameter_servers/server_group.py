@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, Report
+from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind, Report
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 from fineprune.distributed.parameter_servers.messages import (
     Admit,
@@ -144,11 +144,6 @@ class ServerGroup:
         silence = [server.process.silence for server in self._servers]
         return silence.index(max(silence))
 
-    @property
-    def unplaced(self) -> list[str]:
-        """The names of the servers whose processes do not run yet."""
-        return [str(one.process) for one in self._servers if one.process.location is None]
-
     def is_ready(self, index: int) -> bool:
         """Return whether a server has started and holds the common version."""
         return self._servers[index].started and not self._servers[index].restores
@@ -216,7 +211,7 @@ class ServerGroup:
                 server.started = True
                 server.starts += 1
                 kind = EventKind.STARTED if server.starts == 1 else EventKind.RESTARTED
-                self._report(self._event(kind, index))
+                self._report(server.process.event(kind))
                 self._restore(index)
             case Restored():
                 server.restores -= 1
@@ -252,7 +247,7 @@ class ServerGroup:
             RunError: The server died repeatedly, or before the first snapshot was complete.
         """
         server = self._servers[index]
-        self._report(self._event(EventKind.DIED, index, reason))
+        self._report(server.process.event(EventKind.DIED, reason))
         self._cluster.kill(server.process)
         if self._common_number < 0:
             raise RunError(
@@ -293,7 +288,8 @@ class ServerGroup:
             self._cluster.kill(server.process)
 
     def _new_server(self, index: int) -> _Server:
-        process = self._cluster.start_server(
+        process = self._cluster.start(
+            ProcessKind.SERVER,
             index,
             ParameterServer,
             self._layout,
@@ -345,8 +341,3 @@ class ServerGroup:
     def _send(self, request: Message) -> None:
         for server in self._servers:
             server.process.send(request)
-
-    def _event(self, kind: EventKind, index: int, reason: str = "") -> Event:
-        where = self._servers[index].process.location
-        pid, node = (where.pid, where.node) if where else (None, "")
-        return Event(kind, ProcessKind.SERVER, index, pid, node, reason)
