@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -292,7 +291,7 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
         saved["optimizer"] = state.local.optimizer.state_dict()
         saved["simulated"] = simulated.state_dict() if simulated and totals else None
     if state.coordinator is not None:
-        saved["servers"] = _packed_servers(state.coordinator.state())
+        saved["servers"] = state.coordinator.state()
     return saved
 
 
@@ -359,36 +358,6 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
         totals.samples = 0
         totals.broken = None if totals.broken is None else 0
     return totals
-
-
-def _packed_servers(servers: dict[str, Any]) -> dict[str, Any]:
-    """Convert the coordinator's state to types that load with ``weights_only=True``."""
-    return {
-        "layout": servers["layout"],
-        "servers": [
-            torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in servers["servers"]
-        ],
-        "buffers": _tensors(servers["buffers"]),
-        "random": [state and _tensors(state) for state in servers["random"]],
-    }
-
-
-def _tensors(arrays: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
-
-
-def _arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
-
-
-def unpacked_servers(packed: dict[str, Any]) -> dict[str, Any]:
-    """Return the coordinator's state from a checkpoint's ``servers``."""
-    return {
-        "layout": packed["layout"],
-        "servers": [part.numpy().tobytes() for part in packed["servers"]],
-        "buffers": _arrays(packed["buffers"]),
-        "random": [state and _arrays(state) for state in packed["random"]],
-    }
 
 
 def _compiled(model: nn.Module, run: RunSettings) -> nn.Module:

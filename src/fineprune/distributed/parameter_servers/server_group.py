@@ -94,7 +94,7 @@ class ServerGroup:
         optimizer: MakeOptimizer,
         rendezvous: Rendezvous,
         folder: Path,
-        state: Sequence[bytes] | None,
+        state: Sequence[Tensor] | None,
         report: Report,
     ) -> None:
         self.version = 0
@@ -185,10 +185,13 @@ class ServerGroup:
         self._end_reading()
         return torch.from_numpy(np.concatenate(parts))
 
-    def state(self) -> list[bytes]:
-        """Return each server's state at the last common snapshot, from which it can be restored."""
-        number = self._common_number
-        return [self._path(index, number).read_bytes() for index in range(len(self._servers))]
+    def state(self) -> list[Tensor]:
+        """Return each server's state at the last common snapshot, from which it can be restored.
+
+        It consists of the bytes of the snapshot's file; uint8.
+        """
+        paths = (self._path(index, self._common_number) for index in range(len(self._servers)))
+        return [torch.from_numpy(np.fromfile(path, np.uint8)) for path in paths]
 
     def admit(self, reader: str) -> None:
         """Let all servers make their links to a group, which makes its ends at the same time."""
@@ -306,7 +309,7 @@ class ServerGroup:
         if self._common_number >= 0:
             source = Restore(path=str(self._path(index, self._common_number)))
         elif self._state is not None:
-            source = Restore(state=np.frombuffer(self._state[index], np.uint8))
+            source = Restore(state=self._state[index].numpy())
         else:
             return  # it already has the initial parameters
         server.restores += 1
