@@ -82,7 +82,7 @@ def _is_last(state: TrainState, epoch: int) -> bool:
 
 
 def _mean_loss(state: TrainState, epoch: int, totals: EpochTotals) -> float | None:
-    samples = state.samples_of_all_ranks(totals)
+    samples = state.of_all_ranks(totals.samples)
     if not samples:
         return None
     loss: float = state.ranks.sum(totals.loss_sum).item() / samples
@@ -113,7 +113,7 @@ def epoch_metrics(
     """
     training, plan = state.recipe.training, state.pruner.plan
     kept = plan.kept
-    samples = state.samples_of_all_ranks(totals)
+    samples = state.of_all_ranks(totals.samples)
     metrics: dict[str, Any] = {
         "epoch": epoch,
         "lr": rate_at(training, epoch + max(totals.planned - 1, 0) / max(totals.planned, 1)),
@@ -133,7 +133,7 @@ def epoch_metrics(
     if plan.weights is not None:
         metrics["mean_weight"] = plan.weights[kept].double().mean().item()
     if totals.broken is not None:
-        metrics["broken"] = state.broken_of_all_ranks(totals)
+        metrics["broken"] = state.of_all_ranks(totals.broken)
     if totals.distributed:
         metrics["distributed"] = totals.distributed
     return metrics

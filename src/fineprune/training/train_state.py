@@ -141,13 +141,9 @@ class TrainState:
         """Whether the logits are recorded: for the history, or because the policy uses them."""
         return self.recipe.run.history or self.pruner.policy.needs_ranking
 
-    def samples_of_all_ranks(self, totals: EpochTotals) -> int:
-        """Return how many samples all ranks have trained in an epoch. A collective."""
-        return int(self.ranks.sum(torch.tensor(totals.samples, device=self.recipe.run.device)))
-
-    def broken_of_all_ranks(self, totals: EpochTotals) -> int:
-        """Return how many samples of an epoch replaced one whose file is broken. A collective."""
-        return int(self.ranks.sum(torch.tensor(totals.broken, device=self.recipe.run.device)))
+    def of_all_ranks(self, number: int) -> int:
+        """Return the sum of a number over all ranks. A collective."""
+        return int(self.ranks.sum(torch.tensor(number, device=self.recipe.run.device)))
 
     @property
     def processes(self) -> int:
@@ -221,11 +217,19 @@ def build_local_parts(state: TrainState) -> LocalParts:
         InputError: The recipe simulates workers, and there are several ranks.
     """
     recipe, ranks, model = state.recipe, state.ranks, state.model
-    simulate = recipe.distributed.simulate
-    if simulate and ranks.size > 1:
-        raise InputError(
-            f"expected distributed.simulate in one process, got {simulate} on {ranks.size} ranks: "
-            f"start it without torchrun"
+    strategy, simulated = recipe.distributed, None
+    if strategy.simulate:
+        if ranks.size > 1:
+            raise InputError(
+                f"expected distributed.simulate in one process, got {strategy.simulate} on "
+                f"{ranks.size} ranks: start it without torchrun"
+            )
+        simulated = SimulatedWorkers(
+            model,
+            strategy.simulated_groups,
+            strategy.step_seconds,
+            strategy.step_spread,
+            recipe.run.seed,
         )
     forward = _compiled(model, recipe.run) if recipe.run.compile == "on" else model
     if ranks.rank:
@@ -235,19 +239,8 @@ def build_local_parts(state: TrainState) -> LocalParts:
         forward=ranks.replicate(model, forward),
         optimizer=build_optimizer(trained_parameters(model), recipe.training),
         loader=state.data.make_loader(state.pruner),
-        simulated=_simulated(recipe, model) if simulate else None,
+        simulated=simulated,
         stop_vote=StopVote(ranks),
-    )
-
-
-def _simulated(recipe: Recipe, model: nn.Module) -> SimulatedWorkers:
-    strategy = recipe.distributed
-    return SimulatedWorkers(
-        model,
-        strategy.simulated_groups,
-        strategy.step_seconds,
-        strategy.step_spread,
-        recipe.run.seed,
     )
 
 
@@ -264,14 +257,14 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
     if totals is not None:
         epoch = {
             "loss_sum": state.ranks.sum(totals.loss_sum),
-            "samples": state.samples_of_all_ranks(totals),
+            "samples": state.of_all_ranks(totals.samples),
             "batches": totals.batches,
             "seconds": totals.seconds,
             "bookkeeping_seconds": totals.bookkeeping_seconds,
             "distributed": totals.distributed,
         }
         if totals.broken is not None:
-            epoch["broken"] = state.broken_of_all_ranks(totals)
+            epoch["broken"] = state.of_all_ranks(totals.broken)
         if totals.history is not None:
             epoch["history"] = totals.history.merged(state.ranks)
     saved = {
