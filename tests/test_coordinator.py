@@ -327,7 +327,7 @@ def test_workers_and_servers_are_reported_with_their_process_ids(tmp_path):
 def test_a_process_that_never_ran_on_a_lost_node_is_not_reported_as_dead(reason, kind, monkeypatch):
     """It is placed on a node after the node was lost, and before this is noticed."""
     never_ran = Process(ProcessKind.WORKER, 0, 1, None)
-    monkeypatch.setattr(Cluster, "start_worker", lambda *arguments: never_ran)
+    monkeypatch.setattr(Cluster, "start", lambda *arguments: never_ran)
     monkeypatch.setattr(Cluster, "kill", lambda *arguments: None)
     events: list[Event] = []
     made = object.__new__(Cluster)

@@ -293,7 +293,8 @@ def check(strategy, server, results, rows=1):
             history.append(history[-1] - rate(done) * momentum)
             done += len(update.keys)
     states = [
-        torch.load(io.BytesIO(state), weights_only=True) for state in server.state()["servers"]
+        torch.load(io.BytesIO(state.numpy()), weights_only=True)
+        for state in server.state()["servers"]
     ]
     assert [state["version"] for state in states] == [len(history) - 1] * strategy.servers
     held = torch.cat([state["parameters"] for state in states]).view(rows, -1)

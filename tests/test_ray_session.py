@@ -289,6 +289,7 @@ def test_a_run_whose_ray_hangs_can_be_stopped(process, training, tmp_path, short
 # A worker's priority, and that of the process that started Ray.
 PRIORITIES = """
 import os
+from fineprune.distributed.parameter_servers.events import ProcessKind
 from fineprune.distributed.parameter_servers.messages import Broken
 from fineprune.distributed.parameter_servers.placement import Places
 from fineprune.distributed.parameter_servers.processes import cluster
@@ -304,7 +305,7 @@ class Tells:
         channel.receive()
 
 with cluster(Places(groups=1)) as places:
-    places.start_worker(0, 0, Tells)
+    places.start(ProcessKind.WORKER, 0, Tells)
     told = []
     while not told:
         told = [message.reason for _, message in places.poll(1.0) if isinstance(message, Broken)]
@@ -375,9 +376,9 @@ for groups in (3, 5):
     places = Places(groups=groups, servers=1 if groups == 5 else 2, dedicated=True)
     with cluster(places, on_event=events.append) as held:
         for group in range(groups):
-            held.start_worker(group, group, Where)
+            held.start(ProcessKind.WORKER, group, Where)
         for server in range(places.servers):
-            held.start_server(server, Where)
+            held.start(ProcessKind.SERVER, server, Where)
         told = []
         while len(told) < groups + places.servers:
             told += [(p.kind, m.reason) for p, m in held.poll(1.0) if isinstance(m, Broken)]

@@ -27,7 +27,6 @@ from fineprune.datasets.loader_process import TrainingLoader
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-Keys = Iterable[tuple[int, int]]
 Labelled = tuple[Tensor, Tensor]
 
 
@@ -106,17 +105,15 @@ class ImageLoader:
         drop_last: bool = False,
     ) -> None:
         self._replaced = 0
-        self._dataset = dataset
-        self._device = device
-        self._workers = workers
         self._broken = broken
         self._to_device = ToDevice(dataset.view.size, device)
-        self._loader = _data_loader(
+        self._loader = TrainingLoader(
             dataset,
-            sampler,
-            batch_size,
-            device=device,
-            workers=workers,
+            batch_size=batch_size,
+            sampler=sampler,
+            num_workers=workers,
+            pin_memory=device.startswith("cuda"),
+            collate_fn=collate_replacing,
             drop_last=drop_last,
             # The keys of each epoch come from this process, so the loader processes can stay.
             persistent_workers=workers > 0,
@@ -146,10 +143,7 @@ class ImageLoader:
             epoch: The epoch, counted from 0.
             batch_size: The number of samples per batch.
         """
-        keys = [(epoch, i) for i in index.tolist()]
-        loader = _data_loader(
-            self._dataset, keys, batch_size, device=self._device, workers=self._workers
-        )
+        loader = self._loader.batches(index, epoch, batch_size)
         return ((batch.samples, moved) for batch, moved in self._moved(loader))
 
     def _moved(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Labelled]]:
@@ -182,30 +176,17 @@ class EvaluationImages:
     ) -> None:
         self._to_device = ToDevice(dataset.view.size, device)
         self._broken = broken
-        self._loader = _data_loader(
+        self._loader = TrainingLoader(
             dataset,
-            _Keys(range(len(dataset)) if samples is None else samples),
-            batch_size,
-            device=device,
-            workers=workers,
+            batch_size=batch_size,
+            sampler=[(0, i) for i in (range(len(dataset)) if samples is None else samples)],
+            num_workers=workers,
+            pin_memory=device.startswith("cuda"),
             collate_fn=collate_replacing if replace else collate_leaving_out,
         )
 
     def __iter__(self) -> Iterator[Labelled]:
         return (moved for _, moved in self._to_device(_checked(self._loader, self._broken)))
-
-
-class _Keys(Sampler[tuple[int, int]]):
-    """The keys ``(0, index)`` of samples."""
-
-    def __init__(self, samples: Any) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return ((0, sample) for sample in self._samples)
 
 
 class ImageFetcher:
@@ -234,31 +215,6 @@ class ImageFetcher:
         items = list(map(load, keys) if self._pool is None else self._pool.map(load, keys))
         ((_, moved),) = self._to_device(_checked([collate_replacing(items)], self._broken))
         return moved
-
-
-def _data_loader(
-    dataset: ImageFiles, keys: Any, batch_size: int, *, device: str, workers: int, **options: Any
-) -> Any:
-    """Return a ``DataLoader`` of batches of bytes, in which broken samples are replaced.
-
-    Args:
-        dataset: The images.
-        keys: A sampler or a list that yields the keys ``(epoch, index)``.
-        batch_size: The number of samples per batch.
-        device: Where batches are used.
-        workers: The number of loader processes; with 0, this process loads.
-        options: Further arguments of ``DataLoader``, which take precedence.
-    """
-    return TrainingLoader(
-        dataset,
-        batch_size=batch_size,
-        sampler=keys,
-        num_workers=workers,
-        pin_memory=device.startswith("cuda"),
-        # By default, the loader draws a seed for its workers from torch's global generator.
-        generator=torch.Generator(),
-        **{"collate_fn": collate_replacing, **options},
-    )
 
 
 def _checked(batches: Iterable[Batch], broken: BrokenFiles) -> Iterator[Batch]:

@@ -34,16 +34,36 @@ class TrainingLoader(DataLoader[Any]):
 
     Args:
         dataset: The data set.
-        options: Further arguments of ``DataLoader``, except for ``worker_init_fn``.
+        options: Further arguments of ``DataLoader``, except for ``worker_init_fn`` and
+            ``generator``.
     """
 
     def __init__(self, dataset: Any, **options: Any) -> None:
-        super().__init__(dataset, worker_init_fn=follow_training, **options)
+        # By default, the loader draws a seed for its workers from torch's global generator.
+        generator = torch.Generator()
+        super().__init__(dataset, worker_init_fn=follow_training, generator=generator, **options)
 
     def __iter__(self) -> Any:
         with _stops_blocked():
             batches = super().__iter__()
         return _in_one_line(batches)
+
+    def batches(self, index: torch.Tensor, epoch: int, batch_size: int) -> "TrainingLoader":
+        """Return a loader of given samples, for a data set whose keys are ``(epoch, index)``.
+
+        Args:
+            index: The indices of the samples in their order; int64, shape (n,).
+            epoch: The epoch, counted from 0.
+            batch_size: The number of samples per batch.
+        """
+        return TrainingLoader(
+            self.dataset,
+            batch_size=batch_size,
+            sampler=[(epoch, i) for i in index.tolist()],
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            collate_fn=self.collate_fn,
+        )
 
 
 def _in_one_line(batches: Iterator[Any]) -> Iterator[Any]:

@@ -16,12 +16,12 @@ the staleness 0, 1, 2 and so on up to N - 1, if the workers are equally fast.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fineprune.errors import InputError
 
@@ -116,9 +116,10 @@ class SimulatedWorkers:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state of the same number of workers, and set the model's weights accordingly."""
-        _copy(self._server, state["server"])
-        for own, saved in zip(self._read, state["read"], strict=True):
-            _copy(own, saved)
+        for own, saved in zip(
+            (self._server, *self._read), (state["server"], *state["read"]), strict=True
+        ):
+            torch._foreach_copy_(own, saved)
         self._read_at = list(state["read_at"])
         self._updates, self._epoch = state["updates"], state["epoch"]
         self._steps, self._ends = list(state["steps"]), list(state["ends"])
@@ -130,8 +131,3 @@ class SimulatedWorkers:
         place = [self._seed, self._epoch, worker, self._steps[worker]]
         drawn = np.random.default_rng(place).standard_normal()
         return self._seconds[worker] * math.exp(self._spread * drawn)
-
-
-def _copy(own: Iterable[Tensor], saved: Iterable[Tensor]) -> None:
-    for one, other in zip(own, saved, strict=True):
-        one.copy_(other)

@@ -3,16 +3,16 @@
 import math
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, RunError
+from fineprune.errors import RunError
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.history import Records, pack_classes, pack_epoch
+from fineprune.runs.training_set import UNKNOWN
 from fineprune.training.evaluate import Evaluation, evaluate, sample_losses
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.suspicion import Suspicion, detection, suspicion_by_evidence, suspicion_of
@@ -23,21 +23,66 @@ class TrainingDiverged(RunError):
     """The mean loss of an epoch is not finite, so the weights are no longer usable."""
 
 
-def mean_loss(state: TrainState, epoch: int, totals: EpochTotals) -> float | None:
-    """Return the mean loss of an epoch over all ranks, in nats. Every rank must call it.
+class EpochEnd(NamedTuple):
+    """What is read from all ranks after the last batch of an epoch, before ``Pruner.end_epoch()``.
+
+    Attributes:
+        loss: The mean loss, in nats; None if all batches were lost because a server failed.
+        counts: The counts of the window that ends with the epoch, as integers of shape (N,); None
+            if the epoch does not end a window.
+        suspicion: The ranking by the evidence on the labels. Without evidence, because logits are
+            not recorded, it is what the policy suspects in the window that ends with the epoch.
+            None if it is not known which labels are wrong, or if there is neither of the two.
+        history: The losses and predictions of the samples, shape (N,); None if the run does not
+            keep them.
+        evidence: After the last epoch, the state of the ``LabelWatch`` with the evidence on the
+            labels; None after any other one, and if the run keeps no history or no logits.
+    """
+
+    loss: float | None
+    counts: torch.Tensor | None
+    suspicion: Suspicion | None
+    history: Records | None
+    evidence: dict[str, Any] | None
+
+
+def end_of_epoch(state: TrainState, epoch: int, totals: EpochTotals) -> EpochEnd:
+    """Read what ``Pruner.end_epoch()`` changes, and the mean loss. Every rank must call it.
 
     Args:
         state: The state of the run.
-        epoch: The epoch that has ended, counted from 0.
+        epoch: The epoch whose batches are trained, counted from 0.
         totals: The sums over the batches of the epoch.
-
-    Returns:
-        The mean loss; None if all batches of the epoch were lost because a server failed.
 
     Raises:
         TrainingDiverged: The mean loss is not finite.
     """
-    samples = state.samples_of_all_ranks(totals)
+    policy, watch = state.pruner.policy, state.pruner.watch
+    ends_window = isinstance(policy, ScheduledPolicy) and policy.schedule.clears(epoch)
+    suspicion = history = evidence = None
+    if state.data.wrong is not None:
+        if watch is not None:
+            state.pruner.synchronize()
+            suspicion = suspicion_by_evidence(watch)
+        elif ends_window:
+            suspicion = suspicion_of(policy)
+    loss = _mean_loss(state, epoch, totals)
+    if totals.history is not None:
+        losses, predictions = totals.history.merged(state.ranks)
+        history = pack_epoch(losses.numpy(), predictions.numpy(), state.data.classes)
+    if _is_last(state, epoch) and state.recipe.run.history and watch is not None:
+        state.pruner.synchronize()
+        evidence = watch.state_dict()
+    counts = state.pruner.counts if ends_window else None
+    return EpochEnd(loss, counts, suspicion, history, evidence)
+
+
+def _is_last(state: TrainState, epoch: int) -> bool:
+    return epoch == state.recipe.training.epochs - 1
+
+
+def _mean_loss(state: TrainState, epoch: int, totals: EpochTotals) -> float | None:
+    samples = state.of_all_ranks(totals.samples)
     if not samples:
         return None
     loss: float = state.ranks.sum(totals.loss_sum).item() / samples
@@ -64,11 +109,11 @@ def epoch_metrics(
         state: The state of the run.
         epoch: The epoch that has ended, counted from 0.
         totals: The sums over the batches of the epoch.
-        loss: The result of ``mean_loss``.
+        loss: The mean loss of ``end_of_epoch``.
     """
     training, plan = state.recipe.training, state.pruner.plan
     kept = plan.kept
-    samples = state.samples_of_all_ranks(totals)
+    samples = state.of_all_ranks(totals.samples)
     metrics: dict[str, Any] = {
         "epoch": epoch,
         "lr": rate_at(training, epoch + max(totals.planned - 1, 0) / max(totals.planned, 1)),
@@ -88,7 +133,7 @@ def epoch_metrics(
     if plan.weights is not None:
         metrics["mean_weight"] = plan.weights[kept].double().mean().item()
     if totals.broken is not None:
-        metrics["broken"] = state.broken_of_all_ranks(totals)
+        metrics["broken"] = state.of_all_ranks(totals.broken)
     if totals.distributed:
         metrics["distributed"] = totals.distributed
     return metrics
@@ -125,46 +170,13 @@ def add_evaluation(state: TrainState, epoch: int, metrics: dict[str, Any]) -> Ev
     return evaluation
 
 
-def closing_counts(state: TrainState, epoch: int) -> torch.Tensor | None:
-    """Return the counts of the window that ends with ``epoch``, before they are cleared.
-
-    Args:
-        state: The state of the run, before ``Pruner.end_epoch()``.
-        epoch: The epoch, counted from 0.
-
-    Returns:
-        The counts, as integers of shape (N,); None if the epoch does not end a window.
-    """
-    return state.pruner.counts if _ends_window(state, epoch) else None
-
-
-def closing_suspicion(state: TrainState, epoch: int) -> Suspicion | None:
-    """Return which samples are suspected at the end of ``epoch``. Every rank must call it.
-
-    This is the ranking by the evidence on the labels. Without evidence, because logits are not
-    recorded, it is what the policy suspects in the window that ends with this epoch.
-
-    The arguments are those of ``closing_counts``.
-
-    Returns:
-        The suspicion; None if it is not known which labels are wrong; or if there is no evidence,
-        and the epoch does not end a window or the policy suspects no samples.
-    """
-    if state.data.wrong is None:
-        return None
-    if state.pruner.watch is not None:
-        state.pruner.synchronize()
-        return suspicion_by_evidence(state.pruner.watch)
-    return suspicion_of(state.pruner.policy) if _ends_window(state, epoch) else None
-
-
 def add_suspicion(state: TrainState, metrics: dict[str, Any], closing: Suspicion | None) -> None:
     """Add how well the suspicion finds the wrong labels, if these are known.
 
     Args:
         state: The state of the run.
         metrics: The metrics of an epoch that has ended. The result is added to them.
-        closing: The result of ``closing_suspicion``.
+        closing: The ``suspicion`` of ``end_of_epoch``.
     """
     wrong = state.data.wrong
     if wrong is None:
@@ -174,77 +186,12 @@ def add_suspicion(state: TrainState, metrics: dict[str, Any], closing: Suspicion
         metrics["suspicion"] = detection(suspicion, wrong)
 
 
-def _write_labels(state: TrainState, files: RunFolder) -> None:
-    """Write the labels that the run trained with, and of which training set they are a part."""
-    labels, watch = _known_labels(state), state.pruner.watch
-    if watch is not None:
-        # What was recorded is what was trained, whatever the data set says.
-        seen = watch.labels().numpy()
-        if labels is not None or (seen >= 0).all():
-            labels = np.where(seen >= 0, seen, -1 if labels is None else labels)
-    if labels is None:
-        return
-    files.write_labels(pack_classes(labels, state.data.classes))
-    training_set = state.data.training_set()
-    whole = training_set.labels.copy()
-    whole[training_set.index] = labels
-    files.write_training_set(replace(training_set, labels=whole))
-
-
-def _known_labels(state: TrainState) -> npt.NDArray[np.integer] | None:
-    """Return the class of each training sample, shape (N,); None if user-defined data hide it."""
-    try:
-        labels = np.asarray(state.data.labels())
-    except (InputError, ValueError):  # There are none, or they are ragged.
-        return None
-    if labels.dtype.kind not in "iu" or labels.shape != (state.data.num_samples,):
-        return None
-    return labels if labels.min() >= 0 and labels.max() < state.data.classes else None
-
-
-def epoch_history(state: TrainState, totals: EpochTotals) -> Records | None:
-    """Return the losses and predictions of the epoch's samples. Every rank must call it.
-
-    Args:
-        state: The state of the run.
-        totals: The sums over the batches of the epoch.
-
-    Returns:
-        The records of ``runs.history``, shape (N,); None if the run does not keep them.
-    """
-    if totals.history is None:
-        return None
-    losses, predictions = totals.history.merged(state.ranks)
-    return pack_epoch(losses.numpy(), predictions.numpy(), state.data.classes)
-
-
-def evidence_of_run(state: TrainState, epoch: int) -> dict[str, Any] | None:
-    """Return the evidence on the labels after the last epoch. Every rank must call it.
-
-    Returns:
-        The state of the ``LabelWatch`` with the evidence of all ranks; None after any other epoch,
-        and if the run keeps no history or records no logits.
-    """
-    last = epoch == state.recipe.training.epochs - 1
-    if not last or not state.recipe.run.history or state.pruner.watch is None:
-        return None
-    state.pruner.synchronize()
-    return state.pruner.watch.state_dict()
-
-
-def _ends_window(state: TrainState, epoch: int) -> bool:
-    policy = state.pruner.policy
-    return isinstance(policy, ScheduledPolicy) and policy.schedule.clears(epoch)
-
-
 def write_epoch(
     state: TrainState,
     files: RunFolder,
     metrics: dict[str, Any],
-    closing: torch.Tensor | None,
-    history: Records | None,
+    end: EpochEnd,
     evaluation: Evaluation | None,
-    evidence: dict[str, Any] | None,
 ) -> None:
     """Write the metrics and the history of an epoch, and the counts of the window that it ends.
 
@@ -252,24 +199,40 @@ def write_epoch(
         state: The state of the run.
         files: The folder of the run.
         metrics: The metrics of the epoch.
-        closing: The result of ``closing_counts``. The last epoch of the run always ends a window.
-        history: The result of ``epoch_history``.
+        end: The result of ``end_of_epoch``. The last epoch of the run always ends a window.
         evaluation: The result of ``add_evaluation``.
-        evidence: The result of ``evidence_of_run``.
     """
-    epoch, classes = metrics["epoch"], state.data.classes
-    last = epoch == state.recipe.training.epochs - 1
-    if closing is None and last and isinstance(state.pruner.policy, ScheduledPolicy):
-        closing = state.pruner.counts
-    if closing is not None:
-        files.write_counts(epoch, closing.numpy())
-    if history is not None:
-        files.write_history(epoch, history)
+    epoch, counts = metrics["epoch"], end.counts
+    last = _is_last(state, epoch)
+    if counts is None and last and isinstance(state.pruner.policy, ScheduledPolicy):
+        counts = state.pruner.counts
+    if counts is not None:
+        files.write_counts(epoch, counts.numpy())
+    if end.history is not None:
+        files.write_history(epoch, end.history)
         if last:
             _write_labels(state, files)
         if last and evaluation is not None:
             both = np.stack([evaluation.labels.numpy(), evaluation.predictions.numpy()])
-            files.write_evaluated(pack_classes(both, classes))
-    if evidence is not None:
-        files.write_evidence(evidence)
+            files.write_evaluated(pack_classes(both, state.data.classes))
+    if end.evidence is not None:
+        files.write_evidence(end.evidence)
     files.append(metrics)
+
+
+def _write_labels(state: TrainState, files: RunFolder) -> None:
+    """Write the labels that the run trained with, and of which training set they are a part."""
+    training_set, watch = state.data.training_set(), state.pruner.watch
+    labels = training_set.labels[training_set.index]
+    if (labels == UNKNOWN).any():
+        labels = np.full_like(labels, UNKNOWN)
+    if watch is not None:
+        # What was recorded is what was trained, whatever the data set says.
+        seen = watch.labels().numpy()
+        labels = np.where(seen >= 0, seen, labels)
+    if (labels == UNKNOWN).any():
+        return
+    files.write_labels(pack_classes(labels, state.data.classes))
+    whole = training_set.labels.copy()
+    whole[training_set.index] = labels
+    files.write_training_set(replace(training_set, labels=whole))

@@ -23,12 +23,7 @@ from fineprune.training.optimizer import build_optimizer
 from fineprune.training.recipe import Recipe
 from fineprune.training.recipe_replica import RecipeReplica
 from fineprune.training.stop import StopRequest
-from fineprune.training.train_state import (
-    EpochTotals,
-    TrainState,
-    build_state,
-    unpacked_servers,
-)
+from fineprune.training.train_state import EpochTotals, TrainState, build_state
 
 
 @contextlib.contextmanager
@@ -82,7 +77,7 @@ def served_training(
             ),
             functools.partial(build_optimizer, settings=recipe.training),
             folder.resolve() / "servers",
-            state=None if saved is None else unpacked_servers(saved["servers"]),
+            state=None if saved is None else saved["servers"],
         )
         try:
             state.coordinator.wait_for_workers(lambda: bool(stop))

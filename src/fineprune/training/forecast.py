@@ -123,7 +123,8 @@ def forecast(
         )
     # It steps through the epochs with a policy of its own.
     kept = planned_numbers(_bound(recipe, num_samples, ranks)[0], num_samples, shape)
-    at_once = _steps_at_once(recipe)
+    strategy = recipe.distributed
+    at_once = strategy.groups if strategy.served and not strategy.synchronous else 1
     if savings is not None and step_time is not None and at_once > 1:
         rounds, rounds_full = (
             sum(math.ceil(number / (shape.multiple * at_once)) for number in numbers)
@@ -237,12 +238,6 @@ def known_training_samples(recipe: Recipe) -> int:
             f"number of training samples"
         )
     return data.limited(_TRAINING_IMAGES[data.name] - data.validation)
-
-
-def _steps_at_once(recipe: Recipe) -> int:
-    """Return how many optimizer steps workers compute at the same time."""
-    strategy = recipe.distributed
-    return strategy.groups if strategy.served and not strategy.synchronous else 1
 
 
 def _bound(recipe: Recipe, num_samples: int, ranks: int = 1) -> tuple[Policy, BatchShape]:

@@ -4,13 +4,13 @@ import contextlib
 import functools
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fineprune.distributed.all_reduce import RankGroup, joined
+from fineprune.distributed.all_reduce import joined
 from fineprune.runs.files import read_metrics
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.lock import only_writer
@@ -20,12 +20,8 @@ from fineprune.training.epoch_local import local_training, train_epoch_locally
 from fineprune.training.epoch_metrics import (
     add_evaluation,
     add_suspicion,
-    closing_counts,
-    closing_suspicion,
-    epoch_history,
+    end_of_epoch,
     epoch_metrics,
-    evidence_of_run,
-    mean_loss,
     write_epoch,
 )
 from fineprune.training.epoch_served import (
@@ -93,9 +89,11 @@ def train(
     with (
         stop_requests() as stop,
         joined(recipe.run.device) as ranks,
-        _only_writer(folder, ranks),
+        contextlib.ExitStack() as lock,
         seeded(recipe.run.seed, recipe.run.device),
     ):
+        # If rank 0 cannot lock the folder, every rank raises the error.
+        ranks.from_main(lambda: lock.enter_context(only_writer(folder)))
         start = ranks.from_main(lambda: start_of(recipe, files, resume))
         if start.summary is not None:
             return start.summary
@@ -110,7 +108,11 @@ def train(
                 totals = restore(state, saved)
                 ranks.from_main(lambda: files.go_on(**saved["metrics"]))
             train_epoch = train_epoch_on_servers if served else train_epoch_locally
-            with _with_event_file(state, files, on_epoch or _ignore) as after_epoch:
+            events = recipe.run.tensorboard and ranks.main
+            with (
+                event_file(files, state.data.num_samples) if events else contextlib.nullcontext()
+            ) as write_event:
+                after_epoch = [act for act in (write_event, on_epoch) if act is not None]
                 _train_epochs(state, files, totals, train_epoch, stop, after_epoch)
             return ranks.from_main(lambda: _finish(state, files))
 
@@ -121,7 +123,7 @@ def _train_epochs(
     totals: EpochTotals | None,
     train_epoch: TrainEpoch,
     stop: StopRequest,
-    on_epoch: OnEpoch,
+    after_epoch: Sequence[OnEpoch],
 ) -> None:
     run = state.recipe.run
     # An epoch in progress whose batches were all trained still lacks its metrics.
@@ -137,28 +139,26 @@ def _train_epochs(
             number = stop.number or signal.SIGTERM  # The signal may have reached another rank only.
             done = f"{totals.batches} {'batch' if totals.batches == 1 else 'batches'}"
             raise Stopped(number, f"in epoch {epoch + 1}, after {done}")
-        closing = closing_counts(state, epoch)
-        suspicion = closing_suspicion(state, epoch)
-        _wait_for(run.device)  # Otherwise, the last steps would be timed as bookkeeping.
-        loss = mean_loss(state, epoch, totals)
-        history = epoch_history(state, totals)
-        evidence = evidence_of_run(state, epoch)
+        if run.device.startswith("cuda"):  # Otherwise, the last steps would count as bookkeeping.
+            torch.cuda.synchronize(run.device)
+        end = end_of_epoch(state, epoch, totals)
         with totals.bookkeeping():
             rescore(state, epoch, totals)
             state.pruner.end_epoch()
         totals.stop_clock()
         if state.coordinator is not None:
             load_from_servers(state, totals)
-        metrics = epoch_metrics(state, epoch, totals, loss)
+        metrics = epoch_metrics(state, epoch, totals, end.loss)
         if state.ranks.main:
             evaluation = add_evaluation(state, epoch, metrics)
-            add_suspicion(state, metrics, suspicion)
-            write_epoch(state, files, metrics, closing, history, evaluation, evidence)
+            add_suspicion(state, metrics, end.suspicion)
+            write_epoch(state, files, metrics, end, evaluation)
         last = epoch == state.recipe.training.epochs - 1
         if last or (epoch + 1) % run.checkpoint_every == 0:
             _save(state, files, None)
         if state.ranks.main:
-            on_epoch(metrics)
+            for act in after_epoch:
+                act(metrics)
         totals = state.new_totals()
 
 
@@ -186,39 +186,3 @@ def _finish(state: TrainState, files: RunFolder) -> Summary:
     result = summary(state, read_metrics(files.metrics))
     files.finish(result)
     return result
-
-
-@contextlib.contextmanager
-def _with_event_file(state: TrainState, files: RunFolder, on_epoch: OnEpoch) -> Iterator[OnEpoch]:
-    """Yield what to do with the metrics of each epoch on rank 0."""
-    if not (state.recipe.run.tensorboard and state.ranks.main):
-        yield on_epoch
-        return
-    with event_file(files, state.data.num_samples) as write:
-
-        def write_and_call(metrics: dict[str, Any]) -> None:
-            write(metrics)
-            on_epoch(metrics)
-
-        yield write_and_call
-
-
-def _ignore(metrics: dict[str, Any]) -> None:
-    pass
-
-
-def _wait_for(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-
-
-@contextlib.contextmanager
-def _only_writer(folder: Path, ranks: RankGroup) -> Iterator[None]:
-    """Hold the folder's lock on rank 0. If this fails, every rank raises the error."""
-    with contextlib.ExitStack() as stack:
-
-        def lock() -> None:
-            stack.enter_context(only_writer(folder))
-
-        ranks.from_main(lock)
-        yield

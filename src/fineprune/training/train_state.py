@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -142,13 +141,9 @@ class TrainState:
         """Whether the logits are recorded: for the history, or because the policy uses them."""
         return self.recipe.run.history or self.pruner.policy.needs_ranking
 
-    def samples_of_all_ranks(self, totals: EpochTotals) -> int:
-        """Return how many samples all ranks have trained in an epoch. A collective."""
-        return int(self.ranks.sum(torch.tensor(totals.samples, device=self.recipe.run.device)))
-
-    def broken_of_all_ranks(self, totals: EpochTotals) -> int:
-        """Return how many samples of an epoch replaced one whose file is broken. A collective."""
-        return int(self.ranks.sum(torch.tensor(totals.broken, device=self.recipe.run.device)))
+    def of_all_ranks(self, number: int) -> int:
+        """Return the sum of a number over all ranks. A collective."""
+        return int(self.ranks.sum(torch.tensor(number, device=self.recipe.run.device)))
 
     @property
     def processes(self) -> int:
@@ -222,11 +217,19 @@ def build_local_parts(state: TrainState) -> LocalParts:
         InputError: The recipe simulates workers, and there are several ranks.
     """
     recipe, ranks, model = state.recipe, state.ranks, state.model
-    simulate = recipe.distributed.simulate
-    if simulate and ranks.size > 1:
-        raise InputError(
-            f"expected distributed.simulate in one process, got {simulate} on {ranks.size} ranks: "
-            f"start it without torchrun"
+    strategy, simulated = recipe.distributed, None
+    if strategy.simulate:
+        if ranks.size > 1:
+            raise InputError(
+                f"expected distributed.simulate in one process, got {strategy.simulate} on "
+                f"{ranks.size} ranks: start it without torchrun"
+            )
+        simulated = SimulatedWorkers(
+            model,
+            strategy.simulated_groups,
+            strategy.step_seconds,
+            strategy.step_spread,
+            recipe.run.seed,
         )
     forward = _compiled(model, recipe.run) if recipe.run.compile == "on" else model
     if ranks.rank:
@@ -236,19 +239,8 @@ def build_local_parts(state: TrainState) -> LocalParts:
         forward=ranks.replicate(model, forward),
         optimizer=build_optimizer(trained_parameters(model), recipe.training),
         loader=state.data.make_loader(state.pruner),
-        simulated=_simulated(recipe, model) if simulate else None,
+        simulated=simulated,
         stop_vote=StopVote(ranks),
-    )
-
-
-def _simulated(recipe: Recipe, model: nn.Module) -> SimulatedWorkers:
-    strategy = recipe.distributed
-    return SimulatedWorkers(
-        model,
-        strategy.simulated_groups,
-        strategy.step_seconds,
-        strategy.step_spread,
-        recipe.run.seed,
     )
 
 
@@ -265,14 +257,14 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
     if totals is not None:
         epoch = {
             "loss_sum": state.ranks.sum(totals.loss_sum),
-            "samples": state.samples_of_all_ranks(totals),
+            "samples": state.of_all_ranks(totals.samples),
             "batches": totals.batches,
             "seconds": totals.seconds,
             "bookkeeping_seconds": totals.bookkeeping_seconds,
             "distributed": totals.distributed,
         }
         if totals.broken is not None:
-            epoch["broken"] = state.broken_of_all_ranks(totals)
+            epoch["broken"] = state.of_all_ranks(totals.broken)
         if totals.history is not None:
             epoch["history"] = totals.history.merged(state.ranks)
     saved = {
@@ -292,7 +284,7 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
         saved["optimizer"] = state.local.optimizer.state_dict()
         saved["simulated"] = simulated.state_dict() if simulated and totals else None
     if state.coordinator is not None:
-        saved["servers"] = _packed_servers(state.coordinator.state())
+        saved["servers"] = state.coordinator.state()
     return saved
 
 
@@ -359,36 +351,6 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
         totals.samples = 0
         totals.broken = None if totals.broken is None else 0
     return totals
-
-
-def _packed_servers(servers: dict[str, Any]) -> dict[str, Any]:
-    """Convert the coordinator's state to types that load with ``weights_only=True``."""
-    return {
-        "layout": servers["layout"],
-        "servers": [
-            torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in servers["servers"]
-        ],
-        "buffers": _tensors(servers["buffers"]),
-        "random": [state and _tensors(state) for state in servers["random"]],
-    }
-
-
-def _tensors(arrays: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
-
-
-def _arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
-
-
-def unpacked_servers(packed: dict[str, Any]) -> dict[str, Any]:
-    """Return the coordinator's state from a checkpoint's ``servers``."""
-    return {
-        "layout": packed["layout"],
-        "servers": [part.numpy().tobytes() for part in packed["servers"]],
-        "buffers": _arrays(packed["buffers"]),
-        "random": [state and _arrays(state) for state in packed["random"]],
-    }
 
 
 def _compiled(model: nn.Module, run: RunSettings) -> nn.Module:

@@ -106,11 +106,8 @@ class Coordinator:
         self._deaths = dict.fromkeys(ProcessKind, 0)  # since the last ``take_deaths``
         self._looked = time.monotonic()
         # The buffers and, because servers do not hold them either, the frozen parameters.
-        buffers: Arrays = (
-            {name: tensor.cpu().numpy().copy() for name, tensor in not_served(model).items()}
-            if state is None
-            else state["buffers"]
-        )
+        tensors = not_served(model) if state is None else state["buffers"]
+        buffers = {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
         store = open_store(cluster.host, timeout_seconds=strategy.link_seconds)
         self._store: TCPStore | None = store
         rendezvous = Rendezvous(
@@ -140,7 +137,8 @@ class Coordinator:
         )
         for group in self._groups:
             first = group.index * group.size
-            random = None if state is None else state["random"][first : first + group.size]
+            saved = [] if state is None else state["random"][first : first + group.size]
+            random = [one and {kind: held.numpy() for kind, held in one.items()} for one in saved]
             group.start(buffers, random)
 
     # -- public methods ---------------------------------------------------------------------------
@@ -238,16 +236,17 @@ class Coordinator:
     def state(self) -> dict[str, Any]:
         """Return everything that a later training needs to continue. No epoch may be running.
 
-        It holds strings, bytes (in the format of ``torch.save``) and NumPy arrays: the servers'
-        parts, the buffers, and the random state of each worker (None if it is being started).
+        It holds a string and tensors on the CPU: the servers' parts (uint8, in the format of
+        ``torch.save``), the buffers, and the random state of each worker (None if it is being
+        started).
         """
         self._settle()
         random = self._ask(self._groups)
         return {
             "layout": self._layout.contents,
             "servers": self._servers.state(),
-            "buffers": self._recovery.buffers,
-            "random": random,
+            "buffers": _tensors(self._recovery.buffers),
+            "random": [one and _tensors(one) for one in random],
         }
 
     def take_deaths(self) -> dict[ProcessKind, int]:
@@ -349,3 +348,7 @@ class Coordinator:
             else:
                 self._epoch.result.worker_deaths += 1
         self._log(event)
+
+
+def _tensors(arrays: Arrays) -> dict[str, Tensor]:
+    return {name: torch.tensor(array) for name, array in arrays.items()}

@@ -14,7 +14,12 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fineprune.distributed.parameter_servers.events import Event, EventKind, Report
+from fineprune.distributed.parameter_servers.events import (
+    Event,
+    EventKind,
+    ProcessKind,
+    Report,
+)
 from fineprune.errors import InputError
 
 # Seconds between two reports that processes wait for CPUs.
@@ -89,15 +94,29 @@ class Placement:
         self._shared: set[str] = set()
         self.report_shared_nodes()
 
-    def of_server(self, index: int) -> dict[str, Any]:
-        """Return Ray's options for the process of a server."""
-        places = self.places
-        bundle = places.groups + index if places.dedicated else index % places.groups
-        return self._options(bundle, places.threads if places.dedicated else 0, 0.0)
+    def options(self, kind: ProcessKind, index: int) -> dict[str, Any]:
+        """Return Ray's options for a process.
 
-    def of_worker(self, group: int) -> dict[str, Any]:
-        """Return Ray's options for the process of a worker."""
-        return self._options(group, self.places.threads, self.places.gpus)
+        Args:
+            kind: The role of the process.
+            index: The worker's rank, or the server's index.
+        """
+        places = self.places
+        if kind is ProcessKind.WORKER:
+            bundle, cpus, gpus = index // places.members, places.threads, places.gpus
+        elif places.dedicated:
+            bundle, cpus, gpus = places.groups + index, places.threads, 0.0
+        else:
+            bundle, cpus, gpus = index % places.groups, 0, 0.0
+        return {
+            "num_cpus": cpus,
+            "num_gpus": gpus,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=bundle
+            ),
+        }
 
     def unplaced(self) -> int:
         """Return the number of places that were lost with their nodes and not yet replaced."""
@@ -123,17 +142,6 @@ class Placement:
     def _nodes_of_bundles(self) -> dict[int, str]:
         nodes: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
         return nodes
-
-    def _options(self, bundle: int, cpus: float, gpus: float) -> dict[str, Any]:
-        return {
-            "num_cpus": cpus,
-            "num_gpus": gpus,
-            "max_restarts": 0,
-            "max_task_retries": 0,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=bundle
-            ),
-        }
 
 
 def nodes_for_servers(nodes: Sequence[Node], places: Places) -> list[Node]:

@@ -24,13 +24,20 @@ from ray.exceptions import (
     RayTaskError,
 )
 
+from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.channel import (
     Channel,
     ChannelClosed,
     Listener,
     join_channel,
 )
-from fineprune.distributed.parameter_servers.events import ProcessKind, Report, reporter
+from fineprune.distributed.parameter_servers.events import (
+    Event,
+    EventKind,
+    ProcessKind,
+    Report,
+    reporter,
+)
 from fineprune.distributed.parameter_servers.messages import Hello, Message, Ping, Pong, Ready
 from fineprune.distributed.parameter_servers.placement import Placement, Places
 from fineprune.distributed.parameter_servers.ray_session import RayHealth, ray_session, within
@@ -135,6 +142,11 @@ class Process:
             except ChannelClosed:
                 self._unreachable = True
 
+    def event(self, kind: EventKind, reason: str = "", batch: BatchKey | None = None) -> Event:
+        """Return an event that concerns this process."""
+        pid, node = (self.location.pid, self.location.node) if self.location else (None, "")
+        return Event(kind, self.kind, self.index, pid, node, reason, batch=batch)
+
     def ping(self) -> None:
         """Ping the process, if it runs and has answered the last ping."""
         if self._channel is not None and not self.pinged:
@@ -146,11 +158,12 @@ class Cluster:
     """The processes of one training. The function ``cluster`` makes it.
 
     Attributes:
+        placement: Where the processes run.
         host: The address of this process for links and stores.
     """
 
     def __init__(self, placement: Placement) -> None:
-        self._placement = placement
+        self.placement = placement
         self._health = RayHealth()
         self.host = _own_address()
         self._listener = Listener(self.host)
@@ -160,31 +173,28 @@ class Cluster:
         self._started = 0
         self._looked = time.monotonic()
 
-    def start_server(
+    def start(
         self,
+        kind: ProcessKind,
         index: int,
         build: Callable[Concatenate[str, P], Served],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Process:
-        """Start a server's process, which serves what ``build(host, *args)`` returns.
+        """Start a worker or a server, which serves what ``build(host, *args)`` returns.
 
-        ``host`` is the address of the process for links. The arguments must be picklable.
+        ``index`` is the worker's rank, or the server's index. ``host`` is the address of the
+        process for links. The arguments must be picklable.
         """
-        options = self._placement.of_server(index)
-        return self._start(ProcessKind.SERVER, index, options, build, args)
-
-    def start_worker(
-        self,
-        group: int,
-        rank: int,
-        build: Callable[Concatenate[str, P], Served],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Process:
-        """Start a worker's process at the place of its group, as with ``start_server``."""
-        options = self._placement.of_worker(group)
-        return self._start(ProcessKind.WORKER, rank, options, build, args)
+        host: Any = ray.remote(_Host)
+        options = self.placement.options(kind, index)
+        actor = host.options(**options).remote(self.placement.places.threads)
+        self._started += 1
+        process = Process(kind, index, self._started, actor)
+        address, key = self._listener.address, self._listener.key
+        process._end = actor.run.remote(address, key, self._started, build, args)
+        self._processes[self._started] = process
+        return process
 
     def poll(self, seconds: float) -> list[tuple[Process, Message | Ended]]:
         """Wait for messages, and return at most one of each process.
@@ -241,14 +251,6 @@ class Cluster:
         with contextlib.suppress(RayActorError):
             ray.kill(process._actor, no_restart=True)
 
-    def unplaced(self) -> int:
-        """Return the number of places that were lost with their nodes and not yet replaced."""
-        return self._placement.unplaced()
-
-    def report_shared_nodes(self) -> None:
-        """Report the nodes that dedicated servers share with workers, if there are new ones."""
-        self._placement.report_shared_nodes()
-
     def close(self) -> None:
         """Kill all processes and release the resources, unless Ray hangs."""
         self._listener.close()
@@ -256,26 +258,9 @@ class Cluster:
         def end() -> None:
             for process in list(self._processes.values()):
                 self.kill(process)
-            self._placement.release()
+            self.placement.release()
 
         within(_KILL_SECONDS, end)
-
-    def _start(
-        self,
-        kind: ProcessKind,
-        index: int,
-        options: dict[str, Any],
-        build: Callable[..., Served],
-        arguments: Sequence[Any],
-    ) -> Process:
-        host: Any = ray.remote(_Host)
-        actor = host.options(**options).remote(self._placement.places.threads)
-        self._started += 1
-        process = Process(kind, index, self._started, actor)
-        address, key = self._listener.address, self._listener.key
-        process._end = actor.run.remote(address, key, self._started, build, arguments)
-        self._processes[self._started] = process
-        return process
 
     def _admit(self) -> list[tuple[Process, Message | Ended]]:
         channel = self._listener.accepted()

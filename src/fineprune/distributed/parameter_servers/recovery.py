@@ -166,14 +166,15 @@ class Recovery:
 
     def _report_waiting(self, seconds: float) -> None:
         """Report processes that wait for CPUs, from time to time."""
-        unplaced = [*self._servers.unplaced, *(w for g in self._groups for w in g.unplaced)]
+        workers = (process for group in self._groups for process in group.processes)
+        unplaced = [str(p) for p in (*self._servers.processes, *workers) if p.location is None]
         if not unplaced:
             if self._reported:
-                self._cluster.report_shared_nodes()
+                self._cluster.placement.report_shared_nodes()
             self._waited = self._reported = 0.0
             return
         self._waited += seconds
-        if self._waited >= self._reported + REPORT_EVERY and self._cluster.unplaced():
+        if self._waited >= self._reported + REPORT_EVERY and self._cluster.placement.unplaced():
             self._reported = self._waited
             reason = f"{self._waited:.0f} s so far for {', '.join(unplaced)}, on {available()}"
             self._report(Event(EventKind.WAITING, reason=reason))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, Report
+from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind, Report
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 from fineprune.distributed.parameter_servers.messages import (
     Admit,
@@ -94,7 +94,7 @@ class ServerGroup:
         optimizer: MakeOptimizer,
         rendezvous: Rendezvous,
         folder: Path,
-        state: Sequence[bytes] | None,
+        state: Sequence[Tensor] | None,
         report: Report,
     ) -> None:
         self.version = 0
@@ -144,11 +144,6 @@ class ServerGroup:
         silence = [server.process.silence for server in self._servers]
         return silence.index(max(silence))
 
-    @property
-    def unplaced(self) -> list[str]:
-        """The names of the servers whose processes do not run yet."""
-        return [str(one.process) for one in self._servers if one.process.location is None]
-
     def is_ready(self, index: int) -> bool:
         """Return whether a server has started and holds the common version."""
         return self._servers[index].started and not self._servers[index].restores
@@ -190,10 +185,13 @@ class ServerGroup:
         self._end_reading()
         return torch.from_numpy(np.concatenate(parts))
 
-    def state(self) -> list[bytes]:
-        """Return each server's state at the last common snapshot, from which it can be restored."""
-        number = self._common_number
-        return [self._path(index, number).read_bytes() for index in range(len(self._servers))]
+    def state(self) -> list[Tensor]:
+        """Return each server's state at the last common snapshot, from which it can be restored.
+
+        It consists of the bytes of the snapshot's file; uint8.
+        """
+        paths = (self._path(index, self._common_number) for index in range(len(self._servers)))
+        return [torch.from_numpy(np.fromfile(path, np.uint8)) for path in paths]
 
     def admit(self, reader: str) -> None:
         """Let all servers make their links to a group, which makes its ends at the same time."""
@@ -216,7 +214,7 @@ class ServerGroup:
                 server.started = True
                 server.starts += 1
                 kind = EventKind.STARTED if server.starts == 1 else EventKind.RESTARTED
-                self._report(self._event(kind, index))
+                self._report(server.process.event(kind))
                 self._restore(index)
             case Restored():
                 server.restores -= 1
@@ -252,7 +250,7 @@ class ServerGroup:
             RunError: The server died repeatedly, or before the first snapshot was complete.
         """
         server = self._servers[index]
-        self._report(self._event(EventKind.DIED, index, reason))
+        self._report(server.process.event(EventKind.DIED, reason))
         self._cluster.kill(server.process)
         if self._common_number < 0:
             raise RunError(
@@ -293,7 +291,8 @@ class ServerGroup:
             self._cluster.kill(server.process)
 
     def _new_server(self, index: int) -> _Server:
-        process = self._cluster.start_server(
+        process = self._cluster.start(
+            ProcessKind.SERVER,
             index,
             ParameterServer,
             self._layout,
@@ -310,7 +309,7 @@ class ServerGroup:
         if self._common_number >= 0:
             source = Restore(path=str(self._path(index, self._common_number)))
         elif self._state is not None:
-            source = Restore(state=np.frombuffer(self._state[index], np.uint8))
+            source = Restore(state=self._state[index].numpy())
         else:
             return  # it already has the initial parameters
         server.restores += 1
@@ -345,8 +344,3 @@ class ServerGroup:
     def _send(self, request: Message) -> None:
         for server in self._servers:
             server.process.send(request)
-
-    def _event(self, kind: EventKind, index: int, reason: str = "") -> Event:
-        where = self._servers[index].process.location
-        pid, node = (where.pid, where.node) if where else (None, "")
-        return Event(kind, ProcessKind.SERVER, index, pid, node, reason)

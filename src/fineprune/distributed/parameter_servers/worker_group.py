@@ -63,6 +63,7 @@ class WorkerGroup:
         report: Function that is called with each event.
 
     Attributes:
+        processes: The processes, by their places in the group.
         phase: The current phase.
         generation: How many times the links were made. The links of each generation have a new
             name.
@@ -87,6 +88,7 @@ class WorkerGroup:
         report: Report,
     ) -> None:
         self.index = index
+        self.processes: list[Process] = []
         self.phase = GroupPhase.STARTING
         self.generation = 0
         self.lease: BatchKey | None = None
@@ -102,7 +104,6 @@ class WorkerGroup:
         self._build = build
         self._rendezvous = rendezvous
         self._report = report
-        self._members: list[Process] = []
         self._owing: list[int] = []  # the numbers of answers that the members owe
         self._to_load: tuple[Arrays, list[Arrays | None]] | None = None
         self._stepped: dict[int, Stepped] = {}
@@ -119,11 +120,6 @@ class WorkerGroup:
     def size(self) -> int:
         """The number of members."""
         return self._strategy.group
-
-    @property
-    def processes(self) -> list[Process]:
-        """The processes, by their places in the group."""
-        return self._members
 
     @property
     def built(self) -> bool:
@@ -161,11 +157,6 @@ class WorkerGroup:
         parts = [self._stepped[member].watched for member in sorted(self._stepped)]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    @property
-    def unplaced(self) -> list[str]:
-        """The names of the workers whose processes do not run yet."""
-        return [str(member) for member in self._members if member.location is None]
-
     # -- life cycle -----------------------------------------------------------------------------
 
     def start(self, buffers: Arrays, random: list[Arrays | None] | None = None) -> None:
@@ -177,9 +168,9 @@ class WorkerGroup:
                 replica starts with.
         """
         self._starts += 1
-        self._members = [
-            self._cluster.start_worker(
-                self.index,
+        self.processes = [
+            self._cluster.start(
+                ProcessKind.WORKER,
                 self.index * self.size + member,
                 Worker,
                 self._build,
@@ -209,7 +200,7 @@ class WorkerGroup:
         self._demand(GroupPhase.CONNECTING)
         buffers, random = self._to_load or (None, [None] * self.size)
         self._to_load = None
-        for member, state in zip(self._members, random, strict=True):
+        for member, state in zip(self.processes, random, strict=True):
             member.send(Connect(self.name, buffers, state))
 
     def end(self, dead: Mapping[int, str], reason: str) -> None:
@@ -219,16 +210,16 @@ class WorkerGroup:
             dead: The places of the members that died, each with the reason.
             reason: Why the other members are stopped.
         """
-        for place in range(self.size):
+        for place, member in enumerate(self.processes):
             # Until a lost node is noticed, processes may be placed on it, which then never run.
-            never_ran = self._members[place].location is None and dead.get(place) == LOST_NODE
+            never_ran = member.location is None and dead.get(place) == LOST_NODE
             kind = EventKind.DIED if place in dead and not never_ran else EventKind.STOPPED
-            self._report(self._event(kind, place, dead.get(place, reason)))
+            self._report(member.event(kind, dead.get(place, reason)))
         self.kill()
 
     def kill(self) -> None:
         """Kill all processes without a report."""
-        for member in self._members:
+        for member in self.processes:
             self._cluster.kill(member)
 
     # -- steps ----------------------------------------------------------------------------------
@@ -260,9 +251,9 @@ class WorkerGroup:
         self._step_began = time.monotonic()
         self.version = version
         self._stepped = {}
-        self._report(self._event(EventKind.LEASED, 0, batch=self.lease))
+        self._report(self.processes[0].event(EventKind.LEASED, batch=self.lease))
         next_key, next_indices = following or (None, None)
-        for place, member in enumerate(self._members):
+        for place, member in enumerate(self.processes):
             samples = number_of_samples(len(indices), place, self.size)
             part = _part(len(indices), place, self.size)
             step = Step(
@@ -289,7 +280,7 @@ class WorkerGroup:
         """Ask the members for their buffers and random states, which ``saved`` then holds."""
         self.saved, self.saving = {}, True
         self._demand(self.phase)
-        for member in self._members:
+        for member in self.processes:
             member.send(Save())
 
     # -- messages -------------------------------------------------------------------------------
@@ -308,11 +299,11 @@ class WorkerGroup:
         self.patience.hear()
         match message:
             case Hello():
-                if not self.unplaced:
+                if all(member.location is not None for member in self.processes):
                     self.patience.expect()
             case Ready():
                 kind = EventKind.STARTED if self._starts == 1 else EventKind.RESTARTED
-                self._report(self._event(kind, place))
+                self._report(self.processes[place].event(kind))
                 self._answered(place)
             case Connected():
                 self._answered(place)
@@ -363,13 +354,6 @@ class WorkerGroup:
         self.generation += 1
         self.phase = GroupPhase.STARTING
         self.lease, self.version = None, -1
-
-    def _event(
-        self, kind: EventKind, place: int, reason: str = "", batch: BatchKey | None = None
-    ) -> Event:
-        member = self._members[place]
-        pid, node = (member.location.pid, member.location.node) if member.location else (None, "")
-        return Event(kind, ProcessKind.WORKER, member.index, pid, node, reason, batch=batch)
 
 
 def _part(samples: int, place: int, size: int) -> slice:

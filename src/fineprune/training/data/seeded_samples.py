@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
-from fineprune.datasets.loader_process import LoaderPool, TrainingLoader
+from fineprune.datasets.loader_process import LoaderPool
 from fineprune.pruning.sampler import PruningSampler
 
 
@@ -77,51 +77,6 @@ class PlainSamples(Dataset[Any]):
 
     def __getitem__(self, position: int) -> Any:
         return self._samples[0, int(self._indices[position])][1]
-
-
-class SampleLoader(TrainingLoader):
-    """A ``DataLoader`` over ``SeededSamples`` that also yields any other samples of them."""
-
-    def batches(self, index: torch.Tensor, epoch: int, batch_size: int) -> Any:
-        """Return batches ``(index, (x, y))`` of given samples, transformed as in an epoch.
-
-        Args:
-            index: The indices of the samples in their order; int64, shape (n,).
-            epoch: The epoch, counted from 0, that seeds the random transforms.
-            batch_size: The number of samples per batch.
-        """
-        return TrainingLoader(
-            self.dataset,
-            batch_size=batch_size,
-            sampler=[(epoch, i) for i in index.tolist()],
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-            generator=torch.Generator(),
-        )
-
-
-def training_loader(
-    dataset: Any,
-    sampler: PruningSampler,
-    *,
-    seed: int,
-    batch_size: int,
-    drop_last: bool,
-    workers: int,
-    pin_memory: bool,
-) -> SampleLoader:
-    """Return a loader that yields ``(index, (x, y))`` in the order of the sampler."""
-    return SampleLoader(
-        SeededSamples(dataset, seed),
-        batch_size=batch_size,
-        sampler=EpochIndices(sampler),
-        drop_last=drop_last,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-        pin_memory=pin_memory,
-        # By default, the loader draws a seed for its workers from torch's global generator.
-        generator=torch.Generator(),
-    )
 
 
 class SampleFetcher:

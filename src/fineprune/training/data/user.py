@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, Subset, default_collate
 
+from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.errors import InputError, first_line, shown
 from fineprune.importing import import_attribute
 from fineprune.pruning.pruner import Pruner
@@ -25,11 +26,11 @@ from fineprune.training.data.run_data import (
     watched_samples,
 )
 from fineprune.training.data.seeded_samples import (
+    EpochIndices,
     PlainSamples,
     SampleFetcher,
     SeededSamples,
     evaluation_loader,
-    training_loader,
 )
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings import DataSettings
@@ -69,13 +70,13 @@ def own_data(recipe: Recipe) -> Data:
 
     def make_loader(pruner: Pruner) -> Any:
         check_batches(recipe, pruner)
-        return training_loader(
-            train,
-            pruner.sampler,
-            seed=run.seed,
+        return TrainingLoader(
+            SeededSamples(train, run.seed),
             batch_size=recipe.training.batch_size,
+            sampler=EpochIndices(pruner.sampler),
             drop_last=recipe.training.drop_last,
-            workers=settings.workers,
+            num_workers=settings.workers,
+            persistent_workers=settings.workers > 0,
             pin_memory=run.device.startswith("cuda"),
         )
 
