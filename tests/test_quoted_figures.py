@@ -86,6 +86,7 @@ FITS_CLEAN, FITS_WRONG, FITS_LONG = "resnet9/clean", "resnet9/wrong", "resnet9/l
 FITS_TUNED, FITS_CONFUSED = "resnet9/long-tuned", "resnet9/confused"
 FITS_HALF_SAVED = "resnet9/half-saved"
 LINEAR_CLEAN, LINEAR_WRONG = "adaptive/linear-correct", "adaptive/linear"
+COSINE_CLEAN, COSINE_WRONG = "adaptive/cosine-correct", "adaptive/cosine"
 LATE = "fewer-epochs-late"
 
 
@@ -313,6 +314,8 @@ def quotes():
     for folder, arms in (
         (LINEAR_WRONG, {"shorter-2": 0.308, "adaptive": 0.154}),
         (LINEAR_CLEAN, {"shorter": 0.154, "adaptive": 0.154}),
+        (COSINE_WRONG, {"shorter-2": 0.308, "adaptive": 0.154}),
+        (COSINE_CLEAN, {"shorter": 0.154, "adaptive": 0.154}),
     ):
         yield VARIANTS, "| full | 0.154 | 0.0 | {:.2f} | - |", (accuracy(folder, "full"),)
         for arm, rate in arms.items():
@@ -323,6 +326,33 @@ def quotes():
     yield VARIANTS, "`adaptive` is {:.2f} ±{:.2f} points below `shorter`", below(correct)
     above = difference(LINEAR_WRONG, "adaptive", "shorter-2")
     yield VARIANTS, "`adaptive` is {:.2f} ±{:.2f} points above `shorter`", above
+    cosine = {
+        "30 % wrong": difference(COSINE_WRONG, "adaptive", "shorter-2"),
+        "correct": difference(COSINE_CLEAN, "adaptive", "shorter"),
+    }
+    cosine_to_full = {
+        "30 % wrong": difference(COSINE_WRONG, "adaptive"),
+        "correct": difference(COSINE_CLEAN, "adaptive"),
+    }
+    yield (
+        VARIANTS,
+        "{:.2f} ±{:.2f} points above it with 30 % wrong labels, and {:.2f} ±{:.2f} with correct",
+        (*cosine["30 % wrong"], *cosine["correct"]),
+    )
+    yield (
+        VARIANTS,
+        "{:.2f} ±{:.2f} points below full training, {:.2f} ±{:.2f} above `shorter` |",
+        (*below(cosine_to_full["correct"]), *cosine["correct"]),
+    )
+    yield (
+        VARIANTS,
+        "{:.2f} ±{:.2f} points above full training, {:.2f} ±{:.2f} above `shorter` |",
+        (*cosine_to_full["30 % wrong"], *cosine["30 % wrong"]),
+    )
+    for labels, to_shorter in cosine.items():
+        row = f"| thin ResNet-18, cosine rate, 30 epochs | {labels} |"
+        row += " {:+.2f} ±{:.2f} | {:+.2f} ±{:.2f} |"
+        yield ADAPTIVE, row, (*to_shorter, *cosine_to_full[labels])
     only_correct = read_run(RESULTS / "resnet9/correct/full-0").summary.accuracy_last
     yield FITS, "reached {:.2f} % (one seed), with 30 % of the steps saved", (100 * only_correct,)
     estimates = [
