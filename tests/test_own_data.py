@@ -14,7 +14,7 @@ from fineprune.errors import InputError
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.data.seeded_samples import SampleFetcher, SeededSamples
+from fineprune.training.data.seeded_samples import SeededSamples, sample_fetch
 from fineprune.training.data.user import own_data
 from fineprune.training.epoch_metrics import TrainingDiverged
 from fineprune.training.loop import train
@@ -214,7 +214,7 @@ def test_loader_processes_are_not_forked_from_a_process_with_threads():
 
 
 def test_what_a_data_set_says_in_a_loader_process_reaches_the_run():
-    fetch = SampleFetcher(missing, seed=0, workers=1)
+    fetch = sample_fetch(missing, seed=0, workers=1, device="cpu")
     with pytest.raises(InputError, match="expected the folder of this data set, got none"):
         fetch(torch.tensor([0]), 0)
 

@@ -26,10 +26,6 @@ class BrokenFiles:
         self._allowed = max(1, int(limit * samples)) if limit else 0
         self._known: set[int] = set()
 
-    def __len__(self) -> int:
-        """Return the number of files known to be broken."""
-        return len(self._known)
-
     def add(self, broken: Iterable[Broken], left: int) -> None:
         """Take note of the broken files of a batch.
 

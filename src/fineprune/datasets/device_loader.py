@@ -159,11 +159,12 @@ class DeviceLoader:
 
     def __iter__(self) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
         order = self._order()
-        last = len(order) - len(order) % self.batch_size if self.drop_last else len(order)
-        return self.batches(order, self.sampler.epoch, self.batch_size, last)
+        if self.drop_last:
+            order = order[: len(order) - len(order) % self.batch_size]
+        return self.batches(order, self.sampler.epoch, self.batch_size)
 
     def batches(
-        self, index: Tensor, epoch: int, batch_size: int, last: int | None = None
+        self, index: Tensor, epoch: int, batch_size: int
     ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
         """Yield batches of given samples with the crops and flips of an epoch.
 
@@ -171,11 +172,9 @@ class DeviceLoader:
             index: The indices of the samples in their order; int64, shape (n,), on the CPU.
             epoch: The epoch, from 0, that determines crops and flips.
             batch_size: The number of samples per batch.
-            last: The number of samples to yield; None for all of them.
         """
-        last = len(index) if last is None else last
         index, starts, labels = self._images.upload(index, epoch)
-        for first in range(0, last, batch_size):
+        for first in range(0, len(index), batch_size):
             # Slices are views of the tensors of the epoch, so indices and labels are not copied.
             batch = slice(first, first + batch_size)
             yield index[batch], (self._images.images(starts[batch]), labels[batch])

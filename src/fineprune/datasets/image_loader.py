@@ -4,7 +4,7 @@ Pixels go to the device as bytes and are normalised there. The copy of the next 
 before the current batch is handed out.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -189,8 +189,13 @@ class EvaluationImages:
         return (moved for _, moved in self._to_device(_checked(self._loader, self._broken)))
 
 
-class ImageFetcher:
-    """Loads any batch in this process, for workers of parameter servers.
+def image_fetch(
+    dataset: ImageFiles, *, device: str, threads: int, broken: BrokenFiles
+) -> Callable[[Tensor, int], Labelled]:
+    """Return a function that loads any batch in this process, for workers of parameter servers.
+
+    It takes the indices of samples (int64, shape (B,)) and an epoch, and returns the batch
+    ``(x, y)``, in which broken files are replaced.
 
     Args:
         dataset: The images.
@@ -198,23 +203,18 @@ class ImageFetcher:
         threads: The number of threads that decode; with 0, the caller's own thread does.
         broken: Takes note of broken files.
     """
+    to_device = ToDevice(dataset.view.size, device)
+    # Reading and decoding release the interpreter's lock.
+    pool = ThreadPoolExecutor(threads) if threads else None
 
-    def __init__(
-        self, dataset: ImageFiles, *, device: str, threads: int, broken: BrokenFiles
-    ) -> None:
-        self._dataset = dataset
-        self._to_device = ToDevice(dataset.view.size, device)
-        self._broken = broken
-        # Reading and decoding release the interpreter's lock.
-        self._pool = ThreadPoolExecutor(threads) if threads else None
-
-    def __call__(self, index: Tensor, epoch: int) -> Labelled:
-        """Return the batch ``(x, y)`` of samples, whose broken files are replaced."""
+    def fetch(index: Tensor, epoch: int) -> Labelled:
         keys = [(epoch, i) for i in index.tolist()]
-        load = self._dataset.__getitem__
-        items = list(map(load, keys) if self._pool is None else self._pool.map(load, keys))
-        ((_, moved),) = self._to_device(_checked([collate_replacing(items)], self._broken))
+        load = dataset.__getitem__
+        items = list(map(load, keys) if pool is None else pool.map(load, keys))
+        ((_, moved),) = to_device(_checked([collate_replacing(items)], broken))
         return moved
+
+    return fetch
 
 
 def _checked(batches: Iterable[Batch], broken: BrokenFiles) -> Iterator[Batch]:

@@ -116,8 +116,13 @@ class RankGroup:
 
         ``joined`` does this at its end. Call it before an exception that all ranks raise together.
         """
-        if self.size > 1:
-            _wait_for_all()
+        if self.size == 1:
+            return
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"done-{self.rank}", "")
+        # If rank 0 hosts the store, the store ends with rank 0, which waits until all are done.
+        with contextlib.suppress(RuntimeError):
+            store.wait([f"done-{rank}" for rank in range(self.size)])
 
     def _all_reduced(self, value: torch.Tensor, operation: Any) -> torch.Tensor:
         if self.size == 1:
@@ -228,8 +233,9 @@ def joined(device: str) -> Iterator[RankGroup]:
     backend = "nccl" if on_gpu else "gloo"
     dist.init_process_group(backend, store=of_this_start, rank=rank, world_size=size)
     try:
-        yield RankGroup(dist.get_rank(), dist.get_world_size())
-        _wait_for_all()
+        ranks = RankGroup(rank, size)
+        yield ranks
+        ranks.leave_together()
     finally:
         _kept[:] = [dist.group.WORLD]
         dist.destroy_process_group()
@@ -255,12 +261,3 @@ def _name_of_start(store: Store, rank: int, size: int) -> str:
                 store.set(f"start/name for {store.get(f'start/asks/{other}').decode()}", own)
         time.sleep(_POLL_SECONDS)
     return own
-
-
-def _wait_for_all() -> None:
-    """Wait for all ranks, so that none closes a connection that another still reads from."""
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"done-{dist.get_rank()}", "")
-    # If rank 0 hosts the store, the store ends with rank 0, which waits until all ranks are done.
-    with contextlib.suppress(RuntimeError):
-        store.wait([f"done-{rank}" for rank in range(dist.get_world_size())])

@@ -242,7 +242,9 @@ def batch_script(
     lines += ["# A signal that comes before the training is started is passed on later."]
     lines += ["asked=", "trap asked=yes USR1", ""]
     lines += _log(out)
-    lines += _setup(setup)
+    if setup:
+        # Scripts that activate environments often fail with "set -u".
+        lines += ["set +u", *setup, "set -u", ""]
     if strategy != ALONE:
         lines += _first_node()
     step = f"srun --export=ALL --cpus-per-task={cpus} --kill-on-bad-exit=1"
@@ -282,11 +284,6 @@ def _log(out: Path) -> list[str]:
         'exec >>"$log" 2>&1',
         "",
     ]
-
-
-def _setup(setup: Sequence[str]) -> list[str]:
-    # Scripts that activate environments often fail with "set -u".
-    return ["set +u", *setup, "set -u", ""] if setup else []
 
 
 def _first_node() -> list[str]:

@@ -28,16 +28,9 @@ def local_training(
 ) -> Iterator[TrainState]:
     """Build a run that this process trains, alone or together with other ranks.
 
-    Inside the block, torch uses the recipe's number of threads.
-
-    Args:
-        recipe: The recipe, without "auto" settings.
-        ranks: The processes that train together.
-        folder: The run's folder; not used.
-        saved: The checkpoint that the run continues from, which is restored later; None for a new
-            run.
-        stop: True if a signal has asked this process to stop; not used, because this takes little
-            time.
+    Inside the block, torch uses the recipe's number of threads. The arguments are those of
+    ``served_training``, except that ``ranks`` may be several processes, and that ``folder`` and
+    ``stop`` are not used.
 
     Raises:
         InputError: The data or the pretrained weights cannot be loaded, or the recipe simulates

@@ -139,69 +139,26 @@ def epoch_metrics(
     return metrics
 
 
-def add_evaluation(state: TrainState, epoch: int, metrics: dict[str, Any]) -> Evaluation | None:
-    """Evaluate the model if the recipe asks for it after this epoch, and add the result.
-
-    With ``training.ema``, the moving average of the weights is evaluated.
-
-    Args:
-        state: The state of the run.
-        epoch: The epoch that has ended, counted from 0.
-        metrics: The metrics of the epoch. The result is added to them.
-
-    Returns:
-        The evaluation; None if there was none.
-    """
-    training = state.recipe.training
-    epochs_left = training.epochs - 1 - epoch
-    if (epoch + 1) % training.evaluate_every and epochs_left >= training.evaluate_last:
-        return None
-    started = time.perf_counter()
-    device, data = state.recipe.run.device, state.data
-    evaluation = evaluate(state.evaluated, data.evaluation, device, state.autocast, data.classes)
-    metrics[f"{data.evaluated_on}_loss"] = evaluation.loss
-    metrics[f"{data.evaluated_on}_accuracy"] = evaluation.accuracy
-    if evaluation.top5 is not None:
-        metrics[f"{data.evaluated_on}_top5"] = evaluation.top5
-    indices, batches = data.watched
-    losses = sample_losses(state.evaluated, batches, device, state.autocast)
-    metrics["watched"] = {str(i): loss for i, loss in zip(indices, losses, strict=True)}
-    metrics["evaluate_seconds"] = time.perf_counter() - started
-    return evaluation
-
-
-def add_suspicion(state: TrainState, metrics: dict[str, Any], closing: Suspicion | None) -> None:
-    """Add how well the suspicion finds the wrong labels, if these are known.
-
-    Args:
-        state: The state of the run.
-        metrics: The metrics of an epoch that has ended. The result is added to them.
-        closing: The ``suspicion`` of ``end_of_epoch``.
-    """
-    wrong = state.data.wrong
-    if wrong is None:
-        return
-    suspicion = closing or suspicion_of(state.pruner.policy)
-    if suspicion is not None:
-        metrics["suspicion"] = detection(suspicion, wrong)
-
-
 def write_epoch(
-    state: TrainState,
-    files: RunFolder,
-    metrics: dict[str, Any],
-    end: EpochEnd,
-    evaluation: Evaluation | None,
+    state: TrainState, files: RunFolder, metrics: dict[str, Any], end: EpochEnd
 ) -> None:
-    """Write the metrics and the history of an epoch, and the counts of the window that it ends.
+    """Evaluate the model if the recipe asks for it after this epoch, and write what is known of it.
+
+    This is the history of the epoch, the counts of the window that it ends, and its metrics. Those
+    of the evaluation are added to them, and how well the suspicion finds the wrong labels, if these
+    are known.
 
     Args:
-        state: The state of the run.
+        state: The state of the run, after ``Pruner.end_epoch()``.
         files: The folder of the run.
-        metrics: The metrics of the epoch.
+        metrics: The result of ``epoch_metrics``.
         end: The result of ``end_of_epoch``. The last epoch of the run always ends a window.
-        evaluation: The result of ``add_evaluation``.
     """
+    evaluation = _evaluated(state, metrics)
+    if state.data.wrong is not None:
+        suspicion = end.suspicion or suspicion_of(state.pruner.policy)
+        if suspicion is not None:
+            metrics["suspicion"] = detection(suspicion, state.data.wrong)
     epoch, counts = metrics["epoch"], end.counts
     last = _is_last(state, epoch)
     if counts is None and last and isinstance(state.pruner.policy, ScheduledPolicy):
@@ -218,6 +175,26 @@ def write_epoch(
     if end.evidence is not None:
         files.write_evidence(end.evidence)
     files.append(metrics)
+
+
+def _evaluated(state: TrainState, metrics: dict[str, Any]) -> Evaluation | None:
+    """Evaluate the model, or the moving average of its weights, and add the result to metrics."""
+    training, epoch = state.recipe.training, metrics["epoch"]
+    epochs_left = training.epochs - 1 - epoch
+    if (epoch + 1) % training.evaluate_every and epochs_left >= training.evaluate_last:
+        return None
+    started = time.perf_counter()
+    device, data = state.recipe.run.device, state.data
+    evaluation = evaluate(state.evaluated, data.evaluation, device, state.autocast, data.classes)
+    metrics[f"{data.evaluated_on}_loss"] = evaluation.loss
+    metrics[f"{data.evaluated_on}_accuracy"] = evaluation.accuracy
+    if evaluation.top5 is not None:
+        metrics[f"{data.evaluated_on}_top5"] = evaluation.top5
+    indices, batches = data.watched
+    losses = sample_losses(state.evaluated, batches, device, state.autocast)
+    metrics["watched"] = {str(i): loss for i, loss in zip(indices, losses, strict=True)}
+    metrics["evaluate_seconds"] = time.perf_counter() - started
+    return evaluation
 
 
 def _write_labels(state: TrainState, files: RunFolder) -> None:

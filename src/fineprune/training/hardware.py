@@ -69,10 +69,9 @@ def describe(device: str, threads: int) -> Hardware:
         device: The device of the run, as torch names it.
         threads: The number of CPU threads that torch uses.
     """
+    cpu = _cpuinfo("model name") or platform.processor() or platform.machine()
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
-    return Hardware(
-        cpu=_cpu_name(), cores=available_cores(), threads=threads, device=device, gpu=gpu
-    )
+    return Hardware(cpu=cpu, cores=available_cores(), threads=threads, device=device, gpu=gpu)
 
 
 def _check_device(name: str) -> None:
@@ -90,7 +89,7 @@ def _has_fast_bfloat16(device: str) -> bool:
     if device.startswith("cuda"):
         return torch.cuda.get_device_capability(device)[0] >= 8
     # On a CPU, bfloat16 is faster than float32 only if the CPU has matrix units for it (AMX).
-    return device == "cpu" and "amx_bf16" in _cpu_flags()
+    return device == "cpu" and "amx_bf16" in _cpuinfo("flags").split()
 
 
 def _benefits_from_compilation(device: str) -> bool:
@@ -98,14 +97,6 @@ def _benefits_from_compilation(device: str) -> bool:
     # many launches as one. The compiler generates the kernels with Triton. On CPUs, compilation
     # takes half a minute, and the measured gain was within the noise.
     return device.startswith("cuda") and importlib.util.find_spec("triton") is not None
-
-
-def _cpu_flags() -> set[str]:
-    return set(_cpuinfo("flags").split())
-
-
-def _cpu_name() -> str:
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def _cpuinfo(key: str) -> str:

@@ -18,8 +18,6 @@ from fineprune.runs.summary import Summary
 from fineprune.training.checkpoint import save_checkpoint
 from fineprune.training.epoch_local import local_training, train_epoch_locally
 from fineprune.training.epoch_metrics import (
-    add_evaluation,
-    add_suspicion,
     end_of_epoch,
     epoch_metrics,
     write_epoch,
@@ -150,9 +148,7 @@ def _train_epochs(
             load_from_servers(state, totals)
         metrics = epoch_metrics(state, epoch, totals, end.loss)
         if state.ranks.main:
-            evaluation = add_evaluation(state, epoch, metrics)
-            add_suspicion(state, metrics, end.suspicion)
-            write_epoch(state, files, metrics, end, evaluation)
+            write_epoch(state, files, metrics, end)
         last = epoch == state.recipe.training.epochs - 1
         if last or (epoch + 1) % run.checkpoint_every == 0:
             _save(state, files, None)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore
@@ -212,7 +211,8 @@ class Coordinator:
         """Copy the parameters and buffers into a model. No epoch may be running.
 
         Each replica has its own normalisation statistics; those of the first group's leader are
-        used.
+        used. If that process has died or hangs, they are those of the last successful call, or
+        those that the training started from.
         """
         while (values := self._servers.values()) is None:
             if not self._servers.reading:  # at first, and after a rollback
@@ -220,18 +220,9 @@ class Coordinator:
                 self._servers.read()
             self._go_on()
         self._layout.load(model, values)
-        buffers = self.buffers()
-        for name, tensor in not_served(model).items():
-            tensor.copy_(torch.from_numpy(np.array(buffers[name])))
-
-    def buffers(self) -> Arrays:
-        """Return the buffers of the first group's leader, and the frozen parameters.
-
-        No epoch may be running. If that process has died or hangs, the buffers are those of the
-        last successful call, or those that the training started from.
-        """
         self._ask(self._groups[:1])
-        return self._recovery.buffers
+        for name, tensor in not_served(model).items():
+            tensor.copy_(torch.tensor(self._recovery.buffers[name]))
 
     def state(self) -> dict[str, Any]:
         """Return everything that a later training needs to continue. No epoch may be running.

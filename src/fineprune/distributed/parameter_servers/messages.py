@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -43,7 +43,12 @@ class Contribution(NamedTuple):
 
 
 @dataclass
-class Hello:
+class Message:
+    """What a channel carries. Each subclass is a kind of message."""
+
+
+@dataclass
+class Hello(Message):
     """A process runs. ``number`` was given to it when it was started."""
 
     number: int
@@ -52,17 +57,17 @@ class Hello:
 
 
 @dataclass
-class Ready:
+class Ready(Message):
     """The process has built its replica or its part of the parameters."""
 
 
 @dataclass
-class Ping:
+class Ping(Message):
     """Answer ``Pong`` at once, even while another request is executed."""
 
 
 @dataclass
-class Pong:
+class Pong(Message):
     """The answer to ``Ping``."""
 
 
@@ -70,7 +75,7 @@ class Pong:
 
 
 @dataclass
-class Connect:
+class Connect(Message):
     """Close the old links, join the group, and make links to all servers: ``Connected``.
 
     Attributes:
@@ -85,7 +90,7 @@ class Connect:
 
 
 @dataclass
-class Step:
+class Step(Message):
     """Compute the gradient of a batch, and push it to all servers: ``Received``, ``Stepped``.
 
     Attributes:
@@ -115,7 +120,7 @@ class Step:
 
 
 @dataclass
-class Save:
+class Save(Message):
     """Return the buffers and the random state: ``Saved``."""
 
 
@@ -123,19 +128,19 @@ class Save:
 
 
 @dataclass
-class Connected:
+class Connected(Message):
     """All links are made."""
 
 
 @dataclass
-class Received:
+class Received(Message):
     """A server has confirmed that it received the gradient. The last one is in ``Stepped``."""
 
     server: int
 
 
 @dataclass
-class Stepped:
+class Stepped(Message):
     """The step has ended, and all servers have received the gradient of the group's leader.
 
     Attributes:
@@ -150,14 +155,14 @@ class Stepped:
 
 
 @dataclass
-class Broken:
+class Broken(Message):
     """A link or the group's communication is broken. The worker has closed all its links."""
 
     reason: str
 
 
 @dataclass
-class Saved:
+class Saved(Message):
     """The buffers and the states of torch's random generators."""
 
     buffers: Arrays
@@ -168,21 +173,21 @@ class Saved:
 
 
 @dataclass
-class Admit:
+class Admit(Message):
     """Make the link to a group. Each generation of a group has a new name."""
 
     reader: str
 
 
 @dataclass
-class Forget:
+class Forget(Message):
     """Close the link to a group, and drop its gradient."""
 
     reader: str
 
 
 @dataclass
-class Update:
+class Update(Message):
     """Apply staged gradients as one update, and send the parameters to readers.
 
     Attributes:
@@ -203,7 +208,7 @@ class Update:
 
 
 @dataclass
-class Snapshot:
+class Snapshot(Message):
     """Write the complete state to a file: ``Written``."""
 
     number: int
@@ -211,7 +216,7 @@ class Snapshot:
 
 
 @dataclass
-class Restore:
+class Restore(Message):
     """Close all links, and return to a snapshot or to the state of a checkpoint: ``Restored``.
 
     Attributes:
@@ -224,7 +229,7 @@ class Restore:
 
 
 @dataclass
-class Read:
+class Read(Message):
     """Return the parameters: ``Values``."""
 
 
@@ -232,7 +237,7 @@ class Read:
 
 
 @dataclass
-class Written:
+class Written(Message):
     """The snapshot is complete.
 
     Attributes:
@@ -245,41 +250,18 @@ class Written:
 
 
 @dataclass
-class Restored:
+class Restored(Message):
     """The state is restored."""
 
 
 @dataclass
-class Values:
+class Values(Message):
     """The server's part of the parameters, shape (elements of the part,)."""
 
     part: Array
 
 
-Message: TypeAlias = (
-    Hello
-    | Ready
-    | Connect
-    | Step
-    | Save
-    | Connected
-    | Received
-    | Stepped
-    | Broken
-    | Saved
-    | Admit
-    | Forget
-    | Update
-    | Snapshot
-    | Restore
-    | Read
-    | Ping
-    | Written
-    | Restored
-    | Values
-    | Pong
-)
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Message)}
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in Message.__subclasses__()}
 
 
 def encode(message: Message) -> bytes:

@@ -152,7 +152,9 @@ class Worker:
                     case Step():
                         answer = self.step(request, channel)
                     case Save():
-                        answer = Saved(self._buffers(), _random_state(self._device))
+                        named = self._model.named_buffers()
+                        buffers = {name: held.detach().cpu().numpy() for name, held in named}
+                        answer = Saved(buffers, _random_state(self._device))
                     case _:
                         raise TypeError(f"expected a request to a worker, got {request!r}")
             except LinkBroken as error:
@@ -244,10 +246,6 @@ class Worker:
             transfer.wait()
             if server < last:
                 channel.send(Received(server))
-
-    def _buffers(self) -> Arrays:
-        named = self._model.named_buffers()
-        return {name: buffer.detach().cpu().numpy() for name, buffer in named}
 
     def _pull(self) -> None:
         versions = set()

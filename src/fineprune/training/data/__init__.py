@@ -1,6 +1,28 @@
 """The data of a run, with one file for each source: memory, files, and the user's own datasets."""
 
-from fineprune.training.data.load import load_data
+from fineprune.training.data.files import image_files
+from fineprune.training.data.memory import device_data, load_images
 from fineprune.training.data.run_data import Data
+from fineprune.training.data.user import own_data
+from fineprune.training.recipe import Recipe
 
 __all__ = ["Data", "load_data"]
+
+
+def load_data(recipe: Recipe, images_digest: str | None = None) -> Data:
+    """Load the data that a recipe names.
+
+    Args:
+        recipe: The recipe.
+        images_digest: The ``images_digest`` with which the run began; None for a new run.
+
+    Raises:
+        InputError: The data or the file with their labels are missing or damaged, have too few
+            samples for the validation part and the training part, do not fit the label noise, or
+            have other image files than when the run began.
+    """
+    if recipe.data.own:
+        return own_data(recipe)
+    if recipe.data.name == "images":
+        return image_files(recipe, images_digest)
+    return device_data(recipe, load_images(recipe))

@@ -13,7 +13,7 @@ from fineprune.datasets.broken_files import BrokenFiles
 from fineprune.datasets.image_decoder import check_decoder
 from fineprune.datasets.image_files import ImageFiles, View
 from fineprune.datasets.image_index import ImageIndex, load_index
-from fineprune.datasets.image_loader import EvaluationImages, ImageFetcher, ImageLoader
+from fineprune.datasets.image_loader import EvaluationImages, ImageLoader, image_fetch
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.random_streams import stream
 from fineprune.runs.training_set import TrainingSet
@@ -75,7 +75,7 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
         )
 
     def make_fetch() -> Fetch:
-        return ImageFetcher(train, device=run.device, threads=settings.workers, broken=broken)
+        return image_fetch(train, device=run.device, threads=settings.workers, broken=broken)
 
     return Data(
         train=len(train),

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from fineprune.datasets.loader_process import LoaderPool
 from fineprune.pruning.sampler import PruningSampler
+from fineprune.training.data.run_data import Fetch
 
 
 class SeededSamples(Dataset[tuple[int, Any]]):
@@ -79,38 +80,32 @@ class PlainSamples(Dataset[Any]):
         return self._samples[0, int(self._indices[position])][1]
 
 
-class SampleFetcher:
-    """Loads any batch of a user's dataset, for workers of parameter servers.
+def sample_fetch(make: Callable[[], Any], *, seed: int, workers: int, device: str) -> Fetch:
+    """Return a function that loads any batch of a user's dataset, for ``Data.make_fetch``.
 
     Args:
         make: The function that returns the user's training set. Each loader process calls it, so
             it must be picklable if there are any.
         seed: Seeds the random transforms, together with the epoch and the index.
         workers: The number of loader processes; with 0, this process loads.
+        device: The device of the batches.
     """
+    made = functools.partial(_batch_loader, make, seed)
+    load = None if workers else made()
+    pool = LoaderPool(workers, made) if workers else None
 
-    def __init__(self, make: Callable[[], Any], seed: int, workers: int) -> None:
-        self._workers = workers
-        made = functools.partial(_batch_loader, make, seed)
-        self._load = None if workers else made()
-        self._pool = LoaderPool(workers, made) if workers else None
-
-    def __call__(self, index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the collated batch ``(x, y)`` of the given samples.
-
-        Args:
-            index: The indices of the samples; int64, shape (B,).
-            epoch: The epoch, counted from 0.
-        """
+    def fetch(index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
         keys = [(epoch, i) for i in index.tolist()]
-        if self._pool is None:
-            assert self._load is not None
-            x, y = self._load(keys)
-            return x, y
-        size = -(-len(keys) // self._workers)
-        parts = self._pool.map(keys[first : first + size] for first in range(0, len(keys), size))
-        x, y = map(torch.cat, zip(*parts, strict=True))
-        return x, y
+        if load is not None:
+            x, y = load(keys)
+        else:
+            assert pool is not None
+            size = -(-len(keys) // workers)
+            parts = pool.map(keys[first : first + size] for first in range(0, len(keys), size))
+            x, y = map(torch.cat, zip(*parts, strict=True))
+        return x.to(device), y.to(device)
+
+    return fetch
 
 
 def _batch_loader(make: Callable[[], Any], seed: int) -> Callable[[Sequence[tuple[int, int]]], Any]:

@@ -28,9 +28,9 @@ from fineprune.training.data.run_data import (
 from fineprune.training.data.seeded_samples import (
     EpochIndices,
     PlainSamples,
-    SampleFetcher,
     SeededSamples,
     evaluation_loader,
+    sample_fetch,
 )
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings import DataSettings
@@ -83,15 +83,8 @@ def own_data(recipe: Recipe) -> Data:
     @functools.cache  # It may start processes.
     def make_fetch() -> Fetch:
         again = functools.partial(_training_samples, recipe)
-        load = SampleFetcher(
-            again if settings.workers else lambda: train, run.seed, settings.workers
-        )
-
-        def fetch(index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-            x, y = load(index, epoch)
-            return x.to(run.device), y.to(run.device)
-
-        return fetch
+        make = again if settings.workers else lambda: train
+        return sample_fetch(make, seed=run.seed, workers=settings.workers, device=run.device)
 
     def training_set() -> TrainingSet:
         labels = np.full(len(whole), UNKNOWN) if weak is None else weak.whole
