@@ -420,6 +420,9 @@ def test_the_verb_makes_a_name_of_any_files_name(tmp_path):
         (["--nodes", "2", "--verb", "scale"], "expected configurations with --verb scale"),
         (["--nodes", "2", "async 2+1"], "expected configurations with --verb scale only"),
         (["--nodes", "2", "--options", "--seeds 2"], "with --verb compare or scale"),
+        (["--nodes", "1", "--verb", "compare", "--options", "--seed 2"], "No such option: --seed"),
+        (["--nodes", "1", "--verb", "compare", "--options", "--seeds x"], "'--seeds'"),
+        (["--nodes", "1", "--verb", "compare", "--options", "'"], "No closing quotation"),
         (["--nodes", "2", "--verb", "scale", "all-reduce 4"], "'all-reduce 4' on 4: give group="),
     ],
 )

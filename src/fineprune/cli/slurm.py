@@ -5,7 +5,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,6 +35,7 @@ _VERBS = ("train", "compare", "scale")
 
 @exits()
 def slurm(
+    context: typer.Context,
     recipe: RecipeFile,
     nodes: Annotated[int, typer.Option(help="The number of nodes of the job.")],
     words: Annotated[
@@ -98,6 +99,7 @@ def slurm(
         raise InputError(f"expected configurations with --verb scale only, got {chosen[0]!r}")
     if options and verb == "train":
         raise InputError(f"expected --options with --verb compare or scale, got {options!r}")
+    further = _further_options(context, verb, recipe, options)
     changed = all_changes(changes, more)
     if strategy is not None:
         check_one_of("--strategy", strategy, STRATEGIES)
@@ -123,9 +125,7 @@ def slurm(
         spreads = [_spread(one, nodes, gpus, cpus, whole=verb != "scale") for one in served]
         cpus = max(found for found, _ in spreads)
         changed += _fitting(made, min(threads for _, threads in spreads), gpus)
-    command = job_command(
-        verb, recipe, folder, changed, configurations=chosen, options=shlex.split(options)
-    )
+    command = job_command(verb, recipe, folder, changed, configurations=chosen, options=further)
     script = batch_script(
         command,
         folder,
@@ -150,6 +150,20 @@ def slurm(
         typer.echo(script, nl=False)
     else:
         typer.echo(f"written to {out}; submit it from here with: sbatch {out}")
+
+
+def _further_options(context: typer.Context, verb: str, recipe: Path, options: str) -> list[str]:
+    """Return the words of ``--options``. Those that the verb does not take would end the job."""
+    parent: Any = context.parent
+    told = f"expected --options that {verb} takes, got {options!r}"
+    try:
+        words = shlex.split(options)
+        parent.command.commands[verb].make_context(verb, [str(recipe), *words], parent)
+    except ValueError as error:  # a quote that is not closed
+        raise InputError(f"{told}: {error}") from None
+    except typer.TyperException as error:
+        raise InputError(f"{told}: {error.format_message()}") from None
+    return words
 
 
 def _spread(
