@@ -33,7 +33,6 @@ from fineprune.training.data.seeded_samples import (
     sample_fetch,
 )
 from fineprune.training.recipe import Recipe
-from fineprune.training.settings import DataSettings
 from fineprune.training.weak_labels import weak_labels
 
 # The number of samples that are read twice to detect random transforms.
@@ -49,13 +48,16 @@ def own_data(recipe: Recipe) -> Data:
     training_set_name = f"the training set of {settings.name}"
     kept, held_out = split(len(whole), settings.validation)
     if settings.validation:
-        evaluated = subset(Labelled(whole_plain, classes, training_set_name), held_out)
+        labelled = Labelled(whole_plain, classes, training_set_name)
+        evaluated: Any = Subset(labelled, held_out.tolist())
     else:
         evaluated = Labelled(test, classes, f"the test set of {settings.name}")
     weak = None
     if settings.labels is not None:
         known = names + tuple(str(number) for number in range(len(names), classes))
-        own = _known_labels(whole, settings)
+        own = np.full(len(whole), UNKNOWN)
+        if settings.true_labels is not None:
+            own = np.asarray(labels_of(whole, settings.name), np.int64)
         weak = weak_labels(settings, own, known, kept, keys_of(whole, settings.name))
         assert weak is not None
         kept = weak.index
@@ -63,7 +65,7 @@ def own_data(recipe: Recipe) -> Data:
     train: Any = Labelled(whole, classes, training_set_name, given)
     plain: Any = Labelled(whole_plain, classes, training_set_name, given)
     if len(kept) < len(whole):
-        train, plain = subset(train, kept), subset(plain, kept)
+        train, plain = Subset(train, kept.tolist()), Subset(plain, kept.tolist())
     watched = watched_samples(recipe, len(train))
     size = evaluation_batch(run.device)
     blank = _blank(settings.name, PlainSamples(plain)[0][0])
@@ -192,13 +194,6 @@ def keys_of(train: Any, name: str) -> tuple[str, ...] | None:
     return keys
 
 
-def _known_labels(train: Any, settings: DataSettings) -> npt.NDArray[np.int64]:
-    """Return the labels of the dataset, which are not used if the true labels are not known."""
-    if settings.true_labels is None:
-        return np.full(len(train), UNKNOWN)
-    return np.asarray(labels_of(train, settings.name), np.int64)
-
-
 def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
     """Call the user's function, and check the datasets that it returns.
 
@@ -273,11 +268,6 @@ def labels_of(train: Any, name: str) -> Any:
         f"keep_per_class needs the class of each sample, got none: add one, or set "
         f"pruning.keep_per_class to 0"
     )
-
-
-def subset(dataset: Any, indices: Any) -> Any:
-    """Return the samples of a dataset at the given indices (an array of integers)."""
-    return Subset(dataset, indices.tolist())
 
 
 def _blank(name: str, x: Any) -> torch.Tensor:
