@@ -166,6 +166,10 @@ COMMANDS = [
         f"train {QUICK} --set data.name=synthetic data.image_size=16 network.name=vgg13",
         "expected a network for samples of shape (3, 16, 16), got network.name 'vgg13'",
     ),
+    (
+        f"train {QUICK} --set data.name=synthetic data.image_size=16 network.name=vgg13",
+        ": set another network.name or data.image_size",
+    ),
     (f"train {QUICK} --set network.classes=9", "at least 10, the classes of digits, got 9"),
     (f"train {QUICK} --set network.name=resnet188", "did you mean 'resnet18'"),
     (f"train {QUICK} --set network.name=own_inputs", "own_inputs"),

@@ -46,9 +46,10 @@ def _check_fit(model: nn.Module, recipe: Recipe, data: Data) -> None:
             # The traceback shows the user the place in the code. A full GPU is not a wrong input.
             raise
         reason = first_line(error) or type(error).__name__
+        other = " or data.image_size" if recipe.data.name in ("images", "synthetic") else ""
         raise InputError(
             f"expected a network for samples of shape {shape}, got network.name {name!r}, which "
-            f"fails on them: {reason}"
+            f"fails on them: {reason}: set another network.name{other}"
         ) from error
     finally:
         model.train()
