@@ -244,6 +244,8 @@ def quotes():
     smooth = below(difference(FITS_CLEAN, "adaptive", "shorter"))
     yield CHOOSE, "`Adaptive` was {:.2f} ±{:.2f} points below `shorter` (three seeds,", smooth
     yield FITS, "`adaptive` is {:.2f} ±{:.2f} points below `shorter`", smooth
+    eight = below(difference("resnet9/correct-8", "adaptive", "shorter"))
+    yield FITS, "it is {:.2f} ±{:.2f} points below it:", eight
     for page, exact, folder, rate in (
         (FITS, "resnet9/exact", FITS_WRONG, ""),
         (VARIANTS, "adaptive/exact", LINEAR_WRONG, "0.154 | "),
@@ -331,6 +333,17 @@ def quotes():
             row = f"| {arm} | {rate} | {{:.1f}} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
             skipped = 100 * arm_rows(folder)[arm].skipped
             yield VARIANTS, row, (skipped, accuracy(folder, arm), *difference(folder, arm))
+    for arm, rate in (("full", 0.154), ("shorter-2", 0.308), ("adaptive", 0.154)):
+        skipped = 100 * arm_rows("adaptive/half")[arm].skipped
+        both = accuracy("adaptive/half", arm), accuracy("adaptive/confused", arm)
+        yield VARIANTS, f"| {arm} | {rate} | {{:.1f}} | {{:.2f}} | {{:.2f}} |", (skipped, *both)
+    for other, words in (
+        ("shorter-2", "{:.2f} and {:.2f} points below `shorter`"),
+        ("full", "{:.2f} and {:.2f} below full training"),
+    ):
+        folders = "adaptive/half", "adaptive/confused"
+        lost = [accuracy(one, other) - accuracy(one, "adaptive") for one in folders]
+        yield VARIANTS, words, lost
     correct = difference(LINEAR_CLEAN, "adaptive", "shorter")
     yield VARIANTS, "`adaptive` is {:.2f} ±{:.2f} points below `shorter`", below(correct)
     above = difference(LINEAR_WRONG, "adaptive", "shorter-2")
