@@ -246,11 +246,11 @@ def quotes():
     yield FITS, "`adaptive` is {:.2f} ±{:.2f} points below `shorter`", smooth
     eight = below(difference("resnet9/correct-8", "adaptive", "shorter"))
     yield FITS, "it is {:.2f} ±{:.2f} points below it:", eight
-    for page, exact, folder, rate in (
+    for page, exact, folder, lr in (
         (FITS, "resnet9/exact", FITS_WRONG, ""),
         (VARIANTS, "adaptive/exact", LINEAR_WRONG, "0.154 | "),
     ):
-        row = f"| exactly the wrong ones skipped | {rate}30.4 | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
+        row = f"| exactly the wrong ones skipped | {lr}30.4 | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
         to_full = tuned_difference(exact, "full", folder, "full")
         yield page, row, (accuracy(exact, "full"), *to_full)
         gap = tuned_difference(exact, "full", folder, "adaptive")
