@@ -248,6 +248,7 @@ def test_a_checkpoint_can_be_resumed_with_another_number_of_ranks(
     assert [line["samples"] for line in metrics] == [192, 256, 192, 256]
 
 
+@pytest.mark.long
 def test_no_sample_of_a_checkpoint_is_lost_on_three_ranks(torchrun, tmp_path, monkeypatch):
     """One process has trained 64 samples of epoch 1. Each of three ranks trains 65 more.
 

@@ -115,13 +115,10 @@ def compare_matched(folder, *changes):
     compare(small("run.threads=1", *changes), folder, title="matched", arms=MATCHED_ARMS)
 
 
+@pytest.mark.long
 @on_linux
 @pytest.mark.parametrize(
-    ("number", "arms"),
-    [
-        (signal.SIGKILL, MATCHED_ARMS),
-        pytest.param(signal.SIGTERM, ARMS, marks=pytest.mark.long),
-    ],
+    ("number", "arms"), [(signal.SIGKILL, MATCHED_ARMS), (signal.SIGTERM, ARMS)]
 )
 def test_a_stopped_comparison_ends_its_processes_and_continues_with_the_same_result(
     number, arms, tmp_path, whole

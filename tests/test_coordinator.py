@@ -238,6 +238,7 @@ def test_a_stopped_epoch_is_its_first_batches_and_goes_on_there(tmp_path, strate
     assert {len(update.keys) for update in part.updates} == {strategy.quorum}
 
 
+@pytest.mark.long
 def test_a_stopped_synchronous_epoch_ends_in_another_training_bit_for_bit(tmp_path):
     strategy = Strategy("sync", workers=2, servers=2)
     with coordinator(strategy, tmp_path / "first") as made:
@@ -457,7 +458,12 @@ def test_a_killed_synchronous_worker_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "undone"), [("sync", "retrain"), ("async", "retrain"), ("async", "lose")]
+    ("mode", "undone"),
+    [
+        ("sync", "retrain"),
+        pytest.param("async", "retrain", marks=pytest.mark.long),
+        ("async", "lose"),
+    ],
 )
 def test_after_a_killed_server_every_batch_is_applied_once_or_named(tmp_path, mode, undone):
     optimizer = MakeOptimizer(tmp_path / "killed", 7)

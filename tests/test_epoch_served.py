@@ -76,9 +76,10 @@ def counts(folder):
 @pytest.mark.parametrize(
     "pruning",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.long),
         {"policy": "adaptive", "save": 0.3, "patience": 1, "evidence": 0.01},
-        {"policy": "infobatch", "prune": 0.5, "anneal": 0.0},  # It weights the losses.
+        # It weights the losses.
+        pytest.param({"policy": "infobatch", "prune": 0.5, "anneal": 0.0}, marks=pytest.mark.long),
     ],
     ids=["fine-pruning", "adaptive", "infobatch"],
 )
@@ -103,6 +104,7 @@ def test_one_asynchronous_worker_gives_the_same_bits_as_one_process(tmp_path, pr
     assert any(epoch["pruned"] for epoch in metrics(tmp_path / "served"))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("running_ray")
 def test_servers_fine_tune_pretrained_weights_like_one_process(tmp_path, monkeypatch):
     """The file is gone when the run is resumed, and its frozen weights are not on any server."""
@@ -187,6 +189,7 @@ def synchronous(running_ray, tmp_path_factory):
     return served, folder
 
 
+@pytest.mark.long
 def test_an_interrupted_run_gives_the_same_bits_after_resuming(synchronous, tmp_path):
     served, undisturbed = synchronous
 
@@ -273,6 +276,7 @@ def test_a_run_stopped_inside_an_epoch_gives_the_same_bits_after_resuming(synchr
             assert part[name] == whole[name]
 
 
+@pytest.mark.long
 def test_a_stop_before_the_first_update_leaves_no_staleness(synchronous, tmp_path):
     served, undisturbed = synchronous
 
@@ -334,6 +338,7 @@ def test_one_asynchronous_worker_drops_the_same_units_as_one_process(tmp_path):
     assert torch.equal(weights(tmp_path / "served"), weights(tmp_path / "alone"))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("running_ray")
 def test_dropout_goes_on_after_a_resume(tmp_path):
     served = dropping(strategy="sync", workers=2)

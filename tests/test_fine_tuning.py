@@ -77,6 +77,7 @@ def test_frozen_parts_and_their_statistics_do_not_change(tmp_path):
         assert torch.equal(value, before[name]) == frozen, name
 
 
+@pytest.mark.long
 def test_a_stopped_run_with_frozen_parts_is_resumed_bit_for_bit(tmp_path, monkeypatch):
     changes = [FREEZE, "training.lr_scale={fc = 10.0, layer4 = 0.5}", "training.epochs=2"]
     recipe = make_recipe(RECIPE, changes)

@@ -173,7 +173,7 @@ def test_every_policy_trains_on_batches_in_which_a_sample_is_repeated(policy, br
     assert sum(line["skipped"] for line in lines) > 0
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("stop", [(0, 2), (1, 1)])
 def test_a_run_stopped_inside_an_epoch_and_resumed_equals_the_undisturbed_one(
     workers, stop, broken, tmp_path, monkeypatch

@@ -422,7 +422,7 @@ def test_no_process_outlives_a_killed_driver(tmp_path, short_folder):
 
 @pytest.mark.parametrize(
     "shared",
-    ["sync", *(pytest.param(name, marks=pytest.mark.long) for name in ("async", "mixed")), "lose"],
+    ["sync", *(pytest.param(name, marks=pytest.mark.long) for name in ("async", "mixed", "lose"))],
     indirect=True,
 )
 def test_kills_at_random(shared, request):
@@ -444,6 +444,7 @@ def test_kills_at_random(shared, request):
         assert deaths == killed[WORKER]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", ["sync"], indirect=True)
 def test_kills_between_two_pushes_and_at_the_end_of_an_epoch(shared):
     """The gradients fit into a single packet."""

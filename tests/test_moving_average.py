@@ -110,8 +110,8 @@ def test_the_average_of_all_steps_is_evaluated_in_place_of_the_weights(tmp_path,
     assert last["watched"] != other["watched"]
 
 
-@pytest.mark.parametrize("batches", [1, 3])
-@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("batches", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("epoch", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_stopped_run_is_resumed_bit_for_bit(epoch, batches, tmp_path, monkeypatch):
     changes = ['network.freeze=["conv", "norm", "stages.0"]', "training.accumulation=2"]
     recipe = make_recipe(RECIPE, [*changes, "training.batch_size=8"])

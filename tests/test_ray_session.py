@@ -243,14 +243,15 @@ def rays_processes(parent):
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
+@pytest.mark.long
 @on_linux
 @pytest.mark.parametrize(
     ("process", "number"),
     [
         ("raylet", signal.SIGKILL),
-        pytest.param("raylet", signal.SIGSTOP, marks=pytest.mark.long),
-        pytest.param("gcs_server", signal.SIGKILL, marks=pytest.mark.long),
-        pytest.param("gcs_server", signal.SIGSTOP, marks=pytest.mark.long),
+        ("raylet", signal.SIGSTOP),
+        ("gcs_server", signal.SIGKILL),
+        ("gcs_server", signal.SIGSTOP),
     ],
 )
 def test_a_run_whose_ray_is_dead_or_hangs_ends_with_one_line(
@@ -272,8 +273,9 @@ def test_a_run_whose_ray_is_dead_or_hangs_ends_with_one_line(
     assert list(short_folder.glob("ray*")) == []
 
 
+@pytest.mark.long
 @on_linux
-@pytest.mark.parametrize("process", ["raylet", pytest.param("gcs_server", marks=pytest.mark.long)])
+@pytest.mark.parametrize("process", ["raylet", "gcs_server"])
 def test_a_run_whose_ray_hangs_can_be_stopped(process, training, tmp_path, short_folder):
     run, ray_processes = training
     os.kill(ray_processes[process], signal.SIGSTOP)

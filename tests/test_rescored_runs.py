@@ -151,6 +151,7 @@ def ranks_main(rank, folder):
         dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_two_ranks_that_are_resumed_before_they_rescore_have_the_same_result(fast_spawn, tmp_path):
     spawn(ranks_main, args=(str(tmp_path),), nprocs=2)
     whole, resumed = outcome(tmp_path / "whole"), outcome(tmp_path / "resumed")

@@ -163,6 +163,7 @@ def test_a_page_may_stand_beside_the_run_and_be_replaced(done):
         assert run("report done --out done/report.html --json").exit_code == 0
 
 
+@pytest.mark.long
 def test_a_comparison_whose_start_was_killed_is_continued(folder):
     """Its recipe is written after ``compare.json``, which says that the folder is ours."""
     command = "compare q.toml --out c --arms full"

@@ -366,6 +366,7 @@ def test_the_error_names_the_failed_run_and_the_reason(tmp_path):
     assert "'one' failed: fineprune: the mean loss of epoch 1 is nan" in done.stderr
 
 
+@pytest.mark.long
 def test_a_signal_also_stops_the_current_run(tmp_path, python):
     recipe = tmp_path / "long.toml"
     recipe.write_text(
