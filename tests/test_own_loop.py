@@ -567,6 +567,16 @@ def test_the_summary_adds_up_over_a_resume():
     assert made(fp.RandomPruning(SCHEDULE, 32)).summary()["suspects"] == []
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_that_the_loop_leaves_early_counts_with_what_it_trained(drop_last):
+    samples = N + 3
+    data = TensorDataset(torch.arange(samples))
+    pruner = made(fp.FullData(3), data, drop_last=drop_last)
+    for epoch in pruner.epochs():
+        train(pruner, epoch, pruner.loader(), 2 if epoch == 1 else None)
+    assert pruner.summary()["skipped"] == pytest.approx((samples - 2 * BATCH) / (3 * samples))
+
+
 def test_what_is_not_known_in_advance_is_not_predicted():
     data_driven = made(fp.Kakurenbo(8, 0.3)).summary()
     assert data_driven["predicted_saving"] is None

@@ -680,11 +680,13 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def _is_complete(self) -> bool:
         """Return whether nothing is left to train of the epoch with losses."""
         unfinished = self._cycle.unfinished
-        if unfinished is None:
-            return False
+        return unfinished is not None and self._is_trained(unfinished)
+
+    def _is_trained(self, progress: Progress[Plan]) -> bool:
+        """Return whether all batches of an epoch were recorded."""
         # With drop_last, an incomplete last batch is left out.
         least = (self._samples_per_batch or 1) if self._shape.drop_last else 1
-        return unfinished.planned - unfinished.samples < least
+        return progress.planned - progress.samples < least
 
     def _show(self, epoch: int) -> None:
         """Make ``epoch`` current: with the plan of a restored epoch if it is this one."""
@@ -793,9 +795,11 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def _end(self, progress: Progress[Plan]) -> None:
         """End an epoch, which must have been flushed."""
         cycle = self._cycle
-        number = self._number(progress.plan)
+        number = trained = self._number(progress.plan)
+        if progress.batches and not self._is_trained(progress):  # The loop left the epoch.
+            trained = round(number * progress.samples / progress.planned)
         if progress.batches or cycle.sampler_read or cycle.plan_read:
-            self._report.add_epoch(number, progress.batches)
+            self._report.add_epoch(trained, progress.batches)
         with self._report.bookkeeping():
             self._learn(progress.plan)
             planned = None
@@ -815,4 +819,4 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         for message in messages:
             warn_user(message)
         if self._replicas.rank == 0:
-            self._report.write(progress.plan.epoch, number)
+            self._report.write(progress.plan.epoch, trained)

@@ -32,7 +32,7 @@ class RunTotals:
 
     Attributes:
         epochs: Number of epochs that were trained.
-        samples: Number of samples that these epochs kept.
+        samples: Number of samples that these epochs trained.
         batches: Number of ``record`` calls of this rank.
         steps: Number of optimizer steps.
     """
@@ -42,10 +42,10 @@ class RunTotals:
     batches: int = 0
     steps: int = 0
 
-    def add(self, kept: int, batches: int, steps: int) -> None:
-        """Add an epoch that kept ``kept`` samples."""
+    def add(self, trained: int, batches: int, steps: int) -> None:
+        """Add an epoch that trained so many samples."""
         self.epochs += 1
-        self.samples += kept
+        self.samples += trained
         self.batches += batches
         self.steps += steps
 
@@ -94,15 +94,15 @@ class RunReport:
         finally:
             self._seconds += time.perf_counter() - began
 
-    def add_epoch(self, kept: int, batches: int) -> None:
-        """Add an epoch that kept so many samples, with the batches that this rank recorded.
+    def add_epoch(self, trained: int, batches: int) -> None:
+        """Add an epoch that trained so many samples, in the batches that this rank recorded.
 
         If it recorded none, it took the planned steps, as far as these are known.
         """
         steps = math.ceil(batches / self._shape.accumulation)
         if not batches and self._shape.batch_size is not None:
-            steps = steps_of(kept, self._shape)
-        self.totals.add(kept, batches, steps)
+            steps = steps_of(trained, self._shape)
+        self.totals.add(trained, batches, steps)
 
     def add_writer(self, target: Any, by: str) -> None:
         """Report each epoch to ``target``; see ``Pruner.log``.
@@ -113,7 +113,7 @@ class RunReport:
         check_one_of("by", by, ("steps", "epochs"))
         self._writers.append((as_writer(target), by == "steps"))
 
-    def write(self, epoch: int, kept: int) -> None:
+    def write(self, epoch: int, trained: int) -> None:
         """Report an epoch that has just been added."""
         if not self._writers:
             return
@@ -121,7 +121,7 @@ class RunReport:
         self._seconds_written = self._seconds
         values = {
             "epoch": epoch,
-            "skipped": 1 - kept / self._num_samples,
+            "skipped": 1 - trained / self._num_samples,
             "saved": self.skipped,
             "overhead_seconds": overhead,
             "suspects": self._policy.num_suspects(),
