@@ -12,7 +12,7 @@ import fineprune as fp
 from fineprune.errors import InputError
 from fineprune.pruning.learning_rates import rates_of_epochs, relative_rates
 from fineprune.pruning.savings import planned_numbers
-from fineprune.pruning.step_budget import steps_of_epoch
+from fineprune.pruning.step_budget import smooth_weights, steps_of_epoch
 from fineprune.pruning.step_counts import BatchShape, bind
 from fineprune.training.recipe import make_recipe
 
@@ -55,6 +55,40 @@ def test_rates_are_relative_to_the_largest_and_a_warm_up_counts_as_the_largest()
     # After the largest rate, a valley counts as what it is.
     assert relative_rates([2, 4, 1, 4, 1]) == (1, 1, 0.25, 1, 0.25)
     assert fp.Adaptive(3).rates == (1, 1, 1)
+
+
+def test_a_linear_rate_becomes_one_that_falls_as_one_minus_the_square_of_the_steps():
+    epochs = 1000
+    rates = [1 - (epoch + 0.5) / epochs for epoch in range(epochs)]
+    steps = np.cumsum(smooth_weights(relative_rates(rates)))
+    np.testing.assert_allclose(
+        1 - steps**2, [1 - (n + 1) / epochs for n in range(epochs)], atol=0.01
+    )
+
+
+def test_an_epoch_has_as_many_steps_as_its_rate_has_in_the_shape():
+    steps = smooth_weights((1.0, 1.0, 0.5, 0.5, 0.02))
+    # The means of the rates are 0.75 and 0.26.
+    first, second, third = math.sqrt(0.25), math.sqrt(0.74), 1.0
+    expected = [first / 2] * 2 + [(second - first) / 2] * 2 + [third - second]
+    assert steps == pytest.approx(expected)
+
+
+def test_an_epoch_has_no_more_steps_than_one_with_a_larger_rate():
+    """There are few values of u at which the rate is almost the largest one."""
+    rates = (1.0,) * 5 + tuple(1 - epoch / 20 for epoch in range(1, 20))
+    steps = smooth_weights(rates)
+    assert steps == tuple(sorted(steps, reverse=True))
+    assert steps[0] == steps[5]
+    assert smooth_weights((1.0,)) == (1.0,)
+
+
+def test_epochs_are_shortened_in_proportion_to_rates_that_fall_in_steps():
+    policy = fp.Adaptive(10, 0.2, milestones)
+    bind(policy, 100_000, BatchShape(FIRST_BATCH, 1, 1, False))
+    numbers = np.array(policy.planned_numbers())
+    assert (numbers[:6] == 100_000).all()
+    assert numbers[6] == pytest.approx(5 * numbers[8], rel=0.01)
 
 
 @pytest.mark.parametrize("options", [{}, {"patience": 0}, {"anneal": 0.2}])

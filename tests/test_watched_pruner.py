@@ -1,6 +1,7 @@
 """``Pruner.record`` with logits: it watches the labels and changes nothing else."""
 
 import copy
+import dataclasses
 import io
 
 import pytest
@@ -291,6 +292,26 @@ def test_samples_are_not_skipped_as_confused_if_as_many_contradict():
     pruner = by_labels()
     kept_of(pruner, learned=0)
     assert pruner.policy.num_suspects() == 0
+
+
+def test_one_or_two_epochs_in_which_mistakes_look_consistent_are_no_evidence():
+    """While hard samples with correct labels are learned, they do for a moment."""
+    logits, labels, _ = confused_pairs()
+    watch = fp.LabelWatch(400, CLASSES)
+    watch.record(torch.arange(400), logits, labels)
+    ranking = watch.ranking()
+    skipped = []
+    policy = fp.Adaptive(9, save=0.1, rates=[1] * 9, patience=1, chance=10, evidence=0.05)
+    pruner = fp.Pruner(400, policy, batch_size=20)
+    for epoch in pruner.epochs():
+        for index in torch.tensor(list(pruner.sampler)).split(20):
+            pruner.record(index, torch.ones(len(index)))
+        pruner.policy.observe_ranking(
+            epoch, dataclasses.replace(ranking, consistent=epoch not in (2, 4))
+        )
+        pruner.end_epoch()
+        skipped.append(pruner.policy.num_suspects() > 0)
+    assert skipped == [False] * 7 + [True] * 2
 
 
 @pytest.mark.parametrize("stop", [(3, 0), (4, 7)])

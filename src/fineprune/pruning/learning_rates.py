@@ -1,6 +1,7 @@
 """Learning rates in the forms in which users have them: numbers, a function, or a scheduler."""
 
 import copy
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -76,6 +77,11 @@ def relative_rates(rates: Sequence[float]) -> tuple[float, ...]:
     """
     peak = max(range(len(rates)), key=rates.__getitem__)
     return tuple(1.0 if epoch < peak else rate / rates[peak] for epoch, rate in enumerate(rates))
+
+
+def are_steps(rates: Sequence[float]) -> bool:
+    """Return whether rates fall in steps, with at least two epochs per step on average."""
+    return 2 * len(list(itertools.groupby(rates))) <= len(rates)
 
 
 def _listed(rates: object) -> list[float]:

@@ -4,10 +4,7 @@ import itertools
 from collections.abc import Sized
 
 from fineprune.errors import InputError
-from fineprune.pruning.learning_rates import Rates, rates_of_epochs
-
-# Rates with at least so many epochs per distinct rate are steps, on average.
-_EPOCHS_PER_STEP = 2
+from fineprune.pruning.learning_rates import Rates, are_steps, rates_of_epochs
 
 
 def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> list[float]:
@@ -45,8 +42,8 @@ def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> l
     if left == epochs:
         return given
     peak = max(range(epochs), key=given.__getitem__)
-    steps = [(rate, len(list(same))) for rate, same in itertools.groupby(given)]
-    if len(steps) * _EPOCHS_PER_STEP <= epochs and peak == 0:
+    if are_steps(given) and peak == 0:
+        steps = [(rate, len(list(same))) for rate, same in itertools.groupby(given)]
         lengths = shortened_intervals([length for _, length in steps], left)
         return [
             rate for (rate, _), length in zip(steps, lengths, strict=True) for _ in range(length)

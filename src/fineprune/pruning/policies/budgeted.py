@@ -1,6 +1,6 @@
 """BudgetedPolicy: the common part of all policies that save an exact share of the steps.
 
-The steps are saved where the learning rate is smallest, and where there are samples to skip.
+The steps are saved where the learning rate is small, and where there are samples to skip.
 """
 
 from typing import Any, Unpack
@@ -9,20 +9,21 @@ from fineprune.errors import InputError, check_one_of
 from fineprune.pruning.kept_numbers import check_save
 from fineprune.pruning.learning_rates import (
     Rates,
+    are_steps,
     rates_of_epochs,
     rates_of_steps,
     relative_rates,
 )
 from fineprune.pruning.plan_options import Options, annealed_epochs
 from fineprune.pruning.policies.policy import Policy
-from fineprune.pruning.step_budget import rates_along_steps, steps_of_epoch
+from fineprune.pruning.step_budget import rates_along_steps, smooth_weights, steps_of_epoch
 
 
 class BudgetedPolicy(Policy):
     """A policy that distributes a fixed number of optimizer steps over the epochs.
 
-    An epoch keeps a number of samples in proportion to its learning rate, but never more than there
-    are without the samples that the policy skips for another reason.
+    An epoch keeps fewer samples the smaller its learning rate is (``step_budget``), and never more
+    than there are without the samples that the policy skips for another reason.
 
     Args:
         epochs: Number of epochs in the training.
@@ -56,7 +57,7 @@ class BudgetedPolicy(Policy):
         self.save = float(save)
         self.returning = float(returning)
         self._num_samples = self._step_size = self._full_steps = self._budget = 0
-        self.rates: tuple[float, ...] = (1.0,) * self.epochs
+        self.rates = self._weights = (1.0,) * self.epochs
         self._has_rates = rates is not None
         if rates is not None:
             self.set_rates(rates)
@@ -82,9 +83,10 @@ class BudgetedPolicy(Policy):
         if by == "steps":
             each = rates_of_steps(rates, self._budget)
             found = rates_along_steps(each, self.epochs, self._full_steps)
+            self.rates = self._weights = relative_rates(found)
         else:
-            found = rates_of_epochs(rates, self.epochs)
-        self.rates = relative_rates(found)
+            self.rates = relative_rates(rates_of_epochs(rates, self.epochs))
+            self._weights = self.rates if are_steps(self.rates) else smooth_weights(self.rates)
         self._has_rates = True
 
     def bind(self, num_samples: int) -> None:
@@ -167,7 +169,7 @@ class BudgetedPolicy(Policy):
         if self.anneals(epoch):
             return self._full_steps
         return steps_of_epoch(
-            self.rates[epoch : self.epochs - self._annealed],
+            self._weights[epoch : self.epochs - self._annealed],
             self._budget - used - self._annealed * self._full_steps,
             most=min(-(-self._most_available(skipped) // self._step_size), self._full_steps),
             full=self._full_steps,

@@ -26,7 +26,7 @@ class Ranked(BudgetedPolicy):
     The samples with the highest scores are the suspects. They are skipped from the first epoch on,
     except for a share ``returning`` of them, which changes per epoch until all had their turn; in
     an epoch that is shortened further, fewer return in proportion. What this does not save is saved
-    as by ``Adaptive``: where the learning rate is smallest, by samples chosen at random among the
+    as by ``Adaptive``: where the learning rate is small, by samples chosen at random among the
     others, without repeats until all were chosen. If the suspects are more than must be skipped,
     those with the smallest scores are trained.
 
