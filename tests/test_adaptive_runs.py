@@ -76,6 +76,18 @@ def test_a_plan_shows_the_samples_of_each_epoch():
     assert "steps: 83 of 128" in text.stdout
 
 
+def test_a_plan_shows_epochs_of_about_one_length_in_one_line():
+    options = "plan --epochs 200 --set training.schedule=linear"
+    shown = CliRunner().invoke(app, [*options.split(), "--save", "0.35"]).stdout.splitlines()
+    bars = [line.split() for line in shown if "█" in line]
+    assert 10 < len(bars) <= 40
+    assert bars[0][2:] == ["49,408", "to", "50,000"]
+    ends = [int(name.split("-")[-1]) for name, *_ in bars]
+    begins = [int(name.split("-")[0]) for name, *_ in bars]
+    assert begins == [1, *(end + 1 for end in ends[:-1])]
+    assert ends[-1] == 200
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

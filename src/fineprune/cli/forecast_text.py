@@ -70,13 +70,16 @@ def forecast_text(made: Forecast) -> Iterator[str | Text]:
 
 
 def _bars(kept: list[int]) -> Iterator[str]:
-    """Yield how many samples each epoch keeps, in one line for epochs with the same number."""
-    most = max(kept)
-    for number, equal in itertools.groupby(enumerate(kept, 1), key=lambda pair: pair[1]):
-        epochs = [epoch for epoch, _ in equal]
-        name = f"{epochs[0]}" if len(epochs) == 1 else f"{epochs[0]}-{epochs[-1]}"
-        bar = "█" * max(1, round(_BAR * number / most))
-        yield f"{name:>9} {bar:<{_BAR}} {number:,}"
+    """Yield how many samples each epoch keeps, in one line for epochs with bars of one length."""
+    lengths = [max(1, round(_BAR * number / max(kept))) for number in kept]
+    first = 0
+    for length, equal in itertools.groupby(lengths):
+        last = first + len(list(equal)) - 1
+        name = f"{first + 1}" if first == last else f"{first + 1}-{last + 1}"
+        least, most = min(kept[first : last + 1]), max(kept[first : last + 1])
+        numbers = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+        yield f"{name:>9} {'█' * length:<{_BAR}} {numbers}"
+        first = last + 1
 
 
 def _picture(schedule: Schedule, prunes: list[bool]) -> Text:
