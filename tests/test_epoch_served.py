@@ -365,6 +365,7 @@ def test_a_users_dataset_is_loaded_as_in_one_process(workers, tmp_path):
     assert torch.equal(weights(tmp_path / "served"), weights(tmp_path / "alone"))
 
 
+@pytest.mark.long
 def test_a_signal_stops_a_run_while_its_processes_start(synchronous, tmp_path):
     served, undisturbed = synchronous
     terminate = functools.partial(signal.raise_signal, signal.SIGTERM)
@@ -398,6 +399,7 @@ def test_a_run_goes_on_after_an_epoch_whose_updates_were_all_lost(tmp_path):
     assert second["samples"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("running_ray")
 def test_deaths_between_two_epochs_are_counted(tmp_path, monkeypatch):
     """They are noticed while the parameters are loaded, or while a checkpoint is written."""

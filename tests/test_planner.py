@@ -149,7 +149,7 @@ COSTS = Costs((0.1, 0.11, 0.12), 32, 100.0, overhead=0.002, serve=0.02, apply=0.
 
 
 def test_a_plan_stops_where_more_nodes_do_not_pay():
-    plan = plan_cluster(COSTS, ClusterShape(nodes=64), samples=1e6, saved=0.25)
+    plan = plan_cluster(COSTS, ClusterShape(nodes=32), samples=1e6, saved=0.25)
     assert {row.kind for row in plan.stops} == {
         *("all-reduce", "sync", "sync backup", "async", "async dedicated")
     }
@@ -157,7 +157,7 @@ def test_a_plan_stops_where_more_nodes_do_not_pay():
     assert (one.configuration, one.speedup, one.efficiency) == ("one", 1, 1)
     assert one.hours == pytest.approx(1e6 / (32 / COSTS.step) / 3600)
     for row in plan.rows:
-        assert row.nodes <= 64
+        assert row.nodes <= 32
         assert row.efficiency == pytest.approx(row.speedup / row.nodes)
         assert row.hours_pruned is not None
         assert row.hours_pruned == pytest.approx(0.75 * row.hours)
@@ -166,7 +166,7 @@ def test_a_plan_stops_where_more_nodes_do_not_pay():
     assert plan.recommended.configuration in plan.reason
     # Stale gradients and large batches that need more samples stop it earlier.
     dear = Target(critical_batch=64, per_staleness=0.5)
-    costly = plan_cluster(COSTS, ClusterShape(nodes=64), samples=1e6, target=dear)
+    costly = plan_cluster(COSTS, ClusterShape(nodes=32), samples=1e6, target=dear)
     for cheap, row in zip(plan.stops, costly.stops, strict=True):
         assert row.workers < cheap.workers or row.workers <= 8
     assert "more samples" in costly.reason
@@ -275,6 +275,7 @@ def test_wrong_options_are_refused(arguments, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("running_ray")
 def test_costs_are_measured_with_a_real_worker_and_server(monkeypatch):
     pytest.importorskip("ray")

@@ -237,6 +237,7 @@ def test_a_recipe_needs_a_run_that_has_kept_its_evidence(watched, tmp_path):
         train(ranked_by(tmp_path / "bare"), tmp_path / "run")
 
 
+@pytest.mark.long
 def test_compare_trains_it_beside_its_controls(watched, tmp_path):
     recipe = ranked_by(watched, "training.epochs=3", "training.milestones=[2]")
     assert default_arms(recipe) == ("full", "ranked", "matched", "shorter")

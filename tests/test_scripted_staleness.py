@@ -27,11 +27,11 @@ DELAYS = (
     (0.45, 1.05, 0.45, 0.45, 0.70, 1.05, 1.05, 0.70, 1.05, 0.45),
 )
 NOISE = 0.1
-STRATEGIES = [
-    Strategy("async", workers=3, servers=2),
-    Strategy("async", workers=3, servers=2, staleness_bound=2),
-    Strategy("sync", workers=3, servers=2, backup=1),
-]
+STRATEGIES = {
+    "async": Strategy("async", workers=3, servers=2),
+    "async, bound 2": Strategy("async", workers=3, servers=2, staleness_bound=2),
+    "sync, 1 backup": Strategy("sync", workers=3, servers=2, backup=1),
+}
 
 
 def delay(worker, step):
@@ -85,8 +85,15 @@ def trained(strategy, folder):
     return [(one.version, one.staleness, sorted(one.losses.int().tolist())) for one in updates]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=["async", "async, bound 2", "sync, 1 backup"])
-def test_updates_are_those_of_the_simulation(tmp_path, strategy):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "async, bound 2",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("async", "sync, 1 backup")),
+    ],
+)
+def test_updates_are_those_of_the_simulation(tmp_path, name):
+    strategy = STRATEGIES[name]
     expected = simulated(strategy, delay)
     for seed in range(50):
         noise = random.Random(seed)

@@ -310,7 +310,7 @@ def test_one_or_two_epochs_in_which_mistakes_look_consistent_are_no_evidence():
             epoch, dataclasses.replace(ranking, consistent=epoch not in (2, 4))
         )
         pruner.end_epoch()
-        skipped.append(pruner.policy.num_suspects() > 0)
+        skipped.append(bool(pruner.policy.num_suspects()))
     assert skipped == [False] * 7 + [True] * 2
 
 
