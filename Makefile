@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/installed
 # All processors compile the installed files, of which pip would use one. Templates for other versions
 # of Python, which some packages contain, cannot be compiled.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
-COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true
 
 .PHONY: demo test pytest long integrations transformers oldest coverage mutants lint docs release clean
 

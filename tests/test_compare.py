@@ -139,6 +139,7 @@ def test_a_stopped_comparison_ends_its_processes_and_continues_with_the_same_res
     assert results(tmp_path / "c") == results(whole, arms)
 
 
+@pytest.mark.long
 @on_linux
 def test_a_killed_run_ends_its_comparison_with_an_error(tmp_path, whole):
     process = started(tmp_path / "c", small("run.threads=1"))

@@ -411,6 +411,7 @@ print(json.dumps([len(index), (anonymous() - before) / len(index), int(index.lab
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_many_images_take_little_private_memory(tmp_path):
     images = 300_000

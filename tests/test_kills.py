@@ -496,6 +496,7 @@ def check_kills_at_chosen_moments(strategy, parts, results, rows=1):
         check_as_without_kills(strategy, server, len(results), rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shared", ["lose"], indirect=True)
 def test_an_epoch_may_lose_all_its_updates(shared):
     """A server dies at the end of an epoch that had no snapshot, so that nothing of it is left."""
