@@ -442,6 +442,20 @@ def test_a_worker_that_starts_later_has_the_images_of_the_run(images, tmp_path):
         RecipeReplica(settings, 2, digest)
 
 
+def test_a_resumed_run_is_evaluated_on_the_images_it_began_with(
+    images, tmp_path, monkeypatch, reference, caplog
+):
+    shutil.copytree(images, tmp_path / "copy")
+    changed = recipe(tmp_path / "copy")
+    train_until(lambda state: state["epoch_so_far"] is None, changed, tmp_path / "run", monkeypatch)
+    test = tmp_path / "copy" / "test"
+    new = next((test / CLASSES[0]).iterdir())
+    shutil.copy(new, test / CLASSES[1] / "new.jpeg")
+    train(changed, tmp_path / "run", resume=True)
+    assert_same(outcome(tmp_path / "run"), reference)
+    assert f"{test} has changed since the run began" in caplog.text
+
+
 @pytest.mark.skipif(not hasattr(signal, "sigtimedwait"), reason="cannot tell who sends a signal")
 def test_loader_processes_leave_signals_to_the_training(images):
     settings = recipe(images, "data.workers=2", "training.batch_size=4")

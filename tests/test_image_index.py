@@ -167,6 +167,25 @@ def test_the_index_is_made_anew_if_a_list_or_a_shard_changes(tmp_path, scans):
     assert len(load_index(shards)) == 6
 
 
+def test_a_path_that_a_list_repeats_has_a_key_of_its_own(tmp_path):
+    listed = write_txt(tmp_path)
+    lines = listed.read_text().splitlines()
+    listed.write_text("\n".join([*lines, lines[0], lines[0]]))
+    keys = load_index(listed).keys()
+    assert len(set(keys)) == IMAGES + 2
+    assert keys[-2:] == (f"{keys[0]}#2", f"{keys[0]}#3")
+
+
+def test_links_to_folders_are_followed_but_not_in_circles(tmp_path):
+    root = write_folder(tmp_path / "files", 6)
+    elsewhere = write_folder(tmp_path / "elsewhere", 4) / "dark"
+    (root / "dark" / "more").symlink_to(elsewhere)
+    assert len(load_index(root)) == 6 + len(list(elsewhere.iterdir()))
+    (root / "dark" / "again").symlink_to(root / "dark")
+    with pytest.raises(InputError, match="folders that do not contain themselves"):
+        load_index(root)
+
+
 @pytest.mark.parametrize("damage", ["shortened", "empty", "another file"])
 def test_a_damaged_cache_file_is_made_anew(damage, tmp_path, scans):
     root = write_folder(tmp_path / "files", 6)

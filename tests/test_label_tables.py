@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
+from fineprune.datasets.image_index import cache_folder, load_index
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import read_inspected
@@ -302,6 +303,26 @@ def test_files_that_became_unreadable_do_not_stop_a_page(of_files, folder, tmp_p
     assert review.count("This sample cannot be read") == cards > 0
     assert "<img" not in review
     assert "This sample cannot be read" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_images_that_were_renamed_or_added_do_not_hide_the_others(
+    of_files, folder, tmp_path, caplog
+):
+    load_index(folder)
+    (kept,) = cache_folder().iterdir()
+    index = kept.read_bytes()
+    first = folder / "2/000.png"
+    first.rename(first.with_name("another.png"))
+    try:
+        review = review_of(tmp_path / "page.html", of_files)
+    finally:
+        first.with_name("another.png").rename(first)
+    cards = review.count('<li class="card"')
+    assert review.count("This sample cannot be read") == 1
+    assert review.count("<img src=") == cards - 1
+    assert "1 of the 70 images of the run are not there any more" in caplog.text
+    # Runs that began with the first index still find it.
+    assert kept.read_bytes() == index
 
 
 def test_each_run_shows_the_files_that_it_was_trained_on(of_files):

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 
 import fineprune as fp
 from fineprune.cli.main import app
+from fineprune.datasets.image_crops import Crop
+from fineprune.datasets.image_decoder import decode
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
 from fineprune.labels.sample_view import view_of
@@ -120,6 +122,15 @@ def test_a_picture_has_the_pixels_of_the_sample(item):
     if torch.is_tensor(item) and item.is_floating_point():
         expected = np.round(expected / 47 * 255)
     np.testing.assert_allclose(pixels, expected)
+
+
+def test_a_picture_of_16_bits_has_the_pixels_that_a_training_reads(tmp_path):
+    file = tmp_path / "deep.png"
+    Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(file)
+    uri, _ = view_of(Image.open(file))
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))))
+    trained = decode(file.read_bytes(), lambda width, height: Crop(0, 0, width, height, False), 8)
+    assert np.unique(shown).tolist() == np.unique(trained.numpy()).tolist() == [40_000 // 256]
 
 
 def test_large_pictures_are_reduced_and_other_samples_are_texts():

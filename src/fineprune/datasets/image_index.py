@@ -11,6 +11,7 @@ import logging
 import os
 import struct
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -111,24 +112,30 @@ class ImageIndex:
         order = np.array([numbers[name] for name in self.classes], np.int32)
         return order[self.labels]
 
-    def keys(self) -> tuple[str, ...] | None:
+    def keys(self) -> tuple[str, ...]:
         """Return what names each image in a table: its path, or where it is in which shard.
 
         Returns:
-            The keys, relative to the folder of the images; None if two images have the same one.
+            The keys, relative to the folder of the images. A path that a list repeats is numbered
+            from the second time on, as in ``a.png#2``.
         """
-        count = len(self)
         if self._shards:
             places = zip(
                 self._arrays["shard"].tolist(), self._arrays["start"].tolist(), strict=True
             )
-            keys = tuple(f"{self._shards[shard]}:{start}" for shard, start in places)
-        else:
-            # Names of files that are not valid text get replacement characters.
-            keys = tuple(
-                self._relative(image).decode("utf-8", "backslashreplace") for image in range(count)
-            )
-        return keys if len(set(keys)) == count else None
+            return tuple(f"{self._shards[shard]}:{start}" for shard, start in places)
+        # Names of files that are not valid text get replacement characters.
+        keys = [
+            self._relative(image).decode("utf-8", "backslashreplace") for image in range(len(self))
+        ]
+        times = Counter(keys)
+        if len(times) < len(keys):
+            times.clear()
+            for image, key in enumerate(keys):
+                times[key] += 1
+                if times[key] > 1:
+                    keys[image] = f"{key}#{times[key]}"
+        return tuple(keys)
 
     def with_numbers(self, classes: int | None, source: Path) -> "ImageIndex":
         """Return the index with the classes 0 to ``classes`` - 1 if all labels are such numbers.
@@ -176,7 +183,7 @@ class ImageIndex:
         return os.path.join(self._base, self._shards[int(self._arrays["shard"][image])])
 
 
-def load_index(source: Path, digest: str | None = None) -> ImageIndex:
+def load_index(source: Path, digest: str | None = None, *, keep: bool = True) -> ImageIndex:
     """Return the index of a data set: from the cache if the source has not changed since.
 
     Several processes may do this at the same time.
@@ -186,6 +193,8 @@ def load_index(source: Path, digest: str | None = None) -> ImageIndex:
         digest: The digest of the index with which the run began. If the cache has this index, it is
             used although the source has changed, so that all indices of samples stay right. None
             for a new run.
+        keep: Whether a new index replaces the one in the cache, with which other runs may have
+            begun. A command that trains nothing must not do that.
 
     Raises:
         InputError: The source is wrong, as for ``find_images``, or has other images than when the
@@ -215,6 +224,8 @@ def load_index(source: Path, digest: str | None = None) -> ImageIndex:
             f"expected in {source} the images and labels with which the run began, got others: "
             f"restore them, or train into a new folder"
         )
+    if not keep:
+        return ImageIndex(header, arrays, None)
     try:
         _write(file, header, arrays)
     except OSError as error:

@@ -188,7 +188,7 @@ def _scan_folder(root: Path) -> Found:
     for name in folders:
         number = labels.number(_text(name, root), str(root / name))
         before = len(paths.ends)
-        ignored += _scan_class(root, name, paths, stamp)
+        ignored += _scan_class(root, name, paths, stamp, ())
         images = len(paths.ends) - before
         if not images:
             raise InputError(
@@ -200,20 +200,27 @@ def _scan_folder(root: Path) -> Found:
     return Found(classes, places, numbers, str(root), (), paths.arrays(), ignored, stamp)
 
 
-def _scan_class(root: Path, folder: str, paths: _Paths, stamp: Stamp) -> int:
-    """Add the images of a folder and of those below it; return the number of other files."""
+def _scan_class(
+    root: Path, folder: str, paths: _Paths, stamp: Stamp, within: tuple[str, ...]
+) -> int:
+    """Add the images of a folder and of those below it; return the number of other files.
+
+    Links to folders are followed, but not back into ``within``, the real paths of those above.
+    """
+    real = os.path.realpath(root / folder)
+    if real in within:
+        raise InputError(
+            f"expected folders that do not contain themselves in {root}, got the link "
+            f"{root / folder} to {real}: remove it"
+        )
     stamp.append(_folder_stamp(root, folder))
     with os.scandir(root / folder) as entries:
-        found = sorted(
-            (entry.name, entry.is_dir(follow_symlinks=False))
-            for entry in entries
-            if not _hidden(entry)
-        )
+        found = sorted((entry.name, entry.is_dir()) for entry in entries if not _hidden(entry))
     ignored = 0
     prefix = os.fsencode(folder) + b"/"
     for name, is_folder in found:
         if is_folder:
-            ignored += _scan_class(root, f"{folder}/{name}", paths, stamp)
+            ignored += _scan_class(root, f"{folder}/{name}", paths, stamp, (*within, real))
         elif name[name.rfind(".") :].lower() in _KNOWN:
             paths.add(prefix + os.fsencode(name))
         else:

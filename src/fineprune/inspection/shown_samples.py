@@ -1,6 +1,7 @@
 """What a page shows of the samples of a run, read one by one."""
 
 import io
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from fineprune.errors import InputError
 from fineprune.inspection.known_samples import KnownSamples
 from fineprune.training.data.user import load_own
 from fineprune.training.recipe import make_recipe
+
+_LOGGER = logging.getLogger(__name__)
 
 Show = Callable[[int], Any]
 
@@ -33,12 +36,7 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
         return lambda sample: _image(pictures[sample])
     data = make_recipe(samples.run.run.recipe).data
     if data.name == "images" and data.train is not None:
-        index = load_index(Path(data.train))
-        if len(index) <= number.max() or index.keys() != samples.keys:
-            raise InputError(
-                f"expected in {data.train} the images with which the run was trained, got others"
-            )
-        return lambda sample: _file(index, int(number[sample]))
+        return _shown_files(Path(data.train), samples)
     if not data.own:
         raise InputError(f"expected the data {data.name} as they were trained, got others or none")
     if not own_data:
@@ -54,9 +52,30 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
     return lambda sample: plain[int(number[sample])]
 
 
-def _file(index: ImageIndex, image: int) -> Image.Image | str:
+def _shown_files(source: Path, samples: KnownSamples) -> Show:
+    """Return what shows image files, which are found by their keys: others may have been added."""
+    index = load_index(source, keep=False)
+    places = dict(zip(index.keys(), range(len(index)), strict=True))
+    keys = samples.keys or ()
+    files = [places.get(keys[image]) for image in samples.number.tolist() if image < len(keys)]
+    gone = len(samples) - sum(file is not None for file in files)
+    if gone == len(samples):
+        raise InputError(
+            f"expected in {source} the images with which the run was trained, got others"
+        )
+    if gone:
+        _LOGGER.warning(
+            "%s: %d of the %d images of the run are not there any more, and are not shown",
+            *(source, gone, len(samples)),
+        )
+    return lambda sample: _file(index, files[sample])
+
+
+def _file(index: ImageIndex, image: int | None) -> Image.Image | str:
     """Return an image file, or a text if it cannot be read: a page needs most of its samples."""
     try:
+        if image is None:
+            raise FileNotFoundError
         opened = Image.open(io.BytesIO(index.read(image)))
         opened.load()
     except MemoryError:

@@ -36,7 +36,10 @@ def view_of(item: Any) -> tuple[str | None, str | None]:
     if isinstance(item, str | bytes):
         return None, _short(item if isinstance(item, str) else item.decode("utf-8", "replace"))
     if hasattr(item, "thumbnail") and hasattr(item, "convert"):
-        return _of_pillow(item), None
+        if not getattr(item, "mode", "").startswith("I;16"):
+            return _of_pillow(item), None
+        # Pillow would clip values above 255 instead of scaling them.
+        item = (np.asarray(item) >> 8).astype(np.uint8)
     pixels = _pixels(item)
     if pixels is None:
         return None, _short(str(item))

@@ -1,5 +1,6 @@
 """The page of an inspection: what finished runs skipped and suspected, in one HTML file."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,8 @@ from fineprune.report.sample_gallery import VISIBLE, make_gallery
 from fineprune.report.sample_views import SampleViews
 from fineprune.report.suspected_labels import suspects_note, top_loss
 from fineprune.report.table import Table, percent
+
+_LOGGER = logging.getLogger(__name__)
 
 Matrix = npt.NDArray[np.int64]
 
@@ -186,6 +189,7 @@ def _shows(known: Sequence[KnownSamples], own_data: bool) -> list[Show | InputEr
         try:
             shows.append(shown_samples(samples, own_data=own_data))
         except InputError as error:
+            _LOGGER.warning("%s: no samples are shown: %s", samples.run.run.path, error)
             shows.append(error)
     return shows
 

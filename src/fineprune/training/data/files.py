@@ -43,7 +43,8 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
     assert settings.resize is not None
     assert settings.broken_limit is not None
     limit = settings.broken_limit
-    index = load_index(Path(settings.train), digest)
+    begun = [*(digest or "").split(), "", ""]  # Of the training images, and of the test images.
+    index = load_index(Path(settings.train), begun[0] or None)
     source = Path(settings.train)
     index = index.with_numbers(recipe.network.classes, source)
     classes = number_of_classes(index, settings.train, recipe.network.classes)
@@ -56,7 +57,8 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
         evaluated = ImageFiles(index, index.labels[held_out], centre, held_out)
     else:
         assert settings.test is not None
-        test, source = load_index(Path(settings.test)), Path(settings.test)
+        source = Path(settings.test)
+        test = load_index(source, begun[1] or None)
         evaluated = ImageFiles(test, test.numbered(index.classes, source), centre)
         digests.append(test.digest)
     broken = BrokenFiles(len(train), limit)
@@ -107,7 +109,7 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
         blank=torch.zeros(1, 3, settings.image_size, settings.image_size),
         wrong=None if weak is None else weak.wrong,
         labels_digest=_digest(index.digest, weak),
-        images_digest=index.digest,
+        images_digest=" ".join(digests),
         digest=lambda: hashlib.sha256(" ".join(digests).encode()).hexdigest(),
     )
 

@@ -51,8 +51,8 @@ class Data:
         wrong: Which training labels are wrong; bool, shape (N,). None if this is not known.
         labels_digest: The digest of training labels that come from a file of the user, and of
             the names of image files with their labels; None for other data.
-        images_digest: The digest of the index of the training images if they are files; None for
-            other data.
+        images_digest: The digests of the indexes of the training images and, after a space, of the
+            test images, if they are files; None for other data.
         digest: Returns the digest of the data to train and evaluate on; None if it is not known.
         fetch_overlaps: Whether the function that ``make_fetch`` builds may be called in another
             thread while a step is computed.
