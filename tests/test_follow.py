@@ -153,8 +153,12 @@ def test_only_runs_and_outputs_apart_from_them_are_followed(trainings, tmp_path)
 
 
 def test_a_report_says_what_a_folder_without_a_finished_run_holds(trainings, tmp_path):
-    with pytest.raises(ValueError, match="got an unfinished one: finish the run with --resume"):
+    with pytest.raises(ValueError, match="which is not finished: run fineprune compare again"):
         read_runs([trainings.folder])
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/recipe.toml").touch()
+    with pytest.raises(ValueError, match="got an unfinished one: finish the run with --resume"):
+        read_runs([tmp_path / "one"])
     (tmp_path / "s").mkdir()
     (tmp_path / "s/scale.json").write_text("{}")
     with pytest.raises(ValueError, match="got a scaling experiment: run fineprune scale again"):

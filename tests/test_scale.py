@@ -99,6 +99,10 @@ def test_a_configuration_changes_the_recipe():
         ("one lr=1-2", "expected a number as lr="),
         ("one lr=1 lr=2", "expected lr= once"),
         ("one seeds=0", "expected seeds= from 1 to 100"),
+        ("async 0+1", "expected distributed.workers to be at least 1, got 0"),
+        ("sync 1+0", "expected distributed.servers to be at least 1, got 0"),
+        ("async 2+1 group=0", "expected distributed.group to be at least 1, got 0"),
+        ("sync 2+1 backup=2", "expected distributed.backup below distributed.workers"),
     ],
 )
 def test_an_invalid_configuration_is_refused(text, message):

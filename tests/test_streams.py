@@ -89,6 +89,9 @@ def test_an_index_is_saved_and_loaded_without_pickle(index, tmp_path):
     assert (loaded.checksums is None) == (index.checksums is None)
     assert loaded.digest() == index.digest()
     assert [path.name for path in tmp_path.iterdir()] == ["samples.index"]
+    (tmp_path / "plain").touch()
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1  # Others may read it, as any file that is written here.
 
 
 def test_different_indices_have_different_digests():
@@ -121,6 +124,8 @@ def test_sizes_must_fit_the_shards():
         KeyIndex.of_ids(["x", "y"], [3])
     with pytest.raises(InputError, match="samples of shard 'y' to be a whole number"):
         KeyIndex.of_ids(["x", "y"], [3, -1])
+    with pytest.raises(InputError, match=r"fewer than 2\*\*63 samples"):
+        KeyIndex.of_ids(["x"], [10**30])
 
 
 @pytest.mark.parametrize("content", [None, b"", b"nonsense", "other", "version"])

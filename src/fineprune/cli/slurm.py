@@ -149,7 +149,7 @@ def slurm(
     elif out is None:
         typer.echo(script, nl=False)
     else:
-        typer.echo(f"written to {out}; submit it from here with: sbatch {out}")
+        typer.echo(f"written to {out}; submit it from here with: sbatch {shlex.quote(str(out))}")
 
 
 def _further_options(context: typer.Context, verb: str, recipe: Path, options: str) -> list[str]:
@@ -158,11 +158,17 @@ def _further_options(context: typer.Context, verb: str, recipe: Path, options: s
     told = f"expected --options that {verb} takes, got {options!r}"
     try:
         words = shlex.split(options)
-        parent.command.commands[verb].make_context(verb, [str(recipe), *words], parent)
+        made = parent.command.commands[verb].make_context(verb, [str(recipe), *words], parent)
     except ValueError as error:  # a quote that is not closed
         raise InputError(f"{told}: {error}") from None
     except typer.TyperException as error:
         raise InputError(f"{told}: {error.format_message()}") from None
+    for name in ("out", "changes", "as_json", "more", "configurations"):
+        if made.params.get(name):
+            raise InputError(
+                f"{told}: give the folder with --run, and changes and configurations as for "
+                f"{verb} itself"
+            )
     return words
 
 

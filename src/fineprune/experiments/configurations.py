@@ -4,6 +4,7 @@ import dataclasses
 import re
 from typing import Any
 
+from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 from fineprune.experiments.controls import with_epochs
 from fineprune.training.recipe import Recipe
@@ -81,7 +82,7 @@ def configuration(text: str) -> Configuration:
             ``bound=`` with servers, and always ``lr=``, ``epochs=`` and ``seeds=``.
 
     Raises:
-        InputError: The text is not a configuration.
+        InputError: The text is not a configuration, or its numbers do not fit together.
     """
     words = " ".join(text.split())
     if found := _ALONE.fullmatch(words):
@@ -104,6 +105,7 @@ def configuration(text: str) -> Configuration:
     settings: dict[str, Any] = {"strategy": strategy, "workers": workers, "servers": servers}
     settings["placement"] = (found[4] or "shared").strip()
     settings |= {_OF_SERVERS[name]: value for name, value in own.items()}
+    Strategy(**settings)  # Raises an error if they are out of range, or do not fit together.
     return Configuration(
         words.replace(" shared", ""),
         strategy,

@@ -178,7 +178,7 @@ def read_evidence(folder: Path, num_samples: int) -> LabelWatch | None:
     except Exception as error:  # torch.load has no error of its own for damaged files.
         raise InputError(
             f"expected the evidence on {num_samples} labels in {file}, cannot read it: "
-            f"{first_line(error)}: restore the file, or train again"
+            f"{first_line(error) or repr(error)}: restore the file, or train again"
         ) from error
     return watch
 

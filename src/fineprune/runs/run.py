@@ -165,6 +165,8 @@ def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]
 
 def _instead(path: Path) -> str:
     """Say what a folder without a finished run holds, and what to do."""
+    if (path.parent / COMPARISON).exists():
+        return f"got one of {path.parent}, which is not finished: run fineprune compare again"
     if (path / COMPARISON).exists():
         return "got a comparison: give one of its runs"
     if (path / SCALING).exists():

@@ -6,7 +6,6 @@ was made. Without this check, the losses of one sample would count for another.
 """
 
 import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +19,17 @@ from fineprune.errors import InputError, check_whole_number
 
 # The version of the files.
 _VERSION = 1
+
+# What NumPy and zipfile raise for damaged files.
+_DAMAGED = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    TypeError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+)
 
 
 class KeyIndex:
@@ -58,6 +68,8 @@ class KeyIndex:
             )
         for shard, size in zip(self.shards, sizes, strict=True):
             check_whole_number(f"the number of samples of shard {shard!r}", size, 0)
+        if sum(sizes) > np.iinfo(np.int64).max:
+            raise InputError(f"expected fewer than 2**63 samples, got {sum(sizes)}")
         self.firsts: npt.NDArray[np.int64] = np.cumsum([0, *sizes], dtype=np.int64)
         self.checksums = checksums
         if not len(self):
@@ -139,7 +151,7 @@ class KeyIndex:
                 )
         except InputError:
             raise
-        except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
+        except _DAMAGED as error:
             raise InputError(
                 f"expected an index in {path}, cannot read it ({error}): make it with KeyIndex.scan"
             ) from error
@@ -154,10 +166,9 @@ class KeyIndex:
         """
         target = Path(path)
         stored = self.checksums
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-        temporary = Path(name)
+        temporary = target.with_name(f".{target.name}-{os.getpid()}")
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with temporary.open("wb") as file:
                 np.savez(
                     file,
                     version=np.array(_VERSION),

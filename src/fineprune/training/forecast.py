@@ -108,7 +108,7 @@ def forecast(
     if isinstance(policy, FullData):
         raise InputError(
             f"expected a policy with a schedule, got policy = {recipe.pruning.policy!r}: "
-            f'set pruning.policy = "fine-pruning"'
+            f'set pruning.policy to another one, such as "adaptive"'
         )
     savings = None
     if not isinstance(policy, Matched):
