@@ -26,7 +26,7 @@ class k in the evidence on a sample with the label y. Then
 - If mistakes are in few pairs of classes, the samples that rank first are called confused, as many
   as J estimates to be wrong. If mistakes are spread evenly, the loss ranks them better.
 - Mistakes are consistent if J estimates more of them than samples contradict. In trainings with
-  correct labels, it estimates fewer once most samples are learned.
+  correct labels, it estimates fewer, at the latest one epoch after most samples are learned.
 """
 
 from dataclasses import dataclass

@@ -52,8 +52,8 @@ class Adaptive(BudgetedPolicy):
        second rule, so that losses below chance clear a sample. With wrong labels, most of the
        skipped samples are wrong ones. With correct labels, few samples stay above chance for
        ``patience`` epochs, and they are hard ones that are worth training; so none is skipped
-       unless they are at least ``evidence`` of all samples, and none as confused unless these are
-       as many.
+       unless they are at least ``evidence`` of all samples, and none as confused unless they are
+       as many and mistakes were consistent in three epochs in a row.
     2. *The rest of the budget is taken where the learning rate is small.* If the rate falls in
        steps, an epoch keeps a number of samples in proportion to it. If it falls smoothly, epochs
        are shortened so that the rate, as a function of the steps, falls as 1 - u^2, the shape of
