@@ -128,9 +128,8 @@ class ImageIndex:
         keys = [
             self._relative(image).decode("utf-8", "backslashreplace") for image in range(len(self))
         ]
-        times = Counter(keys)
-        if len(times) < len(keys):
-            times.clear()
+        if len(set(keys)) < len(keys):
+            times: Counter[str] = Counter()
             for image, key in enumerate(keys):
                 times[key] += 1
                 if times[key] > 1:
