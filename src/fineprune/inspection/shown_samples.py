@@ -20,6 +20,8 @@ _LOGGER = logging.getLogger(__name__)
 
 Show = Callable[[int], Any]
 
+_UNREADABLE = "This sample cannot be read: its file is missing or damaged."
+
 
 def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
     """Return a function from the index of a sample of a run to what ``view_of`` can show of it.
@@ -56,9 +58,9 @@ def _shown_files(source: Path, samples: KnownSamples) -> Show:
     """Return what shows image files, which are found by their keys: others may have been added."""
     index = load_index(source, keep=False)
     places = dict(zip(index.keys(), range(len(index)), strict=True))
-    keys = samples.keys or ()
-    files = [places.get(keys[image]) for image in samples.number.tolist() if image < len(keys)]
-    gone = len(samples) - sum(file is not None for file in files)
+    keys = samples.keys
+    files = [None if keys is None else places.get(keys[image]) for image in samples.number.tolist()]
+    gone = files.count(None)
     if gone == len(samples):
         raise InputError(
             f"expected in {source} the images with which the run was trained, got others"
@@ -73,15 +75,15 @@ def _shown_files(source: Path, samples: KnownSamples) -> Show:
 
 def _file(index: ImageIndex, image: int | None) -> Image.Image | str:
     """Return an image file, or a text if it cannot be read: a page needs most of its samples."""
+    if image is None:
+        return _UNREADABLE
     try:
-        if image is None:
-            raise FileNotFoundError
         opened = Image.open(io.BytesIO(index.read(image)))
         opened.load()
     except MemoryError:
         raise
     except Exception:  # Each decoder has errors of its own for damaged files.
-        return "This sample cannot be read: its file is missing or damaged."
+        return _UNREADABLE
     return opened
 
 

@@ -43,8 +43,8 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
     assert settings.resize is not None
     assert settings.broken_limit is not None
     limit = settings.broken_limit
-    begun = [*(digest or "").split(), "", ""]  # Of the training images, and of the test images.
-    index = load_index(Path(settings.train), begun[0] or None)
+    begun = iter((digest or "").split())  # Of the training images, and of the test images.
+    index = load_index(Path(settings.train), next(begun, None))
     source = Path(settings.train)
     index = index.with_numbers(recipe.network.classes, source)
     classes = number_of_classes(index, settings.train, recipe.network.classes)
@@ -58,7 +58,7 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
     else:
         assert settings.test is not None
         source = Path(settings.test)
-        test = load_index(source, begun[1] or None)
+        test = load_index(source, next(begun, None))
         evaluated = ImageFiles(test, test.numbered(index.classes, source), centre)
         digests.append(test.digest)
     broken = BrokenFiles(len(train), limit)
