@@ -101,7 +101,8 @@ def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run
     """
     if not (path / SUMMARY).is_file():
         raise InputError(
-            f"expected a finished run (a folder with {SUMMARY}) in {path}, {_instead(path)}"
+            f"expected a finished run (a folder with {SUMMARY}) in {path}, "
+            f"{_instead(path, listed=comparison is not None)}"
         )
     summary = read_summary(path / SUMMARY)
     recipe = read_sections(path / RECIPE)
@@ -163,9 +164,14 @@ def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]
             yield folder, title, path
 
 
-def _instead(path: Path) -> str:
-    """Say what a folder without a finished run holds, and what to do."""
-    if (path.parent / COMPARISON).exists():
+def _instead(path: Path, *, listed: bool) -> str:
+    """Say what a folder without a finished run holds, and what to do.
+
+    Args:
+        path: The folder.
+        listed: Whether a comparison lists it as one of its runs.
+    """
+    if listed or ((path / RECIPE).exists() and (path.parent / COMPARISON).exists()):
         return f"got one of {path.parent}, which is not finished: run fineprune compare again"
     if (path / COMPARISON).exists():
         return "got a comparison: give one of its runs"
