@@ -60,8 +60,13 @@ def preloaded_python(folder):
     with server:
         if not server.stdout.readline():
             raise RuntimeError("the server of preloaded_python.py ended while it started")
-        # Asking needs no modules of site-packages, so they are left out.
-        yield shlex.join([sys.executable, "-I", "-S", __file__, address])
+        try:
+            # Asking needs no modules of site-packages, so they are left out.
+            yield shlex.join([sys.executable, "-I", "-S", __file__, address])
+        finally:
+            # It would not notice that its standard input is closed while a process that this one
+            # forked, such as one of a loader, has it open too.
+            server.kill()
 
 
 def waiting(command):
