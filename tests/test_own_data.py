@@ -282,6 +282,8 @@ def test_a_label_that_is_no_class_is_named_in_one_line(function, wrong, workers,
     with pytest.raises(InputError, match=f"^expected a class from 0 to 1 .*{wrong}.*$") as caught:
         train(changed, tmp_path / "run")
     assert "\n" not in str(caught.value)
+    if wrong.startswith("training"):  # Even while the error is kept, no loader process is left.
+        assert not [child for child in multiprocessing.active_children() if child.daemon]
 
 
 def test_a_sample_with_probabilities_is_not_evaluated(tmp_path):

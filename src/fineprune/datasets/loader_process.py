@@ -46,7 +46,7 @@ class TrainingLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         with _stops_blocked():
             batches = super().__iter__()
-        return _in_one_line(batches)
+        return self._in_one_line(batches)
 
     def batches(self, index: torch.Tensor, epoch: int, batch_size: int) -> "TrainingLoader":
         """Return a loader of given samples, for a data set whose keys are ``(epoch, index)``.
@@ -65,16 +65,22 @@ class TrainingLoader(DataLoader[Any]):
             collate_fn=self.collate_fn,
         )
 
+    def _in_one_line(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches. An InputError of a loader process has its own message, as in this one.
 
-def _in_one_line(batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches. An InputError of a loader process has its own message, as in this one.
-
-    Torch puts the whole traceback of the loader process into the message.
-    """
-    try:
-        yield from batches
-    except InputError as error:
-        raise InputError(str(error).strip().rpartition(f"{InputError.__name__}: ")[2]) from None
+        Torch puts the whole traceback of the loader process into the message, and its error refers
+        to itself. If that kept the iterator alive, the garbage collector would finalize its queues
+        first, and then wait for five seconds for each process.
+        """
+        try:
+            yield from batches
+            return
+        except InputError as error:
+            message = str(error).strip().rpartition(f"{InputError.__name__}: ")[2]
+            error.__traceback__ = None
+        del batches
+        self._iterator = None  # that of persistent processes
+        raise InputError(message)
 
 
 class LoaderPool:
