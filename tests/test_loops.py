@@ -131,12 +131,14 @@ def prefetcher(pruner, run):
         free, done = threading.Semaphore(2), threading.Event()
 
         def fill(ahead=ahead, free=free, done=done):
-            for item in pruner.loader():
-                free.acquire()
-                ahead.append(item)
-            done.set()
+            try:
+                for item in pruner.loader():
+                    free.acquire()
+                    ahead.append(item)
+            finally:
+                done.set()
 
-        thread = threading.Thread(target=fill)
+        thread = threading.Thread(target=fill, daemon=True)
         thread.start()
         while not done.is_set() or ahead:
             if ahead:
@@ -647,7 +649,7 @@ def test_less_than_one_batch_per_rank_is_refused_where_it_matters():
 
 def test_ranks_of_another_framework_exchange_what_they_learn_by_its_function():
     """Two pruners in two threads, as Horovod's ranks, against one with batches of both."""
-    barrier, shelf = threading.Barrier(2), [np.empty(0)] * 2
+    barrier, shelf = threading.Barrier(2, timeout=60), [np.empty(0)] * 2
 
     def gather(rank):
         def all_gather(array):
