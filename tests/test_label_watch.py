@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -520,9 +521,11 @@ GOOD = (torch.arange(4), torch.zeros(4, CLASSES), torch.zeros(4, dtype=torch.int
         (1, torch.zeros(4), "logits of shape"),
         (1, torch.zeros(4, 3, CLASSES), "logits of shape"),
         (1, torch.zeros(4, CLASSES, dtype=torch.int64), "floating-point logits"),
-        (2, torch.zeros(4, CLASSES), "logits of shape"),
+        (2, torch.zeros(4, CLASSES), r"such as labels\.argmax\(1\)"),
         (2, torch.zeros(4), "whole numbers"),
         (2, torch.full((4,), -100), "records with others"),
+        (0, ["a.png", "b.png", "c.png", "d.png"], "expected indices as whole numbers.*'a.png'"),
+        (2, ["cat", "dog", "cat", "dog"], "expected labels as whole numbers.*numbered from 0"),
     ],
 )
 def test_a_wrong_batch_is_an_error(place, value, message):
@@ -530,6 +533,23 @@ def test_a_wrong_batch_is_an_error(place, value, message):
     batch[place] = value
     with pytest.raises(InputError, match=message):
         fp.LabelWatch(N, CLASSES).record(*batch)
+
+
+def test_one_class_per_pixel_cannot_be_watched():
+    pixels = torch.zeros(4, CLASSES, 2, 2), torch.zeros(4, 2, 2, dtype=torch.int64)
+    with pytest.raises(InputError, match="one class to a whole sample"):
+        fp.LabelWatch(N, CLASSES).record(torch.arange(4), *pixels)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_a_network_with_one_logit_is_told_how_it_can_be_watched(shape):
+    z, labels = torch.tensor([-1.0, 2.0, 0.5, -3.0]), torch.tensor([0, 1, 0, 1])
+    watch = fp.LabelWatch(4, 2)
+    with pytest.raises(InputError) as caught:
+        watch.record(torch.arange(4), z.reshape(shape), labels)
+    (told,) = re.findall(r"torch\.stack\(.*?, 1\)", str(caught.value))
+    watch.record(torch.arange(4), eval(told), labels)
+    assert set(watch.suspects()[0][:2].tolist()) == {2, 3}  # 0.5 and -3 contradict 0 and 1
 
 
 def test_suspects_need_records():

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.advice import FullCost, advice_of
+from fineprune.labels.batch import as_numbers, check_classified
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.ranking import Ranking, rank
@@ -113,9 +114,7 @@ class LabelWatch(Untraced):
                 f"expected logits as a tensor of torch, got {type(logits).__name__}: give record "
                 f"the output of the network"
             )
-        # Arrays are copied, since nothing tells whether they change later.
-        index = index if isinstance(index, Tensor) else torch.tensor(index)
-        labels = labels if isinstance(labels, Tensor) else torch.tensor(labels)
+        index, labels = as_numbers("indices", index), as_numbers("labels", labels)
         if torch.compiler.is_compiling():
             self._record_untraced(self, index, logits.detach(), labels)
         else:  # Outside a compiled step, the call above takes longer.
@@ -400,23 +399,7 @@ class LabelWatch(Untraced):
         self._merged = saved == (0, 1) and ranks > 1
 
     def _record(self, index: Tensor, logits: Tensor, labels: Tensor) -> None:
-        shape = (len(labels), self.num_classes) if labels.ndim == 1 else None
-        if tuple(logits.shape) != shape or index.shape != labels.shape:
-            raise InputError(
-                f"expected logits of shape (B, {self.num_classes}), and indices and labels of "
-                f"shape (B,), got {tuple(logits.shape)}, {tuple(index.shape)} and "
-                f"{tuple(labels.shape)}: give record one row of logits per sample"
-            )
-        if index.is_floating_point() or labels.is_floating_point():
-            raise InputError(
-                f"expected whole numbers as indices and labels, got {index.dtype} and "
-                f"{labels.dtype}: give record the index of each sample and the number of its class"
-            )
-        if not logits.is_floating_point():
-            raise InputError(
-                f"expected floating-point logits, got {logits.dtype}: give record the output of "
-                f"the network"
-            )
+        check_classified(index, logits, labels, self.num_classes)
         rank, ranks = self._rank_and_ranks()
         if self._merged:
             self._merged = False

@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 from torch.utils.data import DataLoader
 
 from fineprune.errors import InputError
+from fineprune.labels.batch import as_numbers
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.untraced import Untraced
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, PlanIn, Progress
@@ -388,8 +389,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 exchange the losses from which the policy learns.
             RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
         """
-        if not isinstance(index, torch.Tensor):
-            index = torch.tensor(index)
+        index = as_numbers("indices", index)
         if is_compiling():
             of_batch = None if logits is None else logits.detach()
             self._record_untraced(self, index, losses.detach(), of_batch, labels)
@@ -426,8 +426,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         Raises:
             InputError: As for ``record``.
         """
-        if not isinstance(index, torch.Tensor):
-            index = torch.tensor(index)
+        index = as_numbers("indices", index)
         self._record(index, losses, logits, labels)
 
     def end_epoch(self) -> None:

@@ -159,9 +159,11 @@ def check_room(samples: int, room: float, progress: "Progress[Any]", sharded: bo
 def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
     """Raise InputError unless these are B integer indices and B floating-point losses."""
     if losses.ndim != 1 or index.shape != losses.shape:
+        several = losses.ndim > 1 and losses.shape[:1] == index.shape
+        advice = "losses.flatten(1).mean(1)" if several else 'reduction="none"'
         raise InputError(
             f"expected one loss for each index, both of shape (B,), got losses of shape "
-            f'{tuple(losses.shape)} and indices of shape {tuple(index.shape)}: use reduction="none"'
+            f"{tuple(losses.shape)} and indices of shape {tuple(index.shape)}: use {advice}"
         )
     if not len(losses):
         raise InputError("expected at least one loss in a batch, got none")

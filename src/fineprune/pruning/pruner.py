@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from fineprune.errors import InputError, check_whole_number
+from fineprune.labels.batch import as_numbers
 from fineprune.pruning.applied_options import AppliedOptions
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase
 from fineprune.pruning.epoch_loop import EpochLoop
@@ -193,8 +194,7 @@ class Pruner(EpochLoop[EpochPlan]):
         Raises:
             InputError: A shape or a type is wrong.
         """
-        if not isinstance(index, torch.Tensor):
-            index = torch.as_tensor(index)
+        index = as_numbers("indices", index)
         if not losses.ndim or index.shape != losses.shape[:1]:
             raise InputError(
                 f"expected losses of shape (B, ...) for indices of shape (B,), got losses of shape "
@@ -238,8 +238,7 @@ class Pruner(EpochLoop[EpochPlan]):
             InputError: A shape or a type is wrong, the policy needs no such losses, or the epoch
                 has ended.
         """
-        if not isinstance(index, torch.Tensor):
-            index = torch.tensor(index)
+        index = as_numbers("indices", index)
         check_batch(index, losses)
         if not self._policy.rescores:
             raise InputError(

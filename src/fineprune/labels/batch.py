@@ -1,0 +1,69 @@
+"""What ``record`` is given: one row of logits, one index and one label for each sample."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fineprune.errors import InputError, shown
+
+
+def as_numbers(name: str, values: Any) -> Tensor:
+    """Return the indices or the labels of a batch as a tensor.
+
+    Arrays are copied, since nothing tells whether they change later.
+
+    Args:
+        name: What they are, for the message.
+        values: A tensor, an array or a list.
+
+    Raises:
+        InputError: They are no numbers, such as names of files or of classes.
+    """
+    if isinstance(values, Tensor):
+        return values
+    try:
+        return torch.tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"expected {name} as whole numbers, one for each sample, got {shown(str(values))}: "
+            f"fp.Indexed and pruner.loader() yield the indices of samples, and classes are "
+            f"numbered from 0"
+        ) from error
+
+
+def check_classified(index: Tensor, logits: Tensor, labels: Tensor, num_classes: int) -> None:
+    """Raise InputError unless this is a batch of samples with one class each."""
+    shape = (len(labels), num_classes) if labels.ndim == 1 else None
+    if tuple(logits.shape) != shape or index.shape != labels.shape:
+        raise InputError(
+            f"expected logits of shape (B, {num_classes}), and indices and labels of shape (B,), "
+            f"got {tuple(logits.shape)}, {tuple(index.shape)} and {tuple(labels.shape)}: "
+            f"{_remedy(index, logits, labels, num_classes)}"
+        )
+    if index.is_floating_point() or labels.is_floating_point():
+        raise InputError(
+            f"expected whole numbers as indices and labels, got {index.dtype} and "
+            f"{labels.dtype}: give record the index of each sample and the number of its class"
+        )
+    if not logits.is_floating_point():
+        raise InputError(
+            f"expected floating-point logits, got {logits.dtype}: give record the output of the "
+            f"network"
+        )
+
+
+def _remedy(index: Tensor, logits: Tensor, labels: Tensor, num_classes: int) -> str:
+    if num_classes == 2 and logits.numel() == index.numel():
+        return (
+            "if z is the only logit of each sample, give record "
+            "torch.stack([torch.zeros_like(z), z], 1) of the flat z, and the labels 0 and 1"
+        )
+    if labels.ndim > 1 and logits.ndim > 2:
+        return "only networks that give one class to a whole sample can be watched"
+    if labels.ndim > 1:
+        return (
+            "give record one label per sample, such as labels.argmax(1) if they are one-hot; "
+            "samples with several classes cannot be watched"
+        )
+    return "give record one row of logits per sample"
