@@ -1,6 +1,8 @@
 """Learning rates as users have them: numbers, functions and schedulers, by epochs and by steps."""
 
+import copy
 import math
+import pickle
 import warnings
 from typing import Any
 
@@ -195,6 +197,56 @@ def test_without_rates_the_policy_says_once_what_it_assumes():
     assert len(caught) == 1
     assert caught[0].filename == __file__
     numbers(fp.Pruner(N, fp.Adaptive(EPOCHS, save=0), batch_size=BATCH))  # Nothing is shortened.
+
+
+def trained(scheduler, step, by="epochs", copied=lambda pruner: pruner):
+    """Train, and call ``step`` at the beginning of an epoch, in each batch, and at the end."""
+    pruner = fp.Pruner(N, fp.Adaptive(EPOCHS), batch_size=BATCH)
+    pruner.set_rates(scheduler, by)
+    pruner = copied(pruner)
+    for _ in pruner.epochs():
+        step("begin")
+        for index in pruner.sampler.order().split(BATCH):
+            pruner.record(index, torch.ones(len(index)) + index)
+            step("batch")
+        step("end")
+
+
+@pytest.mark.parametrize("when", ["begin", "end"])
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_a_scheduler_that_is_stepped_once_per_epoch_is_as_expected(kind, when):
+    used = optimizer()
+    scheduler = SCHEDULERS[kind](used)
+    used.step()  # Schedulers warn if the optimizer took no steps.
+    with warnings.catch_warnings():
+        # SequentialLR itself uses what torch has deprecated.
+        warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+        trained(scheduler, lambda now: scheduler.step() if now == when else None)
+
+
+@pytest.mark.parametrize(
+    ("when", "copied"),
+    [("never", lambda pruner: pruner), ("batch", lambda pruner: pruner), ("never", copy.deepcopy)],
+)
+def test_a_scheduler_that_is_not_stepped_once_per_epoch_is_said_once(when, copied):
+    used = optimizer()
+    scheduler = schedulers.MultiStepLR(used, [4, 6])
+    used.step()
+    with pytest.warns(RuntimeWarning, match=r"the learning rate was .*scheduler\.step") as caught:
+        trained(scheduler, lambda now: scheduler.step() if now == when else None, copied=copied)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("by", ["pickled", "steps", "numbers"])
+def test_rates_that_cannot_be_followed_are_not_compared(by):
+    used = optimizer()
+    scheduler = schedulers.MultiStepLR(used, [4, 6])
+    if by == "pickled":  # Another process has another optimizer.
+        trained(scheduler, lambda _: None, copied=lambda p: pickle.loads(pickle.dumps(p)))
+    elif by == "steps":
+        trained(scheduler, lambda _: None, by=by)
+    else:
+        trained([0.1] * 4 + [0.01] * (EPOCHS - 4), lambda _: None)
 
 
 def test_rates_that_are_no_numbers_and_a_scheduler_of_steps_are_refused():

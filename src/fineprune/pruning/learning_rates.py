@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from fineprune.errors import InputError
+
+# Rates that differ by a smaller share are the same.
+_SAME = 0.01
 
 Rates = Callable[[float], float] | Sequence[float] | npt.NDArray[Any] | torch.Tensor | LRScheduler
 
@@ -40,6 +44,51 @@ def rates_of_epochs(rates: Rates, epochs: int) -> list[float]:
             f"expected one learning rate for each of {epochs} epochs, got {len(given)}"
         )
     return _checked(given)
+
+
+class FollowedScheduler:
+    """Compares the rate of an optimizer with the one that its scheduler was to give it.
+
+    Copies follow the same optimizer, which stays the user's alone; another process follows none.
+
+    Args:
+        scheduler: A scheduler that is stepped once per epoch.
+        rates: The rate of each epoch, from ``rates_of_epochs``.
+    """
+
+    def __init__(self, scheduler: LRScheduler, rates: Sequence[float]) -> None:
+        self._optimizer = weakref.ref(scheduler.optimizer)
+        self._rates = tuple(rates)
+
+    def deviation(self, epoch: int) -> tuple[float, float] | None:
+        """Return the rate that was expected at the end of an epoch, and the rate that there is.
+
+        Returns:
+            None if the rate is one that an epoch before or after has, since loops step schedulers
+            at the beginning or at the end of an epoch, or in between; and after the last epoch.
+        """
+        optimizer = self._optimizer()
+        if optimizer is None or epoch + 1 >= len(self._rates):
+            return None
+        rate = _largest_rate(optimizer)
+        near = self._rates[max(epoch - 1, 0) : epoch + 3]
+        if min(near) * (1 - _SAME) <= rate <= max(near) * (1 + _SAME):
+            return None
+        return self._rates[epoch], rate
+
+    def __deepcopy__(self, memo: object) -> "FollowedScheduler":
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_rates": self._rates, "_optimizer": _nothing}
+
+
+def _nothing() -> None:
+    """Return None, as a reference does whose object is gone."""
+
+
+def _largest_rate(optimizer: torch.optim.Optimizer) -> float:
+    return max(float(group["lr"]) for group in optimizer.param_groups)
 
 
 def rates_of_steps(rates: Rates, steps: int) -> list[float]:
@@ -143,7 +192,7 @@ def _stepped(scheduler: LRScheduler, number: int) -> list[float]:
         # The optimizer takes no steps, of which schedulers warn.
         warnings.simplefilter("ignore")
         for _ in range(number):
-            rates.append(max(float(group["lr"]) for group in stand_in.param_groups))
+            rates.append(_largest_rate(stand_in))
             try:
                 copied.step()
             except ValueError as error:  # OneCycleLR refuses a step too many.

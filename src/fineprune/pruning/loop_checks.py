@@ -314,6 +314,7 @@ class LoopChecks:
             "batches": _of_batches(progress, planned_batches),
             "cut": self._of_cut(progress, planned_batches),
             "flat": _of_flat_losses(progress) if flat else None,
+            "rate": self._of_rate(progress.plan.epoch),
         }
         return self._once(found)
 
@@ -415,6 +416,19 @@ class LoopChecks:
             f"{_CUT_EPOCHS} epochs up to epoch {progress.plan.epoch} ended after {batches} batches "
             f"as the first one did, but had more ({planned} in this one), so fewer steps are taken "
             f"than total_steps() says: have your framework read len(loader) in each epoch"
+        )
+
+    def _of_rate(self, epoch: int) -> str | None:
+        """Warn if the rate is not that of the scheduler from which the policy has it."""
+        deviation = self._policy.rate_deviation(epoch)
+        if deviation is None:
+            return None
+        expected, rate = deviation
+        return (
+            f"the learning rate was {rate:.3g} after epoch {epoch}, but the scheduler that policy "
+            f"{self._policy.name!r} was given should have made it {expected:.3g}, so steps are not "
+            f"saved where the rate is small: call scheduler.step() once per epoch, or give the "
+            f"policy the rates that you use"
         )
 
 

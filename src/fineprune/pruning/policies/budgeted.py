@@ -5,9 +5,12 @@ The steps are saved where the learning rate is small, and where there are sample
 
 from typing import Any, Unpack
 
+from torch.optim.lr_scheduler import LRScheduler
+
 from fineprune.errors import InputError, check_one_of
 from fineprune.pruning.kept_numbers import check_save
 from fineprune.pruning.learning_rates import (
+    FollowedScheduler,
     Rates,
     are_steps,
     rates_of_epochs,
@@ -59,6 +62,7 @@ class BudgetedPolicy(Policy):
         self._num_samples = self._step_size = self._full_steps = self._budget = 0
         self.rates = self._weights = (1.0,) * self.epochs
         self._has_rates = rates is not None
+        self._followed: FollowedScheduler | None = None
         if rates is not None:
             self.set_rates(rates)
 
@@ -77,15 +81,23 @@ class BudgetedPolicy(Policy):
             f"pruner.set_rates(scheduler)"
         )
 
+    def rate_deviation(self, epoch: int) -> tuple[float, float] | None:
+        """Compare the optimizer's learning rate with that of the scheduler, if one was given."""
+        return None if self._followed is None else self._followed.deviation(epoch)
+
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Receive the learning rates; see ``Pruner.set_rates``."""
         check_one_of("by", by, ("epochs", "steps"))
+        self._followed = None
         if by == "steps":
             each = rates_of_steps(rates, self._budget)
             found = rates_along_steps(each, self.epochs, self._full_steps)
             self.rates = self._weights = relative_rates(found)
         else:
-            self.rates = relative_rates(rates_of_epochs(rates, self.epochs))
+            found = rates_of_epochs(rates, self.epochs)
+            if isinstance(rates, LRScheduler):
+                self._followed = FollowedScheduler(rates, found)
+            self.rates = relative_rates(found)
             self._weights = self.rates if are_steps(self.rates) else smooth_weights(self.rates)
         self._has_rates = True
 

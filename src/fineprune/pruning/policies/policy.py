@@ -98,6 +98,13 @@ class Policy(ABC):
         """What the policy assumes if it wants learning rates and was given none, for a warning."""
         return ""
 
+    def rate_deviation(self, epoch: int) -> tuple[float, float] | None:
+        """Return the learning rate that was expected at the end of ``epoch``, and another one.
+
+        The other one is that of the optimizer. None if they agree, or if it is not known.
+        """
+        return None
+
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Receive the learning rates of the training; see ``Pruner.set_rates``.
 
