@@ -160,7 +160,7 @@ def _means(wrong: float, cost: FullCost | None) -> list[str]:
         best = (
             "Best here, as far as it was measured: skip what contradicts (fp.Adaptive), or correct "
             "the labels first. With 30 % wrong labels, fp.Adaptive was 0.74 ±0.31 points above the "
-            "best shorter training. In a ResNet-9 whose rate falls smoothly, it was 1.39 ±0.47 "
+            "best shorter training. In a ResNet-9 whose rate falls smoothly, it was 1.57 ±1.16 "
             "points above it after 30 epochs, and 3.69 ±1.26 after 60, each with its own rate."
         )
     else:
