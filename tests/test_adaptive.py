@@ -338,6 +338,9 @@ def test_a_stopped_training_continues_exactly(stop):
         ({"epochs": 5, "patience": 300}, "expected patience of at most 255, got 300"),
         ({"epochs": 5, "returning": 1.5}, "expected returning"),
         ({"epochs": 5, "chance": 0.0}, "expected chance"),
+        ({"epochs": 5, "suspects_after": 0}, "expected suspects_after"),
+        ({"epochs": 5, "suspects_after": 5}, "expected suspects_after below the 5 epochs"),
+        ({"epochs": 5, "suspects_after": 2, "patience": 0}, "expected patience of at least 1"),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):

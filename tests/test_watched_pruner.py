@@ -258,12 +258,18 @@ def kept_of(pruner, watched=True, stop=None, learned=3.6):
     return kept
 
 
-def by_labels(**options):
-    # No loss is above this chance.
+def by_labels(suspects_after=None):
     policy = fp.Adaptive(
-        6, save=0.1, rates=[1] * 6, patience=3, chance=10, returning=0.0, evidence=0.05
+        6,
+        save=0.1,
+        rates=[1] * 6,
+        patience=3,
+        chance=10,  # No loss is above this chance.
+        returning=0.0,
+        evidence=0.05,
+        suspects_after=suspects_after,
     )
-    return fp.Pruner(400, policy, batch_size=20, **options)
+    return fp.Pruner(400, policy, batch_size=20)
 
 
 def test_confused_samples_are_skipped_after_some_epochs_if_logits_are_recorded():
@@ -279,6 +285,25 @@ def test_confused_samples_are_skipped_after_some_epochs_if_logits_are_recorded()
     assert pruner.steps_done == pruner.total_steps() == 108
     for kept in kept_of(by_labels(), watched=False):
         assert confused[kept].any()
+
+
+def test_suspects_are_skipped_after_some_epochs_without_waiting_for_evidence():
+    logits, labels, wrong = confused_pairs(learned=0)
+    watch = fp.LabelWatch(400, CLASSES)
+    watch.record(torch.arange(400), logits, labels)
+    suspects = watch.ranking().scores > 0
+    assert wrong[suspects].all()
+    assert suspects.sum() >= 35
+    pruner = by_labels(suspects_after=2)
+    for epoch, kept in enumerate(kept_of(pruner, learned=0)):
+        assert suspects[kept].any() == (epoch < 2)
+    assert pruner.policy.num_suspects() == suspects.sum()
+    assert pruner.steps_done == pruner.total_steps() == 108
+
+
+def test_suspects_need_logits():
+    with pytest.raises(InputError, match=r"expected logits.*'adaptive'.*record\(index, losses, lo"):
+        kept_of(by_labels(suspects_after=2), watched=False)
 
 
 def test_samples_are_not_skipped_as_confused_if_as_many_contradict():

@@ -60,10 +60,15 @@ def forecast_text(made: Forecast) -> Iterator[str | Text]:
         )
         yield from _bars(made.kept)
         if isinstance(policy, Adaptive) and adapts:
+            labels = (
+                "labels are confused consistently"
+                if policy.suspects_after is None
+                else f"labels are suspects after {policy.suspects_after} epochs"
+            )
             yield (
                 f"a sample whose loss is above chance in {policy.patience} epochs in a row, or on "
                 f"average once most samples are learned, is skipped too, and so are those whose "
-                f"labels are confused consistently, also in an epoch that is full here; later "
+                f"{labels}, also in an epoch that is full here; later "
                 f"epochs then keep more, so the number of steps does not change"
             )
     yield from _totals(made)

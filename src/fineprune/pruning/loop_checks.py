@@ -8,6 +8,7 @@ Errors, as soon as the loop does something that cannot be right:
   two passes per epoch, or whose loader lacks the sampler.
 - It records one number for all samples of a batch, or losses of a rank whose losses no other rank
   learns.
+- It records no logits in a whole epoch, although the policy needs them.
 
 Warnings, at the end of an epoch, for what may be intended:
 
@@ -128,6 +129,15 @@ def check_not_ended(ended: bool, epoch: int) -> None:
         raise InputError(
             f"expected losses of another epoch, since epoch {epoch} has ended: "
             f"loop over pruner.epochs(), or call set_epoch({epoch + 1})"
+        )
+
+
+def check_logits(policy: Policy, recorded: bool) -> None:
+    """Raise InputError if a policy needs logits, and none were recorded."""
+    if policy.needs_logits and not recorded:
+        raise InputError(
+            f"expected logits, since the settings of policy {policy.name!r} need them, got none in "
+            f"a whole epoch: call pruner.record(index, losses, logits, labels)"
         )
 
 

@@ -17,6 +17,7 @@ from fineprune.pruning.loop_checks import (
     check_batch,
     check_exchange,
     check_in_progress,
+    check_logits,
     warn_user,
 )
 from fineprune.pruning.plan import EpochPlan, check_plan
@@ -355,6 +356,7 @@ class Pruner(EpochLoop[EpochPlan]):
         return self.sampler.total_size
 
     def _learn(self, plan: EpochPlan) -> None:
+        check_logits(self._policy, self._watch is not None)
         if self._watch is not None and self._policy.needs_ranking:
             self._watch.merge()
             ranking = self._watch.ranking_so_far()

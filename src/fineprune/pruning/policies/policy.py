@@ -55,6 +55,7 @@ class Policy(ABC):
         name: The name of the policy in recipes and tables.
         needs_losses: Whether ``observe`` is called. If it is false, recording costs nothing.
         needs_ranking: Whether ``observe_ranking`` is called if the training loop records logits.
+        needs_logits: Whether the training loop must record logits.
         rescores: Whether the policy needs losses of samples that an epoch did not train. The
             training loop then evaluates them at the end of the epoch; see ``Pruner.to_rescore``.
         plan_options: The options, which ``Pruner`` applies to the plans of the policy.
@@ -66,6 +67,7 @@ class Policy(ABC):
     name: ClassVar[str]
     needs_losses: bool = False
     needs_ranking: bool = False
+    needs_logits: bool = False
     rescores: bool = False
     plan_options: PlanOptions = PlanOptions()
 

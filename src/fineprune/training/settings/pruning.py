@@ -37,8 +37,8 @@ class PruningSettings:
             own, which is called with the number of epochs and with ``arguments``.
         save: The share to save: an argument of ``Adaptive``, ``InfoBatch``, ``Ranked``, ``RS2``,
             ``SelectiveBackprop`` and ``UCB``.
-        patience, returning, evidence, chance: The arguments of ``Adaptive``; ``returning`` is also
-            one of ``Ranked``.
+        patience, returning, evidence, suspects_after, chance: The arguments of ``Adaptive``;
+            ``returning`` is also one of ``Ranked``.
         scores: The folder of a finished run on the same samples and labels, whose evidence on the
             labels gives the scores of ``Ranked``.
         suspects: An argument of ``Ranked``; None for the run's estimated number of wrong labels.
@@ -68,6 +68,7 @@ class PruningSettings:
     patience: int = 5
     returning: float = 0.1
     evidence: float = 0.075
+    suspects_after: int | None = None
     chance: float | None = None
     scores: str | None = None
     suspects: int | float | None = None
