@@ -80,8 +80,8 @@ class Adaptive(BudgetedPolicy):
         evidence: The share of all samples that must stay above chance for ``patience`` epochs; with
             fewer, none is skipped for its losses. As many must be confused, or suspects.
         suspects_after: The number of epochs after which samples with a positive score in the
-            ranking of the labels are skipped, as many as labels are estimated to be wrong. The
-            training loop must record logits. The default is None: only confused ones are skipped.
+            ranking of the labels are skipped, as many as labels are estimated to be wrong, unless
+            hardly anything was learned. The training loop must record logits. The default is None: only confused ones are skipped.
         chance: The loss of an untrained network, such as ``math.log(classes)``. The default is the
             mean loss of the first batch.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
@@ -205,11 +205,12 @@ class Adaptive(BudgetedPolicy):
         above = losses > np.float32(self._chance)  # A loss that is not finite is above chance.
         self._streaks *= above  # An untrained sample keeps its streak, because it has infinity.
         mean = self._losses.mean(self._chance)
-        if mean < _LEARNED * self._chance:
+        learned = mean < _LEARNED * self._chance
+        if learned:
             add_marks(self._streaks, above & (losses < np.inf), clear=False)
         self._mostly_learned |= mean < _MOSTLY_LEARNED * self._chance
         self._losses.end_epoch()
-        self._note_confused(epoch)
+        self._note_confused(epoch, learned)
         self._lengths[epoch] = steps / self._full_steps
 
     @property
@@ -288,7 +289,7 @@ class Adaptive(BudgetedPolicy):
             contradicting |= self._confused
         return contradicting
 
-    def _note_confused(self, epoch: int) -> None:
+    def _note_confused(self, epoch: int, learned: bool) -> None:
         """Note the confused samples, as soon as mistakes are known to be consistent.
 
         Before most samples are learned, and if the labels are correct, they are merely hard. No
@@ -301,7 +302,7 @@ class Adaptive(BudgetedPolicy):
         consistent = self._mostly_learned and ranking.consistent
         self._consistent_epochs = self._consistent_epochs + 1 if consistent else 0
         begins = epoch + 1 >= self.patience and self._consistent_epochs >= _CONSISTENT_EPOCHS
-        if self.suspects_after is not None and epoch + 1 >= self.suspects_after:
+        if learned and self.suspects_after is not None and epoch + 1 >= self.suspects_after:
             self._confused = (ranking.scores > 0).cpu().numpy()
         elif begins or self._confused.any():
             self._confused = ranking.confused.cpu().numpy()
