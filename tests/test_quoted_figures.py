@@ -309,13 +309,16 @@ def quotes():
         "and {:.2f} ±{:.2f} below it with labels that a weaker network confuses",
         (*confused, *below(difference("resnet9/instance", "adaptive", "shorter-2"))),
     )
-    yield (
-        FITS,
-        "`adaptive` has {:.2f} % and `shorter` with the rate 0.6 has {:.2f} %",
-        (accuracy("resnet9/instance", "adaptive"), accuracy("resnet9/instance", "shorter-2")),
-    )
-    lost = below(difference("resnet9/instance", "adaptive", "shorter-2"))
-    yield FITS, "**`adaptive` is {:.2f} ±{:.2f} points below `shorter`**", lost
+    instance, told = "resnet9/instance", "resnet9/instance-suspects"
+    yield FITS, "| shorter-2 | 0.6 | {:.2f} | - |", (accuracy(instance, "shorter-2"),)
+    for folder, arm in ((instance, "adaptive"), (told, "adaptive, `suspects_after = 10`")):
+        to_shorter = tuned_difference(folder, "adaptive", instance, "shorter-2")
+        row = f"| {arm} | 0.3 | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
+        yield FITS, row, (accuracy(folder, "adaptive"), *to_shorter)
+    gain_of_suspects = tuned_difference(told, "adaptive", instance, "adaptive")
+    to_shorter = tuned_difference(told, "adaptive", instance, "shorter-2")
+    yield README, "({:.2f} ±{:.2f} above it if told that labels are wrong", to_shorter
+    yield FITS, "are wrong, it gains {:.2f} ±{:.2f} points**", gain_of_suspects
     lines = (RESULTS / "resnet9/proxy.jsonl").read_text().splitlines()
     trained = [line for line in map(json.loads, lines) if line["factor"] == 1]
     for arm in ("proxy", "shorter", "random"):
@@ -349,6 +352,12 @@ def quotes():
     correct = difference(LINEAR_CLEAN, "adaptive", "shorter")
     yield VARIANTS, "as good as `shorter`**: {:.2f} ±{:.2f} points above it", correct
     yield VARIANTS, "{:.2f} ±{:.2f} points above `shorter`; {:.2f} ±{:.2f} in", (*correct, *eight)
+    again = "adaptive/linear-tuned"
+    in_float32 = below(tuned_difference(again, "adaptive", LINEAR_WRONG, "full"))
+    yield README, "in float32 were {:.2f} ±{:.2f} below full training", in_float32
+    to_shorter = tuned_difference(again, "adaptive", LINEAR_WRONG, "shorter-2")
+    words = "were {:.2f} ±{:.2f} above `shorter` and {:.2f} ±{:.2f} below `full`"
+    yield VARIANTS, words, (*to_shorter, *in_float32)
     above = difference(LINEAR_WRONG, "adaptive", "shorter-2")
     yield VARIANTS, "`adaptive` is {:.2f} ±{:.2f} points above `shorter`", above
     cosine = {

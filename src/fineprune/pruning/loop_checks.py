@@ -137,7 +137,8 @@ def check_logits(policy: Policy, recorded: bool) -> None:
     if policy.needs_logits and not recorded:
         raise InputError(
             f"expected logits, since the settings of policy {policy.name!r} need them, got none in "
-            f"a whole epoch: call pruner.record(index, losses, logits, labels)"
+            f"a whole epoch: call pruner.record(index, losses, logits, labels), or give "
+            f"watch_labels=True to PruningTrainer"
         )
 
 

@@ -81,7 +81,8 @@ class Adaptive(BudgetedPolicy):
             fewer, none is skipped for its losses. As many must be confused, or suspects.
         suspects_after: The number of epochs after which samples with a positive score in the
             ranking of the labels are skipped, as many as labels are estimated to be wrong, unless
-            hardly anything was learned. The training loop must record logits. The default is None: only confused ones are skipped.
+            hardly anything was learned. The training loop must record logits. The default is None:
+            only confused ones are skipped.
         chance: The loss of an untrained network, such as ``math.log(classes)``. The default is the
             mean loss of the first batch.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
