@@ -258,13 +258,13 @@ def kept_of(pruner, watched=True, stop=None, learned=3.6):
     return kept
 
 
-def by_labels(suspects_after=None):
+def by_labels(suspects_after=None, chance=10.0):
     policy = fp.Adaptive(
         6,
         save=0.1,
         rates=[1] * 6,
         patience=3,
-        chance=10,  # No loss is above this chance.
+        chance=chance,  # No loss is above the default.
         returning=0.0,
         evidence=0.05,
         suspects_after=suspects_after,
@@ -299,6 +299,12 @@ def test_suspects_are_skipped_after_some_epochs_without_waiting_for_evidence():
         assert suspects[kept].any() == (epoch < 2)
     assert pruner.policy.num_suspects() == suspects.sum()
     assert pruner.steps_done == pruner.total_steps() == 108
+
+
+def test_no_suspects_are_skipped_while_hardly_anything_is_learned():
+    pruner = by_labels(suspects_after=2, chance=1e-3)
+    kept_of(pruner, learned=0)
+    assert pruner.policy.num_suspects() == 0
 
 
 def test_suspects_need_logits():

@@ -303,8 +303,9 @@ class Adaptive(BudgetedPolicy):
         consistent = self._mostly_learned and ranking.consistent
         self._consistent_epochs = self._consistent_epochs + 1 if consistent else 0
         begins = epoch + 1 >= self.patience and self._consistent_epochs >= _CONSISTENT_EPOCHS
-        if learned and self.suspects_after is not None and epoch + 1 >= self.suspects_after:
-            self._confused = (ranking.scores > 0).cpu().numpy()
+        if self.suspects_after is not None and epoch + 1 >= self.suspects_after:
+            if learned:
+                self._confused = (ranking.scores > 0).cpu().numpy()
         elif begins or self._confused.any():
             self._confused = ranking.confused.cpu().numpy()
 
