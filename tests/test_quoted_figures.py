@@ -302,7 +302,7 @@ def quotes():
         yield "docs/results/lenet-cifar10.md", f"| {arm} | {{:.1f}} | {{:.2f}} |", shares
     confused = difference(FITS_CONFUSED, "adaptive", "shorter-2")
     yield FITS, "from `shorter`**: it is {:.2f} ±{:.2f} points above `shorter`", confused
-    yield CHOOSE, "it was {:.2f} ±{:.2f} points above `shorter`. |", confused
+    yield CHOOSE, "it was {:.2f} ±{:.2f} points above `shorter`. [If", confused
     yield (
         README,
         "was {:.2f} ±{:.2f} points above `fp.shorter` with labels that are confused consistently, "
@@ -319,6 +319,24 @@ def quotes():
     to_shorter = tuned_difference(told, "adaptive", instance, "shorter-2")
     yield README, "({:.2f} ±{:.2f} above it if told that labels are wrong", to_shorter
     yield FITS, "are wrong, it gains {:.2f} ±{:.2f} points**", gain_of_suspects
+    for row, kind, rival in (
+        ("30 % wrong at random ([runs](resnet9/long-suspects))", "long", "shorter"),
+        ("confused consistently ([runs](resnet9/confused-suspects))", "confused", "shorter-2"),
+        (
+            "a weaker network's mistakes ([runs](resnet9/instance-suspects))",
+            "instance",
+            "shorter-2",
+        ),
+    ):
+        told, control = f"resnet9/{kind}-suspects", f"resnet9/{kind}"
+        rivals = FITS_TUNED if kind == "long" else control
+        figures = (
+            accuracy(told, "adaptive"),
+            *tuned_difference(told, "adaptive", control, "adaptive"),
+            *tuned_difference(told, "adaptive", rivals, rival),
+        )
+        words = f"| {row} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
+        yield FITS, words, figures
     lines = (RESULTS / "resnet9/proxy.jsonl").read_text().splitlines()
     trained = [line for line in map(json.loads, lines) if line["factor"] == 1]
     for arm in ("proxy", "shorter", "random"):
