@@ -303,13 +303,13 @@ def quotes():
     confused = difference(FITS_CONFUSED, "adaptive", "shorter-2")
     yield FITS, "from `shorter`**: it is {:.2f} ±{:.2f} points above `shorter`", confused
     yield CHOOSE, "it was {:.2f} ±{:.2f} points above `shorter`. [If", confused
+    instance, told = "resnet9/instance", "resnet9/instance-suspects"
     yield (
         README,
         "was {:.2f} ±{:.2f} points above `fp.shorter` with labels that are confused consistently, "
         "and {:.2f} ±{:.2f} below it with labels that a weaker network confuses",
-        (*confused, *below(difference("resnet9/instance", "adaptive", "shorter-2"))),
+        (*confused, *below(difference(instance, "adaptive", "shorter-2"))),
     )
-    instance, told = "resnet9/instance", "resnet9/instance-suspects"
     yield FITS, "| shorter-2 | 0.6 | {:.2f} | - |", (accuracy(instance, "shorter-2"),)
     for folder, arm in ((instance, "adaptive"), (told, "adaptive, `suspects_after = 10`")):
         to_shorter = tuned_difference(folder, "adaptive", instance, "shorter-2")
@@ -319,24 +319,18 @@ def quotes():
     to_shorter = tuned_difference(told, "adaptive", instance, "shorter-2")
     yield README, "({:.2f} ±{:.2f} above it if told that labels are wrong", to_shorter
     yield FITS, "are wrong, it gains {:.2f} ±{:.2f} points**", gain_of_suspects
-    for row, kind, rival in (
-        ("30 % wrong at random ([runs](resnet9/long-suspects))", "long", "shorter"),
-        ("confused consistently ([runs](resnet9/confused-suspects))", "confused", "shorter-2"),
-        (
-            "a weaker network's mistakes ([runs](resnet9/instance-suspects))",
-            "instance",
-            "shorter-2",
-        ),
+    for labels, untold, rivals, rival in (
+        ("30 % wrong at random", FITS_LONG, FITS_TUNED, "shorter"),
+        ("confused consistently", FITS_CONFUSED, FITS_CONFUSED, "shorter-2"),
+        ("a weaker network's mistakes", instance, instance, "shorter-2"),
     ):
-        told, control = f"resnet9/{kind}-suspects", f"resnet9/{kind}"
-        rivals = FITS_TUNED if kind == "long" else control
-        figures = (
-            accuracy(told, "adaptive"),
-            *tuned_difference(told, "adaptive", control, "adaptive"),
-            *tuned_difference(told, "adaptive", rivals, rival),
+        told = f"{untold}-suspects"
+        row = (
+            f"| {labels} ([runs]({told})) | {{:.2f}} | {{:+.2f}} ±{{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
         )
-        words = f"| {row} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
-        yield FITS, words, figures
+        to_default = tuned_difference(told, "adaptive", untold, "adaptive")
+        to_shorter = tuned_difference(told, "adaptive", rivals, rival)
+        yield FITS, row, (accuracy(told, "adaptive"), *to_default, *to_shorter)
     lines = (RESULTS / "resnet9/proxy.jsonl").read_text().splitlines()
     trained = [line for line in map(json.loads, lines) if line["factor"] == 1]
     for arm in ("proxy", "shorter", "random"):
