@@ -118,13 +118,19 @@ def made(**options):
     return fp.Pruner(N, fp.Adaptive(EPOCHS, save=0.35, **options), batch_size=BATCH)
 
 
-def numbers(pruner):
-    """Train with equal losses, and return the number of steps of each epoch."""
+def numbers(pruner, step=lambda: None):
+    """Train with equal losses, and return the number of steps of each epoch.
+
+    Args:
+        pruner: The pruner.
+        step: What is called after each batch.
+    """
     found = []
     for _ in pruner.epochs():
         found.append(pruner.batches(pruner.plan.epoch))
         for index in pruner.sampler.order().split(BATCH):
             pruner.record(index, torch.zeros(len(index)))
+            step()
     return found
 
 
@@ -143,8 +149,9 @@ def test_a_scheduler_by_steps_gives_each_epoch_the_steps_of_its_rates():
     total = pruner.total_steps()
     own = optimizer()
     scheduler = schedulers.LambdaLR(own, lambda step: 1 - step / total)
+    own.step()  # Schedulers warn if the optimizer took no steps.
     pruner.set_rates(scheduler, by="steps")
-    found = numbers(pruner)
+    found = numbers(pruner, scheduler.step)
     assert sum(found) == total
     assert found == sorted(found, reverse=True)
     done = 0
@@ -214,7 +221,7 @@ def trained(scheduler, step, by="epochs", copied=lambda pruner: pruner):
 
 @pytest.mark.parametrize("when", ["begin", "end"])
 @pytest.mark.parametrize("kind", SCHEDULERS)
-def test_a_scheduler_that_is_stepped_once_per_epoch_is_as_expected(kind, when):
+def test_a_scheduler_that_is_stepped_as_it_was_given_is_as_expected(kind, when):
     used = optimizer()
     scheduler = SCHEDULERS[kind](used)
     used.step()  # Schedulers warn if the optimizer took no steps.
@@ -225,26 +232,46 @@ def test_a_scheduler_that_is_stepped_once_per_epoch_is_as_expected(kind, when):
 
 
 @pytest.mark.parametrize(
-    ("when", "copied"),
-    [("never", lambda pruner: pruner), ("batch", lambda pruner: pruner), ("never", copy.deepcopy)],
+    ("by", "when", "copied"),
+    [
+        ("epochs", "never", lambda pruner: pruner),
+        ("epochs", "batch", lambda pruner: pruner),
+        ("epochs", "never", copy.deepcopy),
+        ("steps", "never", lambda pruner: pruner),
+        ("steps", "end", lambda pruner: pruner),
+    ],
 )
-def test_a_scheduler_that_is_not_stepped_once_per_epoch_is_said_once(when, copied):
+def test_a_scheduler_that_is_not_stepped_as_it_was_given_is_said_once(by, when, copied):
     used = optimizer()
-    scheduler = schedulers.MultiStepLR(used, [4, 6])
+    milestones = [4, 6] if by == "epochs" else [20, 30]
+    scheduler = schedulers.MultiStepLR(used, milestones)
     used.step()
     with pytest.warns(RuntimeWarning, match=r"the learning rate was .*scheduler\.step") as caught:
-        trained(scheduler, lambda now: scheduler.step() if now == when else None, copied=copied)
+        trained(scheduler, lambda now: scheduler.step() if now == when else None, by, copied)
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize("by", ["pickled", "steps", "numbers"])
+@pytest.mark.parametrize("by", ["epochs", "steps"])
+def test_a_scheduler_that_was_made_for_its_rates_alone_is_not_compared(by):
+    trained(schedulers.MultiStepLR(optimizer(), [4, 6]), lambda _: None, by)
+
+
+def test_a_scheduler_by_steps_is_not_compared_if_epochs_are_left_out():
+    used = optimizer()
+    pruner = fp.Pruner(N, fp.Adaptive(EPOCHS), batch_size=BATCH)
+    pruner.set_rates(schedulers.MultiStepLR(used, [10]), by="steps")
+    used.step()
+    for _ in pruner.epochs(start=EPOCHS // 2):  # The rates of these epochs are the user's.
+        for index in pruner.sampler.order().split(BATCH):
+            pruner.record(index, torch.ones(len(index)) + index)
+
+
+@pytest.mark.parametrize("by", ["pickled", "numbers"])
 def test_rates_that_cannot_be_followed_are_not_compared(by):
     used = optimizer()
     scheduler = schedulers.MultiStepLR(used, [4, 6])
     if by == "pickled":  # Another process has another optimizer.
         trained(scheduler, lambda _: None, copied=lambda p: pickle.loads(pickle.dumps(p)))
-    elif by == "steps":
-        trained(scheduler, lambda _: None, by=by)
     else:
         trained([0.1] * 4 + [0.01] * (EPOCHS - 4), lambda _: None)
 

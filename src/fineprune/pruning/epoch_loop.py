@@ -805,7 +805,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             if self._shape.batch_size is not None and not progress.restored:
                 planned = batches_of(number, self._shape)
             messages = self._checks.end_epoch(
-                progress, cycle, self.sampler, planned, self._recorder.flat
+                progress, cycle, self.sampler, planned, self._recorder.flat, self._report.totals
             )
             if self._recorder.nonfinite:
                 messages.append(

@@ -52,35 +52,39 @@ class FollowedScheduler:
     Copies follow the same optimizer, which stays the user's alone; another process follows none.
 
     Args:
-        scheduler: A scheduler that is stepped once per epoch.
-        rates: The rate of each epoch, from ``rates_of_epochs``.
+        scheduler: A scheduler that is stepped once per epoch, or once per optimizer step.
+        rates: The rate before each of its steps, from ``rates_of_epochs`` or ``rates_of_steps``.
+        tolerance: The number of its steps by which it may be ahead or behind, since loops step
+            schedulers at the beginning or at the end of an epoch, or in between.
     """
 
-    def __init__(self, scheduler: LRScheduler, rates: Sequence[float]) -> None:
+    def __init__(self, scheduler: LRScheduler, rates: Sequence[float], tolerance: int) -> None:
         self._optimizer = weakref.ref(scheduler.optimizer)
         self._rates = tuple(rates)
+        self._tolerance = tolerance
 
-    def deviation(self, epoch: int) -> tuple[float, float] | None:
-        """Return the rate that was expected at the end of an epoch, and the rate that there is.
+    def deviation(self, steps: int) -> tuple[float, float] | None:
+        """Return the rate that was expected after so many steps, and the rate that there is.
 
-        Returns:
-            None if the rate is one that an epoch before or after has, since loops step schedulers
-            at the beginning or at the end of an epoch, or in between; and after the last epoch.
+        It is None if the rate is within the tolerance, at the end of the training, and if the
+        scheduler was made for its rates alone, with an optimizer that takes no steps.
         """
         optimizer = self._optimizer()
-        if optimizer is None or epoch + 1 >= len(self._rates):
+        if optimizer is None or not 0 < steps < len(self._rates):
+            return None
+        if not getattr(optimizer, "_opt_called", False):  # Schedulers of torch read this, too.
             return None
         rate = _largest_rate(optimizer)
-        near = self._rates[max(epoch - 1, 0) : epoch + 3]
+        near = self._rates[max(steps - 1 - self._tolerance, 0) : steps + 1 + self._tolerance]
         if min(near) * (1 - _SAME) <= rate <= max(near) * (1 + _SAME):
             return None
-        return self._rates[epoch], rate
+        return self._rates[steps - 1], rate
 
     def __deepcopy__(self, memo: object) -> "FollowedScheduler":
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_rates": self._rates, "_optimizer": _nothing}
+        return {**vars(self), "_optimizer": _nothing}
 
 
 def _nothing() -> None:

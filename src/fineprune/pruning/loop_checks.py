@@ -43,6 +43,7 @@ from fineprune.pruning.replicas import Replicas
 
 if TYPE_CHECKING:  # It raises the errors of this file.
     from fineprune.pruning.epoch_cycle import EpochCycle, Progress
+    from fineprune.pruning.run_report import RunTotals
 
 # Number of epochs in a row that recorded nothing before a warning is given. In a loop that has not
 # recorded anything before, one epoch that read the sampler is enough.
@@ -302,6 +303,7 @@ class LoopChecks:
         sampler: Leading,
         planned_batches: int | None,
         flat: bool,
+        totals: "RunTotals",
     ) -> list[str]:
         """Return the warnings that an epoch gives rise to.
 
@@ -311,6 +313,7 @@ class LoopChecks:
             sampler: The sampler of this rank, which follows the plan.
             planned_batches: The number of batches of this rank; None if it is not known.
             flat: Whether all samples of each batch had the same loss.
+            totals: The sums over the epochs so far, with this one.
         """
         watched = [index.cpu().numpy() for index in self._batches]  # This waits for the device.
         self.forget()
@@ -325,7 +328,7 @@ class LoopChecks:
             "batches": _of_batches(progress, planned_batches),
             "cut": self._of_cut(progress, planned_batches),
             "flat": _of_flat_losses(progress) if flat else None,
-            "rate": self._of_rate(progress.plan.epoch),
+            "rate": self._of_rate(progress.plan.epoch, totals),
         }
         return self._once(found)
 
@@ -429,17 +432,20 @@ class LoopChecks:
             f"than total_steps() says: have your framework read len(loader) in each epoch"
         )
 
-    def _of_rate(self, epoch: int) -> str | None:
+    def _of_rate(self, epoch: int, totals: "RunTotals") -> str | None:
         """Warn if the rate is not that of the scheduler from which the policy has it."""
-        deviation = self._policy.rate_deviation(epoch)
+        # If the loop left out epochs, the number of steps says nothing of the scheduler.
+        steps = totals.steps if totals.epochs == epoch + 1 else 0
+        deviation = self._policy.rate_deviation(epoch + 1, steps)
         if deviation is None:
             return None
         expected, rate = deviation
         return (
             f"the learning rate was {rate:.3g} after epoch {epoch}, but the scheduler that policy "
             f"{self._policy.name!r} was given should have made it {expected:.3g}, so steps are not "
-            f"saved where the rate is small: call scheduler.step() once per epoch, or give the "
-            f"policy the rates that you use"
+            f"saved where the rate is small: call scheduler.step() once per epoch (with "
+            f"set_rates(scheduler, by='steps'), once per optimizer step), or give the policy the "
+            f"rates that you use"
         )
 
 

@@ -51,7 +51,8 @@ class RunTotals:
 
     def skipped(self, num_samples: int) -> float:
         """Return the share of the sample-steps of these epochs that was skipped."""
-        return 1 - self.samples / (self.epochs * num_samples) if self.epochs else 0.0
+        full = self.epochs * num_samples
+        return (full - self.samples) / full if full else 0.0
 
     def state_dict(self) -> dict[str, int]:
         """Return the numbers by their names."""
@@ -121,7 +122,7 @@ class RunReport:
         self._seconds_written = self._seconds
         values = {
             "epoch": epoch,
-            "skipped": 1 - trained / self._num_samples,
+            "skipped": (self._num_samples - trained) / self._num_samples,
             "saved": self.skipped,
             "overhead_seconds": overhead,
             "suspects": self._policy.num_suspects(),

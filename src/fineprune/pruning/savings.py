@@ -63,7 +63,7 @@ class Savings:
     @property
     def skipped_share(self) -> float:
         """The share of all sample-steps that are skipped."""
-        return 1 - self.samples / self.samples_full
+        return (self.samples_full - self.samples) / self.samples_full
 
     @property
     def saving(self) -> float:
@@ -72,7 +72,7 @@ class Savings:
         If no step time was given, it is the share of the steps.
         """
         if self.time is None or self.time_full is None:
-            return 1 - self.steps / self.steps_full
+            return (self.steps_full - self.steps) / self.steps_full
         return 1 - self.time / self.time_full
 
 

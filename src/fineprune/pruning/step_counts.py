@@ -138,14 +138,16 @@ def predicted_saving(policy: Policy, num_samples: int, shape: BatchShape) -> flo
     if shape.batch_size is not None:
         full = policy.epochs * steps_of(num_samples, shape)
         try:
-            return 1 - total_steps(policy, num_samples, shape) / full if full else None
+            steps = total_steps(policy, num_samples, shape)
         except InputError:
             return None
+        return (full - steps) / full if full else None
     kept = [num_kept(policy, num_samples, epoch, shape) for epoch in range(policy.epochs)]
     known = [number for number in kept if number is not None]
     if len(known) < len(kept):
         return None
-    return 1 - sum(known) / (policy.epochs * num_samples)
+    full = policy.epochs * num_samples
+    return (full - sum(known)) / full
 
 
 def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:

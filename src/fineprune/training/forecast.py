@@ -74,7 +74,8 @@ class Forecast:
     @property
     def skipped_share(self) -> float:
         """The share of all sample-steps that are skipped."""
-        return 1 - sum(self.kept) / (self.num_samples * len(self.kept))
+        full = self.num_samples * len(self.kept)
+        return (full - sum(self.kept)) / full
 
 
 def forecast(

@@ -63,6 +63,7 @@ class BudgetedPolicy(Policy):
         self.rates = self._weights = (1.0,) * self.epochs
         self._has_rates = rates is not None
         self._followed: FollowedScheduler | None = None
+        self._stepped_by = "epochs"
         if rates is not None:
             self.set_rates(rates)
 
@@ -81,24 +82,28 @@ class BudgetedPolicy(Policy):
             f"pruner.set_rates(scheduler)"
         )
 
-    def rate_deviation(self, epoch: int) -> tuple[float, float] | None:
+    def rate_deviation(self, epochs: int, steps: int) -> tuple[float, float] | None:
         """Compare the optimizer's learning rate with that of the scheduler, if one was given."""
-        return None if self._followed is None else self._followed.deviation(epoch)
+        if self._followed is None:
+            return None
+        return self._followed.deviation(steps if self._stepped_by == "steps" else epochs)
 
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Receive the learning rates; see ``Pruner.set_rates``."""
         check_one_of("by", by, ("epochs", "steps"))
-        self._followed = None
         if by == "steps":
             each = rates_of_steps(rates, self._budget)
             found = rates_along_steps(each, self.epochs, self._full_steps)
             self.rates = self._weights = relative_rates(found)
         else:
-            found = rates_of_epochs(rates, self.epochs)
-            if isinstance(rates, LRScheduler):
-                self._followed = FollowedScheduler(rates, found)
-            self.rates = relative_rates(found)
+            each = rates_of_epochs(rates, self.epochs)
+            self.rates = relative_rates(each)
             self._weights = self.rates if are_steps(self.rates) else smooth_weights(self.rates)
+        self._followed, self._stepped_by = None, by
+        if isinstance(rates, LRScheduler):
+            self._followed = FollowedScheduler(
+                rates, each, tolerance=self._full_steps if by == "steps" else 1
+            )
         self._has_rates = True
 
     def bind(self, num_samples: int) -> None:

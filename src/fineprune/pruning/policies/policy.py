@@ -100,10 +100,14 @@ class Policy(ABC):
         """What the policy assumes if it wants learning rates and was given none, for a warning."""
         return ""
 
-    def rate_deviation(self, epoch: int) -> tuple[float, float] | None:
-        """Return the learning rate that was expected at the end of ``epoch``, and another one.
+    def rate_deviation(self, epochs: int, steps: int) -> tuple[float, float] | None:
+        """Return the learning rate that was expected at the end of an epoch, and another one.
 
         The other one is that of the optimizer. None if they agree, or if it is not known.
+
+        Args:
+            epochs: The number of epochs so far.
+            steps: The number of optimizer steps so far.
         """
         return None
 
