@@ -10,7 +10,8 @@ import numpy as np
 
 from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
-from fineprune.runs.files import append_metrics, write_atomically, write_json
+from fineprune.runs.files import append_metrics, epoch_file, write_atomically, write_json
+from fineprune.runs.history import pack_epoch
 from fineprune.runs.summary import Hardware, Summary, write_summary
 from fineprune.training.recipe import Recipe, make_recipe
 
@@ -46,7 +47,7 @@ def made_recipe(
                 "count": 2,
                 "prune": 0.25,
             },
-            "run": {"device": "cpu", "precision": "float32", "threads": 1, "watch": 6},
+            "run": {"device": "cpu", "precision": "float32", "threads": 1},
         }
     )
 
@@ -59,7 +60,7 @@ def make_compare(
     seeds: Sequence[int] = (0, 1_000_003, 2_000_006),
     title: str = "digits-lenet",
     counts: bool = True,
-    watched: bool = True,
+    history: bool = True,
 ) -> Path:
     """Write the folder of a comparison with invented numbers, which are the same every time."""
     recipe = recipe or made_recipe()
@@ -70,7 +71,7 @@ def make_compare(
             name = f"{arm}-{number}"
             seeded = recipe.replaced("run", seed=seed)
             run_recipe = arm_recipe(seeded, arm, _train_size(recipe))
-            make_run(folder / name, run_recipe, arm, counts=counts, watched=watched)
+            make_run(folder / name, run_recipe, arm, counts=counts, history=history)
             runs.append({"arm": arm, "seed": seed, "path": name})
     comparison = {"version": 1, "title": title, "arms": [*arms], "seeds": [*seeds], "runs": runs}
     write_json(folder / "compare.json", comparison)
@@ -78,7 +79,7 @@ def make_compare(
 
 
 def make_run(
-    folder: Path, recipe: Recipe, arm: str, *, counts: bool = True, watched: bool = True
+    folder: Path, recipe: Recipe, arm: str, *, counts: bool = True, history: bool = True
 ) -> None:
     """Write the folder of one run, with noisy curves that change at the milestones."""
     folder.mkdir()
@@ -113,10 +114,9 @@ def make_run(
             "test_accuracy": accuracy if evaluated else None,
             "validation_loss": None,
             "validation_accuracy": None,
-            "watched": None,
         }
-        if watched and evaluated:
-            line["watched"] = _watched_losses(recipe, 1 - done, noise)
+        if history:
+            _make_history(folder / "history", recipe, epoch, kept, 1 - done)
         append_metrics(folder / "metrics.jsonl", line)
         lines.append(line)
     if counts and isinstance(policy, ScheduledPolicy) and arm == "fine-pruning":
@@ -124,16 +124,17 @@ def make_run(
     write_summary(folder / "summary.json", _summary(recipe, arm, lines))
 
 
-def _watched_losses(recipe: Recipe, height: float, noise: np.random.Generator) -> dict[str, float]:
-    hard = np.random.default_rng(recipe.run.seed).integers(recipe.run.watch)
-    levels = {
-        index: 6 * (1 - height) if index == hard else 2.5 * height
-        for index in range(recipe.run.watch)
-    }
-    return {
-        str(17 + 100 * index): float(max(0, level * noise.uniform(0.7, 1.3)))
-        for index, level in levels.items()
-    }
+def _make_history(folder: Path, recipe: Recipe, epoch: int, kept: int, height: float) -> None:
+    """Write the losses of an epoch, of which a few samples have rising ones."""
+    number = _train_size(recipe)
+    noise = np.random.default_rng([recipe.run.seed, epoch])
+    losses = 2.5 * height * noise.uniform(0.7, 1.3, number)
+    hard = np.random.default_rng(recipe.run.seed).permutation(number)[: number // 20]
+    losses[hard] = 6 * (1 - height) * noise.uniform(0.7, 1.3, len(hard))
+    losses[noise.permutation(number)[kept:]] = -np.inf  # They were skipped.
+    folder.mkdir(exist_ok=True)
+    records = pack_epoch(losses.astype(np.float16), np.full(number, -1), classes=10)
+    np.save(epoch_file(folder, epoch), records)
 
 
 def _make_counts(

@@ -130,7 +130,7 @@ def recipe(*changes):
     sections = {
         "data": {"name": "digits", "train_size": 128},
         "training": {"epochs": 2, "batch_size": 32},
-        "run": {"device": "cpu", "threads": 1, "precision": "float32", "watch": 0},
+        "run": {"device": "cpu", "threads": 1, "precision": "float32"},
     }
     return make_recipe(sections, changes)
 

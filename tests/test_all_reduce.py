@@ -87,7 +87,7 @@ RECIPE = {
     "data": {"name": "digits", "train_size": 256},
     "training": {"epochs": 4, "batch_size": 32, "lr": 0.02, "milestones": [3]},
     "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
-    "run": {"threads": 1, "device": "cpu", "precision": "float32", "watch": 2},
+    "run": {"threads": 1, "device": "cpu", "precision": "float32"},
 }
 
 NOISE = "data.label_noise=0.2"

@@ -30,7 +30,7 @@ RECIPE = {
     "data": {"name": "digits", "train_size": 96},
     "training": {"epochs": 2, "batch_size": 32, "lr": 0.02},
     "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 32},
-    "run": {"device": "cpu", "threads": 1, "watch": 0, "precision": "float32", "compile": "off"},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
 ARMS = ("full",)
 
@@ -162,7 +162,7 @@ def places(folder):
         f"data.train={folder}/elsewhere",
         "data.broken_limit=0.5",
         "data.workers=1",
-        "run.watch=1",
+        "run.checkpoint_every=2",
     ]
 
 

@@ -27,7 +27,7 @@ RECIPE = {
     "data": {"name": "digits", "train_size": 256},
     "training": {"epochs": 24, "batch_size": 64, "lr": 0.02, "evaluate_every": 12},
     "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
-    "run": {"device": "cpu", "watch": 0, "checkpoint_every": 10, "checkpoint_steps": 3},
+    "run": {"device": "cpu", "checkpoint_every": 10, "checkpoint_steps": 3},
 }
 ARMS = ("full", "fine-pruning")
 # The control is named before the method that must be trained first.

@@ -93,7 +93,7 @@ def test_one_asynchronous_worker_gives_the_same_bits_as_one_process(tmp_path, pr
     for served, alone in zip(
         metrics(tmp_path / "served"), metrics(tmp_path / "alone"), strict=True
     ):
-        for name in ("samples", "skipped", "pruned", "steps", "test_accuracy", "watched"):
+        for name in ("samples", "skipped", "pruned", "steps", "test_accuracy", "test_loss"):
             assert served[name] == alone[name]
     for served, alone in zip(
         watch_of(tmp_path / "served").suspects(),

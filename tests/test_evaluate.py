@@ -54,7 +54,7 @@ def test_a_run_says_its_top5_if_it_has_more_than_ten_classes(classes, validation
                     "evaluate_every": 2,
                     "evaluate_last": 1,
                 },
-                "run": {"device": "cpu", "threads": 1, "precision": "float32", "watch": 0},
+                "run": {"device": "cpu", "threads": 1, "precision": "float32"},
             }
         ),
         tmp_path / "run",

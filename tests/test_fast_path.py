@@ -29,7 +29,7 @@ def recipe(*changes):
             "data": {"name": "synthetic", "train_size": 320},
             "training": {"epochs": 3, "batch_size": 64, "lr": 0.02, "milestones": [1, 2]},
             "pruning": {"policy": "fine-pruning", "window": 3, "start": 1, "prune": 64},
-            "run": {"device": "cpu", "threads": 1, "precision": "float32", "watch": 2},
+            "run": {"device": "cpu", "threads": 1, "precision": "float32"},
         },
         changes,
     )

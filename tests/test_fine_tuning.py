@@ -50,7 +50,7 @@ RECIPE = {
     "network": {"name": "imagenet-resnet18", "classes": 4},
     "training": {"epochs": 3, "batch_size": 16, "lr": 0.01, "evaluate_last": 1},
     "run": {
-        **{"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 2},
+        **{"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
         "checkpoint_steps": 1,
     },
 }

@@ -27,7 +27,7 @@ RECIPE = {
         "block": 1,
         "prune": 0.36,
     },
-    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 0},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
 EVERY = np.arange(200)
 

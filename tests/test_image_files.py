@@ -61,7 +61,7 @@ def recipe(folder, *changes):
         },
         "training": {"epochs": 3, "batch_size": 16, "lr": 0.02},
         "pruning": {"policy": "fine-pruning", "window": 3, "start": 2, "prune": 16},
-        "run": {"threads": 1, "device": "cpu", "watch": 4, "checkpoint_steps": 1},
+        "run": {"threads": 1, "device": "cpu", "checkpoint_steps": 1},
     }
     return make_recipe(settings, changes)
 
@@ -100,7 +100,7 @@ def test_the_result_does_not_depend_on_the_number_of_loader_processes(images, tm
 
 
 def test_evaluation_does_not_change_the_training(images, tmp_path, reference):
-    changes = ("training.evaluate_every=3", "training.evaluate_last=1", "run.watch=0")
+    changes = ("training.evaluate_every=3", "training.evaluate_last=1")
     train(recipe(images, *changes), tmp_path / "run")
     assert torch.equal(outcome(tmp_path / "run")[0], reference[0])
 
@@ -333,7 +333,7 @@ def test_skipped_samples_are_not_read(images, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ImageIndex, "read", counted)
     # Only the last epoch is evaluated.
-    changes = ("training.evaluate_every=3", "training.evaluate_last=1", "run.watch=0")
+    changes = ("training.evaluate_every=3", "training.evaluate_last=1")
     train(recipe(images, *changes), tmp_path / "run")
     training = [name for name in opened if "/train/" in name]
     assert len(training) == 64 + 48 + 64

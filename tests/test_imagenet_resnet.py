@@ -133,7 +133,7 @@ def test_resnet50_trains_on_larger_images(tmp_path):
             "data": {"name": "synthetic", "train_size": 32, "image_size": 64},
             "network": {"name": "imagenet-resnet50", "classes": 4},
             "training": {"epochs": 1, "batch_size": 16, "lr": 0.01, "evaluate_last": 1},
-            "run": {"device": "cpu", "threads": 1, "precision": "float32", "watch": 0},
+            "run": {"device": "cpu", "threads": 1, "precision": "float32"},
         }
     )
     summary = train(recipe, tmp_path / "run")

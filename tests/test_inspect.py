@@ -18,7 +18,7 @@ RECIPE = {
     "data": {"name": "digits", "train_size": 300, "label_noise": 0.2, "validation": 50},
     "training": {"epochs": 4, "batch_size": 16, "lr": 0.02, "evaluate_every": 4},
     "pruning": {"policy": "adaptive", "save": 0.3},
-    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 0},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
 
 

@@ -36,7 +36,7 @@ RECIPE = {
     "data": {"name": "digits", "train_size": 300, "label_noise": 0.3},
     "training": {"epochs": 8, "batch_size": 20, "lr": 0.05, "evaluate_every": 8},
     "pruning": {"policy": "adaptive", "save": 0.3, "patience": 2},
-    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 0},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
 MOST_BYTES = 5_000_000
 
@@ -87,7 +87,7 @@ def made(folder, samples, dataset="synthetic", classes=10, epochs=4, seed=0, lab
     recipe = made_recipe(dataset=dataset, train_size=samples, epochs=epochs).replaced(
         "run", seed=seed
     )
-    make_run(folder, recipe, "fine-pruning")
+    make_run(folder, recipe, "fine-pruning", history=False)
     rng = np.random.default_rng(seed)
     if labels is None:
         (run,) = read_runs([folder])

@@ -35,7 +35,7 @@ RECIPE = {
     "data": {"name": "digits", "train_size": 512},
     "training": {"epochs": 16, "batch_size": 64, "lr": 0.02, "milestones": [8, 12]},
     "pruning": {"policy": "fine-pruning", "window": 4, "start": 2, "prune": 128},
-    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 2},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
 # The servers take a snapshot every 50 updates; these epochs have 4 to 8, so that a server's death
 # undoes an epoch from its start. The long recipe has more updates per epoch than that.

@@ -41,7 +41,7 @@ def recipe(data, *changes, epochs=8):
             "evaluate_every": epochs,
         },
         "pruning": {"policy": "full"},
-        "run": {"device": "cpu", "threads": 1, "precision": "float32", "watch": 0},
+        "run": {"device": "cpu", "threads": 1, "precision": "float32"},
     }
     return make_recipe(settings, changes)
 

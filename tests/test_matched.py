@@ -23,7 +23,7 @@ RECIPE = {
     "data": {"name": "digits", "train_size": 128},
     "training": {"epochs": 3, "batch_size": 32, "lr": 0.02},
     "pruning": {"policy": "matched", "numbers": NUMBERS, "mean_weights": WEIGHTS},
-    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 0},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
 TIMES = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
 

@@ -26,7 +26,7 @@ RECIPE = {
     "training": {"epochs": 3, "batch_size": 16, "lr": 0.05, "ema": 0.8},
     "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 32},
     "run": {
-        **{"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 2},
+        **{"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
         "checkpoint_steps": 1,
     },
 }
@@ -107,7 +107,6 @@ def test_the_average_of_all_steps_is_evaluated_in_place_of_the_weights(tmp_path,
     assert (last["test_loss"], last["test_accuracy"]) == (evaluation.loss, evaluation.accuracy)
     assert last["train_loss"] == other["train_loss"]
     assert last["test_loss"] != other["test_loss"]
-    assert last["watched"] != other["watched"]
 
 
 @pytest.mark.parametrize("batches", [1, pytest.param(3, marks=pytest.mark.long)])
@@ -129,7 +128,7 @@ def test_a_stopped_run_is_resumed_bit_for_bit(epoch, batches, tmp_path, monkeypa
         assert torch.equal(whole["model"][key], stopped["model"][key]), key
     lines, others = (read_metrics(tmp_path / n / "metrics.jsonl") for n in ("whole", "stopped"))
     for line, other in zip(lines, others, strict=True):
-        for key in ("train_loss", "test_loss", "test_accuracy", "watched"):
+        for key in ("train_loss", "test_loss", "test_accuracy"):
             assert line[key] == other[key]
 
 

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from fineprune.datasets.loader_process import LoaderPool
@@ -14,6 +15,7 @@ from fineprune.errors import InputError
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.data.run_data import split
 from fineprune.training.data.seeded_samples import SeededSamples, sample_fetch
 from fineprune.training.data.user import own_data
 from fineprune.training.epoch_metrics import TrainingDiverged
@@ -117,7 +119,7 @@ def recipe(*changes, function="noisy"):
         "data": {"name": f"{__name__}:{function}"},
         "training": {"epochs": 2, "batch_size": 32, "lr": 0.02, "evaluate_every": 1},
         "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 32},
-        "run": {"threads": 1, "device": "cpu", "precision": "float32", "watch": 4},
+        "run": {"threads": 1, "device": "cpu", "precision": "float32"},
     }
     return make_recipe(settings, changes)
 
@@ -127,7 +129,7 @@ def outcome(folder):
     lines = read_metrics(folder / "metrics.jsonl")
     return (
         torch.cat([w.flatten() for w in weights]),
-        [(line["train_loss"], line["test_accuracy"], line["watched"]) for line in lines],
+        [(line["train_loss"], line["test_accuracy"], line["test_loss"]) for line in lines],
     )
 
 
@@ -145,13 +147,8 @@ def test_the_result_does_not_depend_on_the_number_of_loader_processes(tmp_path, 
     assert metrics == reference[1]
 
 
-@pytest.mark.parametrize(
-    "changes", [("run.watch=0",), ("training.evaluate_every=2", "training.evaluate_last=1")]
-)
-def test_evaluation_does_not_change_the_random_numbers_of_the_training(
-    changes, tmp_path, reference
-):
-    train(recipe(*changes), tmp_path / "run")
+def test_evaluation_does_not_change_the_random_numbers_of_the_training(tmp_path, reference):
+    train(recipe("training.evaluate_every=2", "training.evaluate_last=1"), tmp_path / "run")
     assert torch.equal(outcome(tmp_path / "run")[0], reference[0])
 
 
@@ -238,18 +235,15 @@ def test_validation_uses_samples_without_random_transforms(tmp_path):
     validated = recipe("data.validation=32", function="noisy_with_plain")
     summary = train(validated, tmp_path / "run")
     assert summary.evaluated_on == "validation"
-    watched = [line["watched"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
-    assert len(watched[0]) == 4
+    loss = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["validation_loss"]
     plain = Noisy(96, noise=False)
+    _, held_out = split(96, 32)
     model = load_checkpoint(tmp_path / "run" / "checkpoint.pt")["model"]
     network = build_network("lenet", 2, 3)
     network.load_state_dict(model)
-    # The metrics name the watched samples by their indices in the training part. Which samples of
-    # the dataset these are is not recorded, so each loss must be the loss of any plain sample.
     with torch.no_grad():
-        losses = torch.nn.functional.cross_entropy(network(plain.x), plain.y, reduction="none")
-    for loss in watched[-1].values():
-        assert (losses - loss).abs().min() < 1e-5
+        logits = network.eval()(plain.x[held_out])
+    assert loss == pytest.approx(float(F.cross_entropy(logits, plain.y[held_out])), abs=1e-5)
 
 
 def test_the_test_set_is_the_same_in_every_evaluation(tmp_path):

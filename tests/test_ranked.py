@@ -143,7 +143,7 @@ DIGITS = {
         "momentum": 0.9,
         "evaluate_every": 12,
     },
-    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 0},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
 
 

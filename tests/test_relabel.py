@@ -20,7 +20,7 @@ RECIPE: dict[str, dict[str, Any]] = {
     "data": {"name": "digits", "train_size": 600, "label_noise": 0.2, "validation": 50},
     "training": {"epochs": 20, "batch_size": 16, "lr": 0.02, "evaluate_every": 20},
     "pruning": {"policy": "full"},
-    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 0},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
 
 

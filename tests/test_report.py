@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
+from fineprune.errors import InputError
 from fineprune.experiments.arm_table import grouped, table_rows
 from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.report.comparison_table import (
@@ -29,7 +30,7 @@ from fineprune.report.figures import (
     draw_curves,
     draw_first,
     draw_further,
-    draw_watched,
+    draw_sample_losses,
     schedule_svg,
 )
 from fineprune.report.html import write_report
@@ -114,7 +115,7 @@ def test_the_command_prints_a_screen_that_ends_with_the_headline(compared, tmp_p
     *table, last = result.stdout.splitlines()
     assert len(table) <= 14
     assert table[-1] == f"report: {out}"
-    assert f'<p class="headline">{last}</p>' in out.read_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert f'<p class="headline">{plain(last)}</p>' in plain(out.read_text())
     printed = CliRunner().invoke(app, ["report", str(compared), "--out", str(out), "--json"])
     assert json.loads(printed.stdout)["headlines"] == {"lenet on digits": last}
 
@@ -302,29 +303,42 @@ def test_drawing_neither_uses_nor_changes_the_users_matplotlib_settings(runs):
         assert dict(matplotlib.rcParams) == before
 
 
-def test_watched_samples_are_those_whose_last_losses_differ_most(runs):
-    def last(run):
-        return next(line["watched"] for line in reversed(run.metrics) if line["watched"])
-
-    drawing = draw_watched(one_group(runs))
-    first, second = [last(run) for run in runs if run.summary.arm == "full"][:2]
-    by_difference = sorted(first, key=lambda index: -abs(first[index] - second[index]))
-    shown = {text for text in texts_of(drawing.svg) if text.startswith("sample ")}
-    assert shown == {f"sample {index}" for index in by_difference[:4]}
-    assert "of the 6 watched samples, these 4" in drawing.caption
+def shown_samples(drawing):
+    return {text for text in texts_of(drawing.svg) if text.startswith("sample ")}
 
 
-def test_two_watched_samples_give_two_lines(compared):
-    few = [keep_watched(run, {"17", "117"}) for run in read_runs([compared])]
-    drawing = draw_watched(one_group(few))
-    assert {t for t in texts_of(drawing.svg) if "sample " in t} == {"sample 17", "sample 117"}
+def test_the_samples_of_figure_2_are_those_whose_last_losses_differ_most(runs):
+    drawing = draw_sample_losses(one_group(runs))
+    assert "two runs of full" in drawing.caption
+    folders = [run.path / "history" for run in runs if run.summary.arm == "full"][:2]
+    first, second = (np.load(max(folder.glob("*.npy")))["loss"].astype(float) for folder in folders)
+    compared = np.linspace(0, len(first) - 1, 64).round().astype(int)
+    by_difference = sorted(compared, key=lambda index: -abs(first[index] - second[index]))
+    assert shown_samples(drawing) == {f"sample {index}" for index in by_difference[:4]}
+    assert "of 64 samples, evenly spread over the training set, these 4" in drawing.caption
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+def test_figure_2_of_few_samples(samples, tmp_path):
+    recipe = made_recipe().replaced("data", train_size=samples)
+    folder = make_compare(tmp_path / "c", recipe=recipe, counts=False, arms=["full"])
+    drawing = draw_sample_losses(one_group(read_runs([folder])))
+    assert shown_samples(drawing) <= {f"sample {index}" for index in range(samples)}
+    assert len(shown_samples(drawing)) == min(samples, 4)
+
+
+def test_a_damaged_history_is_not_drawn(tmp_path):
+    folder = make_compare(tmp_path / "c", counts=False)
+    np.save(folder / "full-0" / "history" / "epoch-0001.npy", np.zeros(3))
+    with pytest.raises(InputError, match=r"epoch-0001\.npy, got float64.*restore the file"):
+        draw_sample_losses(one_group(read_runs([folder])))
 
 
 def test_figures_without_their_data_are_left_out(tmp_path):
-    folder = make_compare(tmp_path / "c", seeds=[0], counts=False, watched=False)
+    folder = make_compare(tmp_path / "c", seeds=[0], counts=False, history=False)
     group = one_group(read_runs([folder]))
     assert draw_counts(group) is None
-    assert draw_watched(group) is None
+    assert draw_sample_losses(group) is None
     assert len(draw_first(group)) == 2
     assert len(draw_further(group)) == 1
 
@@ -663,10 +677,10 @@ def test_a_single_run_can_be_reported(compared, page):
     assert text.count("<svg ") == 3
 
 
-def test_evaluations_counts_and_watched_samples_may_be_missing(tmp_path, page):
-    folder = make_compare(tmp_path / "c", counts=False, watched=False, arms=["fine-pruning"])
+def test_evaluations_counts_and_histories_may_be_missing(tmp_path, page):
+    folder = make_compare(tmp_path / "c", counts=False, history=False, arms=["fine-pruning"])
     shutil.rmtree(folder / "fine-pruning-2")
-    blank = {"test_loss": None, "test_accuracy": None, "watched": None}
+    blank = {"test_loss": None, "test_accuracy": None}
     run = read_run(folder / "fine-pruning-0")
     run.metrics[:] = [{**line, **blank} for line in run.metrics]
     text = page([run])
@@ -732,16 +746,13 @@ def points_of(svg, arm):
     ]
 
 
+def plain(text):
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
 def texts_of(svg):
     texts = ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
     return {"".join(text.itertext()).strip() for text in texts}
-
-
-def keep_watched(run, indices):
-    for line in run.metrics:
-        if line["watched"]:
-            line["watched"] = {i: line["watched"][i] for i in indices}
-    return run
 
 
 def parse_strictly(text):

@@ -22,7 +22,7 @@ RECIPE = {
     "training": {"epochs": 4, "batch_size": 32, "lr": 0.02, "accumulation": 1},
     # After an epoch, about half of the classes have less than the probability of a guess.
     "pruning": {"policy": "progressive-dropout", "threshold": 0.1},
-    "run": {"threads": 1, "device": "cpu", "precision": "float32", "watch": 2},
+    "run": {"threads": 1, "device": "cpu", "precision": "float32"},
 }
 TIMES = {"seconds", "bookkeeping_seconds", "evaluate_seconds"}
 

@@ -226,7 +226,7 @@ def test_twenty_cards_are_reviewed_by_keyboard_and_the_table_trains(opened, tmp_
         "data": {"name": "digits", "train_size": 300, "label_noise": 0.2, "validation": 50},
         "training": {"epochs": 6, "batch_size": 16, "lr": 0.02, "evaluate_every": 6},
         "pruning": {"policy": "full"},
-        "run": {"device": "cpu", "threads": 1, "precision": "float32", "watch": 0},
+        "run": {"device": "cpu", "threads": 1, "precision": "float32"},
     }
     train(make_recipe(settings), tmp_path / "run")
     page_file = tmp_path / "inspect.html"

@@ -29,7 +29,7 @@ RECIPE = {
     "data": {"name": "digits", "train_size": 256},
     "training": {"epochs": 4, "batch_size": 64, "lr": 0.02, "milestones": [2], "evaluate_last": 1},
     "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
-    "run": {"threads": 1, "device": "cpu", "precision": "float32", "compile": "off", "watch": 2},
+    "run": {"threads": 1, "device": "cpu", "precision": "float32", "compile": "off"},
 }
 
 

@@ -41,7 +41,6 @@ threads = 1
 device = "cpu"
 precision = "float32"
 compile = "off"
-watch = 2
 """
 
 

@@ -83,7 +83,7 @@ def recipe(*changes):
             "data": {"name": "digits", "train_size": 256},
             "training": {"epochs": 3, "batch_size": 32, "lr": 0.02},
             "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
-            "run": {"threads": 1, "device": "cpu", "precision": "float32", "watch": 2},
+            "run": {"threads": 1, "device": "cpu", "precision": "float32"},
         },
         changes,
     )

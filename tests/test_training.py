@@ -31,7 +31,6 @@ SMALL = {
         "device": "cpu",
         "precision": "float32",
         "compile": "off",
-        "watch": 4,
     },
 }
 
@@ -76,7 +75,6 @@ def test_the_folder_of_a_run_holds_all_results(whole):
     assert [line["samples"] for line in run.metrics] == [192, 256] * 3
     assert [line["steps"] for line in run.metrics] == [3, 4] * 3
     assert [line["test_accuracy"] is not None for line in run.metrics] == [False, True] * 3
-    assert all(len(line["watched"]) == 4 for line in run.metrics[1::2])
     assert run.summary.samples_trained == 3 * (192 + 256)
     assert run.summary.skipped_share == pytest.approx(64 / 512)
     assert run.summary.parameters == 62_006

@@ -39,7 +39,7 @@ RECIPE = {
     "data": {"name": "digits", "train_size": 160},
     "training": {"epochs": 2, "batch_size": 16, "lr": 0.02},
     "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 32},
-    "run": {"device": "cpu", "threads": 1, "watch": 0, "precision": "float32", "compile": "off"},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
 ARMS = ("full", "fine-pruning")
 TRIALS = [f"{arm}-{factor:g}" for arm in ARMS for factor in FACTORS]

@@ -46,7 +46,7 @@ SMALL = {
     },
     # The last epoch ends a window, at which the counts are cleared.
     "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64, "patience": 3},
-    "run": {"threads": 1, "device": "cpu", "precision": "float32", "compile": "off", "watch": 0},
+    "run": {"threads": 1, "device": "cpu", "precision": "float32", "compile": "off"},
 }
 TIMES = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
 

@@ -19,7 +19,7 @@ RECIPE = {
     "data": {"name": "digits", "train_size": 128, "validation": 32},
     "network": {"name": "resnet18"},
     "training": {"epochs": 2, "batch_size": 32, "lr": 0.05, "evaluate_last": 1},
-    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off", "watch": 2},
+    "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
 
 

@@ -155,34 +155,30 @@ class EvaluationImages:
 
     Args:
         dataset: The images.
-        samples: The indices of the samples in their order; None for all of them.
         batch_size: The number of samples per batch.
         device: Where batches are used.
         workers: The number of loader processes, which each iteration starts and ends.
-        broken: Takes note of broken files.
-        replace: Whether broken files are replaced, as in training, instead of being left out.
+        broken: Takes note of broken files, which are left out.
     """
 
     def __init__(
         self,
         dataset: ImageFiles,
-        samples: Iterable[int] | None,
         *,
         batch_size: int,
         device: str,
         workers: int,
         broken: BrokenFiles,
-        replace: bool = False,
     ) -> None:
         self._to_device = ToDevice(dataset.view.size, device)
         self._broken = broken
         self._loader = TrainingLoader(
             dataset,
             batch_size=batch_size,
-            sampler=[(0, i) for i in (range(len(dataset)) if samples is None else samples)],
+            sampler=[(0, i) for i in range(len(dataset))],
             num_workers=workers,
             pin_memory=device.startswith("cuda"),
-            collate_fn=collate_replacing if replace else collate_leaving_out,
+            collate_fn=collate_leaving_out,
         )
 
     def __iter__(self) -> Iterator[Labelled]:

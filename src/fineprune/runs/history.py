@@ -109,6 +109,30 @@ def read_history(folder: Path, num_samples: int) -> History | None:
     return History(list(files), [_read(file, num_samples) for file in files.values()])
 
 
+def read_losses(
+    folder: Path, num_samples: int, index: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None:
+    """Read the losses of some samples only, for which not all of a history is in memory at once.
+
+    Args:
+        folder: The folder of the run.
+        num_samples: The number of training samples of the run.
+        index: The indices of the samples; int64, shape (n,).
+
+    Returns:
+        The epochs that were recorded, counted from 0; int64, shape (epochs,); and the losses of
+        ``History`` in them, float64, shape (epochs, n). None if the run kept no history.
+
+    Raises:
+        InputError: A file is damaged, or belongs to another run.
+    """
+    files = epoch_files(folder / HISTORY)
+    if not files:
+        return None
+    losses = [_read(file, num_samples)["loss"][index] for file in files.values()]
+    return np.array(list(files)), np.stack(losses).astype(np.float64)
+
+
 def read_labels(folder: Path, num_samples: int) -> npt.NDArray[np.int64] | None:
     """Read the label of each training sample, int64, shape (N,); None if the run kept none.
 

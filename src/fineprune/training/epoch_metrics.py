@@ -13,7 +13,7 @@ from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.history import Records, pack_classes, pack_epoch
 from fineprune.runs.training_set import UNKNOWN
-from fineprune.training.evaluate import Evaluation, evaluate, sample_losses
+from fineprune.training.evaluate import Evaluation, evaluate
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.suspicion import Suspicion, detection, suspicion_by_evidence, suspicion_of
 from fineprune.training.train_state import EpochTotals, TrainState
@@ -129,7 +129,7 @@ def epoch_metrics(
         "evaluate_seconds": 0.0,
     }
     names = [f"{kind}_{what}" for kind in ("test", "validation") for what in ("loss", "accuracy")]
-    metrics |= dict.fromkeys([*names, "watched"])
+    metrics |= dict.fromkeys(names)
     if plan.weights is not None:
         metrics["mean_weight"] = plan.weights[kept].double().mean().item()
     if totals.broken is not None:
@@ -190,9 +190,6 @@ def _evaluated(state: TrainState, metrics: dict[str, Any]) -> Evaluation | None:
     metrics[f"{data.evaluated_on}_accuracy"] = evaluation.accuracy
     if evaluation.top5 is not None:
         metrics[f"{data.evaluated_on}_top5"] = evaluation.top5
-    indices, batches = data.watched
-    losses = sample_losses(state.evaluated, batches, device, state.autocast)
-    metrics["watched"] = {str(i): loss for i, loss in zip(indices, losses, strict=True)}
     metrics["evaluate_seconds"] = time.perf_counter() - started
     return evaluation
 

@@ -1,4 +1,4 @@
-"""Evaluates a classifier: its mean loss and accuracies, and the losses of single samples."""
+"""Evaluates a classifier: its mean loss and accuracies."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -68,22 +68,6 @@ def evaluate(
     samples, correct = len(given), int((given == predicted).sum())
     top5 = int(among_five) / samples if classes > _FEW_CLASSES else None
     return Evaluation(loss.item() / samples, correct / samples, top5, given, predicted)
-
-
-def sample_losses(
-    model: nn.Module,
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    device: str,
-    autocast: torch.autocast,
-) -> list[float]:
-    """Return the cross-entropy of each sample in evaluation mode, in nats.
-
-    The arguments are those of ``evaluate``, and the losses are in the order of the batches.
-    """
-    losses: list[float] = []
-    for logits, y in evaluated_logits(model, batches, device, autocast):
-        losses += F.cross_entropy(logits, y, reduction="none").tolist()
-    return losses
 
 
 @torch.inference_mode()

@@ -10,9 +10,9 @@ from fineprune.report.figures.counts import draw_counts
 from fineprune.report.figures.curves import draw_curves
 from fineprune.report.figures.drawing import Drawing
 from fineprune.report.figures.evaluations import metrics_by_arm
+from fineprune.report.figures.sample_losses import draw_sample_losses
 from fineprune.report.figures.samples import draw_samples
 from fineprune.report.figures.schedule import schedule_svg
-from fineprune.report.figures.watched import draw_watched
 
 __all__ = [
     "Drawing",
@@ -20,9 +20,9 @@ __all__ = [
     "draw_curves",
     "draw_first",
     "draw_further",
+    "draw_sample_losses",
     "draw_samples",
     "draw_time",
-    "draw_watched",
     "schedule_svg",
 ]
 
@@ -36,7 +36,7 @@ def draw_first(group: Group) -> list[Drawing]:
 
 def draw_further(group: Group) -> list[Drawing]:
     """Draw every other figure for which the runs have the data."""
-    return _drawn(draw_curves(group), draw_watched(group), draw_counts(group))
+    return _drawn(draw_curves(group), draw_sample_losses(group), draw_counts(group))
 
 
 def _drawn(*drawings: Drawing | None) -> list[Drawing]:

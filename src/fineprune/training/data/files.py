@@ -24,7 +24,6 @@ from fineprune.training.data.run_data import (
     check_batches,
     number_of_classes,
     split,
-    watched_samples,
 )
 from fineprune.training.data.seeded_samples import EpochIndices
 from fineprune.training.recipe import Recipe
@@ -51,7 +50,7 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
     labels, kept, held_out, weak = _chosen(settings, index)
     centre = View(settings.image_size, settings.resize)
     view = replace(centre, crop=settings.crop, flip=settings.flip is not False, seed=run.seed)
-    train, plain = (ImageFiles(index, labels, seen, kept) for seen in (view, centre))
+    train = ImageFiles(index, labels, view, kept)
     digests = [index.digest]
     if held_out is not None:
         evaluated = ImageFiles(index, index.labels[held_out], centre, held_out)
@@ -62,7 +61,6 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
         evaluated = ImageFiles(test, test.numbered(index.classes, source), centre)
         digests.append(test.digest)
     broken = BrokenFiles(len(train), limit)
-    watched = watched_samples(recipe, len(train))
     options: dict[str, Any] = {"batch_size": recipe.training.batch_size, "device": run.device}
 
     def make_loader(pruner: Pruner) -> ImageLoader:
@@ -85,16 +83,11 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
         make_fetch=make_fetch,
         evaluation=EvaluationImages(
             evaluated,
-            None,
             workers=settings.workers,
             broken=BrokenFiles(len(evaluated), limit),
             **options,
         ),
         evaluated_on="test" if held_out is None else "validation",
-        watched=(
-            watched,
-            EvaluationImages(plain, watched, workers=0, broken=broken, replace=True, **options),
-        ),
         num_samples=len(train),
         # A copy, because torch warns of arrays that cannot be written, such as a mapped file.
         labels=lambda: np.array(labels),

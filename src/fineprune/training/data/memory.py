@@ -24,7 +24,6 @@ from fineprune.training.data.run_data import (
     evaluation_batch,
     number_of_classes,
     split,
-    watched_samples,
 )
 from fineprune.training.recipe import Recipe
 from fineprune.training.weak_labels import WeakLabels, weak_labels
@@ -94,7 +93,6 @@ def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
     train, augment, weak = loaded.train, loaded.augment, loaded.weak
     mean, std = channel_statistics(train.images)
     device = recipe.run.device
-    watched = watched_samples(recipe, len(train))
 
     def make_loader(pruner: Pruner) -> DeviceLoader:
         check_batches(recipe, pruner)
@@ -122,14 +120,12 @@ def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
         mean=mean,
         std=std,
     )
-    samples = train.subset(torch.tensor(watched, dtype=torch.int64))
     return Data(
         train=len(train),
         make_loader=make_loader,
         make_fetch=make_fetch,
         evaluation=prepare(loaded.evaluated),
         evaluated_on="validation" if recipe.data.validation else "test",
-        watched=(watched, prepare(samples) if watched else ()),
         num_samples=len(train),
         labels=lambda: train.labels,
         training_set=lambda: TrainingSet(

@@ -19,8 +19,8 @@ from fineprune.training.recipe import Recipe
 # divide the size of CIFAR's test set.
 _EVALUATION_BATCH = {"cpu": 500, "cuda": 2000}
 
-# The validation part and the watched samples are drawn from this seed instead of the run's, so that
-# runs with different seeds can be compared.
+# The validation part is drawn from this seed instead of the run's, so that runs with different
+# seeds can be compared.
 FIXED_SEED = 0
 
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
@@ -38,8 +38,6 @@ class Data:
             epoch and returns ``(x, y)``. Workers of parameter servers load their batches with it.
         evaluation: The batches ``(x, y)`` to evaluate on; they can be iterated more than once.
         evaluated_on: The name of the set to evaluate on, ``test`` or ``validation``.
-        watched: The indices of the watched training samples, and batches of these samples in the
-            same order.
         num_samples: The number of training samples, N.
         labels: Returns the class of each training sample, integers, shape (N,). It raises
             InputError if the classes of user-defined data are not known.
@@ -63,7 +61,6 @@ class Data:
     make_fetch: Callable[[], Fetch]
     evaluation: Batches
     evaluated_on: str
-    watched: tuple[list[int], Batches]
     num_samples: int
     labels: Callable[[], Any]
     training_set: Callable[[], TrainingSet]
@@ -142,10 +139,3 @@ def split(num_samples: int, validation: int) -> tuple[Any, Any]:
         )
     order = stream(FIXED_SEED, 0, "validation").permutation(num_samples)
     return np.sort(order[validation:]), np.sort(order[:validation])
-
-
-def watched_samples(recipe: Recipe, num_samples: int) -> list[int]:
-    """Return the indices of the watched training samples, sorted."""
-    size = min(recipe.run.watch, num_samples)
-    chosen = stream(FIXED_SEED, 0, "watch").choice(num_samples, size=size, replace=False)
-    return sorted(int(index) for index in chosen)

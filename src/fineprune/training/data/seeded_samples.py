@@ -66,18 +66,16 @@ class PlainSamples(Dataset[Any]):
 
     Args:
         dataset: The user's dataset.
-        indices: The indices of the samples to read; None for all samples.
     """
 
-    def __init__(self, dataset: Any, indices: Sequence[int] | None = None) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._samples = SeededSamples(dataset, seed=0)
-        self._indices = range(len(dataset)) if indices is None else indices
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._samples)
 
-    def __getitem__(self, position: int) -> Any:
-        return self._samples[0, int(self._indices[position])][1]
+    def __getitem__(self, index: int) -> Any:
+        return self._samples[0, index][1]
 
 
 def sample_fetch(make: Callable[[], Any], *, seed: int, workers: int, device: str) -> Fetch:
@@ -113,10 +111,9 @@ def _batch_loader(make: Callable[[], Any], seed: int) -> Callable[[Sequence[tupl
     return lambda keys: default_collate([samples[key][1] for key in keys])
 
 
-def evaluation_loader(dataset: Any, batch_size: int, indices: Sequence[int] | None = None) -> Any:
+def evaluation_loader(dataset: Any, batch_size: int) -> Any:
     """Return a loader of batches ``(x, y)`` for evaluation, which are the same in every pass."""
-    plain = PlainSamples(dataset, indices)
-    return DataLoader(plain, batch_size=batch_size, generator=torch.Generator())
+    return DataLoader(PlainSamples(dataset), batch_size=batch_size, generator=torch.Generator())
 
 
 @contextlib.contextmanager

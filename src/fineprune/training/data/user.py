@@ -23,7 +23,6 @@ from fineprune.training.data.run_data import (
     evaluation_batch,
     number_of_classes,
     split,
-    watched_samples,
 )
 from fineprune.training.data.seeded_samples import (
     EpochIndices,
@@ -42,13 +41,13 @@ _COMPARED_SAMPLES = 4
 def own_data(recipe: Recipe) -> Data:
     """Load user-defined datasets, which are read through a ``DataLoader``."""
     settings, run = recipe.data, recipe.run
-    whole, test, whole_plain = load_own(settings.name, needs_plain=settings.validation > 0)
+    whole, test, plain = load_own(settings.name, needs_plain=settings.validation > 0)
     classes = number_of_classes(whole, settings.name, recipe.network.classes)
     names = tuple(map(str, class_names(whole, settings.name)))
     training_set_name = f"the training set of {settings.name}"
     kept, held_out = split(len(whole), settings.validation)
     if settings.validation:
-        labelled = Labelled(whole_plain, classes, training_set_name)
+        labelled = Labelled(plain, classes, training_set_name)
         evaluated: Any = Subset(labelled, held_out.tolist())
     else:
         evaluated = Labelled(test, classes, f"the test set of {settings.name}")
@@ -63,12 +62,9 @@ def own_data(recipe: Recipe) -> Data:
         kept = weak.index
     given = None if weak is None else weak.whole
     train: Any = Labelled(whole, classes, training_set_name, given)
-    plain: Any = Labelled(whole_plain, classes, training_set_name, given)
     if len(kept) < len(whole):
-        train, plain = Subset(train, kept.tolist()), Subset(plain, kept.tolist())
-    watched = watched_samples(recipe, len(train))
-    size = evaluation_batch(run.device)
-    blank = _blank(settings.name, PlainSamples(plain)[0][0])
+        train = Subset(train, kept.tolist())
+    blank = _blank(settings.name, PlainSamples(train)[0][0])
 
     def make_loader(pruner: Pruner) -> Any:
         check_batches(recipe, pruner)
@@ -103,9 +99,8 @@ def own_data(recipe: Recipe) -> Data:
         make_fetch=make_fetch,
         # In this process, transforms draw from the same generators as a step.
         fetch_overlaps=settings.workers > 0,
-        evaluation=evaluation_loader(evaluated, size),
+        evaluation=evaluation_loader(evaluated, evaluation_batch(run.device)),
         evaluated_on="validation" if settings.validation else "test",
-        watched=(watched, evaluation_loader(plain, size, watched) if watched else ()),
         num_samples=len(train),
         labels=functools.partial(labels_of, train, settings.name),
         training_set=training_set,

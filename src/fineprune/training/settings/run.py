@@ -27,8 +27,6 @@ class RunSettings:
         checkpoint_every: The number of epochs from one checkpoint to the next.
         checkpoint_steps: The number of batches from one checkpoint inside an epoch to the next; 0
             for no checkpoints inside an epoch.
-        watch: The number of training samples whose losses are recorded at each evaluation ([P]
-            Figure 2).
         history: Whether to keep the loss and the prediction of each sample in each epoch, for
             ``fineprune inspect``: three bytes per sample and epoch, four with more than 255
             classes.
@@ -46,7 +44,6 @@ class RunSettings:
     threads: int = 0
     checkpoint_every: int = 1
     checkpoint_steps: int = 0
-    watch: int = 16
     history: bool = True
     tensorboard: bool = False
     arm: str | None = None
@@ -60,7 +57,7 @@ class RunSettings:
         check_one_of("run.precision", self.precision, ("auto", "float32", "bfloat16"))
         check_one_of("run.compile", self.compile, ("auto", "on", "off"))
         check_at_least("run.checkpoint_every", self.checkpoint_every, 1)
-        for name in ("seed", "threads", "checkpoint_steps", "watch"):
+        for name in ("seed", "threads", "checkpoint_steps"):
             check_at_least(f"run.{name}", getattr(self, name), 0)
         if self.rate_factor is not None:
             check_above("run.rate_factor", self.rate_factor, 0)

@@ -1,0 +1,100 @@
+"""The losses of the same samples in two runs: [P] Figure 2 for our runs."""
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+
+from fineprune.experiments.arm_table import Group
+from fineprune.report.figures.drawing import Drawing, svg_text
+from fineprune.report.figures.style import WIDTH, our_style, whole_ticks
+from fineprune.runs.history import read_losses
+from fineprune.runs.run import Run
+
+# So many samples are compared, evenly spread over the training set, and so many of them drawn.
+_COMPARED, _MOST_SAMPLES = 64, 4
+_SAMPLE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+_SAMPLE_MARKERS = "os^D"
+
+
+def draw_sample_losses(group: Group) -> Drawing | None:
+    """Draw the losses of the same samples in two runs of one arm, as in [P] Figure 2.
+
+    Up to four samples are drawn: those with the largest difference between their last losses in the
+    two runs. The result is None if no arm has two runs that kept their history.
+
+    Raises:
+        InputError: The history of a run is damaged, or belongs to another run.
+    """
+    number = group.first.train_samples
+    spread = np.linspace(0, number - 1, min(number, _COMPARED))
+    compared = spread.round().astype(np.int64)
+    for arm in group.arms:
+        runs = group.of(arm)[:2]
+        histories = [read_losses(run.path, number, compared) for run in runs]
+        kept = [history for history in histories if history is not None]
+        if len(kept) == 2:
+            return _drawn(group.label, runs, kept, compared)
+    return None
+
+
+def _drawn(
+    label: str,
+    runs: list[Run],
+    histories: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]],
+    compared: npt.NDArray[np.int64],
+) -> Drawing:
+    """Draw the figure.
+
+    Args:
+        label: The name of the group.
+        runs: The two runs.
+        histories: The epochs and the losses of each, from ``read_losses``.
+        compared: The indices of the samples, int64, shape (n,).
+    """
+    last = [_last(losses) for _, losses in histories]
+    by_difference = np.argsort(-np.abs(last[0] - last[1]), kind="stable")  # NaN comes last.
+    chosen = np.sort(by_difference[:_MOST_SAMPLES])
+    with our_style():
+        figure = Figure((WIDTH, 3.2), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True, sharex=True)
+        for axes, run, (epochs, losses) in zip(panels, runs, histories, strict=True):
+            for column, colour, marker in zip(
+                chosen, _SAMPLE_COLOURS, _SAMPLE_MARKERS, strict=False
+            ):
+                trained = np.isfinite(losses[:, column])
+                axes.plot(
+                    epochs[trained] + 1,
+                    losses[trained, column],
+                    color=colour,
+                    marker=marker,
+                    markersize=3.5,
+                    markevery=max(1, int(trained.sum()) // 8),
+                    label=f"sample {compared[column]}",
+                )
+            axes.set_title(f"run with seed {run.summary.seed}")
+            axes.set_xlabel("epoch")
+            axes.xaxis.set_major_locator(whole_ticks(6))
+        panels[0].set_ylabel("loss of the sample, nats")
+        panels[0].set_ylim(bottom=0)
+        panels[0].set_xlim(0, 1.02 * runs[0].summary.epochs)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=_MOST_SAMPLES)
+        svg = svg_text(figure, f"Losses of the same samples in two runs of {label}")
+    caption = (
+        f"Cross-entropy of the same training samples, in the epochs that trained them, in two runs "
+        f"of {runs[0].summary.arm} that differ only in their seed. The samples are not a random "
+        f"selection: of {len(compared)} samples, evenly spread over the training set, these "
+        f"{len(chosen)} have the last losses that differ most between the two runs."
+    )
+    return Drawing("The same samples in two runs (the paper's Figure 2)", svg, caption)
+
+
+def _last(losses: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the last finite loss of each sample, float64, shape (n,); NaN if there is none.
+
+    Args:
+        losses: The losses in each epoch; float64, shape (epochs, n).
+    """
+    backwards = np.isfinite(losses[::-1])
+    last = losses[::-1][backwards.argmax(0), np.arange(losses.shape[1])]
+    return np.where(backwards.any(0), last, np.nan)
