@@ -386,6 +386,16 @@ def test_max_steps_is_respected(tmp_path):
     assert trainer.pruner.state_dict()["progress"]["batches"] == 3
 
 
+def test_max_steps_that_end_a_saving_training_early_do_not_give_it_their_rates(tmp_path, capsys):
+    with pytest.warns(UserWarning, match="Adaptive was given no learning rates"):
+        trainer = trained("image", tmp_path, SAVING, max_steps=20, lr_scheduler_type="linear")
+    (line,) = said(capsys)
+    assert "constant, since max_steps ends the training after 20 of its 35 steps" in line
+    lengths = [len(plan) for plan in trainer.plans.values()]
+    assert max(lengths) - min(lengths) <= BATCH
+    assert trainer.state.global_step == 20
+
+
 # -- resuming -------------------------------------------------------------------------------------
 
 
@@ -424,7 +434,7 @@ def test_a_resumed_training_equals_the_undisturbed_one(step, checkpoints, tmp_pa
 def test_a_checkpoint_that_does_not_fit_is_refused(checkpoints, tmp_path):
     _, folder = checkpoints
     inside = str(folder / "checkpoint-2")
-    with pytest.raises(InputError, match="after whole steps of 24 samples"):
+    with pytest.raises(InputError, match="expected to resume a training of"):
         trained("dropout", tmp_path, resume=inside, **{**RESUMED, "gradient_accumulation_steps": 3})
     with pytest.raises(InputError, match="expected a pruner state with seed"):
         trained("dropout", tmp_path, resume=inside, **{**RESUMED, "data_seed": 7})
@@ -785,6 +795,26 @@ def pruner(**changes):
 def test_arguments_that_would_undo_the_pruning_are_refused(changes, expected, tmp_path):
     with pytest.raises(InputError, match=expected):
         trained("image", tmp_path, **changes)
+
+
+def test_more_steps_than_a_saving_policy_has_are_refused(tmp_path):
+    with pytest.raises(InputError, match="expected max_steps of at most 35"):
+        trained("image", tmp_path, SAVING, max_steps=36)
+
+
+def test_an_indexed_data_set_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"without fp\.Indexed"):
+        Watched(vit(), arguments(tmp_path), train_dataset=fp.Indexed(images()), pruning=POLICY)
+
+
+@pytest.mark.parametrize("name", ["gradient_accumulation_steps", "per_device_train_batch_size"])
+def test_a_training_with_other_steps_is_not_resumed(name, tmp_path):
+    changes = {"num_train_epochs": 2, "save_strategy": "epoch"}
+    trained("image", tmp_path, fp.FullData(2), **changes)
+    inside = str(tmp_path / "checkpoint-10")
+    changes[name] = 2
+    with pytest.raises(InputError, match="expected to resume a training of 20 steps, got one of"):
+        trained("image", tmp_path, fp.FullData(2), resume=inside, **changes)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,10 @@ def _record(
     logits: torch.Tensor | None,
     labels: torch.Tensor | None,
 ) -> torch.Tensor:
+    if not isinstance(module, pl.LightningModule):
+        raise InputError(
+            f"expected record(self, losses) in training_step, got {type(module).__name__} first"
+        )
     try:
         trainer = module.trainer
     except RuntimeError:  # The module is used without a Trainer.
@@ -95,7 +99,8 @@ class LossRecording(pl.Callback):
         if self._batch is None and self._loader is not None and self._loader.index is not None:
             raise InputError(
                 "expected training_step to return record(self, losses), got a step that recorded "
-                'nothing: give it one loss per sample (reduction="none")'
+                'nothing: give it one loss per sample (reduction="none"), also if the step returns '
+                "None to leave out a batch"
             )
         self.settle()
 

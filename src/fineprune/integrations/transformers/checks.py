@@ -7,6 +7,7 @@ import transformers
 from transformers import Trainer
 
 from fineprune.errors import InputError
+from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loop_checks import warn_user
 
 # The private methods that are overridden, with their parameters in all releases that were tested.
@@ -47,14 +48,15 @@ def check_release() -> None:
     found = transformers.__version__
     oldest, newest = (".".join(map(str, release)) for release in (OLDEST, NEWEST))
     release = tuple(map(int, found.split(".")[:2]))
-    fits = release >= OLDEST
+    fits = True
     for name, parameters in OVERRIDDEN.items():
         method = getattr(Trainer, name, None)
         fits &= method is not None and _parameters(method) == ["self", *parameters.split()]
-    if not fits:
+    if release < OLDEST or not fits:
+        other = "which has other ones" if not fits else "which was not tested"
         raise InputError(
             f"expected transformers {oldest} to {newest}, whose private methods the pruning "
-            f"overrides, got {found}, which has other ones: install 'transformers=={newest}.*'"
+            f"overrides, got {found}, {other}: install 'transformers=={newest}.*'"
         )
     if release > NEWEST:
         warn_user(
@@ -73,6 +75,11 @@ def check_arguments(trainer: Any) -> None:
     args = trainer.args
     if trainer.train_dataset is None:
         raise InputError("expected a train_dataset, got None: give it to the trainer")
+    if isinstance(trainer.train_dataset, Indexed):
+        raise InputError(
+            "expected a train_dataset without fp.Indexed, got one with it: give the trainer your "
+            "own data set, since it adds the indices itself"
+        )
     for name, (owner, reason) in _REFUSED.items():
         if getattr(args if owner == "args" else trainer, name, False):
             raise InputError(f"expected {name}=False, got True: {reason}")

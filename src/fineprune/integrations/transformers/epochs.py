@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.utils import is_datasets_available
 
 from fineprune.errors import InputError
@@ -79,26 +79,36 @@ class PlannedEpochs(_Base):
     def _epochs_and_steps(self) -> tuple[int, int]:
         """Return the number of epochs that are begun, and of optimizer steps."""
         policy, wanted = self.pruner.policy, self.args.max_steps
+        planned = self._planned_steps()
         if wanted <= 0:
-            try:
-                return policy.epochs, self.pruner.total_steps()
-            except InputError as error:
+            if planned is None:
                 raise InputError(
                     f"expected max_steps, at which the learning rate ends, since the number of "
                     f"steps of policy {policy.name!r} depends on data, got none: set max_steps in "
                     f"TrainingArguments"
-                ) from error
+                )
+            return policy.epochs, planned
+        if planned is not None and wanted > planned:
+            raise InputError(
+                f"expected max_steps of at most {planned}, the steps of the policy's "
+                f"{policy.epochs} epochs, got {wanted}: make the policy longer, or leave max_steps "
+                f"out"
+            )
         before = 0
         for epoch in range(policy.epochs):
             if self.pruner.num_kept(epoch) is None:  # It depends on data.
-                return policy.epochs, wanted
+                break
             before += self.pruner.steps(epoch)
             if before >= wanted:
                 return epoch + 1, wanted
-        raise InputError(
-            f"expected max_steps of at most {before}, the steps of the policy's {policy.epochs} "
-            f"epochs, got {wanted}: make the policy longer, or leave max_steps out"
-        )
+        return policy.epochs, wanted
+
+    def _planned_steps(self) -> int | None:
+        """Return the number of optimizer steps of the policy; None if it depends on data."""
+        try:
+            return self.pruner.total_steps()
+        except InputError:
+            return None
 
     def _init_training_state(
         self,
@@ -123,6 +133,12 @@ class PlannedEpochs(_Base):
                 f"expected {STATE_FILE} in the checkpoint {resume_from_checkpoint}, found none: "
                 f"resume from a checkpoint that this trainer saved without save_only_model"
             )
+        before = TrainerState.load_from_json(str(file.with_name("trainer_state.json"))).max_steps
+        if self.args.max_steps <= 0 and before != max_steps:
+            raise InputError(
+                f"expected to resume a training of {before} steps, got one of {max_steps}: resume "
+                f"with the batch size, accumulation and number of processes of before"
+            )
         self.pruner.load_state_dict(torch.load(file, weights_only=True))
         position = self.pruner.position
         epoch, samples = position.epoch, position.samples * self.args.world_size
@@ -146,7 +162,15 @@ class PlannedEpochs(_Base):
         A pruner takes rates before its state is loaded, and the ``Trainer`` makes its scheduler
         later. The one that is made here has an optimizer of its own, with the same groups.
         """
-        if not self.pruner.policy.wants_rates:
+        policy, planned = self.pruner.policy, self._planned_steps()
+        if not policy.wants_rates:
+            return
+        if planned is not None and max_steps < planned:
+            self._say(
+                f"fineprune: {policy.name} takes the learning rate to be constant, since max_steps "
+                f"ends the training after {max_steps} of its {planned} steps: give the policy "
+                f"fewer epochs, so that it saves where the rate is small"
+            )
             return
         self.create_optimizer()
         groups = [{**group, "params": [torch.zeros(1)]} for group in self.optimizer.param_groups]
@@ -158,9 +182,11 @@ class PlannedEpochs(_Base):
             scheduler = self.create_scheduler(num_training_steps=max_steps)
         finally:
             self.optimizer, self.lr_scheduler, self._created_lr_scheduler = own
-        said = give_rates(self.pruner, scheduler, "steps")
+        self._say(give_rates(self.pruner, scheduler, "steps"))
+
+    def _say(self, line: str) -> None:
         if self.is_local_process_zero():
-            print(said, file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
 
     def _run_epoch(self, **given: Any) -> None:
         epoch, loader = given["epoch"], given["train_dataloader"]

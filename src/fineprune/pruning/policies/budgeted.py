@@ -79,7 +79,7 @@ class BudgetedPolicy(Policy):
             f"{type(self).__name__} was given no learning rates and takes them to be constant, so "
             f"all epochs are shortened alike; if the rate falls, this costs more accuracy than to "
             f"shorten the epochs with small rates: give rates=..., or call "
-            f"pruner.set_rates(scheduler)"
+            f"pruner.set_rates(scheduler) before the training"
         )
 
     def rate_deviation(self, epochs: int, steps: int) -> tuple[float, float] | None:
