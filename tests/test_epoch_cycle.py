@@ -137,6 +137,7 @@ def test_only_the_driver_or_anybody_without_a_name_lets_go():
 @pytest.mark.parametrize("read", ["read_sampler", "read_plan"])
 def test_a_complete_epoch_that_is_read_again_takes_no_more(read):
     cycle = made()
+    getattr(cycle, read)()
     cycle.begin(10)
     cycle.add(3)
     cycle.limit = 7

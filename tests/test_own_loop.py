@@ -752,3 +752,19 @@ def test_no_steps_are_left_after_epochs_that_were_trained_again():
     for epoch in pruner.epochs(0):
         train(pruner, epoch, pruner.loader())
     assert pruner.steps_left == 0
+
+
+def test_batches_that_are_recorded_before_the_epoch_are_refused():
+    """Such as those of a trial, or of a validation with the same function."""
+    pruner = made()
+    pruner.record(torch.arange(BATCH), torch.rand(BATCH))
+    with pytest.raises(InputError, match=rf"epoch 0 only, got those of {BATCH} samples before"):
+        run(pruner)
+
+
+def test_numbers_within_the_batch_as_indices_are_said_after_the_first_epoch():
+    pruner = made()
+    for index, _ in pruner.loader():
+        pruner.record(torch.arange(len(index)), torch.rand(len(index)))
+    with pytest.warns(RuntimeWarning, match=r"several batches of epoch 0 .* same indices"):
+        pruner.end_epoch()

@@ -734,7 +734,10 @@ def test_a_damaged_state_is_refused(change):
     ("index", "losses", "message"),
     [
         ([0, 1], torch.tensor(1.0), "reduction"),
-        ([0, 1], torch.ones(3), "reduction"),
+        ([0, 1], torch.ones(3), "the indices of the samples whose losses these are"),
+        ([0, 1], torch.ones(3, 2), "one loss and one index per sample"),
+        ([0, 1], torch.ones(2, 5), "the losses and not the logits"),
+        ([0, 1], torch.ones(2, 4, 4), "reduce_pixels"),
         ([0.0, 1.0], torch.ones(2), "integer indices"),
         ([0, 1], torch.ones(2, dtype=torch.int64), "floating-point"),
         ([0, N], torch.ones(2), f"0..{N - 1}"),

@@ -44,8 +44,25 @@ def watch():
     return watch
 
 
-def pictures():
-    return [(torch.full((3, 8, 8), index / N), 0) for index in range(N)]
+def pictures(shift=0):
+    """Return pictures with the recorded labels, or with others."""
+    labels = [(index + (index < 12) + shift) % 3 for index in range(N)]
+    return [(torch.full((3, 8, 8), index / N), label) for index, label in enumerate(labels)]
+
+
+@pytest.mark.parametrize("wrapped", [lambda data: data, fp.Indexed])
+@pytest.mark.parametrize("form", ["tuple", "tensor", "dict"])
+def test_a_page_of_another_split_is_warned_of(wrapped, form, watch, tmp_path):
+    forms = {
+        "tuple": lambda x, y: (x, y),
+        "tensor": lambda x, y: (x, torch.tensor(y)),
+        "dict": lambda x, y: {"image": x, "label": y},
+    }
+    same, other = (wrapped([forms[form](x, y) for x, y in pictures(shift)]) for shift in (0, 1))
+    watch.page(tmp_path / "same.html", same, most=15)
+    with pytest.warns(UserWarning, match="15 of 15 samples on the page have another") as caught:
+        watch.page(tmp_path / "other.html", other, most=15)
+    assert caught[0].filename == __file__
 
 
 # -- the file --------------------------------------------------------------------------------------

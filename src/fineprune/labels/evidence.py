@@ -184,8 +184,8 @@ class Evidence:
         if changed:
             raise InputError(
                 f"expected the same label of a sample each time, got {changed} records with "
-                f"another label than before: give record the indices that belong to the labels, "
-                f"and start a new LabelWatch when labels are corrected"
+                f"another label than before: give record the indices that belong to the labels and "
+                f"no validation batches, and start a new LabelWatch when labels are corrected"
             )
 
     @property

@@ -1,6 +1,8 @@
 """The review page of a ``LabelWatch``: its cards from the evidence and the user's data set."""
 
+import operator
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,10 +45,49 @@ def cards_of(
             f"expected evidence on all {samples} samples, got none on {unknown}: the page writes a "
             f"table with the label of each sample, so train one epoch on all of them"
         )
+    items = [None if dataset is None else _item(dataset, index) for index in ranked[0]]
+    _compare_labels(evidence, ranked[0], items)
     return [
-        _card(evidence, index, score, suggestion, dataset, keys, show)
-        for index, score, suggestion in zip(*ranked, strict=True)
+        _card(evidence, index, score, suggestion, item, keys, show)
+        for index, score, suggestion, item in zip(*ranked, items, strict=True)
     ]
+
+
+def _item(dataset: Any, index: int) -> Any:
+    item = dataset[index]
+    if isinstance(item, tuple) and len(item) == 2 and type(item[0]) is int and item[0] == index:
+        return item[1]  # The data set is wrapped in ``Indexed``.
+    return item
+
+
+def _compare_labels(evidence: Evidence, indices: Sequence[int], items: Sequence[Any]) -> None:
+    """Warn if samples have other labels than those that were recorded, as in another split."""
+    pairs = [
+        (int(evidence.labels[index]), label)
+        for index, item in zip(indices, items, strict=True)
+        if (label := _label_of(item)) is not None
+    ]
+    others = sum(recorded != label for recorded, label in pairs)
+    if others:
+        warnings.warn(
+            f"{others} of {len(pairs)} samples on the page have another label in the data set than "
+            f"was recorded: unless the training changed their labels, this is another data set or "
+            f"another split, and the page shows the wrong samples",
+            stacklevel=4,
+        )
+
+
+def _label_of(item: Any) -> int | None:
+    """Return the label of a sample of a data set; None if it is not known."""
+    label: Any = None
+    if isinstance(item, dict):
+        label = item.get("label", item.get("labels"))
+    elif isinstance(item, tuple | list) and len(item) == 2:
+        label = item[1]
+    try:
+        return operator.index(label)
+    except (TypeError, ValueError):  # A tensor of several labels raises the latter.
+        return None
 
 
 def write_review(review: Review, path: str | os.PathLike[str]) -> None:
@@ -66,15 +107,12 @@ def _card(
     index: int,
     score: float,
     suggestion: int,
-    dataset: Any,
+    item: Any,
     keys: Sequence[str] | None,
     show: Callable[[Any], Any] | None,
 ) -> Card:
     picture = text = None
-    if dataset is not None:
-        item = dataset[index]
-        if isinstance(item, tuple) and len(item) == 2 and type(item[0]) is int and item[0] == index:
-            item = item[1]  # The data set is wrapped in ``Indexed``.
+    if item is not None:
         picture, text = view_of(item if show is None else show(item))
     place = torch.tensor([index], device=evidence.labels.device)
     label = evidence.labels[place].long()

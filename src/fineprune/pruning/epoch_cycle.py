@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from fineprune.errors import InputError
 from fineprune.pruning.loss_buffer import Batch
 
 
@@ -186,7 +187,17 @@ class EpochCycle(Generic[Plan]):
         self._most = most
 
     def read_sampler(self) -> None:
-        """Note that the loop asks the sampler for indices."""
+        """Note that the loop asks the sampler for indices.
+
+        Raises:
+            InputError: Losses of the epoch were recorded before the loop asked for its samples.
+        """
+        if self.phase is Phase.RECORDING and not self.sampler_read and not self.plan_read:
+            raise InputError(
+                f"expected losses of the batches of epoch {self.epoch} only, got those of "
+                f"{self.current.samples} samples before its first batch was loaded: record no "
+                f"other batches, such as those of a validation or a trial, and make a new Pruner"
+            )
         self.sampler_read = True
         self._limit()
 

@@ -128,8 +128,8 @@ def check_not_ended(ended: bool, epoch: int) -> None:
     """Raise InputError if losses are recorded although ``epoch`` has ended."""
     if ended:
         raise InputError(
-            f"expected losses of another epoch, since epoch {epoch} has ended: "
-            f"loop over pruner.epochs(), or call set_epoch({epoch + 1})"
+            f"expected no more losses of epoch {epoch}, which has ended, got some: loop over "
+            f"pruner.epochs(), and record training batches only"
         )
 
 
@@ -171,11 +171,10 @@ def check_room(samples: int, room: float, progress: "Progress[Any]", sharded: bo
 def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
     """Raise InputError unless these are B integer indices and B floating-point losses."""
     if losses.ndim != 1 or index.shape != losses.shape:
-        several = losses.ndim > 1 and losses.shape[:1] == index.shape
-        advice = "losses.flatten(1).mean(1)" if several else 'reduction="none"'
         raise InputError(
             f"expected one loss for each index, both of shape (B,), got losses of shape "
-            f"{tuple(losses.shape)} and indices of shape {tuple(index.shape)}: use {advice}"
+            f"{tuple(losses.shape)} and indices of shape {tuple(index.shape)}: "
+            f"{_remedy(index, losses)}"
         )
     if not len(losses):
         raise InputError("expected at least one loss in a batch, got none")
@@ -185,6 +184,21 @@ def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
         raise InputError(
             f"expected integer indices, got {index.dtype}: a large index is not exact in a float"
         )
+
+
+def _remedy(index: torch.Tensor, losses: torch.Tensor) -> str:
+    if losses.ndim == 0:
+        return 'compute the losses with reduction="none", and do not squeeze a batch of one sample'
+    if losses.ndim == 1:
+        return "give record the indices of the samples whose losses these are, and no others"
+    if losses.shape[:1] != index.shape:
+        return "give record one loss and one index per sample"
+    if losses.ndim == 2:
+        return (
+            "give record the losses and not the logits; if each sample has several losses, use "
+            "losses.mean(1), or fp.reduce_tokens or fp.reduce_tasks if some of them do not count"
+        )
+    return "use fp.reduce_pixels, or losses.flatten(1).mean(1) if every loss counts"
 
 
 def check_not_expanded(losses: torch.Tensor) -> None:
@@ -323,6 +337,7 @@ class LoopChecks:
         self._silent_in_a_row = self._unused_in_a_row = 0
         found = {
             "repeats": self._of_repeats(progress),
+            "same": self._of_same_indices(progress.plan.epoch, watched),
             "unplanned": self._of_unplanned(progress, watched),
             "gaps": self._of_gaps(progress, watched, sampler),
             "batches": _of_batches(progress, planned_batches),
@@ -393,7 +408,21 @@ class LoopChecks:
             return None
         return (
             f"in {_IGNORED_EPOCHS} pruning epochs up to epoch {plan.epoch}, the samples to skip "
-            f"were trained all the same: give the loader sampler=pruner.sampler"
+            f"were trained all the same: give the loader sampler=pruner.sampler, and give record "
+            f"the indices that the loader yields, not numbers within the batch"
+        )
+
+    def _of_same_indices(self, epoch: int, watched: list[npt.NDArray[np.int64]]) -> str | None:
+        """Warn if batches have the same indices, since an epoch trains each sample once."""
+        if len(watched) < _ENOUGH_BATCHES:
+            return None
+        index = np.concatenate(watched)
+        if len(np.unique(index)) > len(index) / 2:
+            return None
+        return (
+            f"several batches of epoch {epoch} were recorded with the same indices, so losses are "
+            f"counted for the wrong samples: give record the indices that the loader yields, not "
+            f"numbers within the batch"
         )
 
     def _of_gaps(
@@ -444,8 +473,9 @@ class LoopChecks:
             f"the learning rate was {rate:.3g} after epoch {epoch}, but the scheduler that policy "
             f"{self._policy.name!r} was given should have made it {expected:.3g}, so steps are not "
             f"saved where the rate is small: call scheduler.step() once per epoch (with "
-            f"set_rates(scheduler, by='steps'), once per optimizer step), or give the policy the "
-            f"rates that you use"
+            f"set_rates(scheduler, by='steps'), once per optimizer step, and give Pruner "
+            f"accumulation=... if gradients are accumulated), or give the policy the rates that "
+            f"you use"
         )
 
 
