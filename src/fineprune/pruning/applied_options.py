@@ -13,13 +13,14 @@ import torch
 from fineprune.errors import InputError
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import (
+    LONGEST_SKIP,
     Labels,
     PlanOptions,
     Skips,
     class_numbers,
     class_quotas,
-    count_skips,
-    with_options,
+    exchanged,
+    sum_preserving,
 )
 
 
@@ -67,15 +68,31 @@ class AppliedOptions:
                 )
 
     def apply(self, plan: EpochPlan, rng: np.random.Generator) -> EpochPlan:
-        """Return the plan of a policy after its options were applied; it keeps as many samples."""
-        return with_options(
-            plan, self._options, self._num_samples, rng, labels=self._labels, skips=self._skips
-        )
+        """Return the plan of a policy after its options were applied; it keeps as many samples.
+
+        Args:
+            plan: The plan that the policy made.
+            rng: Chooses which samples are exchanged. Nothing is drawn if the options exchange none.
+        """
+        options, total, skips, labels = self._options, self._num_samples, self._skips, self._labels
+        if len(plan.kept) == total:
+            return plan
+        most = options.max_skips
+        forced = None if skips is None or most is None else skips >= most
+        kept, weights = plan.kept, plan.weights
+        if options.exchanges:
+            quotas = None if labels is None else class_quotas(labels, options.keep_per_class)
+            chosen = exchanged(kept.numpy(), total, rng, forced, skips, labels, quotas)
+            kept = torch.from_numpy(chosen)
+        if options.rescale and (weights is None or options.exchanges):
+            weights = sum_preserving(kept, total, weights, forced, labels)
+        return EpochPlan(plan.epoch, kept, weights)
 
     def end_epoch(self, plan: EpochPlan) -> None:
-        """Count an epoch that trained the samples of a plan."""
+        """Count an epoch that trained the samples of a plan and skipped the others."""
         if self._skips is not None:
-            count_skips(self._skips, plan)
+            np.add(self._skips, 1, out=self._skips, where=self._skips < LONGEST_SKIP)
+            self._skips[plan.kept.numpy()] = 0
 
     def skips(self) -> torch.Tensor | None:
         """Return in how many epochs in a row each sample was skipped, uint8, shape (N,), a copy.

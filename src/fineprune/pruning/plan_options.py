@@ -14,7 +14,6 @@ import torch
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.pruning.lowest import lowest
-from fineprune.pruning.plan import EpochPlan
 
 # How often in a row each sample was skipped is stored in one byte.
 LONGEST_SKIP = 255
@@ -131,55 +130,6 @@ def class_quotas(labels: Labels, keep_per_class: float) -> npt.NDArray[np.int64]
         np.int64
     )
     return quotas
-
-
-def overdue(skips: Skips | None, max_skips: int | None) -> npt.NDArray[np.bool_] | None:
-    """Return which samples must be trained now, shape (N,); None if there is no limit."""
-    return None if skips is None or max_skips is None else skips >= max_skips
-
-
-def count_skips(skips: Skips, plan: EpochPlan) -> None:
-    """Count an epoch in which the samples outside the plan were skipped, in place."""
-    np.add(skips, 1, out=skips, where=skips < LONGEST_SKIP)
-    skips[plan.kept.numpy()] = 0
-
-
-def with_options(
-    plan: EpochPlan,
-    options: PlanOptions,
-    num_samples: int,
-    rng: np.random.Generator,
-    *,
-    labels: Labels | None = None,
-    skips: Skips | None = None,
-) -> EpochPlan:
-    """Return the plan of a policy after its options were applied; it keeps as many samples.
-
-    Args:
-        plan: The plan that the policy made.
-        options: The options of the policy.
-        num_samples: Number of samples N in the data set.
-        rng: Chooses which samples are exchanged. Nothing is drawn if the options exchange none.
-        labels: The class of each sample, from ``class_numbers``; needed for ``keep_per_class``.
-        skips: The number of epochs in a row in which each sample was skipped; needed for
-            ``max_skips``.
-    """
-    if len(plan.kept) == num_samples:
-        return plan
-    forced = overdue(skips, options.max_skips)
-    kept = plan.kept
-    if options.exchanges:
-        quotas = None
-        if options.keep_per_class:
-            assert labels is not None
-            quotas = class_quotas(labels, options.keep_per_class)
-        chosen = exchanged(plan.kept.numpy(), num_samples, rng, forced, skips, labels, quotas)
-        kept = torch.from_numpy(chosen)
-    weights = plan.weights
-    if options.rescale and (weights is None or options.exchanges):
-        groups = labels if options.keep_per_class else None
-        weights = sum_preserving(kept, num_samples, weights, forced, groups)
-    return EpochPlan(plan.epoch, kept, weights)
 
 
 def exchanged(
