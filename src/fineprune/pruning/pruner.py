@@ -22,7 +22,14 @@ from fineprune.pruning.loop_checks import (
 )
 from fineprune.pruning.plan import EpochPlan, check_plan
 from fineprune.pruning.policies.policy import Policy, check_is_policy
-from fineprune.pruning.pruner_state import PrunerState, pack_state, unpack_state
+from fineprune.pruning.pruner_state import (
+    check_state,
+    on_cpu,
+    pack_progress,
+    plain,
+    unpack_progress,
+    unsynchronized,
+)
 from fineprune.pruning.random_streams import stream
 from fineprune.pruning.recorder import Recorder
 from fineprune.pruning.replicas import AllGather, Replicas, share_of_rank
@@ -30,6 +37,21 @@ from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.run_report import RunTotals
 from fineprune.pruning.sampler import PruningSampler
 from fineprune.pruning.step_counts import BatchShape, bind, check_rounding
+
+STATE_VERSION = 1
+
+_KEYS = (
+    "epoch",
+    "open",
+    "synchronized",
+    "nonfinite",
+    "asked_to_rescore",
+    "progress",
+    "learned",
+    "skips",
+    "totals",
+    "watch",
+)
 
 
 class Pruner(EpochLoop[EpochPlan]):
@@ -285,21 +307,26 @@ class Pruner(EpochLoop[EpochPlan]):
         """
         if self._replicas.size == 1:
             self.synchronize()
-        watch = self._watch
-        unfinished = self._cycle.unfinished
-        state = PrunerState(
-            epoch=self._in_progress.plan.epoch,
-            open=self._cycle.is_open or unfinished is not None,
-            progress=unfinished,
-            synchronized=self._recorder.flushed and (watch is None or watch.is_complete),
-            nonfinite_so_far=self._recorder.nonfinite,
-            asked_to_rescore=self._asked_to_rescore,
-            learned=self._policy.state_dict(),
-            skips=self._options.skips(),
-            totals=self._report.totals.state_dict(),
-            watch=None if watch is None else watch.state_dict(),
-        )
-        return pack_state(state, self._identity())
+        watch, unfinished = self._watch, self._cycle.unfinished
+        epoch = self._in_progress.plan.epoch
+        if not (self._recorder.flushed and (watch is None or watch.is_complete)):
+            raise InputError(unsynchronized(epoch))
+        progress = None if unfinished is None else pack_progress(unfinished, self._num_samples)
+        packed = {
+            **self._identity(),
+            "epoch": epoch,
+            "open": self._cycle.is_open or unfinished is not None,
+            "synchronized": True,
+            "nonfinite": self._recorder.nonfinite,
+            "asked_to_rescore": self._asked_to_rescore,
+            "progress": progress,
+            "learned": self._policy.state_dict(),
+            "skips": self._options.skips(),
+            "totals": self._report.totals.state_dict(),
+            "watch": None if watch is None else watch.state_dict(),
+        }
+        state: dict[str, Any] = plain(packed, "the state")
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state. The number of ranks and the batch size may have changed.
@@ -310,31 +337,31 @@ class Pruner(EpochLoop[EpochPlan]):
                 called inside the loop over the epochs.
         """
         self._check_may_load()
-        loaded = unpack_state(state, self._identity())
-        self._policy.load_state_dict(loaded.learned)
-        self._options.load_skips(loaded.skips)
+        check_state(state, plain(self._identity(), "the settings"), _KEYS)
+        state = on_cpu(state)
+        epoch, packed = state["epoch"], state["progress"]
+        if not state["synchronized"]:
+            raise InputError(unsynchronized(epoch))
+        # The plan is checked before anything is changed.
+        progress = None if packed is None else unpack_progress(packed, epoch, self._num_samples)
+        self._policy.load_state_dict(state["learned"])
+        self._options.load_skips(state["skips"])
         self._recorder.clear()
-        self._recorder.nonfinite = loaded.nonfinite_so_far
-        self._report.totals = RunTotals(**loaded.totals)
-        self._asked_to_rescore = loaded.asked_to_rescore
+        self._recorder.nonfinite = state["nonfinite"]
+        self._report.totals = RunTotals(**state["totals"])
+        self._asked_to_rescore = state["asked_to_rescore"]
         self._watch = None
-        if loaded.watch is not None:
-            self._watch = self._new_watch(loaded.watch["num_classes"])
-            self._watch.load_state_dict(loaded.watch)
-        progress = loaded.progress
+        if state["watch"] is not None:
+            self._watch = self._new_watch(state["watch"]["num_classes"])
+            self._watch.load_state_dict(state["watch"])
         if progress is not None:
-            self._restore(
-                progress.plan,
-                Phase.RESTORED,
-                batches=progress.batches,
-                samples=progress.samples,
-                rescored=progress.rescored,
-            )
-        elif loaded.open:
-            self._restore(self._choose(loaded.epoch), Phase.PLANNED)
+            plan, counts = progress
+            self._restore(plan, Phase.RESTORED, **counts)
+        elif state["open"]:
+            self._restore(self._choose(epoch), Phase.PLANNED)
         else:
             # The policy has learned from this epoch since, so that it cannot be planned again.
-            self._restore(EpochPlan(loaded.epoch, torch.arange(self._num_samples)), Phase.ENDED)
+            self._restore(EpochPlan(epoch, torch.arange(self._num_samples)), Phase.ENDED)
 
     # -- internals ----------------------------------------------------------------------------
 
@@ -386,6 +413,7 @@ class Pruner(EpochLoop[EpochPlan]):
     def _identity(self) -> dict[str, Any]:
         """Return what a saved state must agree with."""
         return {
+            "version": STATE_VERSION,
             "num_samples": self._num_samples,
             "seed": self._seed,
             "settings": self._policy.settings(),

@@ -1,8 +1,7 @@
-"""The state dict of ``Pruner``: packed, checked and unpacked by functions without side effects."""
+"""The state dict of a pruner: its parts are packed, checked and unpacked without side effects."""
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,134 +11,32 @@ from fineprune.errors import InputError, first_line
 from fineprune.pruning.epoch_cycle import Progress
 from fineprune.pruning.plan import EpochPlan, check_plan
 
-STATE_VERSION = 1
-
-_KEYS = (
-    "epoch",
-    "open",
-    "synchronized",
-    "nonfinite",
-    "asked_to_rescore",
-    "progress",
-    "learned",
-    "skips",
-    "totals",
-    "watch",
-)
+_COUNTS = ("batches", "samples", "rescored")
 
 
-@dataclass(frozen=True)
-class PrunerState:
-    """A pruner between two batches.
-
-    Attributes:
-        epoch: The current epoch, or the one in progress if there is one.
-        open: Whether that epoch has not ended.
-        progress: What was recorded of the epoch in progress; None if nothing was. A loaded one does
-            not know how many samples are planned.
-        synchronized: Whether the state includes the losses of all ranks.
-        nonfinite_so_far: Number of losses of the epoch in progress, on all ranks together, that
-            were NaN or infinite.
-        asked_to_rescore: Whether the loop has asked for samples to rescore in any epoch.
-        learned: The state dict of the policy.
-        skips: The number of epochs in a row in which each sample was skipped, uint8, shape (N,);
-            None if no option of the policy needs it.
-        totals: The sums over the epochs that ended, by their names.
-        watch: The state dict of the ``LabelWatch``; None if no logits were recorded.
-    """
-
-    epoch: int
-    open: bool
-    progress: Progress[EpochPlan] | None
-    synchronized: bool
-    nonfinite_so_far: int
-    asked_to_rescore: bool
-    learned: dict[str, Any]
-    skips: torch.Tensor | None
-    totals: dict[str, int]
-    watch: dict[str, Any] | None
-
-
-def pack_state(state: PrunerState, identity: dict[str, Any]) -> dict[str, Any]:
-    """Turn a state into tensors, numbers, strings, lists and dicts.
-
-    Args:
-        state: The state to pack.
-        identity: ``num_samples``, ``seed``, the policy's ``settings`` and its ``options``. A pruner
-            loads the state only if it agrees with all of them.
-
-    Raises:
-        InputError: The state was taken in the middle of an epoch without ``synchronize()``, or it
-            holds something that does not load with ``weights_only=True``.
-    """
-    if not state.synchronized:
-        raise InputError(unsynchronized(state.epoch))
-    progress = None
-    if state.progress is not None:
-        kept = np.zeros(identity["num_samples"], dtype=np.bool_)
-        kept[state.progress.plan.kept.numpy()] = True
-        progress = {
-            "kept": torch.from_numpy(np.packbits(kept)),
-            "weights": state.progress.plan.weights,
-            "batches": state.progress.batches,
-            "samples": state.progress.samples,
-            "rescored": state.progress.rescored,
-        }
-    packed: dict[str, Any] = {
-        "version": STATE_VERSION,
-        **identity,
-        "epoch": state.epoch,
-        "open": state.open,
-        "synchronized": state.synchronized,
-        "nonfinite": state.nonfinite_so_far,
-        "asked_to_rescore": state.asked_to_rescore,
-        "progress": progress,
-        "learned": state.learned,
-        "skips": state.skips,
-        "totals": state.totals,
-        "watch": state.watch,
+def pack_progress(progress: Progress[EpochPlan], num_samples: int) -> dict[str, Any]:
+    """Return the plan of an epoch in progress, with its kept samples as bits, and its counts."""
+    kept = np.zeros(num_samples, dtype=np.bool_)
+    kept[progress.plan.kept.numpy()] = True
+    return {
+        "kept": torch.from_numpy(np.packbits(kept)),
+        "weights": progress.plan.weights,
+        **{name: getattr(progress, name) for name in _COUNTS},
     }
-    loadable: dict[str, Any] = plain(packed, "the state")
-    return loadable
 
 
-def unpack_state(packed: dict[str, Any], identity: dict[str, Any]) -> PrunerState:
-    """Check a packed state and turn it back into a ``PrunerState``.
-
-    Args:
-        packed: A dict from ``pack_state``.
-        identity: ``num_samples``, ``seed``, ``settings`` and ``options`` of the pruner that
-            loads the state.
+def unpack_progress(
+    packed: dict[str, Any], epoch: int, num_samples: int
+) -> tuple[EpochPlan, dict[str, int]]:
+    """Return the plan and the counts that ``pack_progress`` packed.
 
     Raises:
-        InputError: The state is incomplete, has another version, comes from a run with another N,
-            seed or policy, or was taken in the middle of an epoch without ``synchronize()``.
+        InputError: The plan is not one of ``num_samples`` samples.
     """
-    check_state(packed, plain({"version": STATE_VERSION, **identity}, "the settings"), _KEYS)
-    packed = on_cpu(packed)
-    if not packed["synchronized"]:
-        raise InputError(unsynchronized(packed["epoch"]))
-    progress = None
-    saved = packed["progress"]
-    if saved is not None:
-        mask = np.unpackbits(saved["kept"].numpy(), count=identity["num_samples"])
-        kept = torch.from_numpy(np.flatnonzero(mask))
-        plan = EpochPlan(packed["epoch"], kept, saved["weights"])
-        check_plan(plan, packed["epoch"], None, identity["num_samples"])
-        counts = {name: saved[name] for name in ("batches", "samples", "rescored")}
-        progress = Progress(plan, 0, **counts)
-    return PrunerState(
-        epoch=packed["epoch"],
-        open=packed["open"],
-        progress=progress,
-        synchronized=True,
-        nonfinite_so_far=packed["nonfinite"],
-        asked_to_rescore=packed["asked_to_rescore"],
-        learned=packed["learned"],
-        skips=packed["skips"],
-        totals=packed["totals"],
-        watch=packed["watch"],
-    )
+    mask = np.unpackbits(packed["kept"].numpy(), count=num_samples)
+    plan = EpochPlan(epoch, torch.from_numpy(np.flatnonzero(mask)), packed["weights"])
+    check_plan(plan, epoch, None, num_samples)
+    return plan, {name: packed[name] for name in _COUNTS}
 
 
 def plain(value: Any, name: str) -> Any:
