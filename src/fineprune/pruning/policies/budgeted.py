@@ -3,7 +3,7 @@
 The steps are saved where the learning rate is small, and where there are samples to skip.
 """
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -40,6 +40,8 @@ class BudgetedPolicy(Policy):
     Raises:
         InputError: A value is out of range, or too many epochs are annealed to save that much.
     """
+
+    _setting_names = ("epochs", "save", "rates", "returning")
 
     def __init__(
         self,
@@ -140,16 +142,6 @@ class BudgetedPolicy(Policy):
     def total_steps(self) -> int:
         """Number of optimizer steps of the whole training."""
         return self._budget
-
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments, with which a state must agree."""
-        return {
-            "policy": self.name,
-            "epochs": self.epochs,
-            "save": self.save,
-            "rates": list(self.rates),
-            "returning": self.returning,
-        }
 
     def _most_available(self, skipped: int) -> int:
         """Return how many samples an epoch has if it is shortened only by what is skipped."""

@@ -1,6 +1,6 @@
 """InfoBatch: skip some of the samples whose loss is below the mean, and weight the others up."""
 
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ class InfoBatch(LastLosses):
     """
 
     name: ClassVar[str] = "infobatch"
+    _setting_names = ("epochs", "prune", "save")
 
     def __init__(
         self,
@@ -122,15 +123,6 @@ class InfoBatch(LastLosses):
             torch.from_numpy(np.flatnonzero(kept)),
             torch.from_numpy(weights.astype(np.float32)) if weighted else None,
         )
-
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments, with which a state must agree."""
-        return {
-            "policy": self.name,
-            "epochs": self.epochs,
-            "prune": self.prune,
-            "save": self.save,
-        }
 
     def _below_mean(self) -> npt.NDArray[np.bool_]:
         """Return which samples have a loss below the mean of all losses, shape (N,)."""

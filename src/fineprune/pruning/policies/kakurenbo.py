@@ -1,7 +1,7 @@
 """Kakurenbo: hide samples that the network has learned with confidence."""
 
 import math
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -50,6 +50,7 @@ class Kakurenbo(LastLosses):
     """
 
     name: ClassVar[str] = "kakurenbo"
+    _setting_names = ("epochs", "prune", "confidence")
     rescores: bool = True
 
     def __init__(
@@ -99,15 +100,6 @@ class Kakurenbo(LastLosses):
         if self.plan_options.rescale and epoch:
             weights = torch.full((total,), total / (total - self._most(epoch)))
         return EpochPlan(epoch, torch.from_numpy(np.flatnonzero(kept)), weights)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments, with which a state must agree."""
-        return {
-            "policy": self.name,
-            "epochs": self.epochs,
-            "prune": self.prune,
-            "confidence": self.confidence,
-        }
 
     def _most(self, epoch: int) -> int:
         """Return the largest number of samples that the epoch may hide."""

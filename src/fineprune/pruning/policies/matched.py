@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ class Matched(Policy):
     """
 
     name: ClassVar[str] = "matched"
+    _setting_names = ("numbers", "mean_weights")
 
     def __init__(
         self,
@@ -85,11 +86,3 @@ class Matched(Policy):
             kept.sort()
         weights = None if weight == 1 else torch.full((self._num_samples,), weight)
         return EpochPlan(epoch, torch.from_numpy(kept), weights)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments, with which a state must agree."""
-        return {
-            "policy": self.name,
-            "numbers": list(self.numbers),
-            "mean_weights": list(self.mean_weights),
-        }

@@ -65,6 +65,7 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
+    _setting_names: ClassVar[tuple[str, ...]] = ()
     needs_losses: bool = False
     needs_ranking: bool = False
     needs_logits: bool = False
@@ -294,8 +295,12 @@ class Policy(ABC):
         return []
 
     def settings(self) -> dict[str, Any]:
-        """Return what a saved state must agree with: numbers, strings, lists and dicts only."""
-        return {"policy": self.name}
+        """Return what a saved state must agree with: numbers, strings, lists and dicts only.
+
+        This is the name of the policy, and the attributes that ``_setting_names`` lists.
+        """
+        values = {name: getattr(self, name) for name in self._setting_names}
+        return {"policy": self.name, **{name: listed(value) for name, value in values.items()}}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned: tensors, numbers, strings, lists and dicts only."""
@@ -321,6 +326,11 @@ def check_is_policy(policy: object) -> None:
             f"expected a policy with a number of epochs, got {type(policy).__name__}: call "
             f"super().__init__(epochs)"
         )
+
+
+def listed(value: Any) -> Any:
+    """Return a tuple as a list, which is what a saved state holds, and anything else as it is."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def prune_count(prune: float, num_samples: int, name: str = "prune") -> int:

@@ -2,7 +2,7 @@
 
 import math
 from numbers import Real
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,7 @@ class ProgressiveDropout(LastLosses):
     """
 
     name: ClassVar[str] = "progressive-dropout"
+    _setting_names = ("epochs", "form", "threshold", "decay")
 
     def __init__(
         self,
@@ -98,16 +99,6 @@ class ProgressiveDropout(LastLosses):
         else:
             kept = rng.choice(self._num_samples, number, replace=False, shuffle=False)
         return EpochPlan(epoch, torch.from_numpy(np.sort(kept)))
-
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments, with which a state must agree."""
-        return {
-            "policy": self.name,
-            "epochs": self.epochs,
-            "form": self.form,
-            "threshold": self.threshold,
-            "decay": self.decay,
-        }
 
     def _is_hard(self) -> npt.NDArray[np.bool_]:
         """Return which samples have a small probability of the right class, or none, shape (N,)."""

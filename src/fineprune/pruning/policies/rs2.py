@@ -1,6 +1,6 @@
 """RS2: train a fresh random subset in every epoch."""
 
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,7 @@ class RS2(Policy):
     """
 
     name: ClassVar[str] = "rs2"
+    _setting_names = ("epochs", "save", "replacement")
 
     def __init__(
         self,
@@ -88,15 +89,6 @@ class RS2(Policy):
                 following = self._order_of_round(number + 1, num_kept)[:missing]
                 kept = np.concatenate([kept, following])
         return EpochPlan(epoch, torch.from_numpy(np.sort(kept)))
-
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments, with which a state must agree."""
-        return {
-            "policy": self.name,
-            "epochs": self.epochs,
-            "save": self.save,
-            "replacement": self.replacement,
-        }
 
     def _order_of_round(self, number: int, per_epoch: int) -> npt.NDArray[np.int64]:
         """Return the order of a round, in which each epoch takes ``per_epoch`` samples.

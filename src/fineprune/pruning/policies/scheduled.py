@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 from fineprune.errors import InputError
 from fineprune.pruning.plan_options import Options
-from fineprune.pruning.policies.policy import Policy, checked_prune, prune_count
+from fineprune.pruning.policies.policy import Policy, checked_prune, listed, prune_count
 from fineprune.pruning.schedule import Schedule
 
 
@@ -61,13 +61,13 @@ class ScheduledPolicy(Policy):
 
     def settings(self) -> dict[str, Any]:
         """Return the schedule as it was given and ``prune``, with which a state must agree."""
-        schedule = {key: _listed(value) for key, value in asdict(self.given_schedule).items()}
+        schedule = {key: listed(value) for key, value in asdict(self.given_schedule).items()}
         return {"policy": self.name, "prune": self.prune, "schedule": schedule}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the windows, since some may have been opened while training."""
         windows = {key: getattr(self.schedule, key) for key in ("window", "start", "opened")}
-        return {key: _listed(value) for key, value in windows.items()}
+        return {key: listed(value) for key, value in windows.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the windows."""
@@ -76,7 +76,3 @@ class ScheduledPolicy(Policy):
             for value in (state["window"], state["start"], state["opened"])
         )
         self.schedule = replace(self.schedule, window=window, start=start, opened=opened)
-
-
-def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

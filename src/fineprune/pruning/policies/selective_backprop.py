@@ -1,6 +1,6 @@
 """SelectiveBackprop: train the samples with large losses more often."""
 
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class SelectiveBackprop(LastLosses):
     """
 
     name: ClassVar[str] = "selective-backprop"
+    _setting_names = ("epochs", "save", "power", "begin", "end")
 
     def __init__(
         self,
@@ -96,14 +97,3 @@ class SelectiveBackprop(LastLosses):
         # The smallest of exponential variables with these rates are such a draw.
         keys = rng.exponential(size=total) / percentiles**self.power
         return EpochPlan(epoch, torch.from_numpy(np.sort(lowest(keys, num_kept, rng))))
-
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments, with which a state must agree."""
-        return {
-            "policy": self.name,
-            "epochs": self.epochs,
-            "save": self.save,
-            "power": self.power,
-            "begin": self.begin,
-            "end": self.end,
-        }

@@ -1,6 +1,6 @@
 """SeTa: train groups of samples with similar losses, from easy to hard, again and again."""
 
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ class SeTa(LastLosses):
     """
 
     name: ClassVar[str] = "seta"
+    _setting_names = ("epochs", "prune", "groups", "width", "final")
 
     def __init__(
         self,
@@ -82,17 +83,6 @@ class SeTa(LastLosses):
         steps = max(-(-int(np.count_nonzero(inside)) // self._per_step), 1)
         kept = np.sort(chosen[: steps * self._per_step])
         return EpochPlan(epoch, torch.from_numpy(kept))
-
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments, with which a state must agree."""
-        return {
-            "policy": self.name,
-            "epochs": self.epochs,
-            "prune": self.prune,
-            "groups": self.groups,
-            "width": self.width,
-            "final": self.final,
-        }
 
     def _in_window(self, epoch: int, losses: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
         """Return which of some losses belong to the groups that the epoch trains."""

@@ -44,6 +44,7 @@ class UCB(Policy):
     """
 
     name: ClassVar[str] = "ucb"
+    _setting_names = ("epochs", "save", "smoothing", "exploration", "period", "epsilon")
     needs_losses: bool = True
 
     def __init__(
@@ -137,18 +138,6 @@ class UCB(Policy):
             known = np.flatnonzero(~np.isnan(self._mean))
             bound = self._mean[known] + self.exploration * self._variance[known].astype(np.float64)
             self._scores[known] = np.minimum(bound, _LARGEST)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments, with which a state must agree."""
-        return {
-            "policy": self.name,
-            "epochs": self.epochs,
-            "save": self.save,
-            "smoothing": self.smoothing,
-            "exploration": self.exploration,
-            "period": self.period,
-            "epsilon": self.epsilon,
-        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the means, the variances, the scores and the losses of the epoch in progress."""
