@@ -69,7 +69,6 @@ class Kakurenbo(LastLosses):
             )
         self.prune = checked_prune(prune)
         self.confidence = float(confidence)
-        self._per_step = 1
 
     def bind(self, num_samples: int) -> None:
         """Allocate the losses.
@@ -80,10 +79,6 @@ class Kakurenbo(LastLosses):
         super().bind(num_samples)
         prune_count(self.prune, num_samples)
 
-    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
-        """Receive the number of samples per optimizer step."""
-        self._per_step = samples_per_step
-
     def num_kept(self, epoch: int) -> int | None:
         """Return None, because the number depends on the losses."""
         return None
@@ -92,8 +87,7 @@ class Kakurenbo(LastLosses):
         """Hide the samples with the lowest losses, as far as they are predicted with confidence."""
         total = len(self.losses)
         confident = int((self.losses <= -math.log(self.confidence)).sum())  # NaN is not.
-        steps = -(-(total - min(self._most(epoch), confident)) // self._per_step)
-        hidden = max(total - steps * self._per_step, 0)
+        hidden = total - self._whole_steps(total - min(self._most(epoch), confident))
         kept = np.ones(total, dtype=np.bool_)
         kept[lowest(np.where(np.isnan(self.losses), np.inf, self.losses), hidden, rng)] = False
         weights = None

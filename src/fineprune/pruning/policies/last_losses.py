@@ -33,10 +33,17 @@ class LastLosses(Policy):
     def __init__(self, epochs: float, **options: Unpack[Options]) -> None:
         super().__init__(epochs, **options)
         self.losses: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
+        self._num_samples = 0
+        self._per_step = 1
 
     def bind(self, num_samples: int) -> None:
-        """Allocate the losses."""
-        self.losses = np.full(num_samples, np.nan, dtype=np.float32)
+        """Allocate the losses, if the policy needs them."""
+        self._num_samples = num_samples
+        self.losses = np.full(num_samples if self.needs_losses else 0, np.nan, dtype=np.float32)
+
+    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
+        """Receive the number of samples per optimizer step."""
+        self._per_step = samples_per_step
 
     def observe(self, epoch: int, records: LossRecords) -> None:
         """Remember the last loss of each trained sample."""
@@ -59,6 +66,11 @@ class LastLosses(Policy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the losses."""
         self.losses = state["losses"].numpy().copy()
+
+    def _whole_steps(self, number: int) -> int:
+        """Return a number of samples, rounded up to whole optimizer steps, but at most N."""
+        steps = max(-(-number // self._per_step), 1)
+        return min(steps * self._per_step, self._num_samples)
 
     def _remember(self, index: npt.NDArray[np.int64], losses: npt.NDArray[np.float32]) -> None:
         self.losses[index] = np.where(np.isfinite(losses), losses, np.float32(np.nan))

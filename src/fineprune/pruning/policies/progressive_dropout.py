@@ -70,18 +70,6 @@ class ProgressiveDropout(LastLosses):
         self.threshold = float(threshold)
         self.decay = float(decay)
         self.needs_losses = self.rescores = form != "scalar"
-        self._num_samples = 0
-        self._per_step = 1
-
-    def bind(self, num_samples: int) -> None:
-        """Allocate the losses, if the form needs them."""
-        self._num_samples = num_samples
-        if self.needs_losses:
-            super().bind(num_samples)
-
-    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
-        """Receive the number of samples per optimizer step."""
-        self._per_step = samples_per_step
 
     def num_kept(self, epoch: int) -> int | None:
         """Return the number of the form ``scalar``; that of the others depends on the losses."""
@@ -104,7 +92,3 @@ class ProgressiveDropout(LastLosses):
         """Return which samples have a small probability of the right class, or none, shape (N,)."""
         easy: npt.NDArray[np.bool_] = self.losses <= -math.log(self.threshold)
         return ~easy  # NaN is not easy.
-
-    def _whole_steps(self, number: int) -> int:
-        steps = max(-(-number // self._per_step), 1)
-        return min(steps * self._per_step, self._num_samples)

@@ -63,11 +63,6 @@ class SeTa(LastLosses):
         self.width = float(width)
         check_share("final", final)
         self.final = float(final)
-        self._per_step = 1
-
-    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
-        """Receive the number of samples per optimizer step."""
-        self._per_step = samples_per_step
 
     def num_kept(self, epoch: int) -> int | None:
         """Return None, because the number depends on the losses."""
@@ -80,8 +75,7 @@ class SeTa(LastLosses):
         drawn, rest = np.split(order, [total - int(self.prune * total)])
         inside = self._in_window(epoch, self.losses[drawn])
         chosen = np.concatenate([drawn[inside], drawn[~inside], rest])
-        steps = max(-(-int(np.count_nonzero(inside)) // self._per_step), 1)
-        kept = np.sort(chosen[: steps * self._per_step])
+        kept = np.sort(chosen[: self._whole_steps(int(np.count_nonzero(inside)))])
         return EpochPlan(epoch, torch.from_numpy(kept))
 
     def _in_window(self, epoch: int, losses: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
