@@ -25,16 +25,17 @@ def check_save(save: float, shortened: int, epochs: int) -> float:
 
 
 def kept_numbers(
-    save: float, epochs: int, shortened: int, num_samples: int, samples_per_step: int
+    save: float, epochs: int, shortened: range, num_samples: int, samples_per_step: int
 ) -> list[int]:
-    """Return how many samples each shortened epoch keeps.
+    """Return how many samples each epoch keeps.
 
-    Together, they save the given share to within half an optimizer step.
+    Together, the shortened epochs save the given share to within half an optimizer step. The others
+    keep all samples.
 
     Args:
         save: The share of the sample-steps of the whole training to save; see ``check_save``.
         epochs: Number of epochs in the training.
-        shortened: Number of epochs that may skip samples.
+        shortened: The epochs that may skip samples, counted from 0.
         num_samples: Number of samples N in the data set.
         samples_per_step: Number of samples per optimizer step of all ranks.
 
@@ -43,13 +44,13 @@ def kept_numbers(
             takes at least one.
     """
     wanted = save * epochs * num_samples
-    numbers: list[int] = []
+    numbers = [num_samples] * epochs
     skipped = 0
-    for epoch in range(shortened):
-        due = wanted * (epoch + 1) / shortened - skipped
+    for place, epoch in enumerate(shortened, start=1):
+        due = wanted * place / len(shortened) - skipped
         steps = max(round((num_samples - due) / samples_per_step), 1)
-        numbers.append(min(steps * samples_per_step, num_samples))
-        skipped += num_samples - numbers[-1]
+        numbers[epoch] = min(steps * samples_per_step, num_samples)
+        skipped += num_samples - numbers[epoch]
     if not skipped:
         raise InputError(
             f"expected a larger save or a smaller batch_size, got save={save} of {num_samples} "

@@ -65,10 +65,10 @@ class InfoBatch(LastLosses):
             prune = _PRUNE
         if prune is not None and not 0 <= prune < 1:
             raise InputError(f"expected prune as a probability in [0, 1), got {prune!r}")
-        epochs = self.epochs
-        self._shortened = epochs - annealed_epochs(self.plan_options.anneal, epochs)
+        annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
+        self._shortened = range(self.epochs - annealed)
         self.prune = None if prune is None else float(prune)
-        self.save = None if save is None else check_save(save, self._shortened, epochs)
+        self.save = None if save is None else check_save(save, len(self._shortened), self.epochs)
         self._numbers: list[int] = []
 
     def bind(self, num_samples: int) -> None:
@@ -90,9 +90,7 @@ class InfoBatch(LastLosses):
 
     def num_kept(self, epoch: int) -> int | None:
         """With ``save``, return how many samples the epoch keeps; otherwise, it depends on data."""
-        if self.save is None:
-            return None
-        return len(self.losses) if self.anneals(epoch) else self._numbers[epoch]
+        return None if self.save is None else self._numbers[epoch]
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Skip samples of the first group at random, and weight the kept ones."""

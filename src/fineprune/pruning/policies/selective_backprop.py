@@ -58,11 +58,10 @@ class SelectiveBackprop(LastLosses):
             raise InputError(f"expected 0 <= begin < end <= 1, got begin={begin} and end={end}")
         if not 0 <= power < np.inf:
             raise InputError(f"expected power of at least 0, got {power!r}")
-        self._first = round(begin * self.epochs)
         annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
         last = min(round(end * self.epochs), self.epochs - annealed)
-        self._shortened = max(last - self._first, 0)
-        self.save = check_save(save, self._shortened, self.epochs)
+        self._shortened = range(round(begin * self.epochs), last)
+        self.save = check_save(save, len(self._shortened), self.epochs)
         self.power = float(power)
         self.begin, self.end = float(begin), float(end)
         self._numbers: list[int] = []
@@ -84,8 +83,7 @@ class SelectiveBackprop(LastLosses):
 
     def num_kept(self, epoch: int) -> int:
         """Return how many samples the epoch keeps."""
-        place = epoch - self._first
-        return self._numbers[place] if 0 <= place < self._shortened else len(self.losses)
+        return self._numbers[epoch]
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Draw samples without replacement, those with large losses with a higher probability."""

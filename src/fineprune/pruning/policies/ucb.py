@@ -67,8 +67,8 @@ class UCB(Policy):
         if not 0 <= exploration < np.inf:
             raise InputError(f"expected exploration of at least 0, got {exploration!r}")
         annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
-        self._shortened = max(self.epochs - annealed - period, 0)
-        self.save = check_save(save, self._shortened, self.epochs)
+        self._shortened = range(self.period, self.epochs - annealed)
+        self.save = check_save(save, len(self._shortened), self.epochs)
         self.smoothing = float(smoothing)
         self.exploration = float(exploration)
         self.epsilon = float(epsilon)
@@ -101,8 +101,7 @@ class UCB(Policy):
 
     def num_kept(self, epoch: int) -> int:
         """Return how many samples the epoch keeps."""
-        shortened = self.period <= epoch < self.period + self._shortened
-        return self._numbers[epoch - self.period] if shortened else len(self._new)
+        return self._numbers[epoch]
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Keep the samples with the highest scores; those without a loss come first."""
