@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DistributedSampler
 
 from fineprune.datasets import Augment, DeviceLoader, ImageSet, evaluation_batches
 from fineprune.datasets.augment import draw
@@ -17,14 +16,6 @@ class FixedSampler:
 
     def __len__(self):
         return len(self.indices)
-
-    def __iter__(self):
-        return iter(self.indices.tolist())
-
-
-class OrderSampler(FixedSampler):
-    def __iter__(self):
-        raise AssertionError("a sampler with order() is not iterated")
 
     def order(self):
         return self.indices
@@ -155,28 +146,6 @@ def test_windows_are_the_same_with_and_without_flipping():
     assert not plain.flip.any()
 
 
-def test_order_is_preferred_over_iterating():
-    index, _, _ = one_epoch(make(some_set(), OrderSampler([4, 2, 9])))
-    assert index.tolist() == [4, 2, 9]
-
-
-def test_a_distributed_sampler_will_do():
-    data = some_set()
-    seen = []
-    for rank in range(2):
-        sampler: DistributedSampler[int] = DistributedSampler(
-            data, num_replicas=2, rank=rank, seed=5
-        )
-        sampler.set_epoch(3)
-        loader = make(data, sampler)
-        index, x, _ = one_epoch(loader)
-        assert index.tolist() == list(sampler)
-        pixels = slow_augment(data, index.tolist(), CROP_AND_FLIP, seed=3, epoch=3)
-        np.testing.assert_allclose(x.numpy(), normalised(pixels), rtol=0, atol=2e-6)
-        seen += index.tolist()
-    assert set(seen) == set(range(23))
-
-
 @pytest.mark.parametrize(
     ("samples", "drop_last", "sizes"),
     [
@@ -251,13 +220,11 @@ def test_evaluation_and_training_see_the_same_values():
         ({"std": (0.2, 0.0, 0.2)}, "a positive std"),
         ({"std": (0.2, 0.2)}, "a positive std"),
         ({"std": (0.2, float("nan"), 0.2)}, "a positive std"),
-        ({"sampler": range(3)}, "a sampler with an epoch, got range"),
     ],
 )
 def test_wrong_input_is_refused_at_the_start(options, told):
-    options = {"sampler": FixedSampler(range(3)), **options}
     with pytest.raises(ValueError, match="expected") as error:
-        make(some_set(), **options)
+        make(some_set(), FixedSampler(range(3)), **options)
     assert told in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -268,13 +235,6 @@ def test_an_empty_set_is_refused():
         make(empty, FixedSampler([]))
     with pytest.raises(ValueError, match="at least one image"):
         evaluation_batches(empty, 4, "cpu", MEAN, STD)
-
-
-@pytest.mark.parametrize("order", [[0, 23], [-1, 3]])
-def test_indices_of_another_data_set_are_refused(order):
-    loader = make(some_set(), FixedSampler(order))
-    with pytest.raises(ValueError, match=r"expected indices 0..22 from the sampler"):
-        next(iter(loader))
 
 
 @pytest.mark.parametrize("padding", [-1, 128])

@@ -6,7 +6,6 @@ the device during an epoch, because the indices of the whole epoch are copied th
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -14,20 +13,7 @@ from torch import Tensor
 from fineprune.datasets.augment import Augment, Canvas, Draws, Normalise, draw
 from fineprune.datasets.image_set import ImageSet
 from fineprune.errors import InputError
-
-
-class EpochSampler(Protocol):
-    """What a ``DeviceLoader`` requires of a sampler.
-
-    If the sampler also has a method ``order()`` that returns its indices as an int64 tensor of
-    shape (n,), this method is called instead of iterating the sampler, which is slower.
-    """
-
-    epoch: int
-
-    def __iter__(self) -> Iterator[int]: ...
-
-    def __len__(self) -> int: ...
+from fineprune.pruning.sampler import PruningSampler
 
 
 class DeviceImages:
@@ -63,9 +49,6 @@ class DeviceImages:
         self._normalise = Normalise(mean, std, data.images.shape[3], self.device)
         self._labels = data.labels.to(self.device)
         self._drawn: tuple[int, Draws] | None = None
-
-    def __len__(self) -> int:
-        return self._samples
 
     def upload(self, index: Tensor, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
         """Copy indices to the device, with the windows and the labels of their samples.
@@ -112,7 +95,7 @@ class DeviceLoader:
         data: The training images. A copy of them is stored on the device (see ``Canvas`` for its
             size).
         batch_size: The number of samples per batch. The last batch may be smaller.
-        sampler: The sampler of a ``Pruner``, or a ``DistributedSampler``.
+        sampler: The sampler of a ``Pruner``.
         seed: The seed of the run. Crops and flips depend only on it, on the epoch and on a sample's
             index.
         device: Where batches are made.
@@ -122,8 +105,8 @@ class DeviceLoader:
         drop_last: Whether to drop an incomplete last batch.
 
     Raises:
-        InputError: The batch size is below 1, the set is empty, the sampler has no ``epoch``, or
-            ``mean`` and ``std`` do not fit the images.
+        InputError: The batch size is below 1, the set is empty, or ``mean`` and ``std`` do not fit
+            the images.
     """
 
     def __init__(
@@ -131,7 +114,7 @@ class DeviceLoader:
         data: ImageSet,
         batch_size: int,
         *,
-        sampler: EpochSampler,
+        sampler: PruningSampler,
         seed: int,
         device: str | torch.device = "cpu",
         augment: Augment = Augment(),  # noqa: B008  (frozen, so one for all calls is safe)
@@ -140,11 +123,6 @@ class DeviceLoader:
         drop_last: bool = False,
     ) -> None:
         _check(data, batch_size, mean)
-        if not hasattr(sampler, "epoch"):
-            raise InputError(
-                f"expected a sampler with an epoch, got {type(sampler).__name__}: use "
-                "pruner.sampler or a DistributedSampler"
-            )
         self.batch_size = batch_size
         self.sampler = sampler
         self.drop_last = drop_last
@@ -158,7 +136,7 @@ class DeviceLoader:
         return whole if self.drop_last or not rest else whole + 1
 
     def __iter__(self) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
-        order = self._order()
+        order = self.sampler.order()
         if self.drop_last:
             order = order[: len(order) - len(order) % self.batch_size]
         return self.batches(order, self.sampler.epoch, self.batch_size)
@@ -178,19 +156,6 @@ class DeviceLoader:
             # Slices are views of the tensors of the epoch, so indices and labels are not copied.
             batch = slice(first, first + batch_size)
             yield index[batch], (self._images.images(starts[batch]), labels[batch])
-
-    def _order(self) -> Tensor:
-        order_of = getattr(self.sampler, "order", None)
-        if order_of is None:
-            order = torch.tensor(list(self.sampler), dtype=torch.int64)
-        else:
-            order = cast(Tensor, order_of())
-        if len(order) and not (int(order.min()) >= 0 and int(order.max()) < len(self._images)):
-            raise InputError(
-                f"expected indices 0..{len(self._images) - 1} from the sampler, got "
-                f"{int(order.min())}..{int(order.max())}: make the sampler for this data set"
-            )
-        return order
 
 
 def evaluation_batches(
