@@ -41,39 +41,6 @@ def test_image_set_has_an_empty_subset():
     assert part.images.shape == (0, 3, 5, 4)
 
 
-@pytest.mark.parametrize(
-    ("images", "labels", "classes", "told"),
-    [
-        (some_images(2).float(), torch.zeros(2, dtype=torch.int64), ("a",), "float32 of shape"),
-        (some_images(2)[0], torch.zeros(3, dtype=torch.int64), ("a",), r"(3, 5, 4)"),
-        (some_images(2), torch.zeros(2), ("a",), "float32 of shape (2,)"),
-        (some_images(2), torch.zeros(2, 1, dtype=torch.int64), ("a",), "(2, 1)"),
-        (some_images(2), torch.zeros(3, dtype=torch.int64), ("a",), "3 labels for 2 images"),
-        (some_images(2), torch.tensor([0, 2]), ("a", "b"), "labels 0..1 for 2 classes, got 0..2"),
-        (some_images(2), torch.tensor([-1, 1]), ("a", "b"), "got -1..1"),
-    ],
-)
-def test_image_set_refuses_what_does_not_fit(images, labels, classes, told):
-    with pytest.raises(ValueError, match="expected") as error:
-        ImageSet(images, labels, classes)
-    assert told in one_line(error)
-
-
-@pytest.mark.parametrize(
-    ("index", "told"),
-    [
-        (torch.tensor([0, 4]), "expected indices 0..3, got 0..4"),
-        (torch.tensor([-1, 2]), "got -1..2"),
-        (torch.tensor([True, False, True, True]), "got bool of shape (4,)"),
-        (torch.zeros((2, 2), dtype=torch.int64), "got int64 of shape (2, 2)"),
-    ],
-)
-def test_subset_refuses_a_wrong_index(index, told):
-    with pytest.raises(ValueError, match="expected") as error:
-        some_set(4).subset(index)
-    assert told in one_line(error)
-
-
 @pytest.mark.parametrize("count", [1, 3, 1024, 1025])
 def test_channel_statistics_equal_numpy_over_all_pixels(count):
     images = some_images(count)
@@ -87,13 +54,6 @@ def test_channel_statistics_of_one_value_have_no_deviation():
     mean, std = channel_statistics(torch.full((3, 2, 4, 4), 51, dtype=torch.uint8))
     assert mean == pytest.approx((0.2, 0.2))
     assert std == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("images", [some_images(2).float(), some_images(0), some_images(1)[0]])
-def test_channel_statistics_refuse_other_images(images):
-    with pytest.raises(ValueError, match="expected at least one image as uint8") as error:
-        channel_statistics(images)
-    one_line(error)
 
 
 def test_digits_have_the_shape_of_cifar():

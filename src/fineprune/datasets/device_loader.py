@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fineprune.datasets.augment import Augment, Canvas, Draws, Normalise, draw
 from fineprune.datasets.image_set import ImageSet
-from fineprune.errors import InputError
 from fineprune.pruning.sampler import PruningSampler
 
 
@@ -28,7 +27,7 @@ class DeviceImages:
         std: The standard deviation of the training images, as in ``DeviceLoader``.
 
     Raises:
-        InputError: The set is empty, or ``mean`` and ``std`` do not fit the images.
+        InputError: A standard deviation is 0.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class DeviceImages:
         mean: Sequence[float],
         std: Sequence[float],
     ) -> None:
-        _check(data, 1, mean)
         self.device = torch.device(device)
         self._seed = seed
         self._samples = len(data)
@@ -105,8 +103,7 @@ class DeviceLoader:
         drop_last: Whether to drop an incomplete last batch.
 
     Raises:
-        InputError: The batch size is below 1, the set is empty, or ``mean`` and ``std`` do not fit
-            the images.
+        InputError: A standard deviation is 0.
     """
 
     def __init__(
@@ -122,7 +119,6 @@ class DeviceLoader:
         std: Sequence[float],
         drop_last: bool = False,
     ) -> None:
-        _check(data, batch_size, mean)
         self.batch_size = batch_size
         self.sampler = sampler
         self.drop_last = drop_last
@@ -183,10 +179,8 @@ def evaluation_batches(
         of shape (B,).
 
     Raises:
-        InputError: The batch size is below 1, the set is empty, or ``mean`` and ``std`` do not fit
-            the images.
+        InputError: A standard deviation is 0.
     """
-    _check(data, batch_size, mean)
     return _EvaluationBatches(data, batch_size, torch.device(device), mean, std)
 
 
@@ -208,16 +202,3 @@ class _EvaluationBatches:
         for first in range(0, len(self._labels), self._batch_size):
             batch = slice(first, first + self._batch_size)
             yield self._normalise(self._pixels[batch]).permute(0, 3, 1, 2), self._labels[batch]
-
-
-def _check(data: ImageSet, batch_size: int, mean: Sequence[float]) -> None:
-    if batch_size < 1:
-        raise InputError(f"expected a batch_size of at least 1, got {batch_size}: 128 is usual")
-    if not len(data):
-        raise InputError("expected at least one image, got an empty set: remove the set")
-    channels = data.images.shape[1]
-    if len(mean) != channels:
-        raise InputError(
-            f"expected a mean and a std for each of {channels} channels, got {len(mean)}: "
-            "channel_statistics gives both from the training images"
-        )

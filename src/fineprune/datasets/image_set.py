@@ -21,38 +21,11 @@ class ImageSet:
         images: uint8, shape (N, channels, height, width), values 0..255.
         labels: int64, shape (N,), values 0..len(classes) - 1.
         classes: The name of each class.
-
-    Raises:
-        InputError: A dtype, a shape or a label does not fit this description.
     """
 
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
-            raise InputError(
-                "expected images as uint8 of shape (N, channels, height, width), got "
-                f"{_describe(self.images)}: convert them to values 0..255 first"
-            )
-        if self.labels.dtype != torch.int64 or self.labels.ndim != 1:
-            raise InputError(
-                f"expected labels as int64 of shape (N,), got {_describe(self.labels)}: "
-                "give one class number for each image"
-            )
-        if len(self.labels) != len(self.images):
-            raise InputError(
-                f"expected as many labels as images, got {len(self.labels)} labels for "
-                f"{len(self.images)} images: give one class number for each image"
-            )
-        if len(self.labels) and not (
-            int(self.labels.min()) >= 0 and int(self.labels.max()) < len(self.classes)
-        ):
-            raise InputError(
-                f"expected labels 0..{len(self.classes) - 1} for {len(self.classes)} classes, got "
-                f"{int(self.labels.min())}..{int(self.labels.max())}: name every class"
-            )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -62,20 +35,7 @@ class ImageSet:
 
         Args:
             index: The indices of the images; int64, shape (M,).
-
-        Raises:
-            InputError: An index is outside 0..N - 1, or ``index`` has another dtype or shape.
         """
-        if index.dtype != torch.int64 or index.ndim != 1:
-            raise InputError(
-                f"expected an index as int64 of shape (M,), got {_describe(index)}: "
-                "give the numbers of the images to take"
-            )
-        if len(index) and not (int(index.min()) >= 0 and int(index.max()) < len(self)):
-            raise InputError(
-                f"expected indices 0..{len(self) - 1}, got {int(index.min())}..{int(index.max())}: "
-                "take images that the set has"
-            )
         return ImageSet(self.images[index], self.labels[index], self.classes)
 
 
@@ -105,20 +65,12 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     """Return the mean and the standard deviation of each channel over all images and pixels.
 
     Args:
-        images: uint8, shape (N, channels, height, width).
+        images: At least one image; uint8, shape (N, channels, height, width).
 
     Returns:
         (mean, std), one float per channel, computed from values scaled to 0..1. The standard
         deviation is that of the whole population (the sum is divided by the number of pixels).
-
-    Raises:
-        InputError: The images have another dtype or shape, or there are none.
     """
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.numel() == 0:
-        raise InputError(
-            "expected at least one image as uint8 of shape (N, channels, height, width), got "
-            f"{_describe(images)}: compute the statistics from the training images"
-        )
     channels = images.shape[1]
     total = torch.zeros(channels, dtype=torch.float64)
     squares = torch.zeros(channels, dtype=torch.float64)
@@ -132,7 +84,3 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     variance = (squares / pixels - mean.square()).clamp_min(0.0)
     std = variance.sqrt()
     return tuple((mean / 255).tolist()), tuple((std / 255).tolist())
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
