@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from fineprune.experiments.arm_table import Row, group_rows, grouped
 from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.files import append_metrics, epoch_file, write_atomically, write_json
 from fineprune.runs.history import pack_epoch
+from fineprune.runs.run import Run
 from fineprune.runs.summary import Hardware, Summary, write_summary
 from fineprune.training.recipe import Recipe, make_recipe
 
@@ -221,6 +223,11 @@ _INVENTED = Summary(
 def _train_size(recipe: Recipe) -> int:
     assert recipe.data.train_size is not None
     return recipe.data.train_size
+
+
+def table_rows(runs: Sequence[Run]) -> list[Row]:
+    """Return the rows of all groups."""
+    return [row for group in grouped(runs) for row in group_rows(group)]
 
 
 def with_summary(run, **values):

@@ -4,7 +4,7 @@ import operator
 from pathlib import Path
 
 import pytest
-from made_runs import made_recipe, made_summary, make_compare
+from made_runs import made_recipe, made_summary, make_compare, table_rows
 
 from fineprune.experiments.arm_table import (
     Difference,
@@ -12,7 +12,6 @@ from fineprune.experiments.arm_table import (
     grouped,
     paired_difference,
     saved_in_epochs,
-    table_rows,
 )
 from fineprune.runs.run import Run, read_runs
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from made_images import write_folder
+from made_runs import table_rows
 from resuming import train_through
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.errors import InputError, RunError
-from fineprune.experiments.arm_table import table_rows
 from fineprune.experiments.compare import compare, plan_runs
 from fineprune.experiments.configurations import configuration, configured
 from fineprune.experiments.scale import scale

@@ -16,11 +16,12 @@ from fineprune.cli.main import app
 from fineprune.datasets.image_index import cache_folder, load_index
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
+from fineprune.experiments.arm_table import grouped
 from fineprune.inspection.inspected import read_inspected
 from fineprune.inspection.known_samples import known_samples
 from fineprune.inspection.suspects import suspects_of
 from fineprune.report.inspection import _shows
-from fineprune.report.wrong_labels import all_found_rows
+from fineprune.report.wrong_labels import found_rows
 from fineprune.runs.history import read_labels as trained_labels
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training.data import load_data
@@ -143,7 +144,7 @@ def test_all_commands_count_the_same_suspects(digits, tmp_path):
     said = command("relabel", digits, "--out", tmp_path / "labels.csv")
     assert f"({number} suspects first)" in said
     # ``full`` suspects nothing by itself, but its logits were recorded.
-    (row,) = all_found_rows([read_run(digits)])
+    (row,) = found_rows(*grouped([read_run(digits)]))
     assert row["suspects"] == number
     assert row["roc_area"] == summary.suspicion.roc_area
     assert row["roc_area"] > 0.9

@@ -15,16 +15,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_runs import table_rows
 
 from fineprune.experiments.arm_table import (
+    group_rows,
     grouped,
     mean_difference,
     paired_difference,
-    table_rows,
 )
 from fineprune.experiments.scale_table import read_scaling, scale_rows
 from fineprune.experiments.tuning import read_rates
-from fineprune.report.comparison_table import comparison_tables
+from fineprune.report.comparison_table import COLUMNS, comparison_table
 from fineprune.report.scaling.tables import scale_tables
 from fineprune.runs.run import read_run, read_runs
 
@@ -769,7 +770,8 @@ def test_the_tables_of_scale_are_those_of_its_runs():
 def test_the_table_of_lenet_is_that_of_its_runs():
     folders = (RESULTS / "lenet-cifar10").iterdir()
     shown = (RESULTS / "lenet-cifar10.md").read_text(encoding="utf-8").splitlines()
-    (table,) = comparison_tables(table_rows(read_runs(sorted(folders))))
+    (group,) = grouped(read_runs(sorted(folders)))
+    table = comparison_table("", group_rows(group), COLUMNS)
     lines = [line for line in markdown_table(table).splitlines() if line.startswith("|")]
     assert len(lines) == 8
     assert set(lines) <= set(shown)

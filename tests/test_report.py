@@ -11,17 +11,17 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 import pytest
-from made_runs import made_recipe, make_compare, make_run, with_summary
+from made_runs import made_recipe, make_compare, make_run, table_rows, with_summary
 from rich.console import Console
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.errors import InputError
-from fineprune.experiments.arm_table import grouped, table_rows
+from fineprune.experiments.arm_table import group_rows, grouped
 from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.report.comparison_table import (
     COLUMNS,
-    comparison_tables,
+    comparison_table,
     row_dicts,
     terminal_tables,
 )
@@ -71,17 +71,17 @@ def one_group(runs):
     return group
 
 
-def terminal(rows):
+def terminal(*groups):
     console = Console(width=80, no_color=True)
     with console.capture() as captured:
-        for table in terminal_tables(rows):
+        for table in terminal_tables(groups):
             console.print(rich_table(table, console.width))
     return captured.get()
 
 
 def lines_of(rows):
     """The cells of each line of the only table by its headers, those of a paper last."""
-    (table,) = comparison_tables(rows)
+    table = comparison_table("", rows, COLUMNS)
     return [dict(zip(table.headers, line, strict=True)) for line in [*table.lines, *table.paper]]
 
 
@@ -226,15 +226,15 @@ def test_the_papers_tables_are_compared_with_each_network_that_was_run(runs, cif
 
 def test_each_group_has_a_table(runs):
     others = [with_summary(run, network="vgg13") for run in runs]
-    rows = table_rows([*runs, *others])
-    assert "vgg13 on" in terminal(rows)
-    titles = [table.title for table in comparison_tables(rows)]
+    groups = [group_rows(group) for group in grouped([*runs, *others])]
+    assert "vgg13 on" in terminal(*groups)
+    titles = [table.title for table in terminal_tables(groups)]
     assert "vgg13 on digits, accuracy on the test set" in titles
-    assert terminal(rows).count("fine-pruning") == 2
+    assert terminal(*groups).count("fine-pruning") == 2
 
 
-def test_tables_without_rows_are_empty():
-    assert comparison_tables([]) == terminal_tables([]) == []
+def test_without_groups_there_are_no_tables():
+    assert terminal_tables([]) == []
 
 
 # Figures

@@ -18,8 +18,9 @@ from fineprune.cli.main import app
 from fineprune.datasets import ImageSet
 from fineprune.datasets.label_file import read_labels
 from fineprune.errors import InputError
+from fineprune.experiments.arm_table import grouped
 from fineprune.report.html import write_report
-from fineprune.report.wrong_labels import all_found_rows
+from fineprune.report.wrong_labels import found_rows
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.summary import Detection
@@ -308,13 +309,13 @@ def with_suspicion(run):
 
 def test_the_report_shows_the_means_of_each_arm(tmp_path):
     runs = read_runs([make_compare(tmp_path / "c", arms=["full", "fine-pruning"])])
-    assert not all_found_rows(runs)
+    assert not found_rows(*grouped(runs))
     write_report(runs, tmp_path / "clean.html")
     assert "Wrong labels found" not in (tmp_path / "clean.html").read_text()
 
     noisy = [with_suspicion(run) for run in runs]
     assert len({run.summary.suspicion.roc_area for run in noisy}) > 2
-    full, pruned = all_found_rows(noisy)
+    full, pruned = found_rows(*grouped(noisy))
     assert (full["arm"], full["seeds"], full["roc_area"]) == ("full", 3, None)
     areas = [run.summary.suspicion.roc_area for run in noisy]
     known = [area for area in areas if area is not None]

@@ -26,17 +26,17 @@ def show_results(
         InputError: The runs cannot be compared.
     """
     # Imported here, because matplotlib and scipy would delay the start of every command.
-    from fineprune.experiments.arm_table import group_rows, grouped, table_rows
+    from fineprune.experiments.arm_table import group_rows, grouped
     from fineprune.report.comparison_table import row_dicts, terminal_tables
     from fineprune.report.facts import chosen_rates, unequal
     from fineprune.report.html import write_report
     from fineprune.report.table import rich_table
     from fineprune.report.verdict import headline
-    from fineprune.report.wrong_labels import all_found_rows, found_line
+    from fineprune.report.wrong_labels import found_line, found_rows
 
-    rows = table_rows(runs, fraction)
-    found = all_found_rows(runs)
     groups = grouped(runs)
+    rows = [group_rows(group, fraction) for group in groups]
+    found = [row for group in groups for row in found_rows(group)]
     rates = [
         f"{group.label}: the learning rate is {chosen}"
         for group in groups
@@ -46,13 +46,15 @@ def show_results(
         f"{group.label}: {sentence}" for group in groups for sentence in unequal(group.runs)
     ]
     headlines = {
-        group.label: headline(group, group_rows(group, fraction), fraction) for group in groups
+        group.label: headline(group, of_group, fraction)
+        for group, of_group in zip(groups, rows, strict=True)
     }
     write_report(runs, page, fraction)
     if as_json:
         wrong_labels = {"wrong_labels": found} if found else {}
         differing = {"unequal": cautions} if cautions else {}
-        content = {"headlines": headlines, "rows": row_dicts(rows), **wrong_labels, **differing}
+        dicts = [row for of_group in rows for row in row_dicts(of_group)]
+        content = {"headlines": headlines, "rows": dicts, **wrong_labels, **differing}
         typer.echo(json.dumps({**about, **content}))
         return
     console = Console()

@@ -182,19 +182,6 @@ class Row:
     samples_to_full: float | None = None
 
 
-def table_rows(runs: Sequence[Run], margin: float = MARGIN) -> list[Row]:
-    """Return one row for each arm of each group.
-
-    Args:
-        runs: The runs.
-        margin: The margin of equivalence, as a fraction.
-
-    Raises:
-        InputError: The runs cannot be grouped; see ``grouped``.
-    """
-    return [row for group in grouped(runs) for row in group_rows(group, margin)]
-
-
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """Split runs into groups with the same network and dataset, in the given order.
 

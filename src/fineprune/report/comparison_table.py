@@ -1,7 +1,6 @@
 """The table of a comparison: its columns, its lines, and its rows as JSON."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -168,24 +167,6 @@ COLUMNS = (
 )
 
 
-def comparison_tables(rows: Sequence[Row], columns: Sequence[Column] = COLUMNS) -> list[Table]:
-    """Return one table for each group of rows, with the paper's results if there are any.
-
-    Args:
-        rows: The rows, those of a group after each other.
-        columns: The columns of the tables.
-    """
-    groups = [list(group) for _, group in itertools.groupby(rows, lambda row: row.group)]
-    return [
-        comparison_table(
-            f"{group[0].group.label}, accuracy on the {group[0].group.first.evaluated_on} set",
-            group,
-            columns,
-        )
-        for group in groups
-    ]
-
-
 def comparison_table(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> Table:
     """Return the table of one group, with the paper's results if there are any."""
 
@@ -197,14 +178,25 @@ def comparison_table(title: str, rows: Sequence[Row], columns: Sequence[Column])
     return Table(title, headers, lines(rows), paper=paper, main=_MAIN)
 
 
-def terminal_tables(rows: Sequence[Row]) -> list[Table]:
-    """Return the tables with the columns that fit into 80 characters, and their explanation."""
+def terminal_tables(groups: Sequence[Sequence[Row]]) -> list[Table]:
+    """Return the tables with the columns that fit into 80 characters, and their explanation.
+
+    Args:
+        groups: The rows of each group.
+    """
     brief = [
         dataclasses.replace(column, header=column.short)
         for column in COLUMNS
         if column.short is not None
     ]
-    tables = comparison_tables(rows, brief)
+    tables = [
+        comparison_table(
+            f"{rows[0].group.label}, accuracy on the {rows[0].group.first.evaluated_on} set",
+            rows,
+            brief,
+        )
+        for rows in groups
+    ]
     return [*tables[:-1], *(dataclasses.replace(table, note=_NOTE) for table in tables[-1:])]
 
 

@@ -5,9 +5,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from fineprune.experiments.arm_table import Group, grouped
+from fineprune.experiments.arm_table import Group
 from fineprune.report.table import NOTHING, Table, decimal, percent, whole
-from fineprune.runs.run import Run
 from fineprune.runs.summary import Detection
 
 _TITLE = "Wrong labels found"
@@ -54,15 +53,6 @@ def found_rows(group: Group) -> list[FoundRow]:
         means = {name: _mean([getattr(one, name) for one in found]) for name in _FIGURES}
         rows.append({"group": group.label, "arm": arm, "seeds": len(found), **means})
     return rows
-
-
-def all_found_rows(runs: Sequence[Run]) -> list[FoundRow]:
-    """Return the rows of all groups.
-
-    Raises:
-        InputError: The runs cannot be grouped; see ``arm_table.grouped``.
-    """
-    return [row for group in grouped(runs) for row in found_rows(group)]
 
 
 def found_table(rows: Sequence[FoundRow]) -> Table:
