@@ -9,10 +9,11 @@ from fineprune.errors import InputError
 from fineprune.inspection.inspected import Inspected
 from fineprune.inspection.pictures import Outputs, outputs_of, pictures_of
 from fineprune.inspection.suspects import smoothed_losses
+from fineprune.labels.class_shares import KEEP_ALL
 
 _NO_PREDICTIONS = (
-    "No labels are suggested: the run has kept no predictions, because workers of parameter "
-    "servers send losses only."
+    f"No labels are suggested: the run has kept no predictions, because workers of parameter "
+    f"servers send them only up to {KEEP_ALL} classes."
 )
 
 

@@ -9,7 +9,7 @@ takes three or four bytes per sample.
 ``history/evaluated.npy`` the labels (row 0) and the predictions (row 1) of the last evaluation.
 
 ``history/evidence.pt`` holds the evidence on the labels after the last epoch, as the state of a
-``LabelWatch``. Runs on parameter servers have none.
+``LabelWatch``. Runs on parameter servers have it only up to ``KEEP_ALL`` classes.
 """
 
 from pathlib import Path
