@@ -103,6 +103,14 @@ def test_a_run_that_was_finished_already_is_not_said_to_be_written(folder):
     assert again.stdout.endswith("; r was finished already\n")
 
 
+@pytest.mark.parametrize("policy", ["random", "fine-pruning"])
+def test_a_share_to_save_that_has_no_effect_is_said(policy):
+    result = run("plan", "quick", "--set", f"pruning.policy={policy}", "pruning.save=0.6")
+    assert result.exit_code == 0, result.output
+    assert f"pruning.save = 0.6 has no effect with pruning.policy = '{policy}'" in result.stderr
+    assert "no effect" not in run("plan", "quick", "--save", "0.6").stderr
+
+
 def test_plan_takes_changes_after_one_set_too(folder):
     plain = json.loads(run("plan", "recipes/digits.toml", "--json").stdout)
     changes = ["pruning.block=2", "pruning.count=1"]

@@ -62,7 +62,9 @@ def test_the_suspects_of_the_first_run_that_skipped_are_printed(run, tmp_path):
     result = inspect(full, run, "--out", tmp_path / "page.html", "--no-network")
     assert result.exit_code == 0, result.output
     first, *lines, last = result.stdout.splitlines()
-    assert re.fullmatch(r"lenet adaptive 0: [1-9].*% of the sample-steps skipped", first)
+    assert re.fullmatch(
+        r"lenet adaptive 0: [1-9].*% of the sample-steps skipped; .* suspected", first
+    )
     assert sum(line.startswith("  suspect ") for line in lines) == 5
     assert last == f"page: {tmp_path / 'page.html'}, with 1 more arm"
 

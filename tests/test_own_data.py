@@ -106,6 +106,15 @@ def probabilities():
     return Labels([torch.tensor([0.25, 0.75]), torch.tensor([1.0, 0.0])] * 48), Labels([0, 1] * 16)
 
 
+def other_shape_in_the_test_set():
+    train, test = of_train(1)
+    return train, [(x[:1], y) for x, y in (test[index] for index in range(len(test)))]
+
+
+def float64():
+    return tuple([(x.double(), y) for x, y in map(part.__getitem__, range(32))] for part in noisy())
+
+
 def probabilities_only():
     return probabilities()[0], probabilities()[0]
 
@@ -257,6 +266,20 @@ def test_the_datasets_that_the_function_returns_are_checked(tmp_path):
         train(recipe(function="plain_samples_of_another_length"), tmp_path / "run")
     with pytest.raises(InputError, match=r"\(train, test\) or \(train, test, plain\), got Recipe"):
         train(recipe(function="recipe"), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("other_shape_in_the_test_set", r"\(3, 32, 32\) .* to train on, got \(1, 32, 32\)"),
+        ("float64", r"or convert the samples, which are torch\.float64, to float32"),
+    ],
+)
+def test_samples_that_the_network_cannot_take_are_refused_at_the_start(
+    function, expected, tmp_path
+):
+    with pytest.raises(InputError, match=expected):
+        train(recipe("network.classes=2", function=function), tmp_path / "run")
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -1,6 +1,7 @@
 """``fineprune relabel``: the table that a person edits, and that a recipe reads."""
 
 import csv
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ from typer.testing import CliRunner
 from fineprune.cli.main import app
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
+from fineprune.inspection.inspected import Inspected, read_inspected
+from fineprune.inspection.relabel import label_table
 from fineprune.runs.history import read_labels as trained_labels
+from fineprune.runs.run import read_run
 from fineprune.training.data import load_data
 from fineprune.training.data.memory import load_images
 from fineprune.training.loop import train
@@ -123,9 +127,10 @@ def test_a_run_without_a_history_is_refused(tmp_path):
         ("index,label\n0,a\n0,b\n1,a\n", "expected one row .*, got 2 rows for index 0"),
         ("index,label\n0,a\n2,b\n", "expected an index of 0 to 1 in line 3 of .*, got '2'"),
         ("index,label\n0,a\n-1,b\n", "expected an index of 0 to 1 in line 3 of .*, got '-1'"),
-        ("index,label\n0,a\n1,bee\n", "line 3"),
+        ("index,label\n0,a\n1,bee\n", "line 3 .* it may be a, b, drop"),
         ("index,label\n0,a\n1\n", "line 3"),
-        ("index,label\n\n0,a\n1,\n", "line 4"),
+        ("index,label\n\n0,a\n1,\n", "line 4 .*, got '': it may be a, b, drop"),
+        ("index,label\n0,a\n1,dorp\n", "got 'dorp': did you mean 'drop'?"),
     ],
 )
 def test_a_wrong_table_is_refused(tmp_path, text, message):
@@ -139,6 +144,21 @@ def test_a_table_may_be_in_any_order_and_have_other_columns(tmp_path):
     path = tmp_path / "labels.csv"
     path.write_text('\ufeffscore,label,index\n1, b ,1\n"2",0,0\n', encoding="utf-8")
     assert read_labels(path, ["a", "b"], 2).tolist() == [0, 1]
+
+
+def test_the_word_that_leaves_a_sample_out_may_have_capitals_unless_a_class_is_named_so(tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text("index,label\n0,a\n1,Drop\n")
+    assert read_labels(path, ["a", "b"], 2).tolist() == [0, DROP]
+    assert read_labels(path, ["a", "Drop"], 2).tolist() == [0, 1]
+
+
+def test_no_table_is_written_whose_words_would_have_two_meanings(run, monkeypatch):
+    inspected = read_inspected([read_run(run)])
+    training_set = replace(inspected[0].training_set(), classes=("drop", *"bcdefghij"))
+    monkeypatch.setattr(Inspected, "training_set", lambda self: training_set)
+    with pytest.raises(InputError, match="expected no class that is named 'drop'"):
+        label_table(inspected)
 
 
 def test_a_setting_can_be_unset_to_train_with_a_table(run, tmp_path):

@@ -96,12 +96,16 @@ def inspect(
 
 def _lines(arm: "InspectedArm") -> Iterator[str]:
     """Yield what the command prints about the run that stands for an arm."""
-    yield f"{arm.name}: {arm.skipped:.1%} of the sample-steps skipped"
+    yield (
+        f"{arm.name}: {arm.skipped:.1%} of the sample-steps skipped; {arm.suspects:,} of "
+        f"{arm.samples:,} labels are suspected"
+    )
     if arm.found:
         # Among as many suspects as there are wrong labels, or nearly so many.
         found = min(arm.found, key=lambda found: abs(found.first - (arm.wrong_labels or 0)))
+        as_many = "as many as labels are wrong, " if found.first == arm.wrong_labels else ""
         yield (
-            f"  of the first {found.first:,} suspects, {found.wrong:,} have a wrong label "
+            f"  of the first {found.first:,} suspects, {as_many}{found.wrong:,} have a wrong label "
             f"({found.by_chance:,.0f} by chance); {found.suggestions_right:,} suggestions are right"
         )
     for suspect in arm.first[:_SUSPECTS]:

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from fineprune.distributed.all_reduce import is_main
 from fineprune.errors import InputError
+from fineprune.training.recipe import Recipe
 
 
 def given_path(text: str) -> Path:
@@ -72,3 +74,10 @@ def margin_fraction(points: float) -> float:
             f"expected --margin as percentage points above 0 and below 100, got {points:g}"
         )
     return points / 100
+
+
+def say_ignored(recipe: Recipe) -> None:
+    """Say on standard error which share to save has no effect, if there is one."""
+    ignored = recipe.pruning.without_effect()
+    if ignored and is_main():
+        typer.echo(f"fineprune: {ignored}", err=True)

@@ -12,7 +12,14 @@ from rich.console import Console
 
 from fineprune.cli.exits import exits
 from fineprune.cli.forecast_text import forecast_dict, forecast_text
-from fineprune.cli.options import AsJson, Changes, all_changes, path_option, split_changes
+from fineprune.cli.options import (
+    AsJson,
+    Changes,
+    all_changes,
+    path_option,
+    say_ignored,
+    split_changes,
+)
 from fineprune.cli.outputs import check_file, inputs_of
 from fineprune.errors import InputError, check_above, check_at_least
 from fineprune.inspection.inspected import advice_for
@@ -161,6 +168,7 @@ def plan(
         boundaries = () if made.schedule is None else made.schedule.boundaries
         svg.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(svg, schedule_svg(made.prunes, boundaries))
+    say_ignored(recipe)
     if as_json:
         typer.echo(json.dumps(forecast_dict(made)))
         return

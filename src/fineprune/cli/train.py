@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Changes, MoreChanges, RecipeFile, all_changes, path_option
+from fineprune.cli.options import (
+    AsJson,
+    Changes,
+    MoreChanges,
+    RecipeFile,
+    all_changes,
+    path_option,
+    say_ignored,
+)
 from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
 from fineprune.distributed.all_reduce import is_main
@@ -36,6 +44,7 @@ def train(
     """
     follow_parent_if_told()
     made = read_recipe(recipe, all_changes(changes, more))
+    say_ignored(made)
     folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
     check_folder("--out", folder, None if resume else recipe)
     was_finished = (folder / SUMMARY).exists()

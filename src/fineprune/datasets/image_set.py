@@ -11,6 +11,8 @@ from fineprune.errors import InputError, shown
 
 # Images are converted to float64 in chunks of this many, which is fast and takes little memory.
 _CHUNK = 1024
+# An error names at most so many classes.
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +41,14 @@ class ImageSet:
         return ImageSet(self.images[index], self.labels[index], self.classes)
 
 
-def class_number(place: str, text: str, classes: Sequence[str]) -> int:
+def class_number(place: str, text: str, classes: Sequence[str], others: Sequence[str] = ()) -> int:
     """Return the number of the class that a text names.
 
     Args:
         place: Where the text comes from, for the error message.
         text: The name of a class, or its number. A name counts first, if it looks like a number.
         classes: The name of each class.
+        others: What else may stand there, for the error message.
 
     Raises:
         InputError: There is no such class.
@@ -53,10 +56,12 @@ def class_number(place: str, text: str, classes: Sequence[str]) -> int:
     numbers = {str(number): number for number in range(len(classes))}
     numbers |= {name: number for number, name in enumerate(classes)}
     if text not in numbers:
-        near = difflib.get_close_matches(text, classes, n=1, cutoff=0.0) or [classes[0]]
+        known = [*classes, *others]
+        near = difflib.get_close_matches(text, known, n=1)
+        some = ", ".join(known if len(known) <= _MOST_NAMED else [*known[:_MOST_NAMED], "..."])
         raise InputError(
             f"expected the name or number (0..{len(classes) - 1}) of a class in {place}, got "
-            f"{shown(text)}: did you mean {near[0]!r}?"
+            f"{shown(text)}: " + (f"did you mean {near[0]!r}?" if near else f"it may be {some}")
         )
     return numbers[text]
 

@@ -54,6 +54,15 @@ def read_labels(
     return labels
 
 
+def check_class_names(classes: Sequence[str], table: str) -> None:
+    """Raise InputError if a class is named like what leaves a sample out of a table of labels."""
+    if DROP_WORD in classes:
+        raise InputError(
+            f"expected no class that is named {DROP_WORD!r} with labels of {table}, where this "
+            f"word leaves a sample out: rename the class"
+        )
+
+
 def _from_array(path: Path, classes: Sequence[str]) -> npt.NDArray[np.int64]:
     try:
         # Mapped, so that a damaged header cannot ask for more memory than the file has bytes.
@@ -153,18 +162,17 @@ def _numbers(
     lines: Iterable[tuple[int, str]], path: Path, classes: Sequence[str]
 ) -> npt.NDArray[np.int64]:
     """Return the number of each label, which comes with the number of its line."""
-    if DROP_WORD in classes:
-        raise InputError(
-            f"expected no class that is named {DROP_WORD!r} with labels of {path}, where this word "
-            f"leaves a sample out: rename the class"
-        )
+    check_class_names(classes, str(path))
     names = frozenset(classes)
     numbers = {DROP_WORD: DROP}
     labels = []
     for line, text in lines:
         label = text if text in names else text.strip()
+        if label not in names and label.lower() == DROP_WORD:
+            label = DROP_WORD
         if label not in numbers:
-            numbers[label] = class_number(f"line {line} of {path}", label, classes)
+            place = f"line {line} of {path}"
+            numbers[label] = class_number(place, label, classes, [DROP_WORD])
         labels.append(numbers[label])
     return np.array(labels, dtype=np.int64)
 

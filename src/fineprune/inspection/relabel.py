@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fineprune.datasets.label_file import DROP_WORD
+from fineprune.datasets.label_file import DROP_WORD, check_class_names
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import Inspected
 from fineprune.inspection.suspects import suspects_of
@@ -48,6 +48,7 @@ def label_table(
         InputError: The runs have different training sets or labels, or have not kept them.
     """
     training_set = _common(runs)
+    check_class_names(training_set.classes, "a table")
     unknown = np.flatnonzero(training_set.labels == UNKNOWN)
     if len(unknown):
         raise InputError(

@@ -75,6 +75,8 @@ def advice_of(
     sentences = [
         f"About {round(wrong):,} of {samples:,} labels ({wrong / samples:.1%}) contradict what the "
         f"network learned."
+        if round(wrong)
+        else f"Of {samples:,} labels, none is estimated to contradict what the network learned."
     ]
     if samples < evidence.num_samples:
         sentences.append(
@@ -86,7 +88,8 @@ def advice_of(
     trusted = visits >= _EARLY and part >= _TOO_FEW
     if part < _TOO_FEW:
         sentences.append(
-            "The network has learned little, and then this number is far too high: a longer or "
+            "Hardly any sample has a loss near zero. If the network answers few of them as they "
+            "are labelled, it has learned little, and the estimate is far too high: a longer or "
             "better training says more."
         )
     elif visits < _EARLY:
@@ -97,8 +100,9 @@ def advice_of(
         )
     elif visits < _ENOUGH:
         sentences.append(
-            "Where the truth is known, the estimate was 1.1 to 2.4 times the true number after ten "
-            "epochs: it is probably too high."
+            f"Each sample was trained {visits:.1f} times on average. Where the truth is known, the "
+            f"estimate was 1.1 to 2.4 times the true number after ten epochs of a small network, "
+            f"and nearly right after 30: it may be too high."
         )
     else:
         sentences.append(
@@ -137,14 +141,16 @@ def advice_of_losses(
             chance.
         cost: As for ``advice_of``.
     """
-    found = "Too few samples to skip any"
+    found = "The samples whose losses stayed above chance are too few to be skipped"
     if contradicting:
-        found = f"{contradicting:,} of {samples:,} samples ({contradicting / samples:.1%})"
+        some = f"{contradicting:,} of {samples:,} samples ({contradicting / samples:.1%})"
+        found = f"The losses of {some} stayed above chance"
     return [
-        f"{found} had losses above chance: in each of their last {patience} epochs or, once most "
-        f"samples were learned, on average. After five epochs of the measurement below, 10.5 % had "
-        f"with 30 % wrong labels, and 2.3 % with correct ones (one training each). Logits say more "
-        f"about labels than losses: give them to record.",
+        f"{found} (in each of their last {patience} epochs or, once most samples were learned, on "
+        f"average). In the measurement below, these were 10.5 % of the samples after five epochs "
+        f"with 30 % wrong labels, and 2.3 % with correct ones (one training each). Correct labels "
+        f"look wrong if losses are weighted by class: record them without weights. For a "
+        f"classifier, logits say more about labels than losses: give them to record.",
         *_means(_NOISY if contradicting else 0.0, cost),
     ]
 
@@ -171,8 +177,8 @@ def _means(wrong: float, cost: FullCost | None) -> list[str]:
         )
         if wrong >= _CORRECT:
             best = (
-                "So few wrong labels were not measured: review the suspects, and take the shorter "
-                "schedule (fp.shorter), which is the simplest."
+                "Such a share of wrong labels was not measured, only none and 30 %: review the "
+                "suspects, and take the shorter schedule (fp.shorter), which is the simplest."
             )
         best += (
             " A network that memorises its labels underestimates how many of them are wrong, so "

@@ -47,6 +47,8 @@ def _check_fit(model: nn.Module, recipe: Recipe, data: Data) -> None:
             raise
         reason = first_line(error) or type(error).__name__
         other = " or data.image_size" if recipe.data.name in ("images", "synthetic") else ""
+        if data.blank.dtype != torch.float32:
+            other = f", or convert the samples, which are {data.blank.dtype}, to float32"
         raise InputError(
             f"expected a network for samples of shape {shape}, got network.name {name!r}, which "
             f"fails on them: {reason}: set another network.name{other}"

@@ -65,6 +65,13 @@ def own_data(recipe: Recipe) -> Data:
     if len(kept) < len(whole):
         train = Subset(train, kept.tolist())
     blank = _blank(settings.name, PlainSamples(train)[0][0])
+    first = _blank(settings.name, PlainSamples(evaluated)[0][0])
+    if (first.shape, first.dtype) != (blank.shape, blank.dtype):
+        raise InputError(
+            f"expected samples of {settings.name} to evaluate on with the shape "
+            f"{tuple(blank.shape[1:])} and dtype {blank.dtype} of those to train on, got "
+            f"{tuple(first.shape[1:])} and {first.dtype}"
+        )
 
     def make_loader(pruner: Pruner) -> Any:
         check_batches(recipe, pruner)

@@ -149,6 +149,18 @@ class PruningSettings:
         """Return the settings that are not None."""
         return {key: value for key, value in vars(self).items() if value is not None}
 
+    def without_effect(self) -> str | None:
+        """Say which share to save has no effect; None if there is none.
+
+        A comparison may need it for other arms, so it is no error.
+        """
+        if self.own or not self.save or takes_save(self.policy):
+            return None
+        return (
+            f"pruning.save = {self.save} has no effect with pruning.policy = {self.policy!r}: "
+            f"choose a policy that saves this share, such as adaptive"
+        )
+
     def _check_applies(self) -> None:
         """Raise InputError if a setting would be ignored silently."""
         if self.policy == "full":
