@@ -515,7 +515,8 @@ def quotes():
         yield ADVICE, words, (*difference(CLEAN, arm), *difference(WRONG, arm))
     yield (
         ADVICE,
-        "{:.1f} % had with 30 % wrong labels, and {:.1f} % with correct ones",
+        "{:.1f} % of the samples after five epochs with 30 % wrong labels, and {:.1f} % with "
+        "correct ones",
         (
             at_epoch(patience, 5, "skipped") / 100,
             at_epoch("0% budget, patience 5", 5, "skipped") / 100,

@@ -148,9 +148,9 @@ def advice_of_losses(
     return [
         f"{found} (in each of their last {patience} epochs or, once most samples were learned, on "
         f"average). In the measurement below, these were 10.5 % of the samples after five epochs "
-        f"with 30 % wrong labels, and 2.3 % with correct ones (one training each). Correct labels "
-        f"look wrong if losses are weighted by class: record them without weights. For a "
-        f"classifier, logits say more about labels than losses: give them to record.",
+        f"with 30 % wrong labels, and 2.3 % with correct ones (one training each).",
+        "Correct labels look wrong if losses are weighted by class: record them without weights. "
+        "For a classifier, logits say more about labels than losses: give them to record.",
         *_means(_NOISY if contradicting else 0.0, cost),
     ]
 
