@@ -342,7 +342,7 @@ def quotes():
     equal_rates = "adaptive", "matched", "fine-pruning", "infobatch"
     for folder, arms in (
         (LINEAR_WRONG, {"shorter-2": 0.308, **dict.fromkeys(equal_rates, 0.154)}),
-        (LINEAR_CLEAN, {"shorter": 0.154, "adaptive": 0.154}),
+        (LINEAR_CLEAN, {"shorter": 0.154, **dict.fromkeys(equal_rates, 0.154)}),
         (COSINE_WRONG, {"shorter-2": 0.308, "adaptive": 0.154}),
         (COSINE_CLEAN, {"shorter": 0.154, "adaptive": 0.154}),
     ):
@@ -364,6 +364,13 @@ def quotes():
     yield VARIANTS, "nothing is gained**: `adaptive` is {:.2f} ±{:.2f} points below", no_gain
     correct = difference(LINEAR_CLEAN, "adaptive", "shorter")
     yield VARIANTS, "as good as `shorter`**: {:.2f} ±{:.2f} points above it", correct
+    random_choice = difference(LINEAR_CLEAN, "adaptive", "matched")
+    yield VARIANTS, "`adaptive` is {:.2f} ±{:.2f} points above `matched`, but", random_choice
+    for arm, words in (
+        ("infobatch", "cannot be told apart from `shorter` ({:.2f} ±{:.2f} points below it)"),
+        ("fine-pruning", "and `fine-pruning` is {:.2f} ±{:.2f} below it"),
+    ):
+        yield VARIANTS, words, below(difference(LINEAR_CLEAN, arm, "shorter"))
     yield VARIANTS, "{:.2f} ±{:.2f} points above `shorter`; {:.2f} ±{:.2f} in", (*correct, *eight)
     again = "adaptive/linear-tuned"
     in_float32 = below(tuned_difference(again, "adaptive", LINEAR_WRONG, "full"))
