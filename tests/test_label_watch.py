@@ -553,8 +553,12 @@ def test_a_network_with_one_logit_is_told_how_it_can_be_watched(shape):
 
 
 def test_suspects_need_records():
+    watch = fp.LabelWatch(N, CLASSES)
     with pytest.raises(InputError, match="got no record"):
-        fp.LabelWatch(N, CLASSES).suspects()
+        watch.suspects()
+    watch.record(torch.arange(N), torch.full((N, CLASSES), torch.nan), torch.zeros(N).long())
+    with pytest.raises(InputError, match=f"got {N} records, whose losses are all NaN"):
+        watch.suspects()
 
 
 @pytest.mark.parametrize("state", [{}, [], {"version": 1, "num_samples": N, "num_classes": 3}])

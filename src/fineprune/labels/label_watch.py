@@ -433,10 +433,10 @@ class LabelWatch(Untraced):
             )
         evidence.flush()
         if not evidence.visits.any():
-            raise InputError(
-                "expected a training that was recorded, got no record: call record(index, logits, "
-                "labels) in each step"
-            )
+            found = "no record: call record(index, logits, labels) in each step"
+            if evidence.nonfinite:
+                found = f"{evidence.nonfinite} records, whose losses are all NaN or infinite"
+            raise InputError(f"expected a training that was recorded, got {found}")
         if evidence.nonfinite:
             warnings.warn(
                 f"{evidence.nonfinite} records with a loss that is NaN or infinite were left out",

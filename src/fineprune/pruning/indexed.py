@@ -39,13 +39,18 @@ class Indexed(Dataset[tuple[int, Any]]):
                 f"keys {', '.join(map(str, dataset))}: give one data set, such as "
                 f"TensorDataset(x, y), or the number of samples"
             )
+        if isinstance(dataset, tuple) and any(hasattr(part, "shape") for part in dataset):
+            raise TypeError(
+                f"expected a data set of samples, got a tuple of {len(dataset)} arrays: give "
+                f"TensorDataset(x, y), or the number of samples"
+            )
         if isinstance(dataset, IterableDataset) or not (
             hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         ):
             raise TypeError(
                 f"expected a map-style data set with __getitem__ and __len__, got "
                 f"{type(dataset).__name__}: the samples of a stream have no indices; see "
-                f"fineprune.streams"
+                f"fineprune.streams or, for a LabelWatch, yield the number of each sample with it"
             )
         self.dataset = dataset
 

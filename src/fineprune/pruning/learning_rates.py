@@ -181,8 +181,8 @@ def _stepped(scheduler: LRScheduler, number: int) -> list[float]:
     if taken > 0:
         raise InputError(
             f"expected a scheduler that was not stepped, since the rates of the whole training are "
-            f"needed, got one after {taken} steps: give the rates before the "
-            f"training, or as numbers"
+            f"needed, got one after {taken} steps: give the rates before the training and before "
+            f"the state of the scheduler is loaded, or as numbers"
         )
     groups: list[dict[str, Any]] = []
     for group in scheduler.optimizer.param_groups:
