@@ -105,12 +105,6 @@ def stateful(pruner, workers):
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 on torch 2.13
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_tuple_of_arrays_is_no_data_set_of_two_samples():
-    with pytest.raises(TypeError, match=r"a tuple of 2 arrays: give TensorDataset\(x, y\)"):
-        fp.Pruner((torch.zeros(8, 3), torch.zeros(8)), fp.FullData(1), batch_size=4)
-    assert fp.Indexed(((torch.zeros(3), 0), (torch.zeros(3), 1)))[1][1][1] == 1
-
-
 @pytest.mark.parametrize("set_first", [True, False])
 def test_a_stateful_loader_resumes_in_the_middle_of_a_pruning_epoch(workers, set_first):
     policy = fp.RandomPruning(fp.Schedule(6, 3, 0), prune=32)
@@ -133,3 +127,9 @@ def test_a_stateful_loader_resumes_in_the_middle_of_a_pruning_epoch(workers, set
     # The next epoch starts at its beginning.
     second.sampler.set_epoch(5)
     assert sum(len(index) for index, _ in resumed) == 64
+
+
+def test_a_tuple_of_arrays_is_no_data_set_of_two_samples():
+    with pytest.raises(TypeError, match=r"a tuple of 2 arrays: give TensorDataset\(x, y\)"):
+        fp.Pruner((torch.zeros(8, 3), torch.zeros(8)), fp.FullData(1), batch_size=4)
+    assert fp.Indexed(((torch.zeros(3), 0), (torch.zeros(3), 1)))[1][1][1] == 1
