@@ -16,7 +16,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.errors import InputError
 from fineprune.experiments.arm_table import group_rows, grouped
 from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.report.comparison_table import (
@@ -330,8 +329,8 @@ def test_figure_2_of_few_samples(samples, tmp_path):
 def test_a_damaged_history_is_not_drawn(tmp_path):
     folder = make_compare(tmp_path / "c", counts=False)
     np.save(folder / "full-0" / "history" / "epoch-0001.npy", np.zeros(3))
-    with pytest.raises(InputError, match=r"epoch-0001\.npy, got float64.*restore the file"):
-        draw_sample_losses(one_group(read_runs([folder])))
+    drawing = draw_sample_losses(one_group(read_runs([folder])))
+    assert "two runs of fine-pruning" in drawing.caption
 
 
 def test_figures_without_their_data_are_left_out(tmp_path):

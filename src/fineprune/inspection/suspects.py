@@ -15,10 +15,10 @@ from fineprune.runs.history import History
 # The weight of an epoch's loss in the average, as in the suspicion of ``Adaptive``.
 _WEIGHT = 0.2
 
-# The number of last epochs of a sample whose predictions vote for a suggestion.
+# The number of last epochs of a sample in which predictions may agree with a suggestion.
 _VOTES = 10
 
-# The votes of this many samples are counted at once, which limits the memory.
+# The predictions for this many samples are read at once, which limits the memory.
 _CHUNK = 10_000
 
 
@@ -31,9 +31,8 @@ class Suspects:
         score: How suspicious each sample is; float32, shape (n,). With the evidence on the labels,
             this is the log odds of ``LabelWatch.suspects``; else the moving average of the loss.
         label: The label that each sample was trained with; int64, shape (n,).
-        suggestion: The class that contradicts the label most; without evidence, the class that the
-            network predicted most often instead of the label, in the last epochs that trained the
-            sample; int64, shape (n,). -1 if there is none.
+        suggestion: The class that contradicts the label most, int64, shape (n,); -1 without
+            evidence.
         agreement: The share of the last epochs that trained the sample in which the network
             predicted this class; float32, shape (n,).
         number: How many of the samples, from the first one, are called suspicious: the estimated
@@ -75,7 +74,7 @@ def suspects_of(*runs: Inspected, most: int | None = None) -> Suspects:
         known = np.flatnonzero(~np.isnan(losses))
         index = known[np.argsort(-losses[known], kind="stable")][:most]
         score = losses[index]
-        suggestion = _suggestions(first.history, index, first.labels[index])
+        suggestion = np.full(len(index), -1)
         number = int((losses > math.log(int(first.labels.max()) + 1)).sum())
     else:
         ranking = watch.ranking()
@@ -116,42 +115,18 @@ def _added(runs: Sequence[Inspected]) -> LabelWatch | None:
     return total
 
 
-def _last_predictions(
-    history: History, index: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the predictions for some samples, and which of them vote; shape (epochs, n)."""
-    predicted = history.predicted(index)
-    votes = predicted >= 0
-    # Of the epochs that trained a sample, the last ones.
-    votes &= np.cumsum(votes[::-1], axis=0)[::-1] <= _VOTES
-    return predicted, votes
-
-
 def _agreement(
     history: History, index: npt.NDArray[np.int64], suggestion: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float32]:
     """Return ``Suspects.agreement`` of some samples with these suggestions, shape (n,)."""
     parts = [np.empty(0, np.float32)]
     for begin in range(0, len(index), _CHUNK):
-        predicted, votes = _last_predictions(history, index[begin : begin + _CHUNK])
+        predicted = history.predicted(index[begin : begin + _CHUNK])
+        votes = predicted >= 0
+        # Of the epochs that trained a sample, the last ones.
+        votes &= np.cumsum(votes[::-1], axis=0)[::-1] <= _VOTES
         agreeing = votes & (predicted == suggestion[begin : begin + _CHUNK])
         parts.append((agreeing.sum(0) / np.maximum(votes.sum(0), 1)).astype(np.float32))
-    return np.concatenate(parts)
-
-
-def _suggestions(
-    history: History, index: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Return ``Suspects.suggestion`` of some samples with these labels, by their predictions."""
-    parts = [np.empty(0, np.int64)]
-    for begin in range(0, len(index), _CHUNK):
-        predicted, votes = _last_predictions(history, index[begin : begin + _CHUNK])
-        own = labels[begin : begin + _CHUNK]
-        classes = int(max(predicted.max(initial=0), own.max(initial=0))) + 1
-        numbers = np.zeros((len(own), classes), dtype=np.int16)
-        np.add.at(numbers, (np.nonzero(votes)[1], predicted[votes]), 1)
-        numbers[np.arange(len(own)), own] = 0
-        parts.append(np.where(numbers.any(1), numbers.argmax(1), -1))
     return np.concatenate(parts)
 
 

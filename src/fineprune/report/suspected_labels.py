@@ -47,20 +47,14 @@ def first_suspects(group: Group) -> tuple[str, Markup] | None:
 def suspects_note(samples: KnownSamples) -> str:
     """Return what a gallery of suspects shows."""
     if samples.run.watch is None:
-        first = (
-            "The samples with the largest moving averages of the loss, the largest first. The "
-            "suggested label is the class that the network predicted most often instead of the "
-            "label, in the last epochs that trained the sample"
-        )
+        first = "The samples with the largest moving averages of the loss, the largest first."
     else:
         first = (
             "The samples whose predictions contradict their labels most, over all epochs that "
-            "trained them. The suggested label is the class that contradicts it most"
+            "trained them. The suggested label is the class that contradicts it most; the "
+            "percentage is the share of the last epochs in which the network predicted it."
         )
-    parts = [
-        f"{first}; the percentage is the share of the last epochs in which the network predicted "
-        f"it. A suspect is not always wrong: a sample can also be rare or difficult."
-    ]
+    parts = [f"{first} A suspect is not always wrong: a sample can also be rare or difficult."]
     if samples.outputs is not None:
         parts.append(
             "After it comes what the trained network predicts for the picture, with its confidence."

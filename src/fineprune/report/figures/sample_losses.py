@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
+from fineprune.errors import InputError
 from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import WIDTH, our_style, whole_ticks
@@ -20,17 +21,17 @@ def draw_sample_losses(group: Group) -> Drawing | None:
     """Draw the losses of the same samples in two runs of one arm, as in [P] Figure 2.
 
     Up to four samples are drawn: those with the largest difference between their last losses in the
-    two runs. The result is None if no arm has two runs that kept their history.
-
-    Raises:
-        InputError: The history of a run is damaged, or belongs to another run.
+    two runs. The result is None if no arm has two runs with a whole history.
     """
     number = group.first.train_samples
     spread = np.linspace(0, number - 1, min(number, _COMPARED))
     compared = spread.round().astype(np.int64)
     for arm in group.arms:
         runs = group.of(arm)[:2]
-        histories = [read_losses(run.path, number, compared) for run in runs]
+        try:
+            histories = [read_losses(run.path, number, compared) for run in runs]
+        except InputError:  # It is damaged, but a report needs the results only.
+            continue
         kept = [history for history in histories if history is not None]
         if len(kept) == 2:
             return _drawn(group.label, runs, kept, compared)
