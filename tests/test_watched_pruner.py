@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import io
+import warnings
 
 import pytest
 import torch
@@ -97,6 +98,27 @@ def made_up(pruner, step, until=None):
             if step == until:
                 return pruner.watch
     return pruner.watch
+
+
+@pytest.mark.parametrize(
+    ("kind", "warned"),
+    [("weighted", True), ("plain", False), ("smoothed", False), ("twice", False)],
+)
+def test_losses_that_are_weighted_by_class_are_said(kind, warned):
+    logits = torch.randn(32, CLASSES, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(32) % CLASSES
+    options = {
+        "weighted": {"weight": torch.linspace(1, 9, CLASSES)},
+        "smoothed": {"label_smoothing": 0.1},
+    }.get(kind, {})
+    losses = F.cross_entropy(logits, y, reduction="none", **options) * (2 if kind == "twice" else 1)
+    pruner = pruner_of(fp.InfoBatch(EPOCHS))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pruner.record(torch.arange(32), losses, logits, y.tolist())
+    assert [("weighted by class (1 to 9 times" in str(one.message)) for one in caught] == (
+        [True] if warned else []
+    )
 
 
 def test_a_copy_of_a_pruner_watches_for_itself():

@@ -33,6 +33,7 @@ from fineprune.pruning.loop_checks import (
     check_not_expanded,
     check_range,
     check_room,
+    warn_of_class_weights,
     warn_user,
 )
 from fineprune.pruning.loss_buffer import (
@@ -707,17 +708,24 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         batch = as_batch(index, losses)
         # A batch whose logits are refused must not count: a notebook records it again.
         if logits is not None or labels is not None:
-            self._watch_batch(index, logits, labels)
+            self._watch_batch(index, losses, logits, labels)
         cycle.pending.append(batch)
         if len(cycle.pending) >= cycle.limit:
             cycle.settle()
 
-    def _watch_batch(self, index: torch.Tensor, logits: torch.Tensor | None, labels: Any) -> None:
+    def _watch_batch(
+        self,
+        index: torch.Tensor,
+        losses: torch.Tensor,
+        logits: torch.Tensor | None,
+        labels: Any,
+    ) -> None:
         if logits is None or labels is None:
             raise InputError(
                 "expected logits and labels together, got one of them only: give record both, so "
                 "that the labels are watched, or none"
             )
+        first = self._watch is None
         if self._watch is None:
             if logits.ndim != 2:
                 raise InputError(
@@ -726,6 +734,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 )
             self._watch = self._new_watch(logits.shape[1])
         self._watch.record(index, logits, labels)
+        if first and self._learns:
+            warn_of_class_weights(losses, logits, as_numbers("labels", labels))
 
     def _new_watch(self, num_classes: int) -> LabelWatch:
         """Return a watch without evidence. A subclass may refuse it."""

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from fineprune.errors import InputError
 from fineprune.pruning.policies.policy import Policy
@@ -72,6 +73,10 @@ _ENOUGH_BATCHES = 4
 
 # The part of an epoch's order in which its first batches are looked for, as a multiple of them.
 _SEARCHED = 8
+
+# Losses are weighted by class if their ratio to the cross-entropy is the same within each class, up
+# to the first number, and differs by more than the second one between classes.
+_SAME_WEIGHT, _OTHER_WEIGHT = 0.01, 0.1
 
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -245,6 +250,36 @@ def warn_user(message: str, category: type[Warning] = RuntimeWarning) -> None:
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
+
+
+def warn_of_class_weights(losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
+    """Warn if the losses of a batch are cross-entropies that are weighted by class.
+
+    This waits for the device, so it is called once. A batch in which this cannot be told, because
+    most classes have one sample, is no reason to warn.
+
+    Args:
+        losses: The recorded losses, shape (B,).
+        logits: The logits of a classifier, shape (B, C).
+        labels: The labels, integers, shape (B,).
+    """
+    labels = labels.to(logits.device).long()
+    classes, place = labels.unique(return_inverse=True)
+    if losses.shape != labels.shape or len(labels) < 2 * len(classes):
+        return
+    plain = functional.cross_entropy(logits.detach().float(), labels, reduction="none")
+    ratios = losses.detach().float() / plain
+    weights = ratios.new_zeros(len(classes)).scatter_reduce(
+        0, place, ratios, "mean", include_self=False
+    )
+    same_in_class = (ratios / weights[place] - 1).abs() <= _SAME_WEIGHT
+    if bool(same_in_class.all()) and float(weights.max() / weights.min()) > 1 + _OTHER_WEIGHT:
+        warn_user(
+            f"the losses are weighted by class ({float(weights.min()):.3g} to "
+            f"{float(weights.max()):.3g} times the cross-entropy), so the samples of some classes "
+            f"look as if their labels were wrong: record the losses without weights, and "
+            f"backpropagate the weighted ones"
+        )
 
 
 class Leading(Protocol):
