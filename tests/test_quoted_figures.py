@@ -339,6 +339,14 @@ def quotes():
         row = f"| {arm} | 0.3 | {{:,}} | {{:.0f}} | {{:.2f}} |"
         mean = sum(100 * run["test"] for run in runs) / len(runs)
         yield FITS, row, (runs[0]["steps"], 100 * runs[0]["cost"], mean)
+    tests = {(run["arm"], run["seed"]): run["test"] for run in trained}
+    for arm, other, words in (
+        ("proxy", "shorter", "| 77.18 | {:+.2f} ±{:.2f} |"),
+        ("random", "shorter", "| 77.96 | {:+.2f} ±{:.2f} |"),
+        ("random", "proxy", "the accuracy was {:.2f} points higher (±{:.2f})"),
+    ):
+        differ = mean_difference([tests[arm, seed] - tests[other, seed] for seed in range(3)])
+        yield FITS, words, (100 * differ.mean, 100 * differ.half_width)
     equal_rates = "adaptive", "matched", "fine-pruning", "infobatch"
     for folder, arms in (
         (LINEAR_WRONG, {"shorter-2": 0.308, **dict.fromkeys(equal_rates, 0.154)}),
