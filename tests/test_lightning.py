@@ -491,6 +491,11 @@ def test_record_is_the_mean_outside_of_the_training(runs):
     assert runs.record(net, losses) == 2
 
 
+def test_the_module_comes_first(runs):
+    with pytest.raises(InputError, match=r"expected record\(self, losses\) .*, got Tensor first"):
+        runs.record(torch.ones(3), runs.Net())
+
+
 def test_without_lightning_one_line_says_what_to_install(runs, monkeypatch):
     for name in ("lightning", "lightning.pytorch"):
         monkeypatch.setitem(sys.modules, name, None)
