@@ -766,5 +766,5 @@ def test_numbers_within_the_batch_as_indices_are_said_after_the_first_epoch():
     pruner = made()
     for index, _ in pruner.loader():
         pruner.record(torch.arange(len(index)), torch.rand(len(index)))
-    with pytest.warns(RuntimeWarning, match=r"several batches of epoch 0 .* same indices"):
+    with pytest.warns(RuntimeWarning, match=r"the batches of epoch 0 .* same indices"):
         pruner.end_epoch()

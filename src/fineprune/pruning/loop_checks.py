@@ -448,14 +448,12 @@ class LoopChecks:
         )
 
     def _of_same_indices(self, epoch: int, watched: list[npt.NDArray[np.int64]]) -> str | None:
-        """Warn if batches have the same indices, since an epoch trains each sample once."""
-        if len(watched) < _ENOUGH_BATCHES:
-            return None
-        index = np.concatenate(watched)
-        if len(np.unique(index)) > len(index) / 2:
+        """Warn if all batches have the same indices, since an epoch trains each sample once."""
+        same = all(np.array_equal(index, watched[0][: len(index)]) for index in watched[1:])
+        if not same or len(watched) < _ENOUGH_BATCHES:
             return None
         return (
-            f"several batches of epoch {epoch} were recorded with the same indices, so losses are "
+            f"the batches of epoch {epoch} were recorded with the same indices, so losses are "
             f"counted for the wrong samples: give record the indices that the loader yields, not "
             f"numbers within the batch"
         )
