@@ -82,7 +82,7 @@ def _drawn(
         figure.legend(handles, labels, loc="outside upper center", ncols=_MOST_SAMPLES)
         svg = svg_text(figure, f"Losses of the same samples in two runs of {label}")
     caption = (
-        f"Cross-entropy of the same training samples, in the epochs that trained them, in two runs "
+        f"Cross-entropy of the same training samples, augmented as they were trained, in two runs "
         f"of {runs[0].summary.arm} that differ only in their seed. The samples are not a random "
         f"selection: of {len(compared)} samples, evenly spread over the training set, these "
         f"{len(chosen)} have the last losses that differ most between the two runs."
