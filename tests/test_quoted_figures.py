@@ -35,7 +35,7 @@ README, ADVICE = "README.md", "src/fineprune/labels/advice.py"
 CHOOSE, ADAPTIVE, LABELS = "docs/choose.md", "docs/adaptive.md", "docs/labels.md"
 FOUND, VARIANTS = "docs/results/labels.md", "docs/results/adaptive.md"
 FITS, TUNED = "docs/results/resnet9.md", "docs/results/fine-tuning.md"
-SPEED = "docs/speed.md"
+SPEED, PAPER = "docs/speed.md", "docs/results/paper.md"
 
 
 def page_text(page):
@@ -347,6 +347,19 @@ def quotes():
     ):
         differ = mean_difference([tests[arm, seed] - tests[other, seed] for seed in range(3)])
         yield FITS, words, (100 * differ.mean, 100 * differ.half_width)
+    for name, network in (("LeNet", "lenet"), ("ResNet-18", "resnet18"), ("ResNet-34", "resnet34")):
+        ten = f"ten-networks/{network}"
+        reached = [accuracy(ten, arm) for arm in ("full", "fine-pruning", "shorter")]
+        skipped = 100 * arm_rows(ten)["fine-pruning"].skipped
+        number = arm_rows(ten)["full"].seeds
+        row = f"| {name} | {number} | {{:.1f}} | {{:.2f}} | {{:.2f}} | {{:.2f}} |"
+        yield PAPER, row, (skipped, *reached)
+    reduced = [difference("ten-networks/lenet", arm) for arm in ("fine-pruning", "shorter")]
+    yield (
+        PAPER,
+        "{:.2f} ±{:.2f} points above full training, and `shorter` {:.2f} ±{:.2f} below",
+        (*reduced[0], *below(reduced[1])),
+    )
     equal_rates = "adaptive", "matched", "fine-pruning", "infobatch"
     for folder, arms in (
         (LINEAR_WRONG, {"shorter-2": 0.308, **dict.fromkeys(equal_rates, 0.154)}),
@@ -912,7 +925,8 @@ def test_the_table_of_the_times_of_the_networks_is_that_of_its_runs(monkeypatch)
     benchmark = runpy.run_path(str(ROOT / "benchmarks/network_times.py"))
     page = (RESULTS / "paper.md").read_text(encoding="utf-8")
     shown = {}
-    for line in page.partition("## Do larger networks save more?")[2].splitlines():
+    (section,) = re.findall(r"## Do larger networks save more\?(.*?)\n## ", page, re.DOTALL)
+    for line in section.splitlines():
         if line.startswith("|"):
             name, *cells = line.strip("| ").split(" | ")
             shown[name.lower().replace("-", "")] = cells
