@@ -346,7 +346,7 @@ def quotes():
         ("random", "proxy", "the accuracy was {:.2f} points higher (±{:.2f})"),
     ):
         differ = mean_difference([tests[arm, seed] - tests[other, seed] for seed in range(3)])
-        yield FITS, words, (100 * differ.mean, 100 * differ.half_width)
+        yield FITS, words, (100 * differ.mean, 100 * (differ.half_width or 0))
     for name, network in (("LeNet", "lenet"), ("ResNet-18", "resnet18"), ("ResNet-34", "resnet34")):
         ten = f"ten-networks/{network}"
         reached = [accuracy(ten, arm) for arm in ("full", "fine-pruning", "shorter")]

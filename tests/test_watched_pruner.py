@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import io
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -107,10 +108,11 @@ def made_up(pruner, step, until=None):
 def test_losses_that_are_weighted_by_class_are_said(kind, warned):
     logits = torch.randn(32, CLASSES, generator=torch.Generator().manual_seed(0))
     y = torch.arange(32) % CLASSES
-    options = {
+    every: dict[str, dict[str, Any]] = {
         "weighted": {"weight": torch.linspace(1, 9, CLASSES)},
         "smoothed": {"label_smoothing": 0.1},
-    }.get(kind, {})
+    }
+    options = every.get(kind, {})
     losses = F.cross_entropy(logits, y, reduction="none", **options) * (2 if kind == "twice" else 1)
     pruner = pruner_of(fp.InfoBatch(EPOCHS))
     with warnings.catch_warnings(record=True) as caught:
