@@ -376,11 +376,16 @@ def quotes():
         skipped = 100 * arm_rows("adaptive/half")[arm].skipped
         both = accuracy("adaptive/half", arm), accuracy("adaptive/confused", arm)
         yield VARIANTS, f"| {arm} | {rate} | {{:.1f}} | {{:.2f}} | {{:.2f}} |", (skipped, *both)
-    lost = [
-        accuracy("adaptive/half", other) - accuracy("adaptive/half", "adaptive")
-        for other in ("shorter-2", "full")
-    ]
-    yield VARIANTS, "lost**: {:.2f} points below `shorter`, and {:.2f} below full training", lost
+    half = difference("adaptive/half", "adaptive", "shorter-2")
+    lost = below(difference("adaptive/half", "adaptive"))
+    yield VARIANTS, "`adaptive` is {:.2f} ±{:.2f} points above `shorter`, whose", half
+    yield VARIANTS, "and it is {:.2f} ±{:.2f} points below full training. In the", lost
+    words = (
+        "it was {:.2f} ±{:.2f} points below full training, and {:.2f} ±{:.2f} above `fp.shorter`"
+    )
+    yield README, words, (*lost, *half)
+    words = "was {:.2f} ±{:.2f} points below full training, and {:.2f} ±{:.2f} above the shorter"
+    yield ADAPTIVE, words, (*lost, *half)
     no_gain = below(difference("adaptive/confused", "adaptive", "shorter-2"))
     yield VARIANTS, "nothing is gained**: `adaptive` is {:.2f} ±{:.2f} points below", no_gain
     correct = difference(LINEAR_CLEAN, "adaptive", "shorter")
