@@ -46,7 +46,8 @@ def cards_of(
             f"table with the label of each sample, so train one epoch on all of them"
         )
     items = [None if dataset is None else _item(dataset, index) for index in ranked[0]]
-    _compare_labels(evidence, ranked[0], items)
+    shown = torch.tensor(ranked[0], dtype=torch.int64, device=evidence.labels.device)
+    _compare_labels(evidence.labels[shown].tolist(), items)
     return [
         _card(evidence, index, score, suggestion, item, keys, show)
         for index, score, suggestion, item in zip(*ranked, items, strict=True)
@@ -60,14 +61,14 @@ def _item(dataset: Any, index: int) -> Any:
     return item
 
 
-def _compare_labels(evidence: Evidence, indices: Sequence[int], items: Sequence[Any]) -> None:
+def _compare_labels(recorded: Sequence[int], items: Sequence[Any]) -> None:
     """Warn if samples have other labels than those that were recorded, as in another split."""
     pairs = [
-        (int(evidence.labels[index]), label)
-        for index, item in zip(indices, items, strict=True)
-        if (label := _label_of(item)) is not None
+        (label, of_item)
+        for label, item in zip(recorded, items, strict=True)
+        if (of_item := _label_of(item)) is not None
     ]
-    others = sum(recorded != label for recorded, label in pairs)
+    others = sum(label != of_item for label, of_item in pairs)
     if others:
         warnings.warn(
             f"{others} of {len(pairs)} samples on the page have another label in the data set than "

@@ -53,32 +53,37 @@ class FollowedScheduler:
 
     Args:
         scheduler: A scheduler that is stepped once per epoch, or once per optimizer step.
+        by: Which of these it is, "epochs" or "steps".
         rates: The rate before each of its steps, from ``rates_of_epochs`` or ``rates_of_steps``.
         tolerance: The number of its steps by which it may be ahead or behind, since loops step
             schedulers at the beginning or at the end of an epoch, or in between.
     """
 
-    def __init__(self, scheduler: LRScheduler, rates: Sequence[float], tolerance: int) -> None:
+    def __init__(
+        self, scheduler: LRScheduler, by: str, rates: Sequence[float], tolerance: int
+    ) -> None:
         self._optimizer = weakref.ref(scheduler.optimizer)
+        self._by = by
         self._rates = tuple(rates)
         self._tolerance = tolerance
 
-    def deviation(self, steps: int) -> tuple[float, float] | None:
-        """Return the rate that was expected after so many steps, and the rate that there is.
+    def deviation(self, epochs: int, steps: int) -> tuple[float, float] | None:
+        """Return the rate that was expected after so many epochs and steps, and the one there is.
 
         It is None if the rate is within the tolerance, at the end of the training, and if the
         scheduler was made for its rates alone, with an optimizer that takes no steps.
         """
         optimizer = self._optimizer()
-        if optimizer is None or not 0 < steps < len(self._rates):
+        taken = steps if self._by == "steps" else epochs
+        if optimizer is None or not 0 < taken < len(self._rates):
             return None
         if not getattr(optimizer, "_opt_called", False):  # Schedulers of torch read this, too.
             return None
         rate = _largest_rate(optimizer)
-        near = self._rates[max(steps - 1 - self._tolerance, 0) : steps + 1 + self._tolerance]
+        near = self._rates[max(taken - 1 - self._tolerance, 0) : taken + 1 + self._tolerance]
         if min(near) * (1 - _SAME) <= rate <= max(near) * (1 + _SAME):
             return None
-        return self._rates[steps - 1], rate
+        return self._rates[taken - 1], rate
 
     def __deepcopy__(self, memo: object) -> "FollowedScheduler":
         return self

@@ -65,7 +65,6 @@ class BudgetedPolicy(Policy):
         self.rates = self._weights = (1.0,) * self.epochs
         self._has_rates = rates is not None
         self._followed: FollowedScheduler | None = None
-        self._stepped_by = "epochs"
         if rates is not None:
             self.set_rates(rates)
 
@@ -86,9 +85,7 @@ class BudgetedPolicy(Policy):
 
     def rate_deviation(self, epochs: int, steps: int) -> tuple[float, float] | None:
         """Compare the optimizer's learning rate with that of the scheduler, if one was given."""
-        if self._followed is None:
-            return None
-        return self._followed.deviation(steps if self._stepped_by == "steps" else epochs)
+        return None if self._followed is None else self._followed.deviation(epochs, steps)
 
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Receive the learning rates; see ``Pruner.set_rates``."""
@@ -101,11 +98,10 @@ class BudgetedPolicy(Policy):
             each = rates_of_epochs(rates, self.epochs)
             self.rates = relative_rates(each)
             self._weights = self.rates if are_steps(self.rates) else smooth_weights(self.rates)
-        self._followed, self._stepped_by = None, by
+        self._followed = None
         if isinstance(rates, LRScheduler):
-            self._followed = FollowedScheduler(
-                rates, each, tolerance=self._full_steps if by == "steps" else 1
-            )
+            tolerance = self._full_steps if by == "steps" else 1
+            self._followed = FollowedScheduler(rates, by, each, tolerance)
         self._has_rates = True
 
     def bind(self, num_samples: int) -> None:
