@@ -303,6 +303,27 @@ def test_a_label_that_is_no_class_is_named_in_one_line(function, wrong, workers,
         assert not [child for child in multiprocessing.active_children() if child.daemon]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_of_another_shape_is_named(workers, tmp_path):
+    changed = recipe("network.classes=2", f"data.workers={workers}", function="ragged")
+    shapes = r"\(3, 32, 32\) and, for sample 95, \(3, 30, 32\): crop, resize or pad"
+    with pytest.raises(InputError, match=f"^expected samples of one shape .*{shapes}.*$") as caught:
+        train(changed, tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+class Ragged(Labels):
+    """Grey images, of which the last one is lower than the others."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return (x[:, :30] if index == len(self) - 1 else x), y
+
+
+def ragged():
+    return Ragged([0, 1] * 48), Labels([0, 1] * 16)
+
+
 def test_a_sample_with_probabilities_is_not_evaluated(tmp_path):
     with pytest.raises(
         InputError, match=r"expected one class for each sample .* got \(2,\) values"

@@ -282,6 +282,16 @@ def test_a_lack_of_memory_is_one_line(python):
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_under_the_output_is_one_line(python):
+    with open("/dev/full", "w") as full:
+        command = [*python, "-m", "fineprune", "recipes"]
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 1
+    assert result.stderr.startswith("fineprune: no space left for the output: ")
+    assert result.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("command", ["slurm q.toml --nodes 1 --out f", "plan q.toml --svg f"])
 def test_a_full_disk_leaves_the_old_file(command, folder, monkeypatch):
     (folder / "f").write_text("old")

@@ -1,9 +1,11 @@
 """Exit statuses: 0 on success, 2 on wrong input, 1 on a failure, 128 plus its number on a signal.
 
-``InputError``, ``RunError`` and a lack of memory become one line on standard error. Every other
-exception keeps its traceback, because it is a fault of the program or of the user's own code.
+``InputError``, ``RunError`` and a lack of memory or of space on a disk become one line on standard
+error. Every other exception keeps its traceback, because it is a fault of the program or of the
+user's own code.
 """
 
+import errno
 import functools
 import signal
 import sys
@@ -55,8 +57,9 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
             except (typer.Exit, BrokenPipeError):  # typer ends quietly if a pipe has no reader
                 raise
             except Exception as error:
-                if _is_out_of_memory(error):
-                    _say(f"out of memory: {first_line(error)}")
+                lack = _lack(error)
+                if lack is not None:
+                    _say(f"{lack}: {first_line(error)}")
                     raise typer.Exit(FAILED) from error
                 traceback.print_exc()
                 # The traceback shows all lines of a long message.
@@ -83,14 +86,17 @@ class Verbs(TyperGroup):
         sys.exit(status if arguments else WRONG_INPUT)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether Python, NumPy or torch could not allocate memory, on the CPU or on a GPU."""
+def _lack(error: Exception) -> str | None:
+    """Return what Python, NumPy or torch lacked, on the CPU or on a GPU; None if it is no lack."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "no space left for the output"
     # torch, whose import takes long, says it by an exception of its own for a GPU only.
-    return (
+    memory = (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
         or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
     )
+    return "out of memory" if memory else None
 
 
 def _usage(error: typer.TyperException) -> str:

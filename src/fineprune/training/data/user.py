@@ -125,10 +125,11 @@ def _training_samples(recipe: Recipe) -> Any:
 
 
 class Labelled(Dataset[Any]):
-    """A user's dataset whose labels are checked when a sample is loaded, or replaced by others.
+    """A user's dataset whose samples are checked when they are loaded, or get other labels.
 
-    A label is a whole number, which becomes an int, or a vector of the classes' probabilities.
-    Otherwise, the loss would fail with a message that names no sample, and on a GPU with none.
+    A label is a whole number, which becomes an int, or a vector of the classes' probabilities, and
+    all samples have the shape of the first one that was loaded. Otherwise, the batch or the loss
+    would fail with a message that names no sample, and on a GPU with none.
 
     Args:
         dataset: The dataset, with items ``(x, y)``.
@@ -148,6 +149,7 @@ class Labelled(Dataset[Any]):
         self.labels = labels
         self._classes = classes
         self._name = name
+        self._shape: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -160,6 +162,14 @@ class Labelled(Dataset[Any]):
                 f"{index}"
             )
         x, y = item
+        shape = tuple(np.shape(x))
+        if self._shape is None:
+            self._shape = shape
+        if shape != self._shape:
+            raise InputError(
+                f"expected samples of one shape from {self._name}, got {self._shape} and, for "
+                f"sample {index}, {shape}: crop, resize or pad them in the dataset"
+            )
         if self.labels is not None:
             return x, int(self.labels[index])
         if np.shape(y) == (self._classes,) and np.asarray(y).dtype.kind == "f":
