@@ -104,6 +104,20 @@ def test_a_pruner_gives_the_advice_in_its_summary_and_records_on_undisturbed():
     assert "the shorter schedule" in pruner._repr_html_()
 
 
+def test_a_pruner_names_classes_as_its_data_set_does():
+    class Pictures(list[int]):
+        classes = ("cat", "dog")
+
+    pruner = fp.Pruner(Pictures([0] * 90 + [1] * 110), fp.FullData(1), batch_size=50)
+    labels = torch.arange(200) >= 90
+    logits = 6.0 * F.one_hot((torch.arange(200) >= 100).long(), 2)
+    for _ in pruner.epochs():
+        for index in pruner.sampler.order().split(50):
+            losses = F.cross_entropy(logits[index], labels[index].long(), reduction="none")
+            pruner.record(index, losses, logits[index], labels[index].long())
+    assert "dog that may be cat" in " ".join(pruner.summary()["advice"])
+
+
 @pytest.mark.parametrize(("high", "best"), [(0, "the shorter schedule"), (90, "skip what")])
 def test_adaptive_gives_advice_from_losses_alone(high, best):
     pruner = fp.Pruner(N, fp.Adaptive(6, save=0, patience=3, chance=1.0), batch_size=50)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from test_report import parse_strictly
+from torch.utils.data import Dataset, Subset
 from typer.testing import CliRunner
 
 import fineprune as fp
@@ -102,6 +103,32 @@ def test_texts_tables_and_nothing_can_be_shown(watch, tmp_path):
     assert path.read_text(encoding="utf-8").count('<p class="text">sample ') == 3
     watch.page(path)
     assert len(re.findall('<li class="card"', path.read_text(encoding="utf-8"))) == 20
+
+
+class Named(Dataset[Any]):
+    """Samples, and the names of their classes."""
+
+    classes = ("cats", "dogs", "birds")
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+def part_of_named(samples):
+    return fp.Indexed(Subset(Named(samples), range(N)))
+
+
+@pytest.mark.parametrize("made", [list, Named, part_of_named])
+def test_the_names_of_the_classes_are_those_of_the_data_set(made, watch, tmp_path):
+    watch.page(tmp_path / "audit.html", made(pictures()), most=3)
+    named = "birds" in (tmp_path / "audit.html").read_text(encoding="utf-8")
+    assert named == (made is not list)
 
 
 def test_wrong_arguments_of_a_page_are_refused(watch, tmp_path):

@@ -21,7 +21,7 @@ from fineprune.labels.ranking import Ranking, rank
 from fineprune.labels.ranks import exchange_device, rank_and_size
 from fineprune.labels.review_page import Review
 from fineprune.labels.untraced import Untraced
-from fineprune.labels.watch_page import cards_of, write_review
+from fineprune.labels.watch_page import cards_of, classes_of, write_review
 
 STATE_VERSION = 1
 
@@ -152,7 +152,7 @@ class LabelWatch(Untraced):
         self._evidence.flush()
         return rank(self._evidence) if self._evidence.visits.any() else None
 
-    def so_far(self, most: int, cost: FullCost) -> tuple[list[int], list[str]]:
+    def so_far(self, most: int, cost: FullCost, dataset: Any) -> tuple[list[int], list[str]]:
         """Return the first suspects and the ``advice`` in the middle of a training.
 
         Both are empty if nothing finite was recorded, or the ranks have not merged. The evidence is
@@ -161,6 +161,7 @@ class LabelWatch(Untraced):
         Args:
             most: The largest number of suspects.
             cost: As for ``advice``.
+            dataset: The data set, which may know the names of the classes; None if there is none.
         """
         evidence = copy.deepcopy(self._evidence)
         evidence.flush()
@@ -169,7 +170,8 @@ class LabelWatch(Untraced):
         ranking = rank(evidence)
         indices, scores, _ = ranking.suspects()
         known = indices[scores > -torch.inf]
-        return known[:most].tolist(), advice_of(evidence, ranking, self._class_names(None), cost)
+        classes = self._class_names(classes_of(dataset, self.num_classes))
+        return known[:most].tolist(), advice_of(evidence, ranking, classes, cost)
 
     def scores(self) -> Tensor:
         """Return the scores of ``suspects`` in the order of the samples; float32, shape (N,).
@@ -255,8 +257,8 @@ class LabelWatch(Untraced):
             path: The HTML file. An existing one is replaced.
             dataset: The data set whose samples are shown: ``dataset[index]`` for each suspect. None
                 for no pictures and texts.
-            names: The name of each class; None for the attribute ``classes`` of the data set, or
-                else for their numbers.
+            names: The name of each class; None for the attribute ``classes`` of the data set, or of
+                the one that it is a ``Subset`` of, or else for their numbers.
             keys: What names each sample, such as its path; shape (N,). None for indices.
             show: Turns ``dataset[index]`` into an image (of Pillow, or a tensor or array) or a
                 text. By default, the first part of the item is shown if it is one of these.
@@ -272,9 +274,7 @@ class LabelWatch(Untraced):
         if most is None:
             most = min(max(ranking.num_suspects, _FEWEST), _MOST)
         if names is None:
-            found = getattr(dataset, "classes", ())
-            listed = isinstance(found, list | tuple) and len(found) >= self.num_classes
-            names = found if listed else None
+            names = classes_of(dataset, self.num_classes)
         classes = self._class_names(names)
         ranked = [part[:most].tolist() for part in ranking.suspects()]
         cards = cards_of(self._evidence, ranked, dataset, keys, show)

@@ -614,7 +614,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """
         unfinished = self._cycle.unfinished
         batches = 0 if unfinished is None else unfinished.batches
-        return self._report.summary(batches, self.steps_done, self._watch)
+        return self._report.summary(batches, self.steps_done, self._watch, self._dataset)
 
     def log(self, target: Any, by: str = "steps") -> None:
         """Report each epoch to ``target`` when it ends, on the first rank of the group only.

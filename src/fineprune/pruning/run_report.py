@@ -131,19 +131,22 @@ class RunReport:
         for write, by_steps in self._writers:
             write(dict(known), self.totals.steps if by_steps else self.totals.epochs)
 
-    def summary(self, batches: int, steps_done: int, watch: LabelWatch | None) -> dict[str, Any]:
+    def summary(
+        self, batches: int, steps_done: int, watch: LabelWatch | None, dataset: Any
+    ) -> dict[str, Any]:
         """Return the summary of ``Pruner.summary``.
 
         Args:
             batches: Number of batches that this rank has recorded of the epoch in progress.
             steps_done: Number of optimizer steps so far.
             watch: The evidence on the labels, if logits are recorded.
+            dataset: The data set, which may know the names of the classes; None if there is none.
         """
         try:
             steps: int | None = total_steps(self._policy, self._num_samples, self._shape)
         except InputError:
             steps = None
-        suspects, advice = self._findings(watch)
+        suspects, advice = self._findings(watch, dataset)
         return {
             "policy": self.policy_name,
             "epochs": self._policy.epochs,
@@ -158,7 +161,7 @@ class RunReport:
             "advice": advice,
         }
 
-    def _findings(self, watch: LabelWatch | None) -> tuple[list[int], list[str]]:
+    def _findings(self, watch: LabelWatch | None, dataset: Any) -> tuple[list[int], list[str]]:
         """Return the first suspects and the advice, by the evidence on the labels if there is any.
 
         They are empty if no evidence says anything.
@@ -170,7 +173,7 @@ class RunReport:
         cost = FullCost(policy.epochs, steps)
         suspects: list[int] = []
         if watch is not None:
-            suspects, advice = watch.so_far(_SUSPECTS, cost)
+            suspects, advice = watch.so_far(_SUSPECTS, cost, dataset)
         else:
             advice = policy.advice(self.totals.epochs, cost)
         if not suspects and policy.suspicion() is not None:
