@@ -22,6 +22,7 @@ from fineprune.datasets.image_crops import Crop
 from fineprune.datasets.image_decoder import decode
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
+from fineprune.labels.dataset_names import keys_of
 from fineprune.labels.sample_view import view_of
 from fineprune.runs.history import read_labels as trained_labels
 from fineprune.runs.training_set import read_training_set
@@ -118,6 +119,36 @@ class Named(Dataset[Any]):
 
     def __getitem__(self, index):
         return self.samples[index]
+
+
+class Folder(Named):
+    """Samples with the attributes of torchvision's ``ImageFolder``."""
+
+    root = "images/train"
+
+    def __init__(self, samples):
+        super().__init__(samples)
+        paths = (f"images/train/{self.classes[y]}/{i}.png" for i, (_, y) in enumerate(samples))
+        self.samples = list(zip(paths, (y for _, y in samples), strict=True))
+        self.pictures = [x for x, _ in samples]
+
+    def __getitem__(self, index):
+        return self.pictures[index], self.samples[index][1]
+
+
+def test_the_files_of_an_image_folder_are_its_keys(watch, tmp_path):
+    folder = Folder(pictures())
+    first = int(watch.suspects()[0][0])
+    key = f"{folder.classes[folder.samples[first][1]]}/{first}.png"
+    for data in (folder, fp.Indexed(folder), Subset(folder, range(N))):
+        watch.page(tmp_path / "audit.html", data, most=3)
+        assert f"{key} ({first})" in (tmp_path / "audit.html").read_text(encoding="utf-8")
+    watch.page(tmp_path / "audit.html", data, keys=[f"no {i}" for i in range(N)], most=3)
+    assert f"no {first} ({first})" in (tmp_path / "audit.html").read_text(encoding="utf-8")
+    assert keys_of(Subset(folder, [2, 0])) == ("cats/2.png", "dogs/0.png")
+    assert keys_of(Subset(folder, [2, 2])) is None
+    folder.root = "elsewhere"
+    assert keys_of(folder) is None
 
 
 def part_of_named(samples):

@@ -16,12 +16,13 @@ from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.advice import FullCost, advice_of
 from fineprune.labels.batch import as_numbers, check_classified
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
+from fineprune.labels.dataset_names import classes_of, keys_of
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.ranking import Ranking, rank
 from fineprune.labels.ranks import exchange_device, rank_and_size
 from fineprune.labels.review_page import Review
 from fineprune.labels.untraced import Untraced
-from fineprune.labels.watch_page import cards_of, classes_of, write_review
+from fineprune.labels.watch_page import cards_of, write_review
 
 STATE_VERSION = 1
 
@@ -259,7 +260,9 @@ class LabelWatch(Untraced):
                 for no pictures and texts.
             names: The name of each class; None for the attribute ``classes`` of the data set, or of
                 the one that it is a ``Subset`` of, or else for their numbers.
-            keys: What names each sample, such as its path; shape (N,). None for indices.
+            keys: What names each sample, such as its path; shape (N,). None for the attribute
+                ``keys`` of the data set or the paths of torchvision's ``ImageFolder``, or else for
+                indices.
             show: Turns ``dataset[index]`` into an image (of Pillow, or a tensor or array) or a
                 text. By default, the first part of the item is shown if it is one of these.
             most: The largest number of suspects; None for the estimated number of wrong labels, at
@@ -275,6 +278,8 @@ class LabelWatch(Untraced):
             most = min(max(ranking.num_suspects, _FEWEST), _MOST)
         if names is None:
             names = classes_of(dataset, self.num_classes)
+        if keys is None:
+            keys = keys_of(dataset)
         classes = self._class_names(names)
         ranked = [part[:most].tolist() for part in ranking.suspects()]
         cards = cards_of(self._evidence, ranked, dataset, keys, show)

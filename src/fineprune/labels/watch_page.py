@@ -54,19 +54,6 @@ def cards_of(
     ]
 
 
-def classes_of(dataset: Any, least: int) -> Sequence[str] | None:
-    """Return the names of at least so many classes, if a data set has them.
-
-    They are its attribute ``classes``, or that of the data set of which it is a part.
-    """
-    while dataset is not None:
-        found = getattr(dataset, "classes", None)
-        if isinstance(found, list | tuple) and len(found) >= least:
-            return found
-        dataset = getattr(dataset, "dataset", None)
-    return None
-
-
 def _item(dataset: Any, index: int) -> Any:
     item = dataset[index]
     if isinstance(item, tuple) and len(item) == 2 and type(item[0]) is int and item[0] == index:

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.errors import InputError, first_line, shown
 from fineprune.importing import import_attribute
+from fineprune.labels.dataset_names import keys_of
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.training_set import UNKNOWN, TrainingSet
 from fineprune.training.data.run_data import (
@@ -57,7 +58,7 @@ def own_data(recipe: Recipe) -> Data:
         own = np.full(len(whole), UNKNOWN)
         if settings.true_labels is not None:
             own = np.asarray(labels_of(whole, settings.name), np.int64)
-        weak = weak_labels(settings, own, known, kept, keys_of(whole, settings.name))
+        weak = weak_labels(settings, own, known, kept, checked_keys(whole, settings.name))
         assert weak is not None
         kept = weak.index
     given = None if weak is None else weak.whole
@@ -98,7 +99,7 @@ def own_data(recipe: Recipe) -> Data:
                 own = np.asarray(labels_of(whole, settings.name))
                 if own.dtype.kind in "iu" and own.shape == labels.shape:
                     labels = np.where((own >= 0) & (own < classes), own, UNKNOWN)
-        return TrainingSet(kept, labels, names, keys_of(whole, settings.name))
+        return TrainingSet(kept, labels, names, checked_keys(whole, settings.name))
 
     return Data(
         train=train,
@@ -187,16 +188,15 @@ class Labelled(Dataset[Any]):
         return x, label
 
 
-def keys_of(train: Any, name: str) -> tuple[str, ...] | None:
-    """Return what names each sample in tables of labels: the attribute ``keys``, or None.
+def checked_keys(train: Any, name: str) -> tuple[str, ...] | None:
+    """Return what names each sample in tables of labels, if the training set says it.
 
     Raises:
         InputError: There is not one key for each sample, or two samples have the same one.
     """
-    keys = getattr(train, "keys", None)
-    if keys is None or callable(keys):
+    keys = keys_of(train)
+    if keys is None:
         return None
-    keys = tuple(map(str, keys))
     if len(keys) != len(train) or len(set(keys)) != len(keys):
         raise InputError(
             f"expected one key for each of the {len(train)} samples in the attribute keys of the "

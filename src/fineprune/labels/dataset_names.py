@@ -1,0 +1,45 @@
+"""What a data set names: its classes, and its samples, as in tables of labels."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import Subset
+
+
+def classes_of(dataset: Any, least: int) -> Sequence[str] | None:
+    """Return the names of at least so many classes, if a data set has them.
+
+    They are its attribute ``classes``, or that of the data set of which it is a part.
+    """
+    while dataset is not None:
+        found = getattr(dataset, "classes", None)
+        if isinstance(found, list | tuple) and len(found) >= least:
+            return found
+        dataset = getattr(dataset, "dataset", None)
+    return None
+
+
+def keys_of(dataset: Any) -> tuple[str, ...] | None:
+    """Return what names each sample, if a data set says it.
+
+    That is its attribute ``keys``, or the path of each file below the folder of torchvision's
+    ``ImageFolder``. A ``Subset`` has those of the data set of which it is a part, unless it repeats
+    samples.
+    """
+    keys = getattr(dataset, "keys", None)
+    if keys is not None and not callable(keys):
+        return tuple(map(str, keys))
+    if isinstance(dataset, Subset):
+        whole = keys_of(dataset.dataset)
+        if whole is None or len(set(dataset.indices)) < len(dataset):
+            return None
+        return tuple(whole[index] for index in dataset.indices)
+    samples, root = (getattr(dataset, name, None) for name in ("samples", "root"))
+    if not (isinstance(samples, list) and isinstance(root, str | os.PathLike)):
+        return None
+    folder = os.path.join(os.fspath(root), "")
+    paths = [sample[0] for sample in samples if isinstance(sample, tuple)]
+    if len(paths) < len(samples) or not all(str(path).startswith(folder) for path in paths):
+        return None
+    return tuple(str(path)[len(folder) :].replace(os.sep, "/") for path in paths)
