@@ -228,8 +228,10 @@ def test_a_table_of_image_files_names_their_paths_and_changes_nothing(of_files, 
     before = load_data(recipe(files(folder)))
     assert np.array_equal(again.labels(), before.labels())
     assert again.num_samples == 70
-    command("inspect", of_files, "--out", tmp_path / "page.html", "--csv", tmp_path / "samples.csv")
+    written = "--out", tmp_path / "page.html", "--csv", tmp_path / "samples.csv"
+    said = command("inspect", of_files, *written)
     first = rows_of(tmp_path / "samples.csv")[0]
+    assert f"  suspect {first['key']} ({first['index']}): labelled {first['label']}" in said
     assert first["key"] == rows[0]["key"]
     assert first["index"] == rows[0]["index"]
 

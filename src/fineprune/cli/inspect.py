@@ -110,4 +110,5 @@ def _lines(arm: "InspectedArm") -> Iterator[str]:
         )
     for suspect in arm.first[:_SUSPECTS]:
         suggestion = f", perhaps {suspect.suggestion}" if suspect.suggestion is not None else ""
-        yield f"  suspect {suspect.index}: labelled {suspect.label}{suggestion}"
+        name = suspect.index if suspect.key is None else f"{suspect.key} ({suspect.index})"
+        yield f"  suspect {name}: labelled {suspect.label}{suggestion}"

@@ -47,6 +47,7 @@ class FirstSuspect:
     Attributes:
         index: The index of the sample in the whole training set of the dataset; in the run's
             training set if this is not known.
+        key: Its key, such as the path of its file; None without keys.
         label: The name of its label, or its number if the names are not known.
         suggestion: The suggested label; None without a suggestion.
         agreement: The share of the last epochs that predicted the suggestion.
@@ -55,6 +56,7 @@ class FirstSuspect:
     """
 
     index: int
+    key: str | None
     label: str
     suggestion: str | None
     agreement: float
@@ -186,6 +188,7 @@ def _first(samples: KnownSamples, ranked: Suspects, number: int) -> list[FirstSu
     return [
         FirstSuspect(
             index=int(samples.number[index]),
+            key=None if samples.keys is None else samples.keys[samples.number[index]],
             label=samples.name(int(label)) or "",
             suggestion=samples.name(int(suggestion)),
             agreement=float(agreement),
