@@ -5,7 +5,8 @@ import io
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_texts_tables_and_nothing_can_be_shown(watch, tmp_path):
 class Named(Dataset[Any]):
     """Samples, and the names of their classes."""
 
-    classes = ("cats", "dogs", "birds")
+    classes: Any = ("cats", "dogs", "birds")
 
     def __init__(self, samples):
         self.samples = samples
@@ -155,7 +156,14 @@ def part_of_named(samples):
     return fp.Indexed(Subset(Named(samples), range(N)))
 
 
-@pytest.mark.parametrize("made", [list, Named, part_of_named])
+class Table(Named):
+    """Samples with the attribute of a data set of Hugging Face."""
+
+    classes = None
+    features: ClassVar = {"image": None, "label": SimpleNamespace(names=["cats", "dogs", "birds"])}
+
+
+@pytest.mark.parametrize("made", [list, Named, part_of_named, Table])
 def test_the_names_of_the_classes_are_those_of_the_data_set(made, watch, tmp_path):
     watch.page(tmp_path / "audit.html", made(pictures()), most=3)
     named = "birds" in (tmp_path / "audit.html").read_text(encoding="utf-8")

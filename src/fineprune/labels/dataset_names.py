@@ -1,7 +1,7 @@
 """What a data set names: its classes, and its samples, as in tables of labels."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import Subset
@@ -10,12 +10,16 @@ from torch.utils.data import Subset
 def classes_of(dataset: Any, least: int) -> Sequence[str] | None:
     """Return the names of at least so many classes, if a data set has them.
 
-    They are its attribute ``classes``, or that of the data set of which it is a part.
+    They are its attribute ``classes``, those that a data set of Hugging Face gives its column
+    ``label`` or ``labels``, or those of the data set of which it is a part.
     """
     while dataset is not None:
-        found = getattr(dataset, "classes", None)
-        if isinstance(found, list | tuple) and len(found) >= least:
-            return found
+        features = getattr(dataset, "features", None)
+        columns = features if isinstance(features, Mapping) else {}
+        column = columns.get("label", columns.get("labels"))
+        for found in (getattr(dataset, "classes", None), getattr(column, "names", None)):
+            if isinstance(found, list | tuple) and len(found) >= least:
+                return found
         dataset = getattr(dataset, "dataset", None)
     return None
 

@@ -258,8 +258,9 @@ class LabelWatch(Untraced):
             path: The HTML file. An existing one is replaced.
             dataset: The data set whose samples are shown: ``dataset[index]`` for each suspect. None
                 for no pictures and texts.
-            names: The name of each class; None for the attribute ``classes`` of the data set, or of
-                the one that it is a ``Subset`` of, or else for their numbers.
+            names: The name of each class; None for those that the data set has (its attribute
+                ``classes``, or those of Hugging Face's column ``label``), or the one that it is a
+                ``Subset`` of, or else for their numbers.
             keys: What names each sample, such as its path; shape (N,). None for the attribute
                 ``keys`` of the data set or the paths of torchvision's ``ImageFolder``, or else for
                 indices.
