@@ -161,15 +161,23 @@ def process_group(tmp_path):
         dist.destroy_process_group()
 
 
+def ignores_warnings_of_frameworks(test):
+    for ignored in (
+        ":FutureWarning",  # Of TRL and transformers.
+        ":DeprecationWarning",
+        ".*does not have many workers",
+        ".*Starting from v1.9.0, `tensorboardX`",
+        "The number of training batches",
+        "The `srun` command is available",
+        ".*validation data, you should set `shuffle=False`",
+        ".*'pin_memory' argument is set as true",
+    ):
+        test = pytest.mark.filterwarnings(f"ignore:{ignored}")(test)
+    return test
+
+
 @pytest.mark.parametrize("page", PAGES)
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # Of TRL and transformers.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
-@pytest.mark.filterwarnings("ignore:.*Starting from v1.9.0, `tensorboardX`")
-@pytest.mark.filterwarnings("ignore:The number of training batches")
-@pytest.mark.filterwarnings("ignore:The `srun` command is available")
-@pytest.mark.filterwarnings("ignore:.*validation data, you should set `shuffle=False`")
-@pytest.mark.filterwarnings("ignore:.*'pin_memory' argument is set as true")
+@ignores_warnings_of_frameworks
 def test_the_code_of_a_page_trains_as_it_is_pasted(page, process_group, tmp_path, monkeypatch):
     """The learning rate falls, the policy knows it, and the number of steps is the planned one."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
@@ -194,6 +202,23 @@ def test_the_code_of_a_page_trains_as_it_is_pasted(page, process_group, tmp_path
     assert scheduler.get_last_lr()[0] < 0.1 * max(scheduler.base_lrs)
     rates = pruner.policy.settings()["rates"]
     assert rates[-1] < 0.5 < rates[0]
+
+
+@pytest.mark.parametrize("page", ["lightning", "trainer"])
+@ignores_warnings_of_frameworks
+def test_the_code_that_watches_labels_shows_all_suspects(page, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "pasted", **PAGES[page][1](tmp_path)}
+    text = (ROOT / f"docs/adopt/{page}.md").read_text(encoding="utf-8")
+    watched = re.findall(r"^```py title=.*?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for block in (*blocks(page), *watched):
+        exec(compile(block, f"docs/adopt/{page}.md", "exec"), names)
+    watch = names["watch"]
+    assert len(watched) == 1
+    assert names["trainer"].state.global_step if page == "trainer" else names["trainer"].global_step
+    assert watch.labels().tolist() == load_digits().target[:640].tolist()
+    assert (tmp_path / "audit.html").read_text(encoding="utf-8").count('<li class="card"') >= 20
 
 
 def test_the_code_for_other_packages_is_that_of_the_tests():

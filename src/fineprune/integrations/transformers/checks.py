@@ -36,7 +36,7 @@ _REFUSED = {
         "packing_strategy='wrapped', if at all",
     ),
 }
-OLDEST, NEWEST = (5, 19), (5, 23)
+OLDEST, NEWEST = (5, 19), (5, 24)
 
 
 def check_release() -> None:
