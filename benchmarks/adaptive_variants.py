@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from fineprune.datasets.augment import Augment
 from fineprune.datasets.cifar import load_cifar10
-from fineprune.datasets.device_loader import DeviceImages, evaluation_batches
+from fineprune.datasets.device_loader import DeviceImages, EvaluationBatches
 from fineprune.datasets.image_set import ImageSet, channel_statistics
 from fineprune.networks.registry import build_network
 
@@ -317,7 +317,7 @@ def train(variant: Variant, images: ImageSet, seed: int) -> dict[str, Any]:
     )
     mean, std = channel_statistics(part.images)
     held_out = images.subset(torch.arange(len(images) - HELD_OUT, len(images)))
-    batches = evaluation_batches(held_out, batch_size=500, device="cpu", mean=mean, std=std)
+    batches = EvaluationBatches(held_out, batch_size=500, device="cpu", mean=mean, std=std)
     augment = Augment(padding=4, flip=True)
     loader = DeviceImages(part, seed=seed, device="cpu", augment=augment, mean=mean, std=std)
     optimizer = torch.optim.SGD(

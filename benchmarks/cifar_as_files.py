@@ -16,7 +16,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from fineprune.datasets import ImageSet, load_cifar10
+from fineprune.datasets.cifar import load_cifar10
+from fineprune.datasets.image_set import ImageSet
 
 
 def encoded(images: ImageSet, kind: str) -> Iterator[tuple[str, bytes]]:

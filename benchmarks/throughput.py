@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader, Dataset
 
-from fineprune.datasets import make_synthetic
+from fineprune.datasets.synthetic import make_synthetic
 from fineprune.networks.registry import build_network
 from fineprune.training.hardware import describe, resolved
 from fineprune.training.loop import train

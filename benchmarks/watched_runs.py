@@ -31,7 +31,7 @@ import torch.nn.functional as F
 
 from fineprune.datasets.augment import Augment
 from fineprune.datasets.cifar import load_cifar10
-from fineprune.datasets.device_loader import DeviceImages, evaluation_batches
+from fineprune.datasets.device_loader import DeviceImages, EvaluationBatches
 from fineprune.datasets.image_set import ImageSet, channel_statistics
 from fineprune.datasets.label_noise import mapped_noise, symmetric_noise
 from fineprune.networks.registry import build_network
@@ -128,7 +128,7 @@ def probabilities_of(
     """Return the softmax of all images without augmentation; float32, shape (n, CLASSES)."""
     model.eval()
     parts = []
-    batches = evaluation_batches(images, batch_size=500, device="cpu", mean=mean, std=std)
+    batches = EvaluationBatches(images, batch_size=500, device="cpu", mean=mean, std=std)
     with torch.inference_mode():
         for x, _ in batches:
             with torch.autocast("cpu", dtype=torch.bfloat16):

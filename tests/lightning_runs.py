@@ -16,7 +16,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import fineprune as fp
-from fineprune.datasets import make_synthetic
+from fineprune.datasets.synthetic import make_synthetic
 from fineprune.integrations.lightning import DataPruning, record
 
 EPOCHS, BATCH, LABELS = 6, 16, 4

@@ -19,7 +19,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import fineprune as fp
-from fineprune.datasets import make_synthetic
+from fineprune.datasets.synthetic import make_synthetic
 from fineprune.distributed.all_reduce import RankGroup, joined
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics

@@ -17,14 +17,12 @@ from typer.testing import CliRunner
 
 import fineprune as fp
 from fineprune.cli.main import app
-from fineprune.datasets import (
-    Augment,
-    DeviceLoader,
-    ImageSet,
-    load_cifar10,
-    load_digits,
-)
+from fineprune.datasets.augment import Augment
+from fineprune.datasets.cifar import load_cifar10
+from fineprune.datasets.device_loader import DeviceLoader
+from fineprune.datasets.digits import load_digits
 from fineprune.datasets.download import fetch
+from fineprune.datasets.image_set import ImageSet
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 from fineprune.importing import import_attribute

@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from fineprune.datasets import load_cifar10, load_cifar100
-from fineprune.datasets.cifar import CIFAR10, CIFAR100, CifarArchive, load_archive
+from fineprune.datasets.cifar import (
+    CIFAR10,
+    CIFAR100,
+    CifarArchive,
+    load_archive,
+    load_cifar10,
+    load_cifar100,
+)
 from fineprune.errors import InputError
 
 TEN = CifarArchive(

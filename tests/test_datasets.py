@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fineprune.datasets import ImageSet, channel_statistics, load_digits
+from fineprune.datasets.digits import load_digits
+from fineprune.datasets.image_set import ImageSet, channel_statistics
 
 
 def some_images(count: int, channels: int = 3, height: int = 5, width: int = 4) -> torch.Tensor:

@@ -56,7 +56,7 @@ for name in ("datasets", "networks", "pruning", "runs", "streams", "training"):
         imported.append(importlib.import_module(module.name).__name__)
 
 from pathlib import Path
-from fineprune.datasets import load_digits
+from fineprune.datasets.digits import load_digits
 from fineprune.errors import InputError
 from fineprune.training.epoch_served import check_can_serve
 from fineprune.training.loop import train

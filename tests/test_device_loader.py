@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from fineprune.datasets import Augment, DeviceLoader, ImageSet, evaluation_batches
-from fineprune.datasets.augment import draw
+from fineprune.datasets.augment import Augment, draw
+from fineprune.datasets.device_loader import DeviceLoader, EvaluationBatches
+from fineprune.datasets.image_set import ImageSet
 
 MEAN, STD = (0.49, 0.4, 0.3), (0.2, 0.25, 0.35)
 CROP_AND_FLIP = Augment(padding=4, flip=True)
@@ -193,7 +194,7 @@ def test_no_global_random_state_is_touched():
 
 def test_evaluation_goes_through_everything_in_order_again_and_again():
     data = some_set()
-    batches = evaluation_batches(data, 10, "cpu", MEAN, STD)
+    batches = EvaluationBatches(data, 10, "cpu", MEAN, STD)
     for _ in range(2):
         parts = list(batches)
         assert [len(x) for x, _ in parts] == [10, 10, 3]
@@ -208,7 +209,7 @@ def test_evaluation_goes_through_everything_in_order_again_and_again():
 def test_evaluation_and_training_see_the_same_values():
     data = some_set()
     _, x, _ = one_epoch(make(data, FixedSampler(range(23)), augment=Augment()))
-    ((whole, _),) = evaluation_batches(data, 23, "cpu", MEAN, STD)
+    ((whole, _),) = EvaluationBatches(data, 23, "cpu", MEAN, STD)
     assert torch.equal(x, whole)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fineprune.datasets import make_synthetic
+from fineprune.datasets.synthetic import make_synthetic
 from fineprune.networks.registry import NETWORKS, build_network
 from fineprune.pruning.savings import predict_savings
 from fineprune.training.loop import train

@@ -15,7 +15,7 @@ from resuming import checkpoint_number, train_through, train_until
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.datasets import ImageSet
+from fineprune.datasets.image_set import ImageSet
 from fineprune.datasets.label_file import read_labels
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import grouped

@@ -5,7 +5,7 @@ once, and a batch is one gather of bytes, one conversion and one normalisation. 
 the device during an epoch, because the indices of the whole epoch are copied there at its start.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -154,17 +154,12 @@ class DeviceLoader:
             yield index[batch], (self._images.images(starts[batch]), labels[batch])
 
 
-def evaluation_batches(
-    data: ImageSet,
-    batch_size: int,
-    device: str | torch.device,
-    mean: Sequence[float],
-    std: Sequence[float],
-) -> Iterable[tuple[Tensor, Tensor]]:
-    """Prepare images for evaluation: in order, normalised, and without augmentation.
+class EvaluationBatches:
+    """Batches of images for evaluation: in order, normalised, and without augmentation.
 
-    This call copies the bytes to the device. The result can be iterated any number of times, so
-    keep it for the whole run.
+    The bytes are copied to the device once, and the batches can be iterated any number of times, so
+    keep this for the whole run. A batch ``(x, y)`` is float32 of shape (B, channels, height,
+    width), channels last, and int64 of shape (B,).
 
     Args:
         data: The images to evaluate.
@@ -174,25 +169,19 @@ def evaluation_batches(
         mean: The mean of the training images, one float per channel, from values scaled to 0..1.
         std: The standard deviation of the training images, likewise.
 
-    Returns:
-        Batches ``(x, y)``: float32 of shape (B, channels, height, width), channels last, and int64
-        of shape (B,).
-
     Raises:
         InputError: A standard deviation is 0.
     """
-    return _EvaluationBatches(data, batch_size, torch.device(device), mean, std)
 
-
-class _EvaluationBatches:
     def __init__(
         self,
         data: ImageSet,
         batch_size: int,
-        device: torch.device,
+        device: str | torch.device,
         mean: Sequence[float],
         std: Sequence[float],
     ) -> None:
+        device = torch.device(device)
         self._batch_size = batch_size
         self._pixels = data.images.to(device).permute(0, 2, 3, 1).contiguous()
         self._labels = data.labels.to(device)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fineprune.datasets.device_loader import evaluation_batches
+from fineprune.datasets.device_loader import EvaluationBatches
 from fineprune.datasets.image_set import channel_statistics
 from fineprune.errors import InputError
 from fineprune.runs.files import CHECKPOINT
@@ -81,7 +81,7 @@ def outputs_of(run: Run, loaded: LoadedImages) -> Outputs:
     average = state.get("average")  # If there is one, it was evaluated.
     model.load_state_dict(state["model"] if average is None else average["network"])
     mean, std = channel_statistics(loaded.train.images)
-    batches = evaluation_batches(loaded.train, batch_size=_BATCH, device=device, mean=mean, std=std)
+    batches = EvaluationBatches(loaded.train, batch_size=_BATCH, device=device, mean=mean, std=std)
     features: list[torch.Tensor] = []
     for layer in [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]:
         layer.register_forward_pre_hook(

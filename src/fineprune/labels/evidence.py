@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,8 +40,7 @@ class Chunk:
     shares: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class _Sums:
+class _Sums(NamedTuple):
     """Sums over visits: of the weights, of what they weight, and numbers; all of length n."""
 
     weight: Tensor
@@ -50,13 +49,8 @@ class _Sums:
     visits: Tensor
     agreed: Tensor
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.weight, self.shares, self.loss, self.visits, self.agreed)
-
     def plus(self, other: "_Sums") -> "_Sums":
-        return _Sums(
-            *(a + b.to(a.device) for a, b in zip(self.tensors(), other.tensors(), strict=True))
-        )
+        return _Sums(*(a + b.to(a.device) for a, b in zip(self, other, strict=True)))
 
 
 class Evidence:
@@ -252,7 +246,7 @@ class Evidence:
         _check_equal(int(different))
         for part in self.chunks():
             sums = self._sums(part.index, part.labels)
-            for tensor in sums.tensors():
+            for tensor in sums:
                 dist.all_reduce(tensor, group=group)
             self._write(part.index, labels[part.index].long(), sums)
         self.labels = labels
@@ -391,7 +385,7 @@ class Evidence:
         return _Sums(
             *(
                 torch.zeros_like(part).index_add_(0, place, part).index_select(0, place)
-                for part in visits.tensors()
+                for part in visits
             )
         )
 

@@ -98,7 +98,9 @@ def rank(evidence: Evidence) -> Ranking:
     """
     labels, own = labels_and_shares(evidence)
     known = labels >= 0
-    sizes, clear = counts(evidence, labels[known], own[known])
+    classes = evidence.num_classes
+    sizes = torch.bincount(labels[known], minlength=classes)
+    clear = clear_counts(evidence, thresholds(own[known], labels[known], classes))
     estimated = mistake_rates(clear, sizes)
     rates = drawn_together(estimated, clear)
     sums = torch.zeros(len(sizes), dtype=torch.float64, device=own.device)
@@ -119,7 +121,7 @@ def rank(evidence: Evidence) -> Ranking:
         scores[index] = others.logsumexp(1) - logs.gather(1, given)[:, 0]
         suggestions[index] = others.argmax(1)
         seeming[index] = torch.where(wrong, suggestions[index], given[:, 0])
-    by_samples = pair_counts(labels[known], seeming[known], len(sizes))
+    by_samples = pair_counts(labels[known], seeming[known], classes)
     by_rates = estimated * sizes[:, None]
     joint = max(by_rates, by_samples, key=num_wrong)
     scores -= level_between(scores[known], round(num_wrong(joint)))
@@ -168,21 +170,6 @@ def pair_counts(labels: Tensor, seeming: Tensor, classes: int) -> Tensor:
 def num_wrong(joint: Tensor) -> float:
     """Return the number of wrong labels in the ``joint`` of a ranking."""
     return float(joint.sum() - joint.trace())
-
-
-def counts(evidence: Evidence, labels: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the samples of each label, and those that clearly belong to each class.
-
-    Args:
-        evidence: The evidence.
-        labels: The labels of the samples that were recorded; int64, shape (n,).
-        own: Their shares; float32, shape (n,).
-
-    Returns:
-        The number of samples with each label, int64, shape (C,); the result of ``clear_counts``.
-    """
-    sizes = torch.bincount(labels, minlength=evidence.num_classes)
-    return sizes, clear_counts(evidence, thresholds(own, labels, evidence.num_classes))
 
 
 def labels_and_shares(evidence: Evidence) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """Pruner: decides which samples each epoch trains on, for a training loop of any kind."""
 
 import copy
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -322,7 +323,7 @@ class Pruner(EpochLoop[EpochPlan]):
             "progress": progress,
             "learned": self._policy.state_dict(),
             "skips": self._options.skips(),
-            "totals": self._report.totals.state_dict(),
+            "totals": asdict(self._report.totals),
             "watch": None if watch is None else watch.state_dict(),
         }
         state: dict[str, Any] = plain(packed, "the state")

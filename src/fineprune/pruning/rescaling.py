@@ -35,9 +35,7 @@ class Rescaling:
             RuntimeError: More than ``patience`` scalars were returned, but none of them was
                 backpropagated.
         """
-        mean = self._times_weights(index, losses).mean()
-        if mean.requires_grad:  # Otherwise, it cannot be backpropagated, which is noticed, too.
-            mean.register_hook(self._note_use)
+        mean = self.weighted(index, losses).mean()
         self._returned += 1
         if self._returned > self._patience:
             self.check_used()
@@ -52,17 +50,14 @@ class Rescaling:
             index: Indices of the samples, integers, shape (B,).
             losses: The losses of each sample, floating point, shape (B,) or (B, ...).
         """
-        weighted = self._times_weights(index, losses)
-        if weighted.requires_grad:
-            weighted.register_hook(self._note_use)
-        return weighted
-
-    def _times_weights(self, index: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
         self._weights = self._weights.to(losses.device)
         weights = self._weights[index.to(losses.device, non_blocking=True)]
         if losses.ndim > 1:
             weights = weights.view(-1, *[1] * (losses.ndim - 1))
-        return losses * weights
+        weighted = losses * weights
+        if weighted.requires_grad:  # Otherwise, it cannot be backpropagated, which is noticed, too.
+            weighted.register_hook(self._note_use)
+        return weighted
 
     def check_used(self) -> None:
         """Raise RuntimeError if scalars were returned and none was backpropagated."""

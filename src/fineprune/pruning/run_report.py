@@ -5,7 +5,7 @@ import html
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from fineprune.errors import InputError, check_one_of
@@ -42,22 +42,6 @@ class RunTotals:
     batches: int = 0
     steps: int = 0
 
-    def add(self, trained: int, batches: int, steps: int) -> None:
-        """Add an epoch that trained so many samples."""
-        self.epochs += 1
-        self.samples += trained
-        self.batches += batches
-        self.steps += steps
-
-    def skipped(self, num_samples: int) -> float:
-        """Return the share of the sample-steps of these epochs that was skipped."""
-        full = self.epochs * num_samples
-        return (full - self.samples) / full if full else 0.0
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the numbers by their names."""
-        return asdict(self)
-
 
 class RunReport:
     """Adds up what the epochs of a training cost, and reports it.
@@ -84,7 +68,8 @@ class RunReport:
     @property
     def skipped(self) -> float:
         """The share of the sample-steps so far that was skipped."""
-        return self.totals.skipped(self._num_samples)
+        full = self.totals.epochs * self._num_samples
+        return (full - self.totals.samples) / full if full else 0.0
 
     @contextlib.contextmanager
     def bookkeeping(self) -> Iterator[None]:
@@ -103,7 +88,10 @@ class RunReport:
         steps = math.ceil(batches / self._shape.accumulation)
         if not batches and self._shape.batch_size is not None:
             steps = steps_of(trained, self._shape)
-        self.totals.add(trained, batches, steps)
+        self.totals.epochs += 1
+        self.totals.samples += trained
+        self.totals.batches += batches
+        self.totals.steps += steps
 
     def add_writer(self, target: Any, by: str) -> None:
         """Report each epoch to ``target``; see ``Pruner.log``.

@@ -13,7 +13,6 @@ takes three or four bytes per sample.
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ import torch
 from fineprune.errors import InputError, first_line
 from fineprune.labels.class_shares import KEEP_ALL
 from fineprune.labels.label_watch import LabelWatch
-from fineprune.runs.files import HISTORY, epoch_files, read_array, replacing
+from fineprune.runs.files import HISTORY, epoch_files, read_array
 
 LABELS = "labels.npy"
 EVALUATED = "evaluated.npy"
@@ -172,16 +171,6 @@ def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
             f"{classes.shape}: restore the file, or train again"
         )
     return unpack_classes(classes)
-
-
-def write_evidence(file: Path, state: dict[str, Any]) -> None:
-    """Write the state of a ``LabelWatch``, and replace a file at this path atomically.
-
-    Raises:
-        WriteError: The file cannot be written.
-    """
-    with replacing(file) as opened:
-        torch.save(state, opened)
 
 
 def read_evidence(folder: Path, num_samples: int) -> LabelWatch | None:

@@ -61,7 +61,7 @@ class BudgetedPolicy(Policy):
             check_save(save, self.epochs - self._annealed, self.epochs)
         self.save = float(save)
         self.returning = float(returning)
-        self._num_samples = self._step_size = self._full_steps = self._budget = 0
+        self._step_size = self._full_steps = self._budget = 0
         self.rates = self._weights = (1.0,) * self.epochs
         self._has_rates = rates is not None
         self._followed: FollowedScheduler | None = None
@@ -106,7 +106,7 @@ class BudgetedPolicy(Policy):
 
     def bind(self, num_samples: int) -> None:
         """Receive the number of samples, and count each sample as an optimizer step."""
-        self._num_samples = num_samples
+        super().bind(num_samples)
         self.bind_steps(1, num_samples)
 
     def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:

@@ -25,11 +25,6 @@ class FullData(Policy):
 
     def __init__(self, epochs: float, **options: Unpack[Options]) -> None:
         super().__init__(epochs, **options)
-        self._num_samples = 0
-
-    def bind(self, num_samples: int) -> None:
-        """Receive the number of samples."""
-        self._num_samples = num_samples
 
     def num_kept(self, epoch: int) -> int:
         """Return the number of all samples."""

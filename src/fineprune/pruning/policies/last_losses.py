@@ -33,12 +33,11 @@ class LastLosses(Policy):
     def __init__(self, epochs: float, **options: Unpack[Options]) -> None:
         super().__init__(epochs, **options)
         self.losses: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
-        self._num_samples = 0
         self._per_step = 1
 
     def bind(self, num_samples: int) -> None:
         """Allocate the losses, if the policy needs them."""
-        self._num_samples = num_samples
+        super().bind(num_samples)
         self.losses = np.full(num_samples if self.needs_losses else 0, np.nan, dtype=np.float32)
 
     def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:

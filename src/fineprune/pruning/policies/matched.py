@@ -57,7 +57,6 @@ class Matched(Policy):
             raise InputError(f"expected finite mean_weights, got {wrong[0]}")
         self.numbers = tuple(numbers)
         self.mean_weights = tuple(float(weight) for weight in weights)
-        self._num_samples = 0
 
     def bind(self, num_samples: int) -> None:
         """Receive the number of samples.
@@ -70,7 +69,7 @@ class Matched(Policy):
                 f"expected numbers of at most {num_samples}, the number of samples, got "
                 f"{max(self.numbers)}"
             )
-        self._num_samples = num_samples
+        super().bind(num_samples)
 
     def num_kept(self, epoch: int) -> int | None:
         """Return None, because any other result would be rounded up to whole batches."""

@@ -71,6 +71,7 @@ class Policy(ABC):
     needs_logits: bool = False
     rescores: bool = False
     plan_options: PlanOptions = PlanOptions()
+    _num_samples = _seed = 0
 
     def __init__(self, epochs: float | None = None, **options: Unpack[Options]) -> None:
         if epochs is not None:
@@ -122,12 +123,13 @@ class Policy(ABC):
             f"expected a policy that uses learning rates, got {self.name!r}, which uses none"
         )
 
-    def bind(self, num_samples: int) -> None:  # noqa: B027 (a policy need not learn anything)
+    def bind(self, num_samples: int) -> None:
         """Receive the number of samples, before any other method, and forget all that was learned.
 
         Raises:
             InputError: The policy cannot work with so few samples.
         """
+        self._num_samples = num_samples
 
     def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:  # noqa: B027
         """Receive the size of an optimizer step, after ``bind``, to plan in whole steps.
@@ -139,11 +141,12 @@ class Policy(ABC):
                 has less than one batch, which ``drop_last`` leaves out.
         """
 
-    def bind_seed(self, seed: int) -> None:  # noqa: B027
+    def bind_seed(self, seed: int) -> None:
         """Receive the seed of the run, after ``bind``, for random choices that span epochs.
 
         Within one epoch, ``select`` draws from its argument ``rng`` only.
         """
+        self._seed = seed
 
     @property
     def total_steps(self) -> int | None:

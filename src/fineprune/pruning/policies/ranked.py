@@ -79,7 +79,6 @@ class Ranked(BudgetedPolicy):
         self._suspects = checked_prune(suspects, "suspects")
         # The samples from the smallest score to the largest, which are sorted when they are bound.
         self._order: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._seed = 0
 
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Receive the learning rates; see ``Pruner.set_rates``."""
@@ -105,10 +104,6 @@ class Ranked(BudgetedPolicy):
         """Receive the size of an optimizer step, and compute the budget in steps."""
         super().bind_steps(samples_per_step, steps_per_full_epoch)
         self._numbers = []
-
-    def bind_seed(self, seed: int) -> None:
-        """Receive the seed, from which the random choices follow."""
-        self._seed = seed
 
     def planned_numbers(self) -> list[int]:
         """Return how many samples each epoch keeps."""

@@ -56,7 +56,6 @@ class RS2(Policy):
         self.save = check_save(save, shortened, self.epochs)
         self._save_per_epoch = save * self.epochs / shortened
         self.replacement = replacement
-        self._num_samples = self._seed = 0
         self._kept = 0
         # The current round and its order. It is made again if it is missing.
         self._round = -1
@@ -64,12 +63,12 @@ class RS2(Policy):
 
     def bind(self, num_samples: int) -> None:
         """Receive the number of samples."""
-        self._num_samples = num_samples
+        super().bind(num_samples)
         self._kept = num_samples - prune_count(self._save_per_epoch, num_samples)
 
     def bind_seed(self, seed: int) -> None:
         """Receive the seed from which the orders are derived."""
-        self._seed = seed
+        super().bind_seed(seed)
         self._round = -1
 
     def num_kept(self, epoch: int) -> int:

@@ -32,7 +32,6 @@ class ScheduledPolicy(Policy):
         self.schedule = schedule
         self.given_schedule = schedule
         self.prune = checked_prune(prune)
-        self._num_samples = 0
 
     @property
     def epochs(self) -> int:
@@ -45,8 +44,8 @@ class ScheduledPolicy(Policy):
         Raises:
             InputError: ``prune`` would leave no sample.
         """
+        super().bind(num_samples)
         prune_count(self.prune, num_samples)
-        self._num_samples = num_samples
         self.schedule = self.given_schedule
 
     def num_kept(self, epoch: int) -> int:

@@ -72,13 +72,13 @@ class UCB(Policy):
         self.smoothing = float(smoothing)
         self.exploration = float(exploration)
         self.epsilon = float(epsilon)
-        self._seed = 0
         self._numbers: list[int] = []
         self._new: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
         self._mean, self._variance, self._scores = self._new, self._new, self._new
 
     def bind(self, num_samples: int) -> None:
         """Allocate four float32 per sample."""
+        super().bind(num_samples)
         self._new = np.full(num_samples, np.nan, dtype=np.float32)
         self._mean = np.full(num_samples, np.nan, dtype=np.float32)
         self._variance = np.zeros(num_samples, dtype=np.float32)
@@ -94,10 +94,6 @@ class UCB(Policy):
         self._numbers = kept_numbers(
             self.save, self.epochs, self._shortened, len(self._new), samples_per_step
         )
-
-    def bind_seed(self, seed: int) -> None:
-        """Receive the seed from which the choice among equal scores is derived."""
-        self._seed = seed
 
     def num_kept(self, epoch: int) -> int:
         """Return how many samples the epoch keeps."""

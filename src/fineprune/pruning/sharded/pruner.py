@@ -2,6 +2,7 @@
 
 import copy
 import zlib
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -206,7 +207,7 @@ class ShardedPruner(EpochLoop[Share]):
             "kept": self.num_kept(cycle.epoch),
             "foreign": torch.from_numpy(self._recorder.foreign),
             "learned": learned,
-            "totals": self._report.totals.state_dict(),
+            "totals": asdict(self._report.totals),
         }
         return state
 

@@ -11,7 +11,7 @@ import torch
 
 from fineprune.datasets.augment import Augment
 from fineprune.datasets.cifar import load_cifar10, load_cifar100
-from fineprune.datasets.device_loader import DeviceImages, DeviceLoader, evaluation_batches
+from fineprune.datasets.device_loader import DeviceImages, DeviceLoader, EvaluationBatches
 from fineprune.datasets.digits import load_digits
 from fineprune.datasets.image_set import ImageSet, channel_statistics
 from fineprune.datasets.synthetic import make_synthetic
@@ -114,7 +114,7 @@ def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
         return images.fetch
 
     prepare = functools.partial(
-        evaluation_batches,
+        EvaluationBatches,
         batch_size=evaluation_batch(device),
         device=device,
         mean=mean,
