@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.launch.slurm import STRATEGIES, batch_script, fit_servers, job_command
+from fineprune.launch.slurm import JOB_STRATEGIES, batch_script, fit_servers, job_command
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.recipe import read_recipe
@@ -42,7 +42,7 @@ def run(*arguments):
 
 
 @needs_bash
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", JOB_STRATEGIES)
 @pytest.mark.parametrize("name", ["runs/a", HOSTILE])
 def test_the_script_is_bash(strategy, name):
     command = job_command("train", Path(name), Path(name), [f"data.dir={name}"])

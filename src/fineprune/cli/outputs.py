@@ -43,19 +43,18 @@ def check_distinct(**files: Path | None) -> None:
                 raise InputError(f"expected --{name} and --{other} to be two files, got {same}")
 
 
-def check_folder(option: str, path: Path, recipe: Path | None = None) -> None:
-    """Raise InputError unless files can be written to the folder ``path``. It may be missing.
+def check_folder(path: Path, recipe: Path | None) -> None:
+    """Raise InputError unless files can be written to the folder of ``--out``. It may be missing.
 
     Args:
-        option: The option with the path.
         path: The folder.
         recipe: The recipe that the command reads, which must not be in the folder under the name
-            that the folder's own recipe has.
+            that the folder's own recipe has. None if it may be.
     """
-    _check_above(option, path, path)
+    _check_above("--out", path, path)
     if recipe is not None and is_run_file(recipe) and _same(recipe.parent, path):
         raise InputError(
-            f"expected {option} to be a folder without the recipe that is read, got {path}: give "
+            f"expected --out to be a folder without the recipe that is read, got {path}: give "
             f"another folder, or the recipe another name"
         )
 

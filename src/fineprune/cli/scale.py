@@ -108,7 +108,7 @@ def scale(
     words, more = split_changes(configurations)
     made = read_recipe(recipe, all_changes(changes, more))
     folder = out or Path("runs") / f"{recipe.stem}-scale"
-    check_folder("--out", folder, recipe)
+    check_folder(folder, recipe)
     if target_loss is not None:
         check_above("--target-loss", target_loss, 0)
     flags = {

@@ -26,7 +26,7 @@ from fineprune.experiments.configurations import (
     configuration,
     configured,
 )
-from fineprune.launch.slurm import ALONE, STRATEGIES, batch_script, fit_servers, job_command
+from fineprune.launch.slurm import ALONE, JOB_STRATEGIES, batch_script, fit_servers, job_command
 from fineprune.runs.files import write_atomically
 from fineprune.training.recipe import Recipe, read_recipe
 
@@ -53,7 +53,7 @@ def slurm(
     ] = "",
     strategy: Annotated[
         str | None,
-        typer.Option(help=f"{', '.join(STRATEGIES)} [as in the recipe, or all-reduce]."),
+        typer.Option(help=f"{', '.join(JOB_STRATEGIES)} [as in the recipe, or all-reduce]."),
     ] = None,
     run: Annotated[
         Path | None,
@@ -102,7 +102,7 @@ def slurm(
     further = _further_options(context, verb, recipe, options)
     changed = all_changes(changes, more)
     if strategy is not None:
-        check_one_of("--strategy", strategy, STRATEGIES)
+        check_one_of("--strategy", strategy, JOB_STRATEGIES)
         changed.append(f"distributed.strategy={'none' if strategy == 'all-reduce' else strategy}")
     made = read_recipe(recipe, changed)
     if out is not None:

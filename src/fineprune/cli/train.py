@@ -46,7 +46,7 @@ def train(
     made = read_recipe(recipe, all_changes(changes, more))
     say_ignored(made)
     folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
-    check_folder("--out", folder, None if resume else recipe)
+    check_folder(folder, None if resume else recipe)
     was_finished = (folder / SUMMARY).exists()
     epochs = made.training.epochs
     with progress() as update:

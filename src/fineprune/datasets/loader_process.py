@@ -24,7 +24,8 @@ from fineprune.errors import InputError
 
 _POLL_SECONDS = 0.2
 
-_STOPS = {
+# The signals that stop a training.
+STOPS = {
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
 }
 
@@ -115,7 +116,7 @@ def _stops_blocked() -> Iterator[None]:
     if not hasattr(signal, "sigtimedwait"):  # ``follow_training`` needs SIGTERM unblocked.
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
     finally:
@@ -147,9 +148,9 @@ def follow_training(worker: int) -> None:
         worker: The number of the loader process; not used.
     """
     if hasattr(signal, "sigtimedwait"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     else:
-        for number in _STOPS - {signal.SIGTERM}:
+        for number in STOPS - {signal.SIGTERM}:
             signal.signal(number, signal.SIG_IGN)
     threading.Thread(
         target=_watch, args=(os.getppid(),), name="follow-training", daemon=True
@@ -163,7 +164,7 @@ def _watch(parent: int) -> None:
         if not hasattr(signal, "sigtimedwait"):
             time.sleep(_POLL_SECONDS)
             continue
-        received = signal.sigtimedwait(_STOPS, _POLL_SECONDS)
+        received = signal.sigtimedwait(STOPS, _POLL_SECONDS)
         if received and received.si_signo == signal.SIGTERM and received.si_pid in senders:
             break
     os._exit(0)

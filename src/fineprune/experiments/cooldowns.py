@@ -19,6 +19,7 @@ from fineprune.experiments.controls import COOLDOWN
 from fineprune.experiments.planned_run import PlannedRun
 from fineprune.runs.files import cannot_write, temporary_of, write_atomically
 from fineprune.runs.folder import RunFolder
+from fineprune.runs.lock import LOCK
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.learning_rate import begin_of_cooldown
 from fineprune.training.loop import train
@@ -26,9 +27,6 @@ from fineprune.training.recipe import Recipe, read_recipe
 
 # The lengths of the trainings, as shares of the epochs of the recipe.
 _LENGTHS = (0.25, 0.5, 0.75, 1.0)
-
-# The file of a run's lock, which belongs to the process that writes to the folder.
-_LOCK = ".lock"
 
 
 def plan_curve(recipe: Recipe, number: int, folder: Path) -> list[PlannedRun]:
@@ -108,7 +106,7 @@ def _copy_run(trunk: Path, folder: Path, planned: Recipe) -> None:
         return
     temporary = temporary_of(folder)
     try:
-        shutil.copytree(trunk, temporary, ignore=shutil.ignore_patterns(_LOCK))
+        shutil.copytree(trunk, temporary, ignore=shutil.ignore_patterns(LOCK))
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise cannot_write(folder, error) from error

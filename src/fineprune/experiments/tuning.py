@@ -42,7 +42,7 @@ class ChosenRate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rates:
+class ChosenRates:
     """The learning rates of the arms of a comparison.
 
     Attributes:
@@ -164,7 +164,7 @@ def choose_rates(folder: Path, trials: Sequence[PlannedRun]) -> None:
     for trial in trials:
         accuracies.setdefault(trial.name, {})[_factor(trial)] = trial_accuracy(trial)
     chosen = {arm: _best(arm, found) for arm, found in accuracies.items() if arm not in known}
-    rates = Rates(trials[0].recipe.data.validation, {**known, **chosen})
+    rates = ChosenRates(trials[0].recipe.data.validation, {**known, **chosen})
     write_json(folder / RATES, {"version": 1, **dataclasses.asdict(rates)})
 
 
@@ -183,7 +183,7 @@ def trial_result(trial: PlannedRun) -> str:
     return f"tuning: finished {name}, accuracy {accuracy:.2%} on held-out samples"
 
 
-def read_rates(folder: Path) -> Rates:
+def read_rates(folder: Path) -> ChosenRates:
     """Read the learning rates that were chosen in a comparison; there may be none yet.
 
     Raises:
@@ -191,14 +191,14 @@ def read_rates(folder: Path) -> Rates:
     """
     file = folder / RATES
     if not file.exists():
-        return Rates(0, {})
+        return ChosenRates(0, {})
     content = read_json(file)
     try:
         arms = {
             arm: ChosenRate(float(rate["factor"]), dict(rate["accuracies"]))
             for arm, rate in content["arms"].items()
         }
-        return Rates(int(content["held_out"]), arms)
+        return ChosenRates(int(content["held_out"]), arms)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"expected the learning rate of each arm in {file}, cannot read it: {error!r}: restore "

@@ -100,7 +100,7 @@ def outputs_of(run: Run, loaded: LoadedImages) -> Outputs:
 
 
 def neighbours(
-    features: npt.NDArray[np.float32], index: npt.NDArray[np.int64], number: int
+    features: npt.NDArray[np.float32], index: npt.NDArray[np.int64], number: int = 5
 ) -> npt.NDArray[np.int64]:
     """Return the nearest other samples in the network's last features.
 

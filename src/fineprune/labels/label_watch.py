@@ -27,7 +27,7 @@ from fineprune.labels.watch_page import cards_of, write_review
 STATE_VERSION = 1
 
 # The least and the largest number of suspects on a page, if the user names none.
-_FEWEST, _MOST = 20, 500
+FEWEST_REVIEWED, MOST_REVIEWED = 20, 500
 
 
 class LabelWatch(Untraced):
@@ -276,7 +276,7 @@ class LabelWatch(Untraced):
         """
         ranking = self.ranking()
         if most is None:
-            most = min(max(ranking.num_suspects, _FEWEST), _MOST)
+            most = min(max(ranking.num_suspects, FEWEST_REVIEWED), MOST_REVIEWED)
         if names is None:
             names = classes_of(dataset, self.num_classes)
         if keys is None:

@@ -10,12 +10,15 @@ from pathlib import Path
 
 from fineprune.errors import InputError, check_at_least, check_one_of
 
-STRATEGIES = ("all-reduce", "sync", "async", "mixed")
+JOB_STRATEGIES = ("all-reduce", "sync", "async", "mixed")
 # The strategy of a command that runs as a single process on a single node.
 ALONE = "one"
 
 # These ports are below Linux's ephemeral ports and above those of Ray's workers.
 _FIRST_PORT, _PORTS = 20_000, 10_000
+
+# How long before its time limit a job is told to stop, so that the training writes a checkpoint.
+_STOP_SECONDS = 120
 
 # The forms that Slurm accepts: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
 _TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}")
@@ -172,7 +175,6 @@ def batch_script(
     partition: str | None = None,
     account: str | None = None,
     job_name: str = "fineprune",
-    stop_seconds: int = 120,
     setup: Sequence[str] = (),
 ) -> str:
     """Return the text of a batch script for ``sbatch``.
@@ -195,20 +197,17 @@ def batch_script(
         partition: The partition; by default that of the cluster.
         account: The account; by default that of the user.
         job_name: The name of the job: letters, digits and ``_.,+@-``.
-        stop_seconds: How long before its time limit the job is told to stop, so that the training
-            can write a checkpoint; 0 for never.
         setup: Lines of shell that run before anything else, such as ``module load cuda`` or
             ``source venv/bin/activate``. They are written to the script unchanged.
 
     Raises:
         InputError: A setting is wrong.
     """
-    check_one_of("strategy", strategy, (*STRATEGIES, ALONE))
+    check_one_of("strategy", strategy, (*JOB_STRATEGIES, ALONE))
     check_at_least("nodes", nodes, 1)
     if strategy == ALONE and nodes > 1:
         raise InputError(f"expected one node for a single process, got {nodes}")
     check_at_least("gpus_per_node", gpus_per_node, 0)
-    check_at_least("stop_seconds", stop_seconds, 0)
     processes = _processes(strategy, processes_per_node, gpus_per_node)
     servers = 0 if strategy in ("all-reduce", ALONE) else 1
     cpus = processes + servers if cpus_per_task is None else cpus_per_task
@@ -236,8 +235,7 @@ def batch_script(
     if servers:
         # Ray takes a machine as a whole, and stops every Ray process on it at the end.
         lines.append("#SBATCH --exclusive")
-    if stop_seconds:
-        lines.append(f"#SBATCH --signal=B:USR1@{stop_seconds}")
+    lines.append(f"#SBATCH --signal=B:USR1@{_STOP_SECONDS}")
     lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append", "set -euo pipefail"]
     lines += ["# A signal that comes before the training is started is passed on later."]
     lines += ["asked=", "trap asked=yes USR1", ""]

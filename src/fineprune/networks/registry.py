@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fineprune.errors import InputError, first_line
+from fineprune.errors import InputError, check_one_of, first_line
 from fineprune.importing import import_attribute
 from fineprune.networks.lenet import LeNet
 from fineprune.networks.resnet import BasicBlock, Bottleneck, ImageNetResNet, ResNet
@@ -53,10 +53,7 @@ def build_network(name: str, classes: int, channels: int) -> nn.Module:
     """
     library, colon, _ = name.partition(":")
     if not colon:
-        if name not in NETWORKS:
-            raise InputError(
-                f"expected network.name to be one of {', '.join(NETWORKS)}, got {name!r}"
-            )
+        check_one_of("network.name", name, tuple(NETWORKS))
         return NETWORKS[name](classes, channels)
     if library == "timm":
         return _built_by_library(name, num_classes=classes, in_chans=channels)

@@ -24,10 +24,8 @@ from fineprune.pruning.loader import PrunedLoaders
 from fineprune.pruning.loop_checks import (
     LoopChecks,
     check_batch,
-    check_epoch,
     check_epochs_left,
     check_in_progress,
-    check_may_load,
     check_not_driven,
     check_not_ended,
     check_not_expanded,
@@ -49,6 +47,7 @@ from fineprune.pruning.pruner_state import from_bytes, to_bytes
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.run_report import RunReport, as_html
+from fineprune.pruning.schedule import check_epoch
 from fineprune.pruning.step_counts import BatchShape, batches_of, num_kept, steps_of, total_steps
 
 
@@ -506,9 +505,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             InputError: These are not such bytes, or ``load_state_dict`` refuses the state.
         """
         self.load_state_dict(from_bytes(data))
-
-    def _check_may_load(self) -> None:
-        check_may_load(self._cycle.driven, self._cycle.epoch)
 
     def _restore(self, plan: Plan, phase: Phase, **counts: int) -> None:
         """Continue with an epoch of a loaded state, of which so much was recorded."""

@@ -84,15 +84,6 @@ _PACKAGE = str(Path(__file__).parents[1])
 # -- errors -----------------------------------------------------------------------------------
 
 
-def check_epoch(epoch: int, epochs: int) -> None:
-    """Raise InputError if ``epoch`` (counted from 0) is not one of the training's ``epochs``."""
-    if not 0 <= epoch < epochs:
-        raise InputError(
-            f"expected an epoch in 0..{epochs - 1}, got {epoch}: "
-            f"make the schedule as long as the training"
-        )
-
-
 def check_not_driven(driven: bool, epoch: int, wanted: int) -> None:
     """Raise InputError if ``epoch`` is in progress and another one is wanted."""
     if driven and wanted != epoch:

@@ -19,6 +19,7 @@ from fineprune.pruning.loop_checks import (
     check_exchange,
     check_in_progress,
     check_logits,
+    check_may_load,
     warn_user,
 )
 from fineprune.pruning.plan import EpochPlan, check_plan
@@ -337,7 +338,7 @@ class Pruner(EpochLoop[EpochPlan]):
                 policy, or was taken in the middle of an epoch without ``synchronize()``; or this is
                 called inside the loop over the epochs.
         """
-        self._check_may_load()
+        check_may_load(self._cycle.driven, self._cycle.epoch)
         check_state(state, plain(self._identity(), "the settings"), _KEYS)
         state = on_cpu(state)
         epoch, packed = state["epoch"], state["progress"]

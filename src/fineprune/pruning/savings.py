@@ -126,16 +126,15 @@ def predict_savings(
     Raises:
         InputError: A value is out of range, or the numbers of the policy depend on data.
     """
-    for name, seconds in (("step_time", step_time or 0.0), ("overhead", overhead)):
-        if not seconds >= 0:
-            raise InputError(f"expected {name} in seconds of at least 0, got {seconds}")
+    if step_time is not None:
+        check_above("step_time (seconds)", step_time, 0)
+    if not overhead >= 0:
+        raise InputError(f"expected overhead in seconds of at least 0, got {overhead}")
     check_whole_number("num_samples", num_samples, 1)
     shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
     policy = copy.deepcopy(policy)  # The caller's policy must not be bound to N.
     bind(policy, num_samples, shape)
     check_rounding(policy, num_samples, shape)
-    if step_time is not None:
-        check_above("step_time (seconds)", step_time, 0)
     full = FullData(policy.epochs)
     bind(full, num_samples, shape)
     steps = total_steps(policy, num_samples, shape)

@@ -222,11 +222,7 @@ class Schedule:
         return replace(self, window=tuple(lengths), start=tuple(starts), opened=opened)
 
     def _number(self, epoch: int) -> int:
-        if not 0 <= epoch < self.epochs:
-            raise InputError(
-                f"expected an epoch in 0..{self.epochs - 1}, got {epoch}: "
-                f"make the schedule as long as the training"
-            )
+        check_epoch(epoch, self.epochs)
         return epoch + 1
 
     def _position(self, e: int) -> int:
@@ -259,3 +255,12 @@ def _attenuated(start: int, attenuation: float, times: int) -> int:
             break
         start = reduced
     return start
+
+
+def check_epoch(epoch: int, epochs: int) -> None:
+    """Raise InputError if ``epoch`` (counted from 0) is not one of the training's ``epochs``."""
+    if not 0 <= epoch < epochs:
+        raise InputError(
+            f"expected an epoch in 0..{epochs - 1}, got {epoch}: "
+            f"make the schedule as long as the training"
+        )

@@ -25,6 +25,7 @@ from fineprune.inspection.overlap import skipped_overlaps, suspect_overlaps, ten
 from fineprune.inspection.per_class import confusion
 from fineprune.inspection.shown_samples import Show, shown_samples
 from fineprune.inspection.suspects import Suspects, suspects_of
+from fineprune.labels.label_watch import MOST_REVIEWED
 from fineprune.labels.review_page import review_section
 from fineprune.report.facts import distinct, facts
 from fineprune.report.inspection_tables import (
@@ -36,7 +37,7 @@ from fineprune.report.inspection_tables import (
     trait_table,
 )
 from fineprune.report.page_template import write_page
-from fineprune.report.review import MOST_REVIEWED, make_review, reviewed_runs
+from fineprune.report.review import make_review, reviewed_runs
 from fineprune.report.sample_gallery import VISIBLE, make_gallery
 from fineprune.report.sample_views import SampleViews
 from fineprune.report.suspected_labels import suspects_note, top_loss
@@ -88,13 +89,11 @@ def write_inspection(
         own_data: Whether the code of user-defined data may be run to show its samples.
 
     Raises:
-        InputError: There are no runs, or ``most`` is below 1.
+        InputError: There are no runs.
         WriteError: The file cannot be written.
     """
     if not runs:
         raise InputError("expected at least one finished run to inspect, got none")
-    if most is not None and most < 1:
-        raise InputError(f"expected at least 1 suspect to show, got {most}")
     arms = runs_by_arm(runs)
     headings = _headings(arms)
     together = reviewed_runs(runs)

@@ -10,19 +10,15 @@ from fineprune.inspection.known_samples import KnownSamples
 from fineprune.inspection.pictures import neighbours
 from fineprune.inspection.shown_samples import Show
 from fineprune.inspection.suspects import Suspects, suspects_of
+from fineprune.labels.label_watch import FEWEST_REVIEWED, MOST_REVIEWED
 from fineprune.labels.review_page import Card, Review
 from fineprune.report.sample_views import SampleViews
 from fineprune.report.sparkline import sparkline
 from fineprune.report.suspected_labels import top_loss
 from fineprune.runs.training_set import UNKNOWN
 
-# The least number of cards, unless it is given, and the largest number.
-_FEWEST, MOST_REVIEWED = 20, 500
-
 # The size of all pictures and texts, in bytes.
 _BYTES = 2_000_000
-
-_NEIGHBOURS = 5
 
 
 def reviewed_runs(runs: Sequence[Inspected]) -> list[Inspected]:
@@ -64,13 +60,13 @@ def make_review(
     if (training_set.labels == UNKNOWN).any():
         return None
     ranked = suspects_of(*runs)
-    wanted = max(ranked.number, _FEWEST) if most is None else most
+    wanted = max(ranked.number, FEWEST_REVIEWED) if most is None else most
     number = min(wanted, MOST_REVIEWED, len(ranked))
     suspects = ranked.at(np.arange(number))
     notes = _notes(runs, ranked, number)
     views = SampleViews(show, _BYTES)
     features = None if samples.outputs is None else samples.outputs.features
-    near = None if features is None else neighbours(features, suspects.index, _NEIGHBOURS)
+    near = None if features is None else neighbours(features, suspects.index)
     top = top_loss(first, ranked)
     of_runs = [suspects_of(run) for run in runs] if len(runs) > 1 else []
     suspected = [set(part.index[: part.number].tolist()) for part in of_runs]

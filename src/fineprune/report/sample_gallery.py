@@ -10,15 +10,14 @@ from markupsafe import Markup
 from fineprune.inspection.known_samples import KnownSamples
 from fineprune.inspection.pictures import neighbours
 from fineprune.inspection.suspects import Suspects
+from fineprune.labels.review_page import LINE_HEIGHT, LINE_WIDTH
 from fineprune.report.page_template import template
 from fineprune.report.sample_views import SampleViews
-from fineprune.report.sparkline import HEIGHT, WIDTH, sparkline
+from fineprune.report.sparkline import sparkline
 
 # The samples at the top of a gallery are always visible. The others are in a closed block, so that
 # a reader can pass over them.
 VISIBLE = 24
-
-_NEIGHBOURS = 5
 
 
 def make_gallery(
@@ -39,7 +38,7 @@ def make_gallery(
     """
     near = np.empty((len(chosen), 0), np.int64)
     if detailed and samples.outputs is not None and samples.outputs.features is not None:
-        near = neighbours(samples.outputs.features, chosen.index[:VISIBLE], _NEIGHBOURS)
+        near = neighbours(samples.outputs.features, chosen.index[:VISIBLE])
     cards = [
         _card(samples, chosen, place, near[place] if place < len(near) else (), top, views)
         for place in range(len(chosen))
@@ -49,8 +48,8 @@ def make_gallery(
         closed=cards[VISIBLE:],
         detailed=detailed,
         epochs=len(samples.run.history.epochs),
-        line_width=WIDTH,
-        line_height=HEIGHT,
+        line_width=LINE_WIDTH,
+        line_height=LINE_HEIGHT,
     )
     return Markup(text)
 

@@ -5,15 +5,14 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
-# The size of the SVG in its own units. It is as wide as a card.
-WIDTH, HEIGHT = 152, 20
+from fineprune.labels.review_page import LINE_HEIGHT, LINE_WIDTH
 
 # A page shows thousands of sparklines, so their paths have few points and short, whole numbers.
 _POINTS = 20
 
 
 def sparkline(losses: npt.NDArray[np.floating], top: float) -> str:
-    """Return the path of the losses of one sample, inside ``WIDTH`` times ``HEIGHT`` units.
+    """Return the path of the losses of one sample, inside the units of ``Card.line``.
 
     The line has a gap where no epoch trained the sample. With more than 20 epochs, each point is
     the mean over several consecutive epochs.
@@ -28,9 +27,9 @@ def sparkline(losses: npt.NDArray[np.floating], top: float) -> str:
     """
     values = np.minimum(losses.astype(np.float64), top)
     parts = [part[~np.isnan(part)] for part in np.array_split(values, min(_POINTS, len(values)))]
-    step = WIDTH / max(len(parts) - 1, 1)
+    step = LINE_WIDTH / max(len(parts) - 1, 1)
     points = [
-        (round(number * step), round(HEIGHT * (1 - max(part.mean(), 0) / top)))
+        (round(number * step), round(LINE_HEIGHT * (1 - max(part.mean(), 0) / top)))
         if len(part)
         else None
         for number, part in enumerate(parts)

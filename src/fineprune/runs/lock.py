@@ -9,7 +9,8 @@ import filelock
 
 from fineprune.errors import InputError
 
-_NAME = ".lock"
+# The file that is locked by the process that writes to the folder.
+LOCK = ".lock"
 
 # A process that has just been killed may need a moment to end.
 _TIMEOUT_SECONDS = 1.0
@@ -33,10 +34,10 @@ def only_writer(folder: Path) -> Iterator[None]:
         raise InputError(
             f"expected a folder to write to, cannot create {folder}: {error.strerror}"
         ) from error
-    file = folder / _NAME
+    file = folder / LOCK
     if file.exists() and not _is_ours(file):
         raise InputError(
-            f"expected no file {_NAME} of another program in {folder}, got one: give another "
+            f"expected no file {LOCK} of another program in {folder}, got one: give another "
             f"folder, or remove the file"
         )
     lock = filelock.FileLock(file, timeout=_TIMEOUT_SECONDS)

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,17 +19,12 @@ from fineprune.training.train_state import EpochTotals, TrainState, build_local_
 
 @contextlib.contextmanager
 def local_training(
-    recipe: Recipe,
-    ranks: RankGroup,
-    folder: Path,
-    saved: dict[str, Any] | None,
-    stop: StopRequest,
+    recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None
 ) -> Iterator[TrainState]:
     """Build a run that this process trains, alone or together with other ranks.
 
     Inside the block, torch uses the recipe's number of threads. The arguments are those of
-    ``served_training``, except that ``ranks`` may be several processes, and that ``folder`` and
-    ``stop`` are not used.
+    ``served_training``, except that ``ranks`` may be several processes.
 
     Raises:
         InputError: The data or the pretrained weights cannot be loaded, or the recipe simulates

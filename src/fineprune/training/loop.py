@@ -97,8 +97,11 @@ def train(
             return start.summary
         saved = checkpoint_of(files, recipe) if start.checkpoint else None
         served = recipe.distributed.served
-        training = served_training if served else local_training
-        with training(recipe, ranks, folder, saved, stop) as state:
+        with (
+            served_training(recipe, ranks, folder, saved, stop)
+            if served
+            else local_training(recipe, ranks, saved)
+        ) as state:
             totals = None
             if saved is None:
                 ranks.from_main(lambda: files.begin(recipe.to_toml()))

@@ -20,7 +20,7 @@ def recipe_network(recipe: Recipe, data: Data) -> nn.Module:
     Raises:
         InputError: The network does not fit the data, or has no parameters that the recipe names.
     """
-    model = build_network(recipe.network.name, data.classes, data.channels)
+    model = build_network(recipe.network.name, data.classes, data.blank.shape[1])
     model.to(recipe.run.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     _check_fit(model, recipe, data)
     freeze(model, recipe.network.freeze)

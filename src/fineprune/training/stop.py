@@ -11,9 +11,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name)
-)
+from fineprune.datasets.loader_process import STOPS
 
 
 class Stopped(Exception):
@@ -76,7 +74,7 @@ def stop_requests() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request.note) for number in _SIGNALS}
+    before = {number: signal.signal(number, request.note) for number in STOPS}
     try:
         yield request
     finally:

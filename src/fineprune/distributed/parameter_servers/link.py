@@ -348,31 +348,27 @@ class Transfer:
             return self._result
 
 
-def open_store(
-    host: str = "127.0.0.1", port: int = 0, *, timeout_seconds: float = 60.0
-) -> TCPStore:
+def open_store(host: str = "127.0.0.1", *, timeout_seconds: float = 60.0) -> TCPStore:
     """Open a store in which the two ends of links find each other.
 
     The store exists as long as the returned object. It listens on the address of ``host`` only, on
-    a free port if ``port`` is 0. The attributes ``host`` and ``port`` of the result are its
-    address. A link does not need the store after it has been made.
+    a free port. The attributes ``host`` and ``port`` of the result are its address. A link does not
+    need the store after it has been made.
 
     Raises:
         InputError: This process cannot listen on the address.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(address[:2], family=family)
     except OSError as error:
         reason = str(error.strerror).split(" (", 1)[0]
         raise InputError(
-            f"cannot listen on {host}, port {port}: {reason}; give an address of this "
-            f"machine and a free port, or 0 for any"
+            f"cannot listen on {host}: {reason}; give an address of this machine"
         ) from None
-    port = listening.getsockname()[1]
     return TCPStore(
         host,
-        port,
+        listening.getsockname()[1],
         is_master=True,
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout_seconds),

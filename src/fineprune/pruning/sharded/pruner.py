@@ -13,7 +13,7 @@ from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Progress
 from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
-from fineprune.pruning.loop_checks import LoopChecks
+from fineprune.pruning.loop_checks import LoopChecks, check_may_load
 from fineprune.pruning.plan_options import NAMES, PlanOptions
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
@@ -221,7 +221,7 @@ class ShardedPruner(EpochLoop[Share]):
                 saved their states after different batches; or this is called inside the loop over
                 the epochs.
         """
-        self._check_may_load()
+        check_may_load(self._cycle.driven, self._cycle.epoch)
         check_state(state, self._identity(), _KEYS)
         state = on_cpu(state)
         numbers = copy.deepcopy(self._policy)

@@ -14,6 +14,7 @@ from fineprune.report.scaling.figures import (
     draw_throughput,
 )
 from fineprune.report.scaling.tables import scale_tables
+from fineprune.runs.files import RECIPE
 
 
 def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -> None:
@@ -44,7 +45,7 @@ def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -
         tables=scale_tables(rows, paper=True),
         drawings=[drawing for drawing in drawings if drawing is not None],
         caveats=scale_caveats(scaling),
-        recipe=(runs[0].path / "recipe.toml").read_text(encoding="utf-8").strip(),
+        recipe=(runs[0].path / RECIPE).read_text(encoding="utf-8").strip(),
     )
 
 

@@ -98,7 +98,6 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
             index.keys(),
         ),
         classes=classes,
-        channels=3,
         blank=torch.zeros(1, 3, settings.image_size, settings.image_size),
         wrong=None if weak is None else weak.wrong,
         labels_digest=_digest(index.digest, weak),

@@ -132,7 +132,6 @@ def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
             loaded.index, loaded.given if weak is None else weak.whole, train.classes
         ),
         classes=number_of_classes(train, recipe.data.name, recipe.network.classes),
-        channels=train.images.shape[1],
         blank=torch.zeros(1, *train.images.shape[1:]),
         wrong=None if weak is None else weak.wrong,
         labels_digest=None if weak is None else weak.digest,

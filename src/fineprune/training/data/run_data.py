@@ -43,9 +43,8 @@ class Data:
             InputError if the classes of user-defined data are not known.
         training_set: Returns the whole training set, of which ``train`` is a part.
         classes: The number of classes of the network to build.
-        channels: The number of input channels of the network to build.
-        blank: Zeros with the shape (1, ...) and dtype of the ``x`` of one sample, to check that the
-            network fits the data.
+        blank: Zeros with the shape (1, channels, ...) and dtype of the ``x`` of one sample, to
+            build the network, and to check that it fits the data.
         wrong: Which training labels are wrong; bool, shape (N,). None if this is not known.
         labels_digest: The digest of training labels that come from a file of the user, and of
             the names of image files with their labels; None for other data.
@@ -65,7 +64,6 @@ class Data:
     labels: Callable[[], Any]
     training_set: Callable[[], TrainingSet]
     classes: int
-    channels: int
     blank: torch.Tensor
     wrong: npt.NDArray[np.bool_] | None = None
     labels_digest: str | None = None

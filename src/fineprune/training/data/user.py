@@ -113,7 +113,6 @@ def own_data(recipe: Recipe) -> Data:
         labels=functools.partial(labels_of, train, settings.name),
         training_set=training_set,
         classes=classes,
-        channels=blank.shape[1],
         blank=blank,
         wrong=None if weak is None else weak.wrong,
         labels_digest=None if weak is None else weak.digest,
