@@ -304,9 +304,16 @@ def quotes():
     for arm, rate in (("full", 0.3), ("shorter-2", 0.6), ("adaptive", 0.3)):
         shares = 100 * arm_rows("resnet9/half")[arm].skipped, accuracy("resnet9/half", arm)
         yield FITS, f"| {arm} | {rate} | {{:.1f}} | {{:.2f}} |", shares
-    for arm, row in arm_rows("lenet-cifar10-35").items():
+    page, folder = "docs/results/lenet-cifar10.md", "lenet-cifar10-35"
+    for arm, row in arm_rows(folder).items():
         shares = 100 * row.skipped, 100 * row.accuracy_last
-        yield "docs/results/lenet-cifar10.md", f"| {arm} | {{:.1f}} | {{:.2f}} |", shares
+        if arm == "full":
+            yield page, f"| {arm} | {{:.1f}} | {{:.2f}} | - |", shares
+            continue
+        words = f"| {arm} | {{:.1f}} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
+        yield page, words, (*shares, *difference(folder, arm))
+    little = difference(folder, "adaptive", "shorter")
+    yield page, "`adaptive` is {:.2f} ±{:.2f} points above `shorter`", little
     untuned = difference(FITS_CONFUSED, "adaptive", "shorter-2")
     confused = tuned_difference(FITS_CONFUSED_TUNED, "adaptive", FITS_CONFUSED, "shorter-2")
     confused_to_full = tuned_difference(FITS_CONFUSED_TUNED, "adaptive", FITS_CONFUSED, "full")
