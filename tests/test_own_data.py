@@ -324,6 +324,15 @@ def ragged():
     return Ragged([0, 1] * 48), Labels([0, 1] * 16)
 
 
+def test_samples_of_several_parts_are_refused_at_the_start(tmp_path):
+    with pytest.raises(InputError, match=r"with x of shape \(channels, \.\.\.\) from .*, got"):
+        train(recipe("network.classes=2", function="of_two_parts"), tmp_path / "run")
+
+
+def of_two_parts():
+    return [((torch.zeros(3, 8, 8), torch.zeros(5)), 0)] * 8, [(torch.zeros(3, 8, 8), 0)] * 8
+
+
 def test_a_sample_with_probabilities_is_not_evaluated(tmp_path):
     with pytest.raises(
         InputError, match=r"expected one class for each sample .* got \(2,\) values"

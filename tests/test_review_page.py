@@ -23,7 +23,7 @@ from fineprune.datasets.image_crops import Crop
 from fineprune.datasets.image_decoder import decode
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
-from fineprune.labels.dataset_names import keys_of
+from fineprune.labels.dataset_names import classes_of, keys_of
 from fineprune.labels.sample_view import view_of
 from fineprune.runs.history import read_labels as trained_labels
 from fineprune.runs.training_set import read_training_set
@@ -126,6 +126,7 @@ class Folder(Named):
     """Samples with the attributes of torchvision's ``ImageFolder``."""
 
     root = "images/train"
+    keys: Any = None
 
     def __init__(self, samples):
         super().__init__(samples)
@@ -148,6 +149,11 @@ def test_the_files_of_an_image_folder_are_its_keys(watch, tmp_path):
     assert f"no {first} ({first})" in (tmp_path / "audit.html").read_text(encoding="utf-8")
     assert keys_of(Subset(folder, [2, 0])) == ("cats/2.png", "dogs/0.png")
     assert keys_of(Subset(folder, [2, 2])) is None
+    folder.keys = ["image", "label"]  # Of columns, and not of samples.
+    assert keys_of(Subset(folder, [2, 0])) is None
+    watch.page(tmp_path / "audit.html", folder, most=3)
+    assert f"{key} (" not in (tmp_path / "audit.html").read_text(encoding="utf-8")
+    folder.keys = None
     folder.root = "elsewhere"
     assert keys_of(folder) is None
 
@@ -168,6 +174,11 @@ def test_the_names_of_the_classes_are_those_of_the_data_set(made, watch, tmp_pat
     watch.page(tmp_path / "audit.html", made(pictures()), most=3)
     named = "birds" in (tmp_path / "audit.html").read_text(encoding="utf-8")
     assert named == (made is not list)
+
+
+def test_a_wrapper_that_merges_classes_has_no_names():
+    assert classes_of(Named(pictures()), 2) == Named.classes
+    assert classes_of(Subset(Named(pictures()), [0]), 2) is None
 
 
 def test_wrong_arguments_of_a_page_are_refused(watch, tmp_path):

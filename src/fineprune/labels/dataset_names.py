@@ -7,38 +7,47 @@ from typing import Any
 from torch.utils.data import Subset
 
 
-def classes_of(dataset: Any, least: int) -> Sequence[str] | None:
+def classes_of(dataset: Any, number: int) -> Sequence[str] | None:
     """Return the names of at least so many classes, if a data set has them.
 
-    They are its attribute ``classes``, those that a data set of Hugging Face gives its column
-    ``label`` or ``labels``, or those of the data set of which it is a part.
+    They are its attribute ``classes``, or those that a data set of Hugging Face gives its column
+    ``label`` or ``labels``. If it has none, they are those of the data set that it wraps, such as a
+    ``Subset`` does, if they are exactly as many: a wrapper may have merged classes.
     """
-    while dataset is not None:
-        features = getattr(dataset, "features", None)
-        columns = features if isinstance(features, Mapping) else {}
-        column = columns.get("label", columns.get("labels"))
-        for found in (getattr(dataset, "classes", None), getattr(column, "names", None)):
-            if isinstance(found, list | tuple) and len(found) >= least:
-                return found
-        dataset = getattr(dataset, "dataset", None)
+    found = _own_classes(dataset)
+    if len(found) >= number:
+        return found
+    while (dataset := getattr(dataset, "dataset", None)) is not None:
+        found = _own_classes(dataset)
+        if len(found) == number:
+            return found
     return None
+
+
+def _own_classes(dataset: Any) -> Sequence[str]:
+    features = getattr(dataset, "features", None)
+    columns = features if isinstance(features, Mapping) else {}
+    column = columns.get("label", columns.get("labels"))
+    named = (getattr(dataset, "classes", None), getattr(column, "names", None))
+    return next((names for names in named if isinstance(names, list | tuple)), ())
 
 
 def keys_of(dataset: Any) -> tuple[str, ...] | None:
     """Return what names each sample, if a data set says it.
 
     That is its attribute ``keys``, or the path of each file below the folder of torchvision's
-    ``ImageFolder``. A ``Subset`` has those of the data set of which it is a part, unless it repeats
-    samples.
+    ``ImageFolder``. A ``Subset`` has those of the data set of which it is a part, if they are one
+    for each sample and all different.
     """
     keys = getattr(dataset, "keys", None)
     if keys is not None and not callable(keys):
         return tuple(map(str, keys))
     if isinstance(dataset, Subset):
         whole = keys_of(dataset.dataset)
-        if whole is None or len(set(dataset.indices)) < len(dataset):
+        if whole is None or len(whole) != len(dataset.dataset):  # type: ignore[arg-type]
             return None
-        return tuple(whole[index] for index in dataset.indices)
+        part = tuple(whole[index] for index in dataset.indices)
+        return part if len(set(part)) == len(part) else None
     samples, root = (getattr(dataset, name, None) for name in ("samples", "root"))
     if not (isinstance(samples, list) and isinstance(root, str | os.PathLike)):
         return None

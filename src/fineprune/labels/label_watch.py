@@ -153,7 +153,9 @@ class LabelWatch(Untraced):
         self._evidence.flush()
         return rank(self._evidence) if self._evidence.visits.any() else None
 
-    def so_far(self, most: int, cost: FullCost, dataset: Any) -> tuple[list[int], list[str]]:
+    def so_far(
+        self, most: int, names: Sequence[str] | None, cost: FullCost
+    ) -> tuple[list[int], list[str]]:
         """Return the first suspects and the ``advice`` in the middle of a training.
 
         Both are empty if nothing finite was recorded, or the ranks have not merged. The evidence is
@@ -161,8 +163,7 @@ class LabelWatch(Untraced):
 
         Args:
             most: The largest number of suspects.
-            cost: As for ``advice``.
-            dataset: The data set, which may know the names of the classes; None if there is none.
+            names, cost: As for ``advice``.
         """
         evidence = copy.deepcopy(self._evidence)
         evidence.flush()
@@ -171,8 +172,7 @@ class LabelWatch(Untraced):
         ranking = rank(evidence)
         indices, scores, _ = ranking.suspects()
         known = indices[scores > -torch.inf]
-        classes = self._class_names(classes_of(dataset, self.num_classes))
-        return known[:most].tolist(), advice_of(evidence, ranking, classes, cost)
+        return known[:most].tolist(), advice_of(evidence, ranking, self._class_names(names), cost)
 
     def scores(self) -> Tensor:
         """Return the scores of ``suspects`` in the order of the samples; float32, shape (N,).
@@ -280,7 +280,8 @@ class LabelWatch(Untraced):
         if names is None:
             names = classes_of(dataset, self.num_classes)
         if keys is None:
-            keys = keys_of(dataset)
+            found = keys_of(dataset)  # The attribute may be of another kind, such as of columns.
+            keys = found if found is not None and len(found) == self.num_samples else None
         classes = self._class_names(names)
         ranked = [part[:most].tolist() for part in ranking.suspects()]
         cards = cards_of(self._evidence, ranked, dataset, keys, show)

@@ -131,7 +131,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._rescaling: Rescaling | None = None
         self._learns = policy.needs_losses
         self._loaders = PrunedLoaders(sampler, num_samples, batch_size, shape.drop_last)
-        self._report = RunReport(policy, num_samples, shape)
+        self._report = RunReport(policy, num_samples, shape, dataset)
         self._watch: LabelWatch | None = None
         self._show(0)
 
@@ -610,7 +610,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """
         unfinished = self._cycle.unfinished
         batches = 0 if unfinished is None else unfinished.batches
-        return self._report.summary(batches, self.steps_done, self._watch, self._dataset)
+        return self._report.summary(batches, self.steps_done, self._watch)
 
     def log(self, target: Any, by: str = "steps") -> None:
         """Report each epoch to ``target`` when it ends, on the first rank of the group only.

@@ -10,6 +10,7 @@ from typing import Any
 
 from fineprune.errors import InputError, check_one_of
 from fineprune.labels.advice import FullCost
+from fineprune.labels.dataset_names import classes_of
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.step_counts import (
@@ -50,18 +51,20 @@ class RunReport:
         policy: The policy of the training.
         num_samples: Number of samples N in the data set.
         shape: How samples are grouped into batches and optimizer steps.
+        dataset: The data set, which may name the classes; None if there is none.
 
     Attributes:
         totals: The sums over the epochs that ended.
         policy_name: The name of the policy, as the user knows it.
     """
 
-    def __init__(self, policy: Policy, num_samples: int, shape: BatchShape) -> None:
+    def __init__(self, policy: Policy, num_samples: int, shape: BatchShape, dataset: Any) -> None:
         self.totals = RunTotals()
         self.policy_name = policy.name
         self._policy = policy
         self._num_samples = num_samples
         self._shape = shape
+        self._dataset = dataset
         self._seconds = self._seconds_written = 0.0
         self._writers: list[tuple[Write, bool]] = []
 
@@ -119,22 +122,19 @@ class RunReport:
         for write, by_steps in self._writers:
             write(dict(known), self.totals.steps if by_steps else self.totals.epochs)
 
-    def summary(
-        self, batches: int, steps_done: int, watch: LabelWatch | None, dataset: Any
-    ) -> dict[str, Any]:
+    def summary(self, batches: int, steps_done: int, watch: LabelWatch | None) -> dict[str, Any]:
         """Return the summary of ``Pruner.summary``.
 
         Args:
             batches: Number of batches that this rank has recorded of the epoch in progress.
             steps_done: Number of optimizer steps so far.
             watch: The evidence on the labels, if logits are recorded.
-            dataset: The data set, which may know the names of the classes; None if there is none.
         """
         try:
             steps: int | None = total_steps(self._policy, self._num_samples, self._shape)
         except InputError:
             steps = None
-        suspects, advice = self._findings(watch, dataset)
+        suspects, advice = self._findings(watch)
         return {
             "policy": self.policy_name,
             "epochs": self._policy.epochs,
@@ -149,7 +149,7 @@ class RunReport:
             "advice": advice,
         }
 
-    def _findings(self, watch: LabelWatch | None, dataset: Any) -> tuple[list[int], list[str]]:
+    def _findings(self, watch: LabelWatch | None) -> tuple[list[int], list[str]]:
         """Return the first suspects and the advice, by the evidence on the labels if there is any.
 
         They are empty if no evidence says anything.
@@ -161,7 +161,8 @@ class RunReport:
         cost = FullCost(policy.epochs, steps)
         suspects: list[int] = []
         if watch is not None:
-            suspects, advice = watch.so_far(_SUSPECTS, cost, dataset)
+            names = classes_of(self._dataset, watch.num_classes)
+            suspects, advice = watch.so_far(_SUSPECTS, names, cost)
         else:
             advice = policy.advice(self.totals.epochs, cost)
         if not suspects and policy.suspicion() is not None:

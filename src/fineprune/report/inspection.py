@@ -89,11 +89,13 @@ def write_inspection(
         own_data: Whether the code of user-defined data may be run to show its samples.
 
     Raises:
-        InputError: There are no runs.
+        InputError: There are no runs, or ``most`` is below 1.
         WriteError: The file cannot be written.
     """
     if not runs:
         raise InputError("expected at least one finished run to inspect, got none")
+    if most is not None and most < 1:
+        raise InputError(f"expected at least 1 suspect to show, got {most}")
     arms = runs_by_arm(runs)
     headings = _headings(arms)
     together = reviewed_runs(runs)

@@ -162,7 +162,7 @@ class Labelled(Dataset[Any]):
                 f"{index}"
             )
         x, y = item
-        shape = tuple(np.shape(x))
+        shape = tuple(x.shape) if hasattr(x, "shape") else None  # ``_blank`` refuses the latter.
         if self._shape is None:
             self._shape = shape
         if shape != self._shape:
