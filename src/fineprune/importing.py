@@ -22,12 +22,6 @@ def import_attribute(name: str) -> Any:
 
     Modules in the current directory are found, as with ``python -m``. An exception in the module's
     own code is passed on unchanged.
-
-    Args:
-        name: The name, in the form ``module:attribute``.
-
-    Raises:
-        InputError: The module or the attribute does not exist.
     """
     module_name, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:

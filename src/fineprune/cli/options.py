@@ -64,11 +64,7 @@ def split_changes(words: list[str] | None) -> tuple[list[str], list[str]]:
 
 
 def margin_fraction(points: float) -> float:
-    """Return the value of --margin as a fraction.
-
-    Raises:
-        InputError: It is not above 0 and below 100 percentage points.
-    """
+    """Return the value of --margin as a fraction."""
     if not 0 < points < 100:
         raise InputError(
             f"expected --margin as percentage points above 0 and below 100, got {points:g}"

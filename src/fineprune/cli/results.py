@@ -13,18 +13,7 @@ from fineprune.runs.run import Run
 def show_results(
     runs: Sequence[Run], page: Path, fraction: float, *, as_json: bool, about: dict[str, object]
 ) -> None:
-    """Write the report of finished runs, and print their tables and, last, their headlines.
-
-    Args:
-        runs: The runs, which may belong to several groups.
-        page: The HTML file to write.
-        fraction: The margin of the equivalence test, as a fraction.
-        as_json: Whether to print JSON instead of tables.
-        about: Further entries of the JSON, which come first.
-
-    Raises:
-        InputError: The runs cannot be compared.
-    """
+    """Write the report of finished runs, and print their tables and, last, their headlines."""
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.experiments.arm_table import group_rows, grouped
     from fineprune.report.comparison_table import row_dicts, terminal_tables

@@ -29,9 +29,6 @@ class Augment:
         padding: The number of pixels of value 0 that are added on each side before a window of the
             original size is cut out at a random position. With 0, images are not moved.
         flip: Whether to mirror images left to right with probability one half.
-
-    Raises:
-        InputError: ``padding`` is outside 0..127.
     """
 
     padding: int = 0
@@ -63,12 +60,6 @@ def draw(augment: Augment, *, seed: int, epoch: int, samples: int) -> Draws:
     """Draw the random numbers of an epoch for all samples, so that sample i always gets the i-th.
 
     The windows are the same with and without flipping.
-
-    Args:
-        augment: How images are varied.
-        seed: The seed of the run.
-        epoch: The epoch, from 0.
-        samples: The number of samples N of the whole set.
     """
     generator = stream(seed, epoch, "augment")
     offsets = generator.integers(0, 2 * augment.padding + 1, size=(2, samples), dtype=np.uint8)
@@ -163,9 +154,6 @@ class Normalise:
         std: One float per channel, computed likewise; greater than 0.
         width: The width of the images in pixels.
         device: The device of the images.
-
-    Raises:
-        InputError: ``mean`` and ``std`` differ in length, or a deviation is not positive.
     """
 
     def __init__(

@@ -27,15 +27,7 @@ class BrokenFiles:
         self._known: set[int] = set()
 
     def add(self, broken: Iterable[Broken], left: int) -> None:
-        """Take note of the broken files of a batch.
-
-        Args:
-            broken: The broken files.
-            left: The number of samples of the batch that can be used.
-
-        Raises:
-            TooManyBroken: There are more than allowed, or none is left of the batch.
-        """
+        """Take note of the broken files of a batch."""
         last = None
         for file in broken:
             last = file

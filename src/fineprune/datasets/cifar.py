@@ -109,11 +109,6 @@ def load_archive(
 
     Returns:
         (train, test).
-
-    Raises:
-        InputError: Neither the folder nor the archive is there, a file is missing or has another
-            size, a label is out of range, or the archive has another digest or cannot be unpacked.
-        DownloadError: The archive could not be downloaded.
     """
     folder = _folder(archive, Path(directory), download)
     classes = _class_names(archive, folder)

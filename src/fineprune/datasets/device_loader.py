@@ -25,9 +25,6 @@ class DeviceImages:
         augment: How images are varied.
         mean: The mean of the training images, as in ``DeviceLoader``.
         std: The standard deviation of the training images, as in ``DeviceLoader``.
-
-    Raises:
-        InputError: A standard deviation is 0.
     """
 
     def __init__(
@@ -101,9 +98,6 @@ class DeviceLoader:
         mean: One float per channel from values scaled to 0..1, as ``channel_statistics`` returns.
         std: One float per channel, likewise.
         drop_last: Whether to drop an incomplete last batch.
-
-    Raises:
-        InputError: A standard deviation is 0.
     """
 
     def __init__(
@@ -168,9 +162,6 @@ class EvaluationBatches:
         device: Where batches are made.
         mean: The mean of the training images, one float per channel, from values scaled to 0..1.
         std: The standard deviation of the training images, likewise.
-
-    Raises:
-        InputError: A standard deviation is 0.
     """
 
     def __init__(

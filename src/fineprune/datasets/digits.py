@@ -26,15 +26,8 @@ def load_digits(train_size: int = 1024) -> tuple[ImageSet, ImageSet]:
     the first ``train_size`` images are the training set, and the others are the test set. A smaller
     training set is therefore a part of a larger one.
 
-    Args:
-        train_size: The number of training images, 1..1796.
-
     Returns:
         (train, test), each with images of shape (n, 3, 32, 32).
-
-    Raises:
-        InputError: ``train_size`` leaves no image for training or none for testing, or
-            scikit-learn is not installed.
     """
     if not 1 <= train_size < _IMAGES:
         raise InputError(

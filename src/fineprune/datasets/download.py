@@ -42,11 +42,6 @@ def fetch(url: str, md5: str, directory: Path) -> Path:
 
     Returns:
         The written file.
-
-    Raises:
-        InputError: The address is not https, the directory cannot be created, or the bytes have
-            another length or digest than announced.
-        DownloadError: The server cannot be reached or does not send the file.
     """
     _require_https(url)
     opener = urllib.request.build_opener(_HttpsRedirects)
@@ -76,9 +71,6 @@ def save(stream: BinaryIO, size: int | None, url: str, md5: str, directory: Path
 
     Returns:
         The written file.
-
-    Raises:
-        InputError: The number of bytes or their digest is another one.
     """
     digest = _md5()
     received = 0
@@ -108,15 +100,8 @@ def unpack(packed: Path, folder: str) -> Path:
     Members that would be written outside (by their path or through a link) are refused, by the
     ``data`` filter of ``tarfile``.
 
-    Args:
-        packed: The archive.
-        folder: The name of the folder inside the archive.
-
     Returns:
         The unpacked folder.
-
-    Raises:
-        InputError: The archive is damaged, unsafe, or does not contain the folder.
     """
     target = packed.parent / folder
     with temporary(packed.parent, folder) as partial:

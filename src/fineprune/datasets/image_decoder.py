@@ -58,10 +58,6 @@ def decode(content: bytes, choose: Choose, size: int) -> torch.Tensor:
 
     Returns:
         The pixels; uint8, shape (3, size, size).
-
-    Raises:
-        BrokenImage: The bytes are damaged, or are no image of these formats.
-        InputError: No decoder is installed.
     """
     if not content:
         raise BrokenImage("the file is empty")

@@ -71,11 +71,7 @@ class ImageIndex:
         return _open_again, (self._file, self.digest)
 
     def read(self, image: int) -> bytes:
-        """Return the bytes of the file of an image, or of a member of a shard.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Return the bytes of the file of an image, or of a member of a shard."""
         if not self._shards:
             with open(self._path(image), "rb", buffering=0) as file:
                 return file.read()
@@ -91,15 +87,7 @@ class ImageIndex:
         return f"{self._shard(image)} at byte {int(self._arrays['start'][image])}"
 
     def numbered(self, classes: tuple[str, ...], source: Path) -> npt.NDArray[np.int32]:
-        """Return the labels as numbers of other classes, those of the training set.
-
-        Args:
-            classes: The classes of the training set.
-            source: Where these images come from, for the error message.
-
-        Raises:
-            InputError: An image has none of these classes.
-        """
+        """Return the labels as numbers of other classes, those of the training set."""
         if self.classes == classes:
             return self.labels
         numbers = {name: number for number, name in enumerate(classes)}
@@ -194,10 +182,6 @@ def load_index(source: Path, digest: str | None = None, *, keep: bool = True) ->
             for a new run.
         keep: Whether a new index replaces the one in the cache, with which other runs may have
             begun. A command that trains nothing must not do that.
-
-    Raises:
-        InputError: The source is wrong, as for ``find_images``, or has other images than when the
-            run began.
     """
     source = Path(os.path.abspath(source))
     file = cache_folder() / f"{hashlib.sha256(os.fsencode(source)).hexdigest()[:32]}.index"

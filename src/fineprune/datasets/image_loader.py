@@ -31,12 +31,7 @@ Labelled = tuple[Tensor, Tensor]
 
 
 class ToDevice:
-    """Moves batches of bytes to the device and normalises them there.
-
-    Args:
-        size: The height and width of the images.
-        device: The device.
-    """
+    """Moves batches of bytes to the device and normalises them there."""
 
     def __init__(self, size: int, device: str) -> None:
         self._device = torch.device(device)

@@ -49,9 +49,6 @@ def class_number(place: str, text: str, classes: Sequence[str], others: Sequence
         text: The name of a class, or its number. A name counts first, if it looks like a number.
         classes: The name of each class.
         others: What else may stand there, for the error message.
-
-    Raises:
-        InputError: There is no such class.
     """
     numbers = {str(number): number for number in range(len(classes))}
     numbers |= {name: number for number, name in enumerate(classes)}

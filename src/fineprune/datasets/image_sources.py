@@ -110,10 +110,6 @@ def find_images(source: Path) -> Found:
         source: A folder with one folder per class; a list of files (``.csv``, ``.parquet`` or
             ``.txt``); or tar shards: one ``.tar``, a folder that contains nothing else, or a
             pattern such as ``shards/train-*.tar``.
-
-    Raises:
-        InputError: There is no such source, it has no images, a class has none, or a line of a list
-            or a sample of a shard is wrong.
     """
     try:
         shards = shards_of(source)
@@ -131,10 +127,6 @@ def stamp_of(source: Path, known: Stamp) -> Stamp | None:
 
     Only the folders, the list or the shards that ``known`` names are looked at, and no image. Since
     a new folder changes the time of the folder that contains it, this finds new folders, too.
-
-    Args:
-        source: The source, as for ``find_images``.
-        known: The stamp of the earlier scan.
     """
     try:
         shards = shards_of(source)
@@ -148,11 +140,7 @@ def stamp_of(source: Path, known: Stamp) -> Stamp | None:
 
 
 def shards_of(source: Path) -> list[Path]:
-    """Return the tar files that a source names, sorted; none if it is a folder or a list.
-
-    Raises:
-        InputError: The source does not exist or is of another kind.
-    """
+    """Return the tar files that a source names, sorted; none if it is a folder or a list."""
     if source.is_dir():
         with os.scandir(source) as entries:
             names = [entry.name for entry in entries if not entry.name.startswith(".")]

@@ -36,9 +36,6 @@ def read_labels(
 
     Returns:
         The labels, with -1 for the images to leave out; int64, shape (N,).
-
-    Raises:
-        InputError: The file cannot be read, has another number of labels, or has an unknown label.
     """
     if path.suffix == ".npy":
         labels = _from_array(path, classes)

@@ -26,9 +26,6 @@ def symmetric_noise(labels: Labels, classes: int, share: float, seed: int) -> La
 
     Returns:
         The new labels; int64, shape (N,).
-
-    Raises:
-        InputError: There is only one class, and a label is to be replaced.
     """
     number = round(share * len(labels))
     if number and classes < 2:
@@ -69,10 +66,6 @@ def class_map(pairs: Sequence[str], classes: Sequence[str]) -> dict[int, int]:
     Args:
         pairs: One text ``from->to`` for each class to change, with names or numbers of classes.
         classes: The name of each class.
-
-    Raises:
-        InputError: A text has another form or names an unknown class, a class is replaced by
-            itself, or a class is replaced twice.
     """
     mapping: dict[int, int] = {}
     for pair in pairs:

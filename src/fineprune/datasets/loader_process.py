@@ -143,9 +143,6 @@ def follow_training(worker: int) -> None:
     SIGTERM, SIGINT and SIGUSR1 have no effect, except a SIGTERM from the training itself. On
     systems without ``sigtimedwait``, which tells where a signal comes from, SIGTERM ends this
     process.
-
-    Args:
-        worker: The number of the loader process; not used.
     """
     if hasattr(signal, "sigtimedwait"):
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)

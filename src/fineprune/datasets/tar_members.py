@@ -47,11 +47,7 @@ class Member(NamedTuple):
 
 
 def members(archive: BinaryIO) -> Iterator[Member]:
-    """Yield the regular files of a tar archive that is not compressed, in their order.
-
-    Raises:
-        TarError: It is no tar archive, or it ends within a member.
-    """
+    """Yield the regular files of a tar archive that is not compressed, in their order."""
     end = archive.seek(0, 2)
     position = 0
     name: str | None = None

@@ -38,9 +38,6 @@ class SimulatedWorkers:
         seconds: The usual duration of a step of each worker, in any unit; empty if they are equal.
         spread: The standard deviation of the logarithm of the durations.
         seed: The seed from which the durations are drawn.
-
-    Raises:
-        InputError: There is no worker.
     """
 
     def __init__(

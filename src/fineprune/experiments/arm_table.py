@@ -187,9 +187,6 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
     If such a group contains runs with different settings, for example two comparisons of the same
     network, it is also split by comparison, and by the titles of runs that belong to none.
-
-    Raises:
-        InputError: Runs with the same title have different settings, or the same arm and seed.
     """
     groups = []
     for (network, dataset), same_data in _split(runs, _network_and_dataset).items():
@@ -213,12 +210,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def group_rows(group: Group, margin: float = MARGIN) -> list[Row]:
-    """Return one row for each arm of the group.
-
-    Args:
-        group: The runs.
-        margin: The margin of equivalence, as a fraction.
-    """
+    """Return one row for each arm of the group."""
     return [_row(group, arm, margin) for arm in group.arms]
 
 
@@ -273,9 +265,6 @@ def saved_in_epochs(summary: Summary) -> float | None:
     work slows the machine down for some time, the total time changes, but this fraction does not
     change much.
 
-    Args:
-        summary: The summary of the run.
-
     Returns:
         The fraction; None if no epoch is pruned or if every epoch is pruned.
     """
@@ -287,10 +276,6 @@ def saved_in_epochs(summary: Summary) -> float | None:
 
 def cost_to_reach(run: Run, accuracy: float) -> tuple[float, int] | None:
     """Return what a run costs until its first evaluation with at least this accuracy.
-
-    Args:
-        run: The run.
-        accuracy: The accuracy, as a fraction.
 
     Returns:
         The training time in seconds and the number of sample-steps, both up to the end of the epoch

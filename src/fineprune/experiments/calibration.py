@@ -40,11 +40,6 @@ def calibrated(
         recipe: The recipe for a single process, without "auto" settings.
         given: The costs that are given and not measured, by the names of ``Costs``.
         on_progress: Called with a line of text before each measurement.
-
-    Raises:
-        InputError: The data cannot be loaded, a given value is wrong, or Ray is needed to measure
-            the exchange with servers and is not installed.
-        RunError: Ray did not start.
     """
     torch.set_num_threads(recipe.run.threads)
     replica = RecipeReplica(recipe, 0)

@@ -19,9 +19,6 @@ class ClusterShape:
         gigabits: The bandwidth of a node's link in Gbit/s in each direction, which all processes
             of the node share; 0 for a network that is never the limit.
         latency: The time of an empty message between two nodes, in seconds.
-
-    Raises:
-        InputError: A value is out of range.
     """
 
     nodes: int = 1024
@@ -59,9 +56,6 @@ class Costs:
         overlaps: Whether the servers work on a gradient while the worker still computes, as with
             TensorFlow, which sends each layer's gradient as soon as it is known. Then ``serve`` and
             ``apply`` limit the throughput of the servers, but are no part of a worker's step.
-
-    Raises:
-        InputError: A value is out of range.
     """
 
     steps: tuple[float, ...]
@@ -99,9 +93,6 @@ class Target:
             batches (the gradient noise scale, McCandlish et al. 2018); None if larger batches need
             no more samples.
         per_staleness: The share of additional samples for each update of mean staleness.
-
-    Raises:
-        InputError: A value is out of range.
     """
 
     epochs: float | None = None
@@ -116,13 +107,7 @@ class Target:
         check_at_least("target.per_staleness", self.per_staleness, 0)
 
     def factor(self, alone: int, update: int, staleness: float) -> float:
-        """Return how many times the samples of one worker a configuration needs.
-
-        Args:
-            alone: The samples of an update with one worker.
-            update: The samples of an update.
-            staleness: The mean staleness.
-        """
+        """Return how many times the samples of one worker a configuration needs."""
         batch = 1.0
         if self.critical_batch is not None:
             batch = (self.critical_batch + update) / (self.critical_batch + alone)
@@ -143,10 +128,6 @@ def read_cluster(path: Path) -> ClusterFile:
 
     All sections and keys are optional. Instead of ``costs.steps``, ``costs.step`` may give the
     duration of every step.
-
-    Raises:
-        InputError: The file cannot be read, is not TOML, or contains an unknown key or a wrong
-            value.
     """
     try:
         sections = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -56,9 +56,6 @@ def simulate(costs: Costs, cluster: ClusterShape, configuration: Configuration) 
 
     Workers fill the nodes one after another. Shared servers are spread over the workers' nodes, and
     each dedicated server has a node of its own.
-
-    Raises:
-        InputError: The configuration has a staleness bound, whose waiting is not simulated.
     """
     if "staleness_bound" in configuration.settings:
         raise InputError(

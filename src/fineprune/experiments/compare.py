@@ -64,9 +64,6 @@ def plan_runs(
         arms: The names of the arms, out of ``ALL_ARMS``.
         data: The data of the recipe; None to load them.
         curve: Whether to add the trainings of ``plan_curve``.
-
-    Raises:
-        InputError: The recipe cannot have these arms, or ``seeds`` is below 1.
     """
     if seeds < 1:
         raise InputError(f"expected at least one seed, got {seeds}")
@@ -124,14 +121,6 @@ def compare(
             rate that was chosen is kept when arms or seeds are added.
         on_progress: Called with a line of text (which may be empty), the number of epochs trained
             so far, and the number of all epochs.
-
-    Raises:
-        InputError: A setting is wrong, the folder holds a single run or runs of another recipe,
-            or other labels, weights or data, the comparison in it began with another ``tune``,
-            another process writes to the folder, or ``torchrun`` started several processes.
-        RunError: The process of a run was killed, the labels, weights or data changed, or an arm
-            diverged at every rate.
-        Stopped: A signal asked this process to stop, and the runs have written checkpoints.
     """
     check_not_launched("fineprune compare", "the runs")
     check_own_folder(folder, COMPARISON, "a comparison")
@@ -181,11 +170,7 @@ def compare(
 def _plan_trials(
     recipe: Recipe, folder: Path, arms: Sequence[str], data: Data
 ) -> tuple[list[PlannedRun], Digests]:
-    """List the runs that choose learning rates, and return the digests of what they read.
-
-    Raises:
-        InputError: No samples can be held out.
-    """
+    """List the runs that choose learning rates, and return the digests of what they read."""
     new = untuned(folder, recipe, arms)
     if not new:
         return [], {}
@@ -203,11 +188,7 @@ def _unfinished(runs: Sequence[PlannedRun], folder: Path, *, tune: bool) -> list
 
 
 def _check_tuned(folder: Path, *, tune: bool) -> None:
-    """Check that the comparison in a folder, if any, began with or without tuning.
-
-    Raises:
-        InputError: It did not, so that its arms could not be compared with those added.
-    """
+    """Check that the comparison in a folder, if any, began with or without tuning."""
     if not (folder / COMPARISON).is_file():
         return
     try:
@@ -223,11 +204,7 @@ def _check_tuned(folder: Path, *, tune: bool) -> None:
 
 
 def _check_recipe(folder: Path, recipe: Recipe) -> None:
-    """Check that the folder of a comparison is empty, or holds one of this recipe.
-
-    Raises:
-        InputError: The folder holds a comparison of another recipe.
-    """
+    """Check that the folder of a comparison is empty, or holds one of this recipe."""
     if not (folder / RECIPE).exists():
         return
     changed = read_recipe(folder / RECIPE).differences(recipe)

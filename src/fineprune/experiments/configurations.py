@@ -80,9 +80,6 @@ def configuration(text: str) -> Configuration:
             or ``dedicated`` for the placement of the servers. Options follow, each with a number:
             ``group=`` (with ``mixed`` and ``all-reduce``: the workers per node), ``backup=`` and
             ``bound=`` with servers, and always ``lr=``, ``epochs=`` and ``seeds=``.
-
-    Raises:
-        InputError: The text is not a configuration, or its numbers do not fit together.
     """
     words = " ".join(text.split())
     if found := _ALONE.fullmatch(words):
@@ -156,9 +153,6 @@ def configured(recipe: Recipe, chosen: Configuration, *, same_update: bool) -> R
         same_update: Whether to divide ``training.batch_size`` by the number of gradients that an
             update averages. If true, an update uses the same number of samples in every
             configuration; if false, every worker has the batch size of the recipe.
-
-    Raises:
-        InputError: The settings do not fit together, or the batch size is not divisible.
     """
     result = recipe.replaced("distributed", **chosen.settings) if chosen.settings else recipe
     if "epochs" in chosen.training:

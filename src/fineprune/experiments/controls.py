@@ -70,17 +70,7 @@ def default_arms(recipe: Recipe) -> tuple[str, ...]:
 
 
 def check_arms(recipe: Recipe, arms: Sequence[str], num_samples: int) -> None:
-    """Check that a comparison of a recipe can have these arms.
-
-    Args:
-        recipe: The recipe.
-        arms: The names of the arms.
-        num_samples: The number of training samples, N.
-
-    Raises:
-        InputError: An arm is unknown or given twice, the recipe skips no samples, or there is a
-            control without the method that it matches.
-    """
+    """Check that a comparison of a recipe can have these arms."""
     policy = recipe.pruning.policy
     if policy in ("full", MATCHED):
         raise InputError(
@@ -127,9 +117,6 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
               that falls as 1 - u^2. ``shorter-1.5`` and ``shorter-2`` multiply the rate: choose
               among the three by the accuracy on held-out images (``data.validation``).
         num_samples: The number of training samples, N.
-
-    Raises:
-        InputError: The arm is unknown or does not fit the recipe, or the recipe skips no samples.
     """
     check_arms(recipe, [arm] if arm != MATCHED else [recipe.pruning.policy, arm], num_samples)
     if arm == "full":
@@ -157,13 +144,6 @@ def matched_recipe(recipe: Recipe, method: Run) -> Recipe:
 
     The recipe is complete: it contains the numbers and the mean weights of all epochs, and none of
     the settings of the method.
-
-    Args:
-        recipe: The recipe of the method, with the seed of the run.
-        method: The finished run of the method.
-
-    Raises:
-        InputError: The run skipped no samples.
     """
     total = method.summary.train_samples
     numbers = tuple(total - line["skipped"] for line in method.metrics)
@@ -186,10 +166,6 @@ def fewer_epochs(recipe: Recipe, num_samples: int) -> Recipe:
     The sample-steps of the pruned run are rounded to whole epochs. The milestones and the warm-up
     are shortened in proportion, so that the learning rate decays completely. "No Train No Gain"
     (NeurIPS 2023) recommends this control.
-
-    Args:
-        recipe: A recipe whose policy skips samples.
-        num_samples: The number of training samples, N.
     """
     epochs = _affordable_epochs(recipe, num_samples)
     return with_epochs(recipe.replaced("pruning", policy="full"), epochs)
@@ -218,13 +194,6 @@ def fewer_epochs_late(recipe: Recipe, num_samples: int) -> Recipe:
     As ``fewer_epochs``, but the epochs are removed from the interval with the smallest learning
     rate until one is left there, then from the interval before it, and so on. With step-wise rates,
     this control loses little, because most of the training happens at the larger rates.
-
-    Args:
-        recipe: A recipe whose policy skips samples.
-        num_samples: The number of training samples, N.
-
-    Raises:
-        InputError: The learning rate has no milestones, or there are more intervals than epochs.
     """
     training = recipe.training
     if not _has_intervals(recipe):

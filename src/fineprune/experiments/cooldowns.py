@@ -36,10 +36,6 @@ def plan_curve(recipe: Recipe, number: int, folder: Path) -> list[PlannedRun]:
         recipe: The recipe, with this seed.
         number: The number of the seed, counted from 0.
         folder: The folder of the comparison.
-
-    Raises:
-        InputError: The recipe is too short to have at least two lengths whose cooldowns begin
-            after the warm-up.
     """
     runs: list[PlannedRun] = []
     for share in reversed(_LENGTHS):
@@ -79,9 +75,6 @@ def train_trunk(
         sharing: The number of runs that share this machine's cores.
         cooldowns: The folders and the recipes of the other runs. A folder that exists stays as it
             is.
-
-    Raises:
-        WriteError: A folder cannot be copied. The errors of ``train`` are raised, too.
     """
     for to, _ in cooldowns:
         shutil.rmtree(temporary_of(to), ignore_errors=True)  # Left by a process that was killed.

@@ -26,11 +26,6 @@ def launch(run: PlannedRun, configuration: Configuration, on_poll: Callable[[], 
         run: The run. Its recipe is the one to train.
         configuration: The processes that train it; ``run.recipe`` has its settings already.
         on_poll: Called twice per second.
-
-    Raises:
-        InputError: All-reduce needs more nodes than the job has.
-        RunError: The run failed. The error names the file beside its folder with its messages.
-        Stopped: A signal asked this process to stop, and the run has written a checkpoint.
     """
     with tempfile.TemporaryDirectory() as temporary:
         recipe = Path(temporary) / "recipe.toml"

@@ -39,11 +39,7 @@ class PlannedRun:
     trunk: "PlannedRun | None" = None
 
     def complete(self) -> Recipe | None:
-        """Return the recipe to train; None if the run that this one matches is not finished.
-
-        Raises:
-            InputError: The run to match skipped no samples, is of another recipe, or is damaged.
-        """
+        """Return the recipe to train; None if the run that this one matches is not finished."""
         if self.matches is None:
             return self.recipe
         if not self.matches.finished():
@@ -51,11 +47,7 @@ class PlannedRun:
         return matched_recipe(self.recipe, read_run(self.matches.folder))
 
     def finished(self) -> bool:
-        """Return whether the run is finished.
-
-        Raises:
-            InputError: The folder holds a run of another recipe.
-        """
+        """Return whether the run is finished."""
         if not (self.folder / RECIPE).exists():
             return False
         previous, complete = read_recipe(self.folder / RECIPE), self.complete()
@@ -87,9 +79,6 @@ def check_own_folder(folder: Path, listing: str, what: str) -> None:
         folder: The folder, which does not need to exist.
         listing: The name of the file that lists the runs of such an experiment.
         what: The name of the experiment, for the error message.
-
-    Raises:
-        InputError: It holds something else.
     """
     if (folder / listing).exists():
         return

@@ -97,9 +97,6 @@ def plan_cluster(
         target: How this number depends on the workers; None if it does not.
         saved: The share of the sample-steps that the recipe's pruning saves; None without pruning.
         configurations: The configurations to predict; if there are none, they are chosen.
-
-    Raises:
-        InputError: A configuration cannot be predicted.
     """
     one_node = _one_node(cluster)
     base = simulate(costs, cluster, one_node).throughput

@@ -39,10 +39,6 @@ def train_runs(
             ``Stopped``.
         may_diverge: Whether the training of a run may diverge. Such a run is yielded unfinished,
             and so is its control, which is not trained.
-
-    Raises:
-        RunError: The process of a run was killed. The errors of ``train`` are raised, too.
-        Stopped: A signal asked this process to stop, and the runs have written checkpoints.
     """
     # Spawned processes do not inherit the memory and the threads of this process.
     context = multiprocessing.get_context("spawn")

@@ -24,9 +24,6 @@ def check_begun_with(listing: Path, digests: Digests, what: str) -> None:
             digests or is damaged, nothing is known and nothing is checked.
         digests: The digests of the labels, weights and data as they are now.
         what: The name of the experiment, for the error message.
-
-    Raises:
-        InputError: The labels, weights or data have changed.
     """
     try:
         begun = dict(read_json(listing)["sha256"])
@@ -47,9 +44,6 @@ def check_finished(run: Path, digests: Digests, what: str) -> None:
         run: The folder of the run.
         digests: The digests of the labels, weights and data when the experiment began.
         what: The name of the experiment, for the error message.
-
-    Raises:
-        RunError: The labels, weights or data have changed meanwhile.
     """
     changed = _changed(digests, read_summary(run / SUMMARY).digests)
     if changed:

@@ -47,13 +47,6 @@ def scale(
             ``configured``.
         on_progress: Called with a line of text (which may be empty), the number of epochs trained
             so far, and the number of all epochs.
-
-    Raises:
-        InputError: A setting is wrong, the data cannot be loaded, the folder holds runs of another
-            recipe, or of other labels, weights or data, another process writes to the folder, or
-            ``torchrun`` started several processes.
-        RunError: A run failed, or the labels, weights or data changed meanwhile.
-        Stopped: A signal asked this process to stop, and the run has written a checkpoint.
     """
     check_not_launched("fineprune scale", "the runs")
     check_own_folder(folder, SCALING, "scale")

@@ -146,11 +146,7 @@ class ScaleRow:
 
 
 def read_scaling(folder: Path) -> Scaling:
-    """Read a scaling experiment from its folder.
-
-    Raises:
-        InputError: The folder was not written by ``fineprune scale``, or a run is not finished.
-    """
+    """Read a scaling experiment from its folder."""
     if not (folder / SCALING).is_file():
         raise InputError(
             f"expected a folder that fineprune scale wrote, with {SCALING}, got {folder}"
@@ -191,10 +187,6 @@ def scale_rows(
             run reaches in an epoch on all data.
         baseline: The configuration to which speedups are relative; by default a single process, if
             there is one.
-
-    Raises:
-        InputError: There are no runs, a run has fewer than two epochs, or there is no such
-            baseline.
     """
     if not runs:
         raise InputError("expected at least one run, got none")

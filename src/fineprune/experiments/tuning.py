@@ -61,10 +61,6 @@ def check_can_tune(recipe: Recipe, arms: Sequence[str], *, curve: bool) -> None:
         recipe: The recipe of the comparison.
         arms: The names of its arms.
         curve: Whether the curve of cost against accuracy is trained, too.
-
-    Raises:
-        InputError: An arm is itself a multiple of another one's rate, or needs a run on the same
-            samples, or the curve is trained, whose runs have one rate.
     """
     if curve:
         raise InputError(
@@ -90,9 +86,6 @@ def held_out_recipe(recipe: Recipe, num_samples: int) -> Recipe:
     Args:
         recipe: The recipe of the comparison. If it holds out samples itself, it is returned.
         num_samples: The number of training samples, N.
-
-    Raises:
-        InputError: There are too few samples.
     """
     if recipe.data.validation:
         return recipe
@@ -107,9 +100,6 @@ def untuned(folder: Path, recipe: Recipe, arms: Sequence[str]) -> list[str]:
 
     The method is also returned with its control ``matched``, whose trials repeat the numbers of
     samples of its trials.
-
-    Raises:
-        InputError: ``rates.json`` is damaged.
     """
     known = read_rates(folder).arms
     new = [arm for arm in arms if arm not in known]
@@ -126,15 +116,7 @@ def plan_trials(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def with_chosen_rates(runs: Sequence[PlannedRun], folder: Path) -> list[PlannedRun]:
-    """Return the runs of a comparison with the learning rates that were chosen for their arms.
-
-    Args:
-        runs: The runs.
-        folder: The folder of the comparison, whose rates are chosen.
-
-    Raises:
-        InputError: ``rates.json`` is damaged.
-    """
+    """Return the runs of a comparison with the learning rates that were chosen for their arms."""
     arms = read_rates(folder).arms
 
     def chosen(run: PlannedRun) -> PlannedRun:
@@ -153,11 +135,6 @@ def choose_rates(folder: Path, trials: Sequence[PlannedRun]) -> None:
     Args:
         folder: The folder of the comparison.
         trials: The trials of the arms, which have been trained. Those without a summary diverged.
-
-    Raises:
-        InputError: ``rates.json`` or a summary is damaged.
-        RunError: The training of an arm diverged at every rate.
-        WriteError: The file cannot be written.
     """
     known = read_rates(folder).arms
     accuracies: dict[str, dict[float, float | None]] = {}
@@ -184,11 +161,7 @@ def trial_result(trial: PlannedRun) -> str:
 
 
 def read_rates(folder: Path) -> ChosenRates:
-    """Read the learning rates that were chosen in a comparison; there may be none yet.
-
-    Raises:
-        InputError: The file is damaged.
-    """
+    """Read the learning rates that were chosen in a comparison; there may be none yet."""
     file = folder / RATES
     if not file.exists():
         return ChosenRates(0, {})

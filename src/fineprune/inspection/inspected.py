@@ -59,20 +59,13 @@ class Inspected:
         """Return the settings in which runs of one arm and several seeds agree.
 
         The arms of a comparison may differ in theirs, so those of its runs are left out.
-
-        Args:
-            besides: Further sections of the recipe that are left out.
         """
         sections = {} if self.run.comparison is not None else self.run.recipe
         left_out = {"run", *besides}
         return repr({name: sections[name] for name in sections if name not in left_out})
 
     def training_set(self) -> TrainingSet:
-        """Return the training set that the run knew, with the labels that it trained with.
-
-        Raises:
-            InputError: The run has kept none, or the file is damaged.
-        """
+        """Return the training set that the run knew, with the labels that it trained with."""
         return read_training_set(self.run.path, len(self.labels))
 
     def times_skipped(self) -> npt.NDArray[np.int64]:
@@ -89,9 +82,6 @@ def advice_for(run: Run) -> list[str]:
     """Return sentences on which means of saving fits best, by the evidence of a finished run.
 
     The cost on all data is computed from the epochs of the run that trained all samples.
-
-    Raises:
-        InputError: The run has kept no evidence on its labels, or a file is damaged.
     """
     summary = run.summary
     watch = needed_evidence(run.path, summary.train_samples, "to give advice")
@@ -107,11 +97,7 @@ def advice_for(run: Run) -> list[str]:
 
 
 def read_inspected(runs: Iterable[Run]) -> list[Inspected]:
-    """Read the histories of runs.
-
-    Raises:
-        InputError: A run has kept no history, or a file is damaged.
-    """
+    """Read the histories of runs."""
     read = [_read(run) for run in runs]
     names = collections.Counter(run.name for run in read)
     return [dataclasses.replace(run, is_one_of_several=names[run.name] > 1) for run in read]

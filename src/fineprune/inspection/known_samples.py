@@ -63,12 +63,7 @@ class KnownSamples:
 
 
 def known_samples(run: Inspected, network: bool) -> KnownSamples:
-    """Collect what is known about the samples of a run.
-
-    Args:
-        run: The run.
-        network: Whether to pass the pictures through the trained network.
-    """
+    """Collect what is known about the samples of a run."""
     missing = []
     if not _has_predictions(run):
         missing.append(_NO_PREDICTIONS)

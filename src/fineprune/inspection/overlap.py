@@ -41,10 +41,6 @@ def skipped_overlaps(runs: list[Inspected], size: int) -> list[Overlap]:
     """Return the overlap of the most skipped samples for each pair of runs that skip samples.
 
     Runs on other training samples, or with other labels, are not compared with each other.
-
-    Args:
-        runs: The runs.
-        size: The number of samples that are compared.
     """
     counts = [(run, run.times_skipped().astype(np.float64)) for run in runs]
     return _overlaps([(run, values) for run, values in counts if values.any()], size)
@@ -59,12 +55,7 @@ def suspect_overlaps(runs: list[Inspected], size: int) -> list[Overlap]:
 
 
 def tenth_overlaps(runs: Sequence[Inspected], overlaps: Overlapping) -> list[Overlap]:
-    """Return the overlaps of a tenth of the samples, between runs with as many samples.
-
-    Args:
-        runs: The runs.
-        overlaps: ``skipped_overlaps`` or ``suspect_overlaps``.
-    """
+    """Return the overlaps of a tenth of the samples, between runs with as many samples."""
     counts = dict.fromkeys(len(run.labels) for run in runs)
     return [
         overlap
@@ -76,12 +67,7 @@ def tenth_overlaps(runs: Sequence[Inspected], overlaps: Overlapping) -> list[Ove
 
 
 def expected_jaccard(size: int, samples: int) -> float:
-    """Return the Jaccard index that two random sets are expected to have, to first order.
-
-    Args:
-        size: The size of both sets.
-        samples: The number of samples from which they are drawn.
-    """
+    """Return the Jaccard index that two random sets are expected to have, to first order."""
     common = size * size / samples
     return common / (2 * size - common) if size else 0.0
 

@@ -29,13 +29,7 @@ class ClassRow:
 
 
 def class_rows(run: Inspected, full: Inspected | None, classes: int) -> list[ClassRow]:
-    """Return one row per class.
-
-    Args:
-        run: The run.
-        full: The run to compare with, which trains all samples.
-        classes: The number of classes.
-    """
+    """Return one row per class."""
     skipped = run.times_skipped() / len(run.history.epochs)
     samples = np.bincount(run.labels, minlength=classes)
     shares = np.bincount(run.labels, weights=skipped, minlength=classes) / np.maximum(samples, 1)

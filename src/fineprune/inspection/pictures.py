@@ -42,12 +42,7 @@ class Outputs:
 
 
 def pictures_of(run: Run) -> LoadedImages:
-    """Load the training pictures of a run.
-
-    Raises:
-        InputError: The data are the user's own, whose code ``inspect`` does not run; they are
-            files; or they cannot be loaded.
-    """
+    """Load the training pictures of a run."""
     recipe = make_recipe(run.recipe)
     if recipe.data.name == "images":
         raise InputError("expected data in memory to pass through the network, got image files")
@@ -60,15 +55,7 @@ def pictures_of(run: Run) -> LoadedImages:
 
 
 def outputs_of(run: Run, loaded: LoadedImages) -> Outputs:
-    """Pass the training pictures of a run through its trained network.
-
-    Args:
-        run: The run, whose checkpoint must exist.
-        loaded: The result of ``pictures_of``.
-
-    Raises:
-        InputError: The checkpoint is missing or damaged.
-    """
+    """Pass the training pictures of a run through its trained network."""
     path = run.path / CHECKPOINT
     if not path.exists():
         raise InputError(f"expected the trained network in {path}, found no file")

@@ -43,9 +43,6 @@ def label_table(
         runs: Runs on the same labels, whose evidence is added.
         most: How many suspects to list; None for those that are called suspicious.
         accept: Suggestions with at least this agreement become labels, 0 to 1; None for none.
-
-    Raises:
-        InputError: The runs have different training sets or labels, or have not kept them.
     """
     training_set = _common(runs)
     check_class_names(training_set.classes, "a table")

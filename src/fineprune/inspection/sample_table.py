@@ -26,9 +26,6 @@ def sample_columns(runs: Sequence[Inspected]) -> Columns:
         ``run``, ``key`` (empty without keys), ``index`` (in the whole training set), ``label`` and
         ``suggestion`` (names of classes; empty for none), ``agreement``, ``score`` and
         ``times_skipped``.
-
-    Raises:
-        InputError: A run has not kept which samples it trained.
     """
     parts: list[Columns] = []
     for run in runs:
@@ -54,12 +51,7 @@ def sample_columns(runs: Sequence[Inspected]) -> Columns:
 
 
 def write_csv(columns: Columns, path: Path) -> None:
-    """Write the table as CSV, atomically.
-
-    Raises:
-        InputError: ``path`` is a folder.
-        WriteError: The file cannot be written.
-    """
+    """Write the table as CSV, atomically."""
     file = io.StringIO(newline="")
     table = csv.writer(file, lineterminator="\n")
     table.writerow(columns)
@@ -73,12 +65,7 @@ def write_csv(columns: Columns, path: Path) -> None:
 
 
 def write_parquet(columns: Columns, path: Path) -> None:
-    """Write the table as Parquet, atomically.
-
-    Raises:
-        InputError: pyarrow is not installed.
-        WriteError: The file cannot be written.
-    """
+    """Write the table as Parquet, atomically."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

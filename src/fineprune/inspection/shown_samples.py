@@ -24,15 +24,7 @@ _UNREADABLE = "This sample cannot be read: its file is missing or damaged."
 
 
 def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
-    """Return a function from the index of a sample of a run to what ``view_of`` can show of it.
-
-    Args:
-        samples: What is known about the samples of the run.
-        own_data: Whether the code of user-defined data may be run.
-
-    Raises:
-        InputError: The data are not there, have changed, or are the user's own and must not be run.
-    """
+    """Return a function from the index of a sample of a run to what ``view_of`` can show of it."""
     pictures, number = samples.pictures, samples.number
     if pictures is not None:
         return lambda sample: _image(pictures[sample])

@@ -63,9 +63,6 @@ def suspects_of(*runs: Inspected, most: int | None = None) -> Suspects:
     Args:
         runs: The runs, at least one.
         most: The largest number of samples to return; None for all that have been trained.
-
-    Raises:
-        InputError: Several runs have different labels, or one of them has kept no evidence.
     """
     first = runs[0]
     watch = _added(runs)

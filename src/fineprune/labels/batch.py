@@ -12,13 +12,6 @@ def as_numbers(name: str, values: Any) -> Tensor:
     """Return the indices or the labels of a batch as a tensor.
 
     Arrays are copied, since nothing tells whether they change later.
-
-    Args:
-        name: What they are, for the message.
-        values: A tensor, an array or a list.
-
-    Raises:
-        InputError: They are no numbers, such as names of files or of classes.
     """
     if isinstance(values, Tensor):
         return values

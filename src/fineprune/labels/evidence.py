@@ -129,9 +129,6 @@ class Evidence:
             logits: Their logits, without a gradient; floating point, shape (B, C).
             labels: Their labels; integers, shape (B,).
             ranks: The number of ranks that record a batch of this size at the same time.
-
-        Raises:
-            InputError: See ``check``.
         """
         if not self._located:
             self._to(logits.device)
@@ -151,22 +148,14 @@ class Evidence:
             self._add_buffer()
 
     def flush(self) -> None:
-        """Add everything that was recorded to the sums, and check it.
-
-        Raises:
-            InputError: See ``check``; or a batch was changed in place after it was recorded.
-        """
+        """Add everything that was recorded to the sums, and check it."""
         self._add_buffer()
         # Nothing is known of a sample all of whose losses were NaN or infinite.
         self.labels.masked_fill_(self.visits == 0, -1)
         self.check()
 
     def check(self) -> None:
-        """Raise InputError if something wrong was recorded. This waits for the device.
-
-        Raises:
-            InputError: An index or a label was out of range, or the label of a sample changed.
-        """
+        """Raise InputError if something wrong was recorded. This waits for the device."""
         out_of_range, changed, _ = self._faults.tolist()
         if out_of_range:
             raise InputError(
@@ -197,11 +186,7 @@ class Evidence:
             yield Chunk(index, labels, self.shares.read(index, labels.clamp(min=0)))
 
     def add(self, other: "Evidence") -> None:
-        """Add the sums of another evidence on the same samples.
-
-        Raises:
-            InputError: The other one has other numbers of samples or classes, or other labels.
-        """
+        """Add the sums of another evidence on the same samples."""
         sizes = [(one.num_samples, one.num_classes) for one in (self, other)]
         if sizes[0] != sizes[1]:
             raise InputError(
@@ -228,10 +213,6 @@ class Evidence:
         Args:
             group: A ``torch.distributed`` group; None for the world. Each rank exchanges four bytes
                 per class and sample.
-
-        Raises:
-            InputError: An error that ``check`` finds on any rank, or the ranks have different
-                labels of a sample.
         """
         device = exchange_device(group)
         if device is not None:
@@ -252,11 +233,7 @@ class Evidence:
         self.labels = labels
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the sums and of the buffer, on the CPU.
-
-        Raises:
-            InputError: A batch was changed in place after it was recorded.
-        """
+        """Return copies of the sums and of the buffer, on the CPU."""
         self._check_unchanged()
         return {
             "recorded": self.recorded,
@@ -270,11 +247,7 @@ class Evidence:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned for evidence of the same size.
-
-        Raises:
-            InputError: The state has other tensors than this evidence.
-        """
+        """Restore what ``state_dict`` returned for evidence of the same size."""
         stored = self._stored()
         form = {name: (tensor.shape, tensor.dtype) for name, tensor in stored.items()}
         given = {name: (tensor.shape, tensor.dtype) for name, tensor in state["sums"].items()}

@@ -15,10 +15,6 @@ def rank_and_size(group: Any, before: str) -> tuple[int, int]:
     Args:
         group: A ``torch.distributed`` group; None for the initialised world.
         before: What a group must be initialised before, for the error.
-
-    Raises:
-        InputError: This process does not belong to the group.
-        RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
     """
     active = dist.is_available() and dist.is_initialized()
     launched = int(os.environ.get("WORLD_SIZE", "1"))

@@ -24,9 +24,6 @@ def view_of(item: Any) -> tuple[str | None, str | None]:
     A picture is an image of Pillow, or a tensor or array of shape (height, width), (1 or 3, height,
     width) or (height, width, 1 or 3). Whole numbers are taken as 0..255; others are scaled so that
     the smallest is black and the largest is white. Everything else is shown as text.
-
-    Args:
-        item: What a data set returns: ``(x, y)``, a dict, or x alone.
     """
     if isinstance(item, tuple | list) and item:
         return view_of(item[0])

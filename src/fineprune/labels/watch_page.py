@@ -28,9 +28,6 @@ def cards_of(
         evidence: The evidence, which has been flushed.
         ranked: The indices, the scores and the suggestions of the samples.
         dataset, keys, show: As for ``LabelWatch.page``.
-
-    Raises:
-        InputError: A sample was never recorded, or the data set or the keys have another length.
     """
     samples = evidence.num_samples
     for what, given in (("data set", dataset), ("list of keys", keys)):

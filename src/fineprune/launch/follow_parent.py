@@ -14,9 +14,6 @@ def end_with_parent(parent: int) -> None:
 
     For processes that an experiment starts: if the experiment is killed, they must not go on
     training into a folder that its next start will use.
-
-    Args:
-        parent: The number of the process that started this one.
     """
 
     def watch() -> None:

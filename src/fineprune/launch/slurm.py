@@ -67,9 +67,6 @@ def torchrun_in_job(nodes: int, processes: int) -> list[str] | None:
 
     Returns:
         The command; None if this process is not in a job of several nodes.
-
-    Raises:
-        InputError: The job has fewer nodes.
     """
     job = os.environ
     available = int(job.get("SLURM_JOB_NUM_NODES", "1"))
@@ -128,9 +125,6 @@ def fit_servers(
 
     Returns:
         The number of CPUs per node, and the number of threads of each process.
-
-    Raises:
-        InputError: The training does not fit the nodes.
     """
     check_at_least("nodes", nodes, 1)
     if workers // group + dedicated < nodes:
@@ -199,9 +193,6 @@ def batch_script(
         job_name: The name of the job: letters, digits and ``_.,+@-``.
         setup: Lines of shell that run before anything else, such as ``module load cuda`` or
             ``source venv/bin/activate``. They are written to the script unchanged.
-
-    Raises:
-        InputError: A setting is wrong.
     """
     check_one_of("strategy", strategy, (*JOB_STRATEGIES, ALONE))
     check_at_least("nodes", nodes, 1)

@@ -9,10 +9,6 @@ class LeNet(nn.Module):
 
     With 3 channels and 10 classes, the network has 62,006 parameters. The input is float images of
     shape (B, channels, 32, 32). The output is logits of shape (B, classes).
-
-    Args:
-        classes: The number of classes.
-        channels: The number of channels of the images.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3) -> None:

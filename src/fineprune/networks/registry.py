@@ -46,10 +46,6 @@ def build_network(name: str, classes: int, channels: int) -> nn.Module:
             the user's own code is passed on unchanged.
         classes: The number of classes.
         channels: The number of channels of the images. Models of torchvision accept 3 only.
-
-    Raises:
-        InputError: The name is not known, its library is not installed, or what it names cannot be
-            called with these arguments or does not return a network.
     """
     library, colon, _ = name.partition(":")
     if not colon:

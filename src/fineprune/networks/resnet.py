@@ -71,12 +71,6 @@ class ResNet(nn.Module):
 
     The input is float images of shape (B, channels, H, W), with H and W at least 4. The output is
     logits of shape (B, classes).
-
-    Args:
-        block: The class of the blocks.
-        blocks: The number of blocks in each of the three stages.
-        classes: The number of classes.
-        channels: The number of channels of the images.
     """
 
     def __init__(
@@ -110,12 +104,6 @@ class ImageNetResNet(nn.Module):
 
     The input is float images of shape (B, channels, H, W), usually 224x224; a batch of one needs
     more than 32x32 while it trains. The output is logits of shape (B, classes).
-
-    Args:
-        block: The class of the blocks.
-        blocks: The number of blocks in each of the four stages.
-        classes: The number of classes.
-        channels: The number of channels of the images.
     """
 
     def __init__(

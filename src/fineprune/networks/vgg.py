@@ -21,11 +21,6 @@ class VGG(nn.Module):
     The input is float images of shape (B, channels, H, W), with H and W at least 32; the features
     of larger images are averaged after the last pooling. The output is logits of shape
     (B, classes).
-
-    Args:
-        depth: 13, 16 or 19.
-        classes: The number of classes.
-        channels: The number of channels of the images.
     """
 
     def __init__(self, depth: int, classes: int = 10, channels: int = 3) -> None:

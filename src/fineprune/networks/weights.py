@@ -39,11 +39,7 @@ class LoadedWeights(NamedTuple):
 
 
 def weights_digest(path: Path) -> str:
-    """Return the SHA-256 digest of a file of weights, in hexadecimal.
-
-    Raises:
-        InputError: The file cannot be read.
-    """
+    """Return the SHA-256 digest of a file of weights, in hexadecimal."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -68,9 +64,6 @@ def load_weights(network: nn.Module, path: Path, classes: int) -> LoadedWeights:
         path: A file of ``torch.save`` (.pth or .pt), which is read with ``weights_only=True``, or a
             .safetensors file, which needs the package of this name.
         classes: The number of classes of the network, by which its last linear layer is found.
-
-    Raises:
-        InputError: The file cannot be read, or its weights are not those of this network.
     """
     try:
         with path.open("rb") as file:

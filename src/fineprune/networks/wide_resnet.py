@@ -43,11 +43,6 @@ class WideResNet(nn.Module):
 
     The input is float images of shape (B, channels, H, W), with H and W at least 4. The output is
     logits of shape (B, classes).
-
-    Args:
-        depth: The number of layers, 6 n + 4.
-        classes: The number of classes.
-        channels: The number of channels of the images.
     """
 
     def __init__(self, depth: int, classes: int = 10, channels: int = 3) -> None:

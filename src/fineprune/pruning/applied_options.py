@@ -31,9 +31,6 @@ class AppliedOptions:
         options: The options of the policy.
         num_samples: Number of samples N in the data set.
         labels: The class of each sample, for ``keep_per_class``: integers, shape (N,).
-
-    Raises:
-        InputError: The labels are missing or do not fit.
     """
 
     def __init__(self, options: PlanOptions, num_samples: int, labels: Any = None) -> None:

@@ -187,11 +187,7 @@ class EpochCycle(Generic[Plan]):
         self._most = most
 
     def read_sampler(self) -> None:
-        """Note that the loop asks the sampler for indices.
-
-        Raises:
-            InputError: Losses of the epoch were recorded before the loop asked for its samples.
-        """
+        """Note that the loop asks the sampler for indices."""
         if self.phase is Phase.RECORDING and not self.sampler_read and not self.plan_read:
             raise InputError(
                 f"expected losses of the batches of epoch {self.epoch} only, got those of "

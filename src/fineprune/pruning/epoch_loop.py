@@ -145,10 +145,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def _follow(self, plan: Plan, start: int = 0) -> int:
         """Let the sampler yield the samples of a plan.
 
-        Args:
-            plan: What an epoch trains on.
-            start: Number of its samples that were recorded already.
-
         Returns:
             The number of samples with which the epoch is complete.
         """
@@ -166,9 +162,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
         Without a batch size, it is not known how the samples are grouped and which are repeated.
         What is noticed then is only a loop that begins a complete epoch anew.
-
-        Args:
-            planned: The number of samples with which the epoch is complete.
         """
         batch = self._samples_per_batch
         return math.inf if batch is None else -(-planned // batch) * batch
@@ -740,11 +733,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         )
 
     def _count(self, batches: Sequence[Batch]) -> None:
-        """Count batches of the current epoch, and keep their losses if the policy learns from them.
-
-        Raises:
-            InputError: A batch is wrong, or the epoch takes no more batches.
-        """
+        """Count batches of the current epoch, and keep losses that the policy learns from."""
         cycle = self._cycle
         if cycle.phase is not Phase.RECORDING:
             self._begin(*batches[0][:2])
@@ -766,13 +755,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         cycle.limit = max(1, min(room, MOST_WAITING, self._recorder.batches_until_flush))
 
     def _begin(self, index: torch.Tensor, losses: torch.Tensor) -> None:
-        """Begin to record the current epoch with its first batch.
-
-        Raises:
-            InputError: The batch is wrong, the epoch has ended, or an index is out of range. Only
-                indices on the CPU are checked here; all others are checked when they are flushed,
-                because on a GPU this would wait for the device.
-        """
+        """Begin to record the current epoch with its first batch."""
         check_batch(index, losses)
         cycle = self._cycle
         check_not_ended(not cycle.is_open, cycle.epoch)

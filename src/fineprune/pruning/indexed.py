@@ -79,12 +79,7 @@ class Indexed(Dataset[tuple[int, Any]]):
 
 
 def indexed_and_length(dataset_or_length: Any) -> tuple[Indexed | None, int]:
-    """Return a data set wrapped in ``Indexed`` and its length, or None and the length itself.
-
-    Raises:
-        InputError: The length is not a whole number of at least 1.
-        TypeError: The data set is iterable-style or has no length.
-    """
+    """Return a data set wrapped in ``Indexed`` and its length, or None and the length itself."""
     given = dataset_or_length
     indexed = None
     if not isinstance(given, Integral):

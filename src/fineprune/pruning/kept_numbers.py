@@ -10,9 +10,6 @@ def check_save(save: float, shortened: int, epochs: int) -> float:
         save: The share of the sample-steps of the whole training to save.
         shortened: Number of epochs that may skip samples.
         epochs: Number of epochs in the training.
-
-    Raises:
-        InputError: It is not in (0, 1), or the shortened epochs cannot save as much.
     """
     if not 0 < save < 1:
         raise InputError(f"expected save as a share in (0, 1), got {save!r}")
@@ -38,10 +35,6 @@ def kept_numbers(
         shortened: The epochs that may skip samples, counted from 0.
         num_samples: Number of samples N in the data set.
         samples_per_step: Number of samples per optimizer step of all ranks.
-
-    Raises:
-        InputError: The steps are too large to save anything, or to save as much, since each epoch
-            takes at least one.
     """
     wanted = save * epochs * num_samples
     numbers = [num_samples] * epochs

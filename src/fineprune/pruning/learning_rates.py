@@ -28,10 +28,6 @@ def rates_of_epochs(rates: Rates, epochs: int) -> list[float]:
         rates: One number per epoch; a function of the progress in epochs, which is evaluated in the
             middle of each epoch; or a scheduler of torch that is stepped once per epoch.
         epochs: Number of epochs in the training.
-
-    Raises:
-        InputError: There is not one rate per epoch, a rate is negative or not finite, all rates are
-            0, or they cannot be known in advance.
     """
     if isinstance(rates, LRScheduler):
         _check_steps_per_epoch(rates, epochs)
@@ -107,10 +103,6 @@ def rates_of_steps(rates: Rates, steps: int) -> list[float]:
         rates: At least one number per step; a function of the number of steps taken; or a scheduler
             of torch that is stepped once per optimizer step.
         steps: Number of optimizer steps in the training.
-
-    Raises:
-        InputError: There are fewer rates than steps, a rate is negative or not finite, all rates
-            are 0, or they cannot be known in advance.
     """
     if isinstance(rates, LRScheduler):
         return _checked(_stepped(rates, steps))
@@ -129,9 +121,6 @@ def relative_rates(rates: Sequence[float]) -> tuple[float, ...]:
     """Return learning rates relative to the largest one, and 1 for those before it.
 
     While the rate rises (warm-up), a small rate is no reason to skip samples.
-
-    Args:
-        rates: The rate of each epoch.
     """
     peak = max(range(len(rates)), key=rates.__getitem__)
     return tuple(1.0 if epoch < peak else rate / rates[peak] for epoch, rate in enumerate(rates))

@@ -54,9 +54,6 @@ def loader_batch_size(own: int | None, given: int | None) -> int:
     Args:
         own: The batch size of the pruner, per rank; None if it does not know it.
         given: The batch size that the user wants; None for that of the pruner.
-
-    Raises:
-        InputError: Neither is given, or they differ.
     """
     size = own if given is None else given
     if size is None:
@@ -143,9 +140,6 @@ class PrunedLoaders:
             collate_fn: The user's collate function, which receives items without indices; None for
                 that of torch.
             options: Further keyword arguments of ``DataLoader``.
-
-        Raises:
-            InputError: An argument would undo the pruning, or the data set has not N samples.
         """
         indexed = dataset if isinstance(dataset, Indexed) else Indexed(dataset)
         if len(indexed) != self._num_samples:

@@ -31,11 +31,7 @@ _TELLING = 4
 
 
 def as_batch(index: torch.Tensor, losses: torch.Tensor) -> Batch:
-    """Return the tensors of a batch without copying them.
-
-    Raises:
-        InputError: The losses are no tensor.
-    """
+    """Return the tensors of a batch without copying them."""
     try:
         return index, losses.detach(), index._version, losses._version
     except RuntimeError:  # Tensors of the inference mode have no version.
@@ -85,11 +81,7 @@ class LossBuffer:
         return self._length
 
     def extend(self, batches: Sequence[Batch]) -> None:
-        """Copy the indices and losses of some batches, joined on the device of the first one.
-
-        Raises:
-            InputError: One of them was changed in place after it was recorded.
-        """
+        """Copy the indices and losses of some batches, joined on the device of the first one."""
         for index, losses, of_index, of_losses in batches:
             if of_index is not None and (index._version, losses._version) != (of_index, of_losses):
                 raise InputError(

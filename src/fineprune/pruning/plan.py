@@ -66,9 +66,6 @@ def check_plan(plan: object, epoch: int, num_kept: int | None, num_samples: int)
         epoch: The epoch for which the policy was asked.
         num_kept: Number of samples that the policy was asked to keep; None if it was free.
         num_samples: Number of samples N in the data set.
-
-    Raises:
-        InputError: It is not a plan for this epoch and so many samples of N.
     """
     if not isinstance(plan, EpochPlan):
         raise InputError(f"expected select() to return an EpochPlan, got {type(plan).__name__}")

@@ -103,9 +103,6 @@ def class_numbers(labels: Any, num_samples: int) -> Labels:
     Args:
         labels: One integer per sample: a sequence, an array or a tensor.
         num_samples: Number of samples N in the data set.
-
-    Raises:
-        InputError: These are not N integers.
     """
     given = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else labels
     try:

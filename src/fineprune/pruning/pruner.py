@@ -426,11 +426,7 @@ class Pruner(EpochLoop[EpochPlan]):
 def _global_batch_size(
     batch_size: int | None, processes: int, num_replicas: int | None, rank: int | None
 ) -> int:
-    """Return the number of samples in the batches of all processes, which a framework divides.
-
-    Raises:
-        InputError: There is no batch size, or the shares of the ranks are given too.
-    """
+    """Return the number of samples in the batches of all processes, which a framework divides."""
     if num_replicas is not None or rank is not None:
         raise InputError(
             f"expected sharded_by_loader without num_replicas and rank, since the framework "

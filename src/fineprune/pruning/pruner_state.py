@@ -28,11 +28,7 @@ def pack_progress(progress: Progress[EpochPlan], num_samples: int) -> dict[str, 
 def unpack_progress(
     packed: dict[str, Any], epoch: int, num_samples: int
 ) -> tuple[EpochPlan, dict[str, int]]:
-    """Return the plan and the counts that ``pack_progress`` packed.
-
-    Raises:
-        InputError: The plan is not one of ``num_samples`` samples.
-    """
+    """Return the plan and the counts that ``pack_progress`` packed."""
     mask = np.unpackbits(packed["kept"].numpy(), count=num_samples)
     plan = EpochPlan(epoch, torch.from_numpy(np.flatnonzero(mask)), packed["weights"])
     check_plan(plan, epoch, None, num_samples)
@@ -47,9 +43,6 @@ def plain(value: Any, name: str) -> Any:
     Args:
         value: Tensors, numbers, strings, bytes, None, and lists, tuples and dicts of these.
         name: What the value is called in the error.
-
-    Raises:
-        InputError: There is something else in it.
     """
     if isinstance(value, np.generic):
         return value.item()
@@ -67,11 +60,7 @@ def plain(value: Any, name: str) -> Any:
 
 
 def on_cpu(value: Any) -> Any:
-    """Return a state whose tensors are on the CPU: ``map_location`` moves those of a file.
-
-    Args:
-        value: The packed state, or a part of it.
-    """
+    """Return a state whose tensors are on the CPU: ``map_location`` moves those of a file."""
     if isinstance(value, torch.Tensor):
         return value.cpu()
     if isinstance(value, dict):
@@ -102,11 +91,7 @@ def to_bytes(packed: dict[str, Any]) -> bytes:
 
 
 def from_bytes(data: object) -> dict[str, Any]:
-    """Return the packed state of ``to_bytes``, without running any code that it might contain.
-
-    Raises:
-        InputError: These are not the bytes of a state.
-    """
+    """Return the packed state of ``to_bytes``, without running any code that it might contain."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InputError(f"expected the bytes of state_bytes(), got {type(data).__name__}")
     try:

@@ -85,9 +85,6 @@ class Recorder:
         Args:
             plan: The plan of the epoch in progress, or of the current epoch if this rank has
                 recorded nothing.
-
-        Raises:
-            InputError: An index is out of range, or the ranks have different plans.
         """
         if self._policy.needs_losses:
             self._flush_trained(plan)

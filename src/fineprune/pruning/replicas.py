@@ -29,10 +29,6 @@ class Replicas:
         group: The group as it was given.
         size: Number of ranks in the group.
         rank: Number of this rank in the group.
-
-    Raises:
-        InputError: This process does not belong to the group.
-        RuntimeError: A launcher has set ``WORLD_SIZE`` above 1, but no group is initialised.
     """
 
     def __init__(
@@ -55,14 +51,7 @@ class Replicas:
         self.rank, self.size = rank_and_size(process_group, "making a Pruner")
 
     def group_for(self, what: str) -> Any:
-        """Return the process group, for something that only a group of torch can exchange.
-
-        Args:
-            what: What this is called in the error.
-
-        Raises:
-            InputError: There is ``all_gather`` in place of a group.
-        """
+        """Return the process group, for something that only a group of torch can exchange."""
         if self._all_gather is not None:
             raise InputError(
                 f"expected record() without {what} if the pruner has all_gather, since {what} are "
@@ -144,9 +133,6 @@ def share_of_rank(
         group_rank: Number of this rank in the process group.
         num_replicas: Number of ranks that share the samples; None for those of the group.
         rank: Number of this rank among them; None for its number in the group.
-
-    Raises:
-        InputError: A value is out of range, or ``rank`` cannot be derived from the group.
     """
     if num_replicas is None:
         num_replicas = group_size

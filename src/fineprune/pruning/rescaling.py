@@ -30,10 +30,6 @@ class Rescaling:
         Args:
             index: Indices of the samples, integers, shape (B,).
             losses: One loss per sample, floating point, shape (B,).
-
-        Raises:
-            RuntimeError: More than ``patience`` scalars were returned, but none of them was
-                backpropagated.
         """
         mean = self.weighted(index, losses).mean()
         self._returned += 1

@@ -97,11 +97,7 @@ class RunReport:
         self.totals.steps += steps
 
     def add_writer(self, target: Any, by: str) -> None:
-        """Report each epoch to ``target``; see ``Pruner.log``.
-
-        Raises:
-            InputError: An argument is wrong.
-        """
+        """Report each epoch to ``target``; see ``Pruner.log``."""
         check_one_of("by", by, ("steps", "epochs"))
         self._writers.append((as_writer(target), by == "steps"))
 
@@ -178,9 +174,6 @@ def as_writer(target: Any) -> Write:
         target: Any ``callable(dict, step)``, such as ``wandb.log``, ``mlflow.log_metrics`` or
             ``trackio.log``, or an object with ``add_scalar(name, value, step)``, such as
             TensorBoard's ``SummaryWriter``.
-
-    Raises:
-        InputError: It is neither.
     """
     add_scalar = getattr(target, "add_scalar", None)
     if add_scalar is not None:

@@ -55,15 +55,7 @@ def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> l
 
 
 def shortened_intervals(lengths: list[int], epochs: int) -> list[int]:
-    """Shorten the intervals of a training from the last one on, each to one epoch at least.
-
-    Args:
-        lengths: The number of epochs of each interval.
-        epochs: The number of epochs to keep.
-
-    Raises:
-        InputError: There are more intervals than epochs.
-    """
+    """Shorten the intervals of a training from the last one on, each to one epoch at least."""
     surplus = sum(lengths) - epochs
     result = list(lengths)
     for interval in reversed(range(len(result))):

@@ -26,10 +26,6 @@ class BatchShape:
         accumulation: Number of batches per optimizer step.
         num_replicas: Number of ranks that share the samples of an epoch.
         drop_last: Whether an incomplete last batch is dropped.
-
-    Raises:
-        InputError: A value is not a whole number of at least 1, or ``accumulation`` is given
-            without ``batch_size``.
     """
 
     batch_size: int | None = None
@@ -57,11 +53,7 @@ class BatchShape:
 
 
 def bind(policy: Policy, num_samples: int, shape: BatchShape) -> None:
-    """Tell a policy the number of samples and the size of the optimizer steps.
-
-    Raises:
-        InputError: The policy cannot work with so few samples, or with so large steps.
-    """
+    """Tell a policy the number of samples and the size of the optimizer steps."""
     policy.bind(num_samples)
     own = samples_per_rank(num_samples, shape.num_replicas, shape.drop_last)
     policy.bind_steps(shape.multiple, _steps(own, shape))
@@ -79,21 +71,13 @@ def _steps(samples: int, shape: BatchShape) -> int:
 
 
 def batches_of(kept: int, shape: BatchShape) -> int:
-    """Return the number of batches per rank of an epoch that keeps ``kept`` samples.
-
-    Raises:
-        InputError: There is no batch size.
-    """
+    """Return the number of batches per rank of an epoch that keeps ``kept`` samples."""
     _check_batch_size(shape)
     return _batches(samples_per_rank(kept, shape.num_replicas, shape.drop_last), shape)
 
 
 def steps_of(kept: int, shape: BatchShape) -> int:
-    """Return the number of optimizer steps of an epoch that keeps ``kept`` samples.
-
-    Raises:
-        InputError: There is no batch size.
-    """
+    """Return the number of optimizer steps of an epoch that keeps ``kept`` samples."""
     return math.ceil(batches_of(kept, shape) / shape.accumulation)
 
 
@@ -110,11 +94,7 @@ def num_kept(policy: Policy, num_samples: int, epoch: int, shape: BatchShape) ->
 
 
 def total_steps(policy: Policy, num_samples: int, shape: BatchShape) -> int:
-    """Return the number of optimizer steps of all epochs ([P] formula 5, with fewer batches).
-
-    Raises:
-        InputError: There is no batch size, or the numbers of the policy depend on data.
-    """
+    """Return the number of optimizer steps of all epochs ([P] formula 5, with fewer batches)."""
     _check_batch_size(shape)
     if policy.total_steps is not None:
         return policy.total_steps
@@ -154,10 +134,6 @@ def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
     """Warn the user if rounding to whole batches loses a tenth of the saving or more.
 
     The policy must be bound.
-
-    Raises:
-        InputError: Rounding to whole batches would leave nothing to skip, or the policy's
-            ``num_kept`` is out of range.
     """
     wanted = {_wanted(policy, num_samples, epoch) for epoch in range(policy.epochs)}
     for keep in wanted:

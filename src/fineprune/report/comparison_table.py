@@ -179,11 +179,7 @@ def comparison_table(title: str, rows: Sequence[Row], columns: Sequence[Column])
 
 
 def terminal_tables(groups: Sequence[Sequence[Row]]) -> list[Table]:
-    """Return the tables with the columns that fit into 80 characters, and their explanation.
-
-    Args:
-        groups: The rows of each group.
-    """
+    """Return the tables with the columns that fit into 80 characters, and their explanation."""
     brief = [
         dataclasses.replace(column, header=column.short)
         for column in COLUMNS

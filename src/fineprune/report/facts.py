@@ -38,11 +38,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def chosen_rates(runs: Sequence[Run]) -> str | None:
-    """Return a phrase on the learning rates that were chosen for the arms; None if none were.
-
-    Raises:
-        InputError: The file with the choice is damaged.
-    """
+    """Return a phrase on the learning rates that were chosen for the arms; None if none were."""
     factors = {run.summary.arm: run.rate_factor for run in runs if run.rate_factor is not None}
     if not factors:
         return None

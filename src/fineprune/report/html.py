@@ -46,10 +46,6 @@ def write_report(
         margin: The margin of equivalence, as a fraction.
         unfinished: Further runs, which are shown apart and not compared.
         reloads: Whether the page loads itself again every few seconds.
-
-    Raises:
-        InputError: There are no runs, or they cannot be grouped; see ``arm_table.grouped``.
-        WriteError: The file cannot be written.
     """
     if not runs and not unfinished:
         raise InputError("expected at least one finished run to report, got none")

@@ -87,10 +87,6 @@ def write_inspection(
         network: Whether to pass the pictures through the trained networks, which shows the final
             predictions and the nearest neighbours.
         own_data: Whether the code of user-defined data may be run to show its samples.
-
-    Raises:
-        InputError: There are no runs, or ``most`` is below 1.
-        WriteError: The file cannot be written.
     """
     if not runs:
         raise InputError("expected at least one finished run to inspect, got none")

@@ -24,13 +24,7 @@ _MOST_PAIRS = 20
 
 
 def suspects_table(found: Sequence[Found], total: int, samples: int) -> Table:
-    """Return the table of the wrong labels that the suspects contain.
-
-    Args:
-        found: The figures, one for each number of suspects.
-        total: The number of wrong labels.
-        samples: The number of training samples.
-    """
+    """Return the table of the wrong labels that the suspects contain."""
     lines = [
         (
             f"the first {row.first:,}",

@@ -38,11 +38,7 @@ def template(name: str) -> jinja2.Template:
 
 
 def write_page(path: Path, name: str, **values: Any) -> None:
-    """Write a page with its folder, and replace a file at ``path`` atomically.
-
-    Raises:
-        WriteError: The file cannot be written.
-    """
+    """Write a page with its folder, and replace a file at ``path`` atomically."""
     page = template(name).render(**values)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, page)

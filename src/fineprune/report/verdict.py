@@ -35,11 +35,6 @@ def verdict(group: Group, rows: list[Row], margin: float = MARGIN) -> list[str]:
     compared with full training. An arm is called better or worse only if the 95 % interval of the
     difference over the seeds excludes zero, and equivalent only if the 90 % interval is inside the
     margin.
-
-    Args:
-        group: The runs.
-        rows: The rows of the group, from ``group_rows``.
-        margin: The margin of equivalence, as a fraction.
     """
     by_arm = {row.arm: row for row in rows}
     compared = [row for row in rows if row.last_difference is not None]
@@ -61,11 +56,6 @@ def headline(group: Group, rows: list[Row], margin: float = MARGIN) -> str:
     """Return the verdict in one sentence, which claims no more than the sentences of ``verdict``.
 
     The method is compared with full training and with every arm that costs about as much or less.
-
-    Args:
-        group: The runs.
-        rows: The rows of the group, from ``group_rows``.
-        margin: The margin of equivalence, as a fraction.
     """
     by_arm = {row.arm: row for row in rows}
     compared = [row for row in rows if row.last_difference]

@@ -63,9 +63,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces ``path`` if the block ends without an exception.
 
     After an exception, the old file is unchanged, and the temporary file is removed.
-
-    Raises:
-        WriteError: The file cannot be written, for example because the disk is full.
     """
     temporary = temporary_of(path)
     try:
@@ -83,12 +80,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write text in UTF-8, and replace a file at ``path`` atomically.
-
-    Raises:
-        InputError: ``path`` is a folder.
-        WriteError: The file cannot be written.
-    """
+    """Write text in UTF-8, and replace a file at ``path`` atomically."""
     if path.is_dir():
         raise InputError(f"expected a file to write, got the folder {path}: add a file name")
     with replacing(path) as file:
@@ -96,21 +88,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON, and replace a file at ``path`` atomically. Non-finite numbers become null.
-
-    Raises:
-        InputError: ``path`` is a folder.
-        WriteError: The file cannot be written.
-    """
+    """Write JSON, and replace a file at ``path`` atomically. Non-finite numbers become null."""
     write_atomically(path, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON.
-
-    Raises:
-        InputError: The file cannot be read, or is not JSON.
-    """
+    """Read JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -118,15 +101,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_array(path: Path, what: str) -> npt.NDArray[Any]:
-    """Read an array that NumPy saved, without pickles.
-
-    Args:
-        path: The file.
-        what: What it should hold, for the error message.
-
-    Raises:
-        InputError: The file cannot be read, or is damaged.
-    """
+    """Read an array that NumPy saved, without pickles."""
     try:
         array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
     except OSError as error:
@@ -170,11 +145,7 @@ def metrics_line(metrics: dict[str, Any]) -> str:
 
 
 def append_metrics(path: Path, metrics: dict[str, Any]) -> None:
-    """Append the metrics of one epoch as one line. The line is on disk when this function returns.
-
-    Raises:
-        WriteError: The line cannot be written completely. ``read_metrics`` ignores such a line.
-    """
+    """Append the metrics of one epoch as one line, which is on disk afterwards."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(metrics_line(metrics))
@@ -185,11 +156,7 @@ def append_metrics(path: Path, metrics: dict[str, Any]) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the metrics of all epochs, without a last line that a crash has left incomplete.
-
-    Raises:
-        InputError: A line is not a JSON object, or the file is not UTF-8.
-    """
+    """Read the metrics of all epochs, without a last line that a crash has left incomplete."""
     metrics = []
     for number, line in enumerate(whole_lines(path), start=1):
         try:
@@ -205,11 +172,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Return the lines of a text file that end with a line break; no lines if there is no file.
-
-    Raises:
-        InputError: The file is not UTF-8.
-    """
+    """Return the lines of a text file that end with a line break; no lines if there is no file."""
     if not path.exists():
         return []
     try:

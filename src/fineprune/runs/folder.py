@@ -44,9 +44,6 @@ from fineprune.runs.training_set import TRAINING_SET, TrainingSet, write_trainin
 class RunFolder:
     """The files of one run.
 
-    Args:
-        path: The folder. It does not need to exist.
-
     Attributes:
         path: The folder.
         recipe, metrics, checkpoint, summary: The paths of the files.
@@ -69,11 +66,7 @@ class RunFolder:
         return [path.name for path in (*files, self.counts, self.history) if path.exists()]
 
     def begin(self, recipe: str) -> None:
-        """Start a run: write its recipe, and remove the epochs of a run that has no checkpoint.
-
-        Args:
-            recipe: The recipe, without "auto" settings, as TOML.
-        """
+        """Start a run: write its recipe, and remove the epochs of a run that has no checkpoint."""
         self._clean(from_epoch=0)
         self.metrics.unlink(missing_ok=True)
         for name in (LABELS, EVALUATED, EVIDENCE, TRAINING_SET):
@@ -86,9 +79,6 @@ class RunFolder:
         Args:
             epochs: The number of epochs that had ended when the checkpoint was written.
             metrics_digest: The value of ``metrics_digest()`` at that time.
-
-        Raises:
-            InputError: The metrics are not those at the time of the checkpoint.
         """
         lines = whole_lines(self.metrics)
         if len(lines) < epochs:
@@ -111,11 +101,7 @@ class RunFolder:
         self._written.update(metrics_line(metrics).encode())
 
     def metrics_digest(self) -> str:
-        """Return the digest of all metrics so far, which the next checkpoint stores.
-
-        Raises:
-            RunError: The file does not contain what this process wrote.
-        """
+        """Return the digest of all metrics so far, which the next checkpoint stores."""
         if digest(whole_lines(self.metrics)) != self._written.hexdigest():
             raise RunError(
                 f"{self.metrics} was changed while the run trained: restore it and add --resume, "

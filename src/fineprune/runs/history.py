@@ -93,15 +93,7 @@ class History:
 
 
 def read_history(folder: Path, num_samples: int) -> History | None:
-    """Read the history of a run; None if the run kept none.
-
-    Args:
-        folder: The folder of the run.
-        num_samples: The number of training samples of the run.
-
-    Raises:
-        InputError: A file is damaged, or belongs to another run.
-    """
+    """Read the history of a run; None if the run kept none."""
     files = epoch_files(folder / HISTORY)
     if not files:
         return None
@@ -121,9 +113,6 @@ def read_losses(
     Returns:
         The epochs that were recorded, counted from 0; int64, shape (epochs,); and the losses of
         ``History`` in them, float64, shape (epochs, n). None if the run kept no history.
-
-    Raises:
-        InputError: A file is damaged, or belongs to another run.
     """
     files = epoch_files(folder / HISTORY)
     if not files:
@@ -152,14 +141,8 @@ def read_labels(folder: Path, num_samples: int) -> npt.NDArray[np.int64] | None:
 def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
     """Read the labels and predictions of the last evaluation; None if the run kept none.
 
-    Args:
-        folder: The folder of the run.
-
     Returns:
         The labels and the predictions, int64, shape (2, n).
-
-    Raises:
-        InputError: The file is damaged.
     """
     file = folder / HISTORY / EVALUATED
     if not file.exists():
@@ -177,9 +160,6 @@ def read_evidence(folder: Path, num_samples: int) -> LabelWatch | None:
     """Read the evidence on the labels of a run; None if the run has kept none.
 
     The arguments are those of ``read_history``.
-
-    Raises:
-        InputError: The file is damaged, or belongs to another run.
     """
     file = folder / HISTORY / EVIDENCE
     if not file.exists():
@@ -200,9 +180,6 @@ def needed_evidence(folder: Path, num_samples: int, purpose: str) -> LabelWatch:
     """Read the evidence on the labels of a run for a purpose that cannot do without it.
 
     The arguments are those of ``read_history``, and the name of the purpose for the error message.
-
-    Raises:
-        InputError: The run has kept none, or the file is damaged or belongs to another run.
     """
     watch = read_evidence(folder, num_samples)
     if watch is None:

@@ -23,9 +23,6 @@ def only_writer(folder: Path) -> Iterator[None]:
     The lock ends with the process, even if the process is killed; the lock file stays in the
     folder. If this function created the folder and nothing was written to it, the folder is
     removed again.
-
-    Raises:
-        InputError: Another process holds the lock, or the folder cannot be created.
     """
     created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:

@@ -71,9 +71,6 @@ class Run:
         Returns:
             The counts of each window (integers, shape (N,)), by the window's last epoch, counted
             from 1.
-
-        Raises:
-            InputError: A file does not hold an array of N integers.
         """
         counts = {}
         samples = self.summary.train_samples
@@ -95,9 +92,6 @@ def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run
         path: The run's folder.
         title: The title of the comparison that the run belongs to; empty for the folder's name.
         comparison: The folder of that comparison; None if the run does not belong to one.
-
-    Raises:
-        InputError: The folder does not hold a finished run, or its files do not belong together.
     """
     if not (path / SUMMARY).is_file():
         raise InputError(
@@ -113,11 +107,7 @@ def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run
 
 
 def read_sections(file: Path) -> dict[str, Any]:
-    """Read the sections of the recipe of a run or a comparison, unchecked.
-
-    Raises:
-        InputError: The file cannot be read, or is not TOML.
-    """
+    """Read the sections of the recipe of a run or a comparison, unchecked."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -131,9 +121,6 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
     Args:
         paths: Folders of runs, or folders of comparisons, which stand for all of their runs.
-
-    Raises:
-        InputError: A folder is neither, a run is not finished, or a file is damaged.
     """
     return [read_run(*listed) for listed in listed_runs(paths)]
 
@@ -143,9 +130,6 @@ def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]
 
     Args:
         paths: Folders of runs, or folders of comparisons, which stand for all of their runs.
-
-    Raises:
-        InputError: The list of a comparison is damaged.
     """
     for path in paths:
         file = path / COMPARISON
@@ -165,12 +149,7 @@ def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]
 
 
 def _instead(path: Path, *, listed: bool) -> str:
-    """Say what a folder without a finished run holds, and what to do.
-
-    Args:
-        path: The folder.
-        listed: Whether a comparison lists it as one of its runs.
-    """
+    """Say what a folder without a finished run holds, and what to do."""
     if listed or ((path / RECIPE).exists() and (path.parent / COMPARISON).exists()):
         return f"got one of {path.parent}, which is not finished: run fineprune compare again"
     if (path / COMPARISON).exists():

@@ -152,20 +152,12 @@ def shortened(digest: str | None) -> str | None:
 
 
 def read_summary(path: Path) -> Summary:
-    """Read and check the summary of a run.
-
-    Raises:
-        InputError: The file cannot be read, or an entry is missing or of the wrong type.
-    """
+    """Read and check the summary of a run."""
     return _record(Summary, read_json(path), str(path))
 
 
 def write_summary(path: Path, summary: Summary) -> None:
-    """Write a summary, and replace a file at ``path`` atomically.
-
-    Raises:
-        WriteError: The file cannot be written.
-    """
+    """Write a summary, and replace a file at ``path`` atomically."""
     write_json(path, dataclasses.asdict(summary))
 
 

@@ -50,11 +50,7 @@ class TrainingSet:
 
 
 def write_training_set(file: Path, training_set: TrainingSet) -> None:
-    """Write a training set, and replace a file at this path atomically.
-
-    Raises:
-        WriteError: The file cannot be written.
-    """
+    """Write a training set, and replace a file at this path atomically."""
     arrays: dict[str, npt.NDArray[Any]] = {
         "index": training_set.index,
         "labels": training_set.labels,
@@ -67,15 +63,7 @@ def write_training_set(file: Path, training_set: TrainingSet) -> None:
 
 
 def read_training_set(folder: Path, num_samples: int) -> TrainingSet:
-    """Read the training set of a run.
-
-    Args:
-        folder: The folder of the run.
-        num_samples: The number of samples that the run trained.
-
-    Raises:
-        InputError: The run has kept none, or the file is damaged or belongs to another run.
-    """
+    """Read the training set of a run."""
     file = folder / HISTORY / TRAINING_SET
     if not file.exists():
         raise InputError(

@@ -59,9 +59,6 @@ def read_followed(paths: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
 
     Args:
         paths: Folders of runs, or folders of comparisons, which stand for all of their runs.
-
-    Raises:
-        InputError: A folder is neither, or a file is damaged.
     """
     finished, unfinished = [], []
     for folder, title, comparison in listed_runs(paths):

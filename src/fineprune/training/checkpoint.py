@@ -17,9 +17,6 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     Args:
         path: The checkpoint file.
         state: The content, in types that load with ``weights_only=True``.
-
-    Raises:
-        WriteError: The file cannot be written.
     """
     with replacing(path) as file:
         try:
@@ -32,11 +29,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint with ``weights_only=True``, with all tensors on the CPU.
-
-    Raises:
-        InputError: The file does not exist, is damaged, or has another checkpoint version.
-    """
+    """Read a checkpoint with ``weights_only=True``, with all tensors on the CPU."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # For damaged files, torch raises many types of exceptions.

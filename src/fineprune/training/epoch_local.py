@@ -25,10 +25,6 @@ def local_training(
 
     Inside the block, torch uses the recipe's number of threads. The arguments are those of
     ``served_training``, except that ``ranks`` may be several processes.
-
-    Raises:
-        InputError: The data or the pretrained weights cannot be loaded, or the recipe simulates
-            workers on several ranks.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(recipe.run.threads)

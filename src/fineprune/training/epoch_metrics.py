@@ -53,9 +53,6 @@ def end_of_epoch(state: TrainState, epoch: int, totals: EpochTotals) -> EpochEnd
         state: The state of the run.
         epoch: The epoch whose batches are trained, counted from 0.
         totals: The sums over the batches of the epoch.
-
-    Raises:
-        TrainingDiverged: The mean loss is not finite.
     """
     policy, watch = state.pruner.policy, state.pruner.watch
     ends_window = isinstance(policy, ScheduledPolicy) and policy.schedule.clears(epoch)

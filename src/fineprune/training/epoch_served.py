@@ -42,11 +42,6 @@ def served_training(
         folder: The run's folder, in which the servers keep their snapshots.
         saved: The checkpoint that the run continues from; None for a new run.
         stop: True if a signal has asked this process to stop.
-
-    Raises:
-        InputError: The data or the pretrained weights cannot be loaded, or the cluster is too small
-            for the workers.
-        Stopped: A signal asked this process to stop before all processes had started.
     """
     # Imported here because Ray is an optional dependency.
     from fineprune.distributed.parameter_servers.coordinator import Coordinator
@@ -142,10 +137,6 @@ def load_from_servers(state: TrainState, totals: EpochTotals) -> None:
 
     The deaths of processes are added to the totals here, because they may also be noticed between
     two epochs: while the previous epoch's checkpoint was written, or while parameters are loaded.
-
-    Args:
-        state: The state of the run.
-        totals: The sums of the epoch.
     """
     assert state.coordinator is not None
     state.coordinator.load_into(state.model)
@@ -211,11 +202,7 @@ def _with_absolute_paths(recipe: Recipe) -> Recipe:
 
 
 def check_can_serve(recipe: Recipe) -> None:
-    """Check that this process can start parameter servers.
-
-    Raises:
-        InputError: Ray is not installed, or a launcher such as ``torchrun`` started the process.
-    """
+    """Check that this process can start parameter servers."""
     strategy = recipe.distributed.strategy
     if importlib.util.find_spec("ray") is None:
         raise InputError(

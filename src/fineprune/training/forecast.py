@@ -95,10 +95,6 @@ def forecast(
         step_time: The time per optimizer step in seconds (the paper's T), which is that of one
             worker with asynchronous parameter servers; None if it is not known.
         overhead: The bookkeeping time per pruned epoch in seconds (the paper's t0).
-
-    Raises:
-        InputError: A value is out of range, or the policy is the user's own, skips nothing, or
-            keeps numbers of samples that depend on the losses.
     """
     if recipe.pruning.own:
         raise InputError(
@@ -158,9 +154,6 @@ def predicted_cost(
     """Predict the cost of a recipe, and that of training on all data ([P] section 4.4).
 
     The arguments are those of ``forecast``.
-
-    Raises:
-        InputError: A value is out of range, or the number of kept samples depends on the data.
     """
     shape = _shape(recipe, ranks)
     assert shape.batch_size is not None
@@ -177,12 +170,7 @@ def predicted_cost(
 
 
 def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
-    """Return whether the number of sample-steps of a recipe is known before it is trained.
-
-    Args:
-        recipe: The recipe.
-        num_samples: The number of training samples, N.
-    """
+    """Return whether the number of sample-steps of a recipe is known before it is trained."""
     policy, _ = _bound(recipe, num_samples)
     numbers = (policy.num_kept(epoch) for epoch in range(policy.epochs))
     return policy.total_steps is not None or all(number is not None for number in numbers)
@@ -191,27 +179,16 @@ def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
 def saved_share(recipe: Recipe, num_samples: int) -> float:
     """Return the share of the training that a recipe saves.
 
-    Args:
-        recipe: The recipe.
-        num_samples: The number of training samples, N.
-
     Returns:
         The argument ``save`` of the recipe's policy, if it has one; otherwise, the share of the
         sample-steps that it will skip.
-
-    Raises:
-        InputError: The number of kept samples depends on the data.
     """
     save: float | None = getattr(recipe.policy(), "save", None)
     return predicted_cost(recipe, num_samples).skipped_share if save is None else save
 
 
 def known_training_samples(recipe: Recipe) -> int:
-    """Return the number of training samples of a recipe, without reading any data.
-
-    Raises:
-        InputError: It is not known; the message names the option ``--samples``.
-    """
+    """Return the number of training samples of a recipe, without reading any data."""
     data = recipe.data
     if data.labels is not None:
         raise InputError(

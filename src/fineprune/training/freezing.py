@@ -12,11 +12,7 @@ from fineprune.training.prefixes import check_prefixes, covers
 
 
 def freeze(network: nn.Module, prefixes: Sequence[str]) -> None:
-    """Let the parameters that the prefixes cover have no gradients.
-
-    Raises:
-        InputError: A prefix covers no parameter, or no parameter is left to train.
-    """
+    """Let the parameters that the prefixes cover have no gradients."""
     named = list(network.named_parameters())
     check_prefixes("network.freeze", prefixes, [name for name, _ in named])
     for name, parameter in named:

@@ -21,9 +21,6 @@ def resolved(recipe: Recipe, *, frozen: Recipe | None = None, sharing: int = 1) 
         frozen: The recipe in the folder of a run that is resumed. The values that "auto" was
             resolved to are used again, even if the run continues on another machine.
         sharing: The number of runs that share this machine's cores.
-
-    Raises:
-        InputError: The device is unknown or not available.
     """
     run = recipe.run
     if frozen is not None:
@@ -63,12 +60,7 @@ def available_cores() -> int:
 
 
 def describe(device: str, threads: int) -> Hardware:
-    """Describe this machine, for a run's summary.
-
-    Args:
-        device: The device of the run, as torch names it.
-        threads: The number of CPU threads that torch uses.
-    """
+    """Describe this machine, for a run's summary."""
     cpu = _cpuinfo("model name") or platform.processor() or platform.machine()
     gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
     return Hardware(cpu=cpu, cores=available_cores(), threads=threads, device=device, gpu=gpu)

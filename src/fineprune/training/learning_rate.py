@@ -50,15 +50,7 @@ def rate_at(settings: TrainingSettings, progress: float) -> float:
 
 
 def shortened_milestones(settings: TrainingSettings, epochs: int) -> tuple[int, ...]:
-    """Return the milestones of a shorter training whose last intervals are shortened first.
-
-    Args:
-        settings: The training section of the recipe.
-        epochs: The number of epochs of the shorter training.
-
-    Raises:
-        InputError: There are more intervals than epochs.
-    """
+    """Return the milestones of a shorter training whose last intervals are shortened first."""
     ends = [milestone for milestone in settings.milestones if milestone < settings.epochs]
     lengths = [end - start for start, end in itertools.pairwise([0, *ends, settings.epochs])]
     lengths = shortened_intervals(lengths, min(epochs, settings.epochs))

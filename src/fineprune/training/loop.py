@@ -70,13 +70,6 @@ def train(
 
     Returns:
         The run's summary.
-
-    Raises:
-        InputError: A setting is wrong, the folder holds a run that must not be continued, or its
-            files do not belong together.
-        Stopped: A signal asked the process to stop, and a checkpoint was written.
-        TrainingDiverged: The mean loss of an epoch is not finite.
-        WriteError: A file cannot be written.
     """
     files = RunFolder(folder)
     recipe = resolved(recipe, frozen=recipe_of(files) if resume else None, sharing=sharing)

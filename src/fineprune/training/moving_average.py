@@ -19,10 +19,6 @@ class MovingAverage:
     ``average = decay * average + (1 - decay) * w``. Floating-point buffers, such as the statistics
     of batch normalisations, are averaged in the same way; other buffers are copied.
 
-    Args:
-        network: The network. Its tensors are copied.
-        decay: The decay, in (0, 1).
-
     Attributes:
         network: The network with the averaged weights, to be evaluated.
     """

@@ -15,11 +15,7 @@ from fineprune.training.settings import RunSettings, TrainingSettings
 
 
 def recipe_network(recipe: Recipe, data: Data) -> nn.Module:
-    """Build the network of a recipe on its device, from torch's current random state.
-
-    Raises:
-        InputError: The network does not fit the data, or has no parameters that the recipe names.
-    """
+    """Build the network of a recipe on its device, from torch's current random state."""
     model = build_network(recipe.network.name, data.classes, data.blank.shape[1])
     model.to(recipe.run.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     _check_fit(model, recipe, data)

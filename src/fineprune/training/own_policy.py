@@ -19,10 +19,6 @@ def own_policy(name: str, epochs: int, arguments: Mapping[str, Any], options: Op
         epochs: The number of epochs, the first argument of the class.
         arguments: The keyword arguments of the class.
         options: The options that the recipe sets. They replace those of the policy.
-
-    Raises:
-        InputError: The class does not exist, cannot be called with these arguments, or does not
-            make a policy for so many epochs.
     """
     make = import_attribute(name)
     if not callable(make):

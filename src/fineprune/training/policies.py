@@ -80,9 +80,6 @@ def make_policy(
             arguments nor options of the policy are not used.
         made: Returns an argument that is no setting of this section, or that a setting names: the
             number of epochs, the schedule, the learning rates, or the scores of a run.
-
-    Raises:
-        InputError: A value is wrong.
     """
     takes = inspect.signature(POLICIES[name]).parameters
     values = {key: settings[key] for key in (*arguments_of(name), *NAMES) if key in settings}
@@ -107,9 +104,6 @@ def schedule_for_saving(epochs: int, milestones: Sequence[int], save: float) -> 
         epochs: The length of the training.
         milestones: The epochs after which the learning rate falls, which the schedule follows.
         save: The share of all sample-steps to skip, in (0, 1).
-
-    Raises:
-        InputError: ``save`` is out of range, or no schedule saves so much.
     """
     start, prune = start_and_prune(epochs, save, [m for m in milestones if m < epochs])
     return {

@@ -16,16 +16,7 @@ def covers(prefix: str, name: str) -> bool:
 
 
 def check_prefixes(setting: str, prefixes: Iterable[str], names: Sequence[str]) -> None:
-    """Check that each prefix covers a parameter.
-
-    Args:
-        setting: The name of the setting, for the error message.
-        prefixes: The prefixes that the recipe gives.
-        names: The names of the parameters.
-
-    Raises:
-        InputError: A prefix covers none. The message names the nearest one that does.
-    """
+    """Check that each prefix covers a parameter."""
     known = list(dict.fromkeys(start for name in names for start in _starts(name)))
     for prefix in prefixes:
         if prefix not in known:

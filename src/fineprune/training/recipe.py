@@ -55,9 +55,6 @@ class Recipe:
         pruning: The choice of the samples and of the epochs that skip them.
         distributed: The workers and servers that train together.
         run: The seed, the hardware and the checkpoints.
-
-    Raises:
-        InputError: The sections do not fit together.
     """
 
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
@@ -240,10 +237,6 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
     Args:
         path: The TOML file, or the name of a packaged recipe, such as ``quick``.
         changes: Settings as ``section.key=value``, which replace those of the file.
-
-    Raises:
-        InputError: The file cannot be read, is not TOML, or contains an unknown key or a wrong
-            value.
     """
     try:
         sections = tomllib.loads(recipe_file(path).read_text(encoding="utf-8-sig"))
@@ -266,10 +259,6 @@ def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Rec
     Args:
         sections: The settings of each section, by the names of the sections and of the settings.
         changes: Settings as ``section.key=value``, which replace those of ``sections``.
-
-    Raises:
-        InputError: A section or key is unknown (the message suggests the nearest known one), or a
-            value is wrong.
     """
     merged = {key: dict(_section(key, value)) for key, value in sections.items()}
     for change in changes:
@@ -330,9 +319,6 @@ def _convert(name: str, hint: Any, value: Any) -> Any:
     """Convert a TOML value to the type of its field; an integer may be given for a float.
 
     The text "none" unsets a setting that may be unset, which TOML has no value for.
-
-    Raises:
-        InputError: The value has another type.
     """
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if value == "none" and types.NoneType in options:

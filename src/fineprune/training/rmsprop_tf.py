@@ -28,9 +28,6 @@ class RMSPropTF(torch.optim.Optimizer):
         epsilon: above 0, inside the root; the paper has 1.0.
         momentum: in [0, 1).
         weight_decay: L2, added to the gradient.
-
-    Raises:
-        InputError: a setting is out of range.
     """
 
     def __init__(

@@ -19,10 +19,6 @@ class SampleHistory:
 
     A sample that is trained twice in an epoch has the values of its last visit. Losses are stored
     in half precision; a loss that is not finite, or too large for it, is stored as infinity.
-
-    Args:
-        num_samples: The number of training samples, N.
-        device: The device of the losses.
     """
 
     def __init__(self, num_samples: int, device: str) -> None:

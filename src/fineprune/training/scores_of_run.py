@@ -16,24 +16,12 @@ if TYPE_CHECKING:  # The data are those of a recipe, which reads the scores.
 
 
 def scores_of_run(folder: Path) -> LabelWatch:
-    """Read the evidence of a finished run.
-
-    Raises:
-        InputError: The folder does not hold a finished run, or this run has kept no evidence.
-    """
+    """Read the evidence of a finished run."""
     return needed_evidence(folder, read_run(folder).summary.train_samples, "for pruning.scores")
 
 
 def check_same_samples(folder: Path, data: "Data") -> None:
-    """Check that a run was trained on the samples and labels of a recipe.
-
-    Args:
-        folder: The folder of the run.
-        data: The data of the recipe.
-
-    Raises:
-        InputError: It was trained on other samples, or with other labels.
-    """
+    """Check that a run was trained on the samples and labels of a recipe."""
     summary = read_run(folder).summary
     expected = f"expected for pruning.scores a run on the same samples and labels, got {folder}"
     if summary.train_samples != data.num_samples:

@@ -38,11 +38,6 @@ def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
         recipe: The recipe to train.
         folder: The folder of the run.
         resume: Whether the folder may already hold a part of the run, or the finished run.
-
-    Raises:
-        InputError: The folder holds a run although ``resume`` is false, or a run of another recipe,
-            or files that do not belong together, or a finished run that trained with other labels
-            than the file of the recipe holds now.
     """
     for file, kind in ((COMPARISON, "comparison"), (SCALING, "scaling experiment")):
         if (folder.path / file).exists():
@@ -77,20 +72,12 @@ def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
 
 
 def recipe_of(folder: RunFolder) -> Recipe | None:
-    """Return the recipe in a run's folder; None if the folder holds none.
-
-    Raises:
-        InputError: The file is damaged.
-    """
+    """Return the recipe in a run's folder; None if the folder holds none."""
     return read_recipe(folder.recipe) if folder.recipe.exists() else None
 
 
 def checkpoint_of(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
-    """Read the checkpoint in a run's folder.
-
-    Raises:
-        InputError: The checkpoint is damaged, or it belongs to another recipe.
-    """
+    """Read the checkpoint in a run's folder."""
     state = load_checkpoint(folder.checkpoint)
     changed = differences(state["recipe"], recipe.method())
     if changed:

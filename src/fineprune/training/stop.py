@@ -54,11 +54,7 @@ class StopRequest:
             raise Stopped(self.number, place)
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
-        """Record a signal. This is the handler for ``signal.signal``.
-
-        Raises:
-            KeyboardInterrupt: The signal is SIGINT, and a signal was recorded before.
-        """
+        """Record a signal. This is the handler for ``signal.signal``."""
         if self.number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.number = self.number or number

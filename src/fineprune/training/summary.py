@@ -22,15 +22,8 @@ from fineprune.training.train_state import TrainState
 def input_digests(recipe: Recipe, data: Data) -> dict[str, str | None]:
     """Return the digests that the summary of a run that starts now will have.
 
-    Args:
-        recipe: The recipe.
-        data: Its data.
-
     Returns:
         The digests by name, as ``Summary.digests`` returns them.
-
-    Raises:
-        InputError: The file with the pretrained weights cannot be read.
     """
     weights = recipe.network.weights
     return {
@@ -41,12 +34,7 @@ def input_digests(recipe: Recipe, data: Data) -> dict[str, str | None]:
 
 
 def summary(state: TrainState, metrics: list[dict[str, Any]]) -> Summary:
-    """Return the summary of a run.
-
-    Args:
-        state: The state of the run after its last epoch.
-        metrics: The metrics of all epochs, in order.
-    """
+    """Return the summary of a run."""
     recipe = state.recipe
     num_samples = state.data.num_samples
     evaluated_on = state.data.evaluated_on

@@ -34,11 +34,7 @@ def suspicion_of(policy: Policy) -> Suspicion | None:
 
 
 def suspicion_by_evidence(watch: LabelWatch) -> Suspicion:
-    """Return the suspicion that the evidence on the labels gives.
-
-    Raises:
-        InputError: Something wrong was recorded, or the evidence of the ranks was not merged.
-    """
+    """Return the suspicion that the evidence on the labels gives."""
     ranking = watch.ranking()
     return Suspicion(ranking.scores.cpu(), ranking.num_suspects)
 
@@ -64,9 +60,6 @@ def detection(suspicion: Suspicion | None, wrong: npt.NDArray[np.bool_]) -> dict
         - ``precision``, ``recall``: those of this many most suspicious samples;
         - ``r_precision``: the precision of as many most suspicious samples as there are wrong
           labels, which is also their recall.
-
-    Raises:
-        InputError: There is not one value for each sample.
     """
     names = ("roc_area", "average_precision", "suspects", "precision", "recall", "r_precision")
     figures: dict[str, Any] = dict.fromkeys(names)

@@ -170,9 +170,6 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
         ranks: The processes that train together.
         saved: The checkpoint that the run continues from, from which all weights come. None for a
             new run, which reads pretrained weights if the recipe names some.
-
-    Raises:
-        InputError: The data or the pretrained weights cannot be loaded.
     """
     data = load_data(recipe, None if saved is None else saved["images"])
     model = recipe_network(recipe, data)
@@ -211,11 +208,7 @@ def _load_pretrained(model: nn.Module, recipe: Recipe, data: Data, *, warn: bool
 
 
 def build_local_parts(state: TrainState) -> LocalParts:
-    """Build the parts that a rank needs to train without parameter servers.
-
-    Raises:
-        InputError: The recipe simulates workers, and there are several ranks.
-    """
+    """Build the parts that a rank needs to train without parameter servers."""
     recipe, ranks, model = state.recipe, state.ranks, state.model
     strategy, simulated = recipe.distributed, None
     if strategy.simulate:
@@ -289,16 +282,7 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
 
 
 def check_labels(recipe: Recipe, data: Data, begun: str | None) -> None:
-    """Check that data have the labels with which a run began.
-
-    Args:
-        recipe: The recipe of the run.
-        data: Its data, as they are now.
-        begun: The ``labels_digest`` of the data when the run began.
-
-    Raises:
-        InputError: The labels, or the training images if they are files, are others.
-    """
+    """Check that data have the labels with which a run began."""
     if data.labels_digest == begun:
         return
     places = [place for place in (recipe.data.train, recipe.data.labels) if place is not None]
@@ -318,10 +302,6 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
 
     Returns:
         The sums of the epoch in progress; None if the checkpoint is from the end of an epoch.
-
-    Raises:
-        InputError: The training images or the file with their labels have changed since the
-            checkpoint was written.
     """
     recipe, ranks = state.recipe, state.ranks
     check_labels(recipe, state.data, saved["labels"])

@@ -50,10 +50,6 @@ def weak_labels(
         classes: The name of each class.
         index: The indices of the images to train on, sorted; int64, shape (n,).
         keys: What names each sample of the training set in a table; None for their indices.
-
-    Raises:
-        InputError: The file with the labels is wrong or leaves no image to train on, or the label
-            noise does not fit the classes.
     """
     if settings.labels is not None:
         given = read_labels(Path(settings.labels), classes, len(own), keys)

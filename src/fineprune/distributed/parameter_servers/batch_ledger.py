@@ -144,9 +144,6 @@ class BatchLedger:
         up whole updates. Batches before the end that are queued, for example because a worker died,
         are still leased. Batches from the end on are not.
 
-        Args:
-            quorum: The number of batches in an update.
-
         Returns:
             The leased batches from the end on, which are queued again.
         """

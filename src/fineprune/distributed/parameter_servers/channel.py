@@ -46,22 +46,14 @@ class Channel:
         return self._connection.fileno()
 
     def send(self, message: Message) -> None:
-        """Send a message.
-
-        Raises:
-            ChannelClosed: The other end is gone.
-        """
+        """Send a message."""
         try:
             self._connection.send_bytes(encode(message))
         except OSError as error:
             raise ChannelClosed(str(error)) from None
 
     def receive(self) -> Message:
-        """Wait for a message, and return it.
-
-        Raises:
-            ChannelClosed: The other end is gone, or sent something that is no message.
-        """
+        """Wait for a message, and return it."""
         try:
             return decode(self._connection.recv_bytes())
         except (EOFError, OSError, ValueError) as error:
@@ -114,9 +106,6 @@ class AnsweringChannel(Channel):
 
 class Listener:
     """Accepts the channels of the processes that know the key.
-
-    Args:
-        host: The address on which to listen, on a free port.
 
     Attributes:
         address: The address and the port.
@@ -173,11 +162,7 @@ class Listener:
 
 
 def join_channel(address: tuple[str, int], key: bytes) -> AnsweringChannel:
-    """Connect to the listener of the coordinator.
-
-    Raises:
-        ChannelClosed: The coordinator does not answer, or has another key.
-    """
+    """Connect to the listener of the coordinator."""
     try:
         connected = socket.create_connection(address, timeout=_GREETING_SECONDS)
         connected.settimeout(None)

@@ -29,9 +29,6 @@ def ray_ends_with_this_process(folder: str) -> Iterator[None]:
 
     The processes are found by their open log files, in ``/proc``. On systems without it, only the
     folder is removed.
-
-    Args:
-        folder: Ray's temporary folder.
     """
     command = [sys.executable, "-I", "-S", __file__, folder]
     # A session of its own, because a signal to the training's process group must not end it.

@@ -121,9 +121,6 @@ class EpochState:
     Attributes:
         ledger: The state of each batch.
         result: The counts so far; ``finish`` adds everything else.
-
-    Raises:
-        InputError: A batch is empty, or ``applied`` is larger than the number of batches.
     """
 
     def __init__(
@@ -231,13 +228,7 @@ class EpochState:
         return len(keys)
 
     def add_seconds(self, process: ProcessKind, index: int, seconds: Mapping[str, float]) -> None:
-        """Add the durations of a process's phases, in seconds.
-
-        Args:
-            process: The role of the process.
-            index: The worker's rank, or the server's index.
-            seconds: The duration of each phase.
-        """
+        """Add the durations of a process's phases, in seconds."""
         is_worker = process is ProcessKind.WORKER
         total = self.result.workers[index].seconds if is_worker else self.result.servers[index]
         for phase, value in seconds.items():
@@ -262,11 +253,5 @@ class EpochState:
 
 
 def number_of_samples(batch: int, place: int, size: int) -> int:
-    """Return how many samples of a batch a member of a group gets. The numbers differ by at most 1.
-
-    Args:
-        batch: The number of samples in the batch.
-        place: The place of the member in its group, from 0.
-        size: The number of members.
-    """
+    """Return how many samples of a batch a member of a group gets: equally many, or one more."""
     return batch // size + (place < batch % size)

@@ -132,12 +132,7 @@ class FlatLayout:
 
 
 def flat_layout(model: nn.Module, servers: int = 1) -> FlatLayout:
-    """Return the layout of a model's trained parameters on a number of servers.
-
-    Raises:
-        InputError: The model has no parameters to train, parameters of several types, or parameters
-            of a type other than float32 and float64; or there are more servers than elements.
-    """
+    """Return the layout of a model's trained parameters on a number of servers."""
     named = _trained(model)
     if not named:
         raise InputError("expected a model with parameters to train, got one without")

@@ -64,9 +64,6 @@ class WireFormat:
     With ``wire_dtype=torch.bfloat16``, float32 values are rounded to bfloat16, sent, and converted
     back to float32. This halves the number of bytes. It keeps the range of values and 8 bits of
     precision.
-
-    Raises:
-        InputError: There is no element, or links do not support these types.
     """
 
     elements: int
@@ -113,11 +110,6 @@ class Link:
             parameters.
         host: The address or name of this machine on which to listen; the other end connects to it.
         timeout_seconds: How long each message, and making the link, may take.
-
-    Raises:
-        InputError: A setting is wrong, or the two ends differ in layout or contents (raised at
-            both ends).
-        LinkBroken: The other end did not connect, or died before the link was made.
     """
 
     def __init__(
@@ -163,34 +155,15 @@ class Link:
             tensor: A tensor with the layout of this direction.
             number: A signed 64-bit number that is sent with the tensor, such as a version;
                 ``receive`` returns it.
-
-        Raises:
-            InputError: The tensor does not have this layout.
-            LinkBroken: The other end died, or did not confirm the tensor in time. It may still have
-                received it.
         """
         self.send_later(tensor, number).wait()
 
     def receive(self, into: Tensor, *, patient: bool = False) -> int:
-        """Receive a tensor into this one, and return the number that came with it.
-
-        Args:
-            into: The tensor to write to.
-            patient: Whether to wait without limit for the other end to send.
-
-        Raises:
-            InputError: The tensor does not have the layout of this direction.
-            LinkBroken: The other end died, or did not send in time. ``into`` may be partly written.
-        """
+        """Receive a tensor into this one, and return the number that came with it."""
         return self.receive_later(into).wait(patient=patient)
 
     def send_later(self, tensor: Tensor, number: int = 0) -> "Transfer":
-        """Start to send. Do not change the tensor before ``wait()`` of the result has returned.
-
-        Raises:
-            InputError, LinkBroken: As in ``send``.
-            RuntimeError: ``wait()`` was not called for the last message in this direction.
-        """
+        """Start to send. Do not change the tensor before ``wait()`` of the result has returned."""
         way = self._outgoing
         what = f"{way.layout} to be taken"
         group = self._ready(way, tensor)
@@ -207,12 +180,7 @@ class Link:
         return way.under_way
 
     def receive_later(self, into: Tensor) -> "Transfer":
-        """Start to receive. Do not use the tensor before ``wait()`` of the result has returned.
-
-        Raises:
-            InputError, LinkBroken: As in ``receive``.
-            RuntimeError: ``wait()`` was not called for the last message in this direction.
-        """
+        """Start to receive. Do not use the tensor before ``wait()`` of the result has returned."""
         way = self._incoming
         what = f"{way.layout} to come"
         group = self._ready(way, into)
@@ -338,9 +306,6 @@ class Transfer:
 
         Args:
             patient: Whether to wait without limit for the other end to send or to confirm.
-
-        Raises:
-            LinkBroken: The other end died, or did not answer in time.
         """
         with self._waiting:
             if self._result is None:
@@ -354,9 +319,6 @@ def open_store(host: str = "127.0.0.1", *, timeout_seconds: float = 60.0) -> TCP
     The store exists as long as the returned object. It listens on the address of ``host`` only, on
     a free port. The attributes ``host`` and ``port`` of the result are its address. A link does not
     need the store after it has been made.
-
-    Raises:
-        InputError: This process cannot listen on the address.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
@@ -378,11 +340,7 @@ def open_store(host: str = "127.0.0.1", *, timeout_seconds: float = 60.0) -> TCP
 
 
 def join_store(host: str, port: int, *, timeout_seconds: float = 60.0) -> TCPStore:
-    """Connect to a store that another process has opened.
-
-    Raises:
-        LinkBroken: Nothing answers at this address in time.
-    """
+    """Connect to a store that another process has opened."""
     try:
         return TCPStore(host, port, timeout=timedelta(seconds=timeout_seconds))
     except RuntimeError as error:

@@ -280,11 +280,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(frame: bytes) -> Message:
-    """Return the message with these bytes.
-
-    Raises:
-        ValueError: The bytes are no message.
-    """
+    """Return the message with these bytes."""
     try:
         (length,) = _LENGTH.unpack_from(frame)
         place = _LENGTH.size + length

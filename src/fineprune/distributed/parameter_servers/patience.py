@@ -17,10 +17,6 @@ class Patience:
     ``startup_seconds``, and for a group also for its first step. After that, the limit is
     ``silence_seconds``, and for a group also ``silence_factor`` times its usual step.
 
-    Args:
-        strategy: The strategy, which holds these settings.
-        kind: Whether this is a server or a group of workers.
-
     Attributes:
         silence: For how many seconds the expected answer has not come.
     """

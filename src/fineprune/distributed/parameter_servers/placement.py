@@ -82,9 +82,6 @@ class Placement:
         places: The resources to reserve.
         report: Function that is called with each event.
         stop: Function that is called repeatedly. If it returns True, the wait ends.
-
-    Raises:
-        InputError: The resources are not available in time.
     """
 
     def __init__(self, places: Places, report: Report, stop: Callable[[], bool]) -> None:
@@ -95,12 +92,7 @@ class Placement:
         self.report_shared_nodes()
 
     def options(self, kind: ProcessKind, index: int) -> dict[str, Any]:
-        """Return Ray's options for a process.
-
-        Args:
-            kind: The role of the process.
-            index: The worker's rank, or the server's index.
-        """
+        """Return Ray's options for a process."""
         places = self.places
         if kind is ProcessKind.WORKER:
             bundle, cpus, gpus = index // places.members, places.threads, places.gpus

@@ -203,11 +203,6 @@ class Cluster:
 
         Args:
             seconds: How long to wait at most.
-
-        Raises:
-            InputError: A process raised it.
-            RemoteError: A process raised another exception.
-            RunError: Ray's own processes are dead or hang.
         """
         unreachable = [p for p in self._processes.values() if p._unreachable]
         came: list[tuple[Process, Message | Ended]] = [(p, self._ended(p)) for p in unreachable]
@@ -278,12 +273,7 @@ class Cluster:
         return [(process, hello)]
 
     def _ended(self, process: Process) -> Ended:
-        """Return why a process has ended, and kill it if it has not.
-
-        Raises:
-            InputError: The process raised it.
-            RemoteError: The process raised another exception.
-        """
+        """Return why a process has ended, and kill it if it has not."""
         self._forget(process)
         try:
             ray.get(process._end, timeout=_CAUSE_SECONDS)
@@ -324,10 +314,6 @@ def cluster(
         on_event: Function that is called with each event during the wait for the resources.
         stop: Function that is called repeatedly during this wait. If it returns True, the wait
             ends, and processes may not be started.
-
-    Raises:
-        InputError: The resources are not available in time.
-        RunError: Ray did not start on this machine, or did not end.
     """
     with ray_session(places.cpus):
         held = Cluster(Placement(places, reporter(on_event), stop))

@@ -57,13 +57,6 @@ def ray_session(cpus: int) -> Iterator[None]:
 
     Within this block, SIGTERM has the same effect as before. If that was to end the process
     immediately, it raises SystemExit instead, so that Ray is shut down.
-
-    Args:
-        cpus: The number of CPUs that the training needs.
-
-    Raises:
-        InputError: The cluster that ``RAY_ADDRESS`` names cannot be joined.
-        RunError: Ray did not start on this machine, or did not end.
     """
     if ray.is_initialized():
         yield
@@ -114,11 +107,7 @@ class RayHealth:
         self._silence = 0.0
 
     def check(self) -> None:
-        """Look at the processes, if the last look was a second ago.
-
-        Raises:
-            RunError: A process of Ray has ended, or has been silent for too long.
-        """
+        """Look at the processes, if the last look was a second ago."""
         passed = time.monotonic() - self._looked
         if passed < _LOOK_SECONDS:
             return
@@ -179,11 +168,7 @@ def _control_store_answers() -> bool:
 
 
 def _shut_down() -> None:
-    """Shut Ray down, even if its own processes are dead or hang.
-
-    Raises:
-        RunError: The cluster that was joined does not answer.
-    """
+    """Shut Ray down, even if its own processes are dead or hang."""
     own = _own_processes()
     for process in own.values():
         if _is_suspended(process.pid):
@@ -206,12 +191,7 @@ def _leave() -> None:
 
 
 def _init(options: dict[str, Any]) -> None:
-    """Call ``ray.init``.
-
-    Raises:
-        InputError: The cluster cannot be joined.
-        RunError: Ray did not start on this machine.
-    """
+    """Call ``ray.init``."""
     address = options["address"]
     if address == "local":
         try:

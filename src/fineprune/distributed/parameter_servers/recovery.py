@@ -36,13 +36,6 @@ _SILENT_SECONDS = 5.0
 class Recovery:
     """Restarts processes, and returns the training to a state from which it can continue.
 
-    Args:
-        cluster: The cluster, which reports processes that wait for CPUs.
-        strategy: The strategy.
-        servers: The servers.
-        groups: The groups of workers.
-        report: Function that is called with each event.
-
     Attributes:
         epoch: The epoch in progress.
         buffers: The buffers that workers load when they are started again.
@@ -69,11 +62,7 @@ class Recovery:
         self._reported = 0.0  # the value of ``_waited`` when it was last reported
 
     def ended(self, process: Process, reason: str) -> None:
-        """Recover from the death of a process.
-
-        Raises:
-            RunError: It died repeatedly, without progress in between.
-        """
+        """Recover from the death of a process."""
         if process.kind is ProcessKind.SERVER:
             self._server_died(process.index, reason)
         else:
@@ -81,14 +70,7 @@ class Recovery:
             self._replace(self._groups[group], {place: reason}, reason)
 
     def look(self, seconds: float) -> None:
-        """Look for processes that hang, and for the reasons why links broke.
-
-        Args:
-            seconds: The time since the last look.
-
-        Raises:
-            RunError: A process died repeatedly, without progress in between.
-        """
+        """Look for processes that hang, and for the reasons why links broke."""
         self._cluster.add_silence(seconds)
         for index, reason in self._servers.hanging(seconds).items():
             self._server_died(index, reason)
@@ -148,9 +130,6 @@ class Recovery:
             group: The group.
             dead: The places of the members that died or hang, each with the reason.
             reason: Why the other members have to be restarted.
-
-        Raises:
-            RunError: The group died repeatedly, without computing a gradient in between.
         """
         self._servers.forget(group.name)
         self.epoch.ledger.orphan(group.index)

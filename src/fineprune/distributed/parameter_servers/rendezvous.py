@@ -32,9 +32,6 @@ class Rendezvous:
             name: The name of the link, which is the same at both ends and is used only once.
             side: 0 for the worker, 1 for the server.
             host: The address of this process for links.
-
-        Raises:
-            LinkBroken: The other end did not connect in time.
         """
         part = layout.part(server)
         elements = part.stop - part.start

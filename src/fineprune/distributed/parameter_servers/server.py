@@ -110,12 +110,7 @@ class ParameterServer:
         self._changed = threading.Condition()
 
     def serve(self, channel: Channel) -> None:
-        """Execute the requests of the coordinator.
-
-        Raises:
-            ChannelClosed: The coordinator is gone.
-            RuntimeError: A gradient was not staged, or was applied before.
-        """
+        """Execute the requests of the coordinator."""
         while True:
             answer = self._execute(channel.receive())
             if answer is not None:
@@ -148,9 +143,6 @@ class ParameterServer:
         """Apply staged gradients as one update, and start to send the parameters to readers.
 
         The arguments are the attributes of ``Update``.
-
-        Raises:
-            RuntimeError: A gradient was not staged, or was applied before.
         """
         began = time.perf_counter()
         if contributions:

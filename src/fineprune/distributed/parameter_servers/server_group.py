@@ -227,11 +227,7 @@ class ServerGroup:
         self._expect(index)
 
     def hanging(self, seconds: float) -> dict[int, str]:
-        """Return the servers that hang, each with the reason.
-
-        Args:
-            seconds: The time since the last call.
-        """
+        """Return the servers that hang, each with the reason."""
         found = {}
         for index, server in enumerate(self._servers):
             silence = server.process.silence
@@ -244,11 +240,7 @@ class ServerGroup:
     # -- deaths and rollbacks -------------------------------------------------------------------
 
     def replace(self, index: int, reason: str) -> None:
-        """Restart a server that died or hangs.
-
-        Raises:
-            RunError: The server died repeatedly, or before the first snapshot was complete.
-        """
+        """Restart a server that died or hangs."""
         server = self._servers[index]
         self._report(server.process.event(EventKind.DIED, reason))
         self._cluster.kill(server.process)

@@ -135,12 +135,7 @@ class Worker:
         self._reduced = 0.0  # the time at which the last all-reduce started
 
     def serve(self, channel: Channel) -> None:
-        """Execute the requests of the coordinator.
-
-        Raises:
-            ChannelClosed: The coordinator is gone.
-            RuntimeError: The servers sent different versions.
-        """
+        """Execute the requests of the coordinator."""
         while True:
             request = channel.receive()
             answer: Message
@@ -169,10 +164,6 @@ class Worker:
         Args:
             step: What to do.
             channel: Where the leader tells that a server has received the gradient.
-
-        Raises:
-            LinkBroken: A server or another member died.
-            RuntimeError: The servers sent different versions.
         """
         clock = _Clock(None if step.first else self._left)
         wanted = {step.key: step.indices}
@@ -208,9 +199,6 @@ class Worker:
         """Join the process group of the members, and make the leader's links.
 
         All members do this at the same time.
-
-        Raises:
-            LinkBroken: A member or a server did not connect in time.
         """
         self._disconnect()
         if request.buffers is not None:

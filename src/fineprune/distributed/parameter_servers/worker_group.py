@@ -204,12 +204,7 @@ class WorkerGroup:
             member.send(Connect(self.name, buffers, state))
 
     def end(self, dead: Mapping[int, str], reason: str) -> None:
-        """Kill all processes, and report this.
-
-        Args:
-            dead: The places of the members that died, each with the reason.
-            reason: Why the other members are stopped.
-        """
+        """Kill all processes, and report this."""
         for place, member in enumerate(self.processes):
             # Until a lost node is noticed, processes may be placed on it, which then never run.
             never_ran = member.location is None and dead.get(place) == LOST_NODE
@@ -287,10 +282,6 @@ class WorkerGroup:
 
     def receive(self, place: int, message: Message) -> bool:
         """Process a message of a member.
-
-        Args:
-            place: The place of the member in the group.
-            message: The message.
 
         Returns:
             Whether the gradient of the leased batch is now staged.

@@ -19,9 +19,6 @@ class EpochLosses:
     This takes six bytes per sample. If a sample is trained twice in an epoch, its smaller loss
     counts.
 
-    Args:
-        num_samples: Number of samples N in the data set.
-
     Attributes:
         values: The losses of the epoch in progress, float32, shape (N,); infinity for a sample that
             was not trained, and the largest finite number for a loss that was not finite.
@@ -45,11 +42,7 @@ class EpochLosses:
             self.values = -torch.from_numpy(replicas.maximum((-self.values).numpy()))
 
     def mean(self, most: float) -> float:
-        """Return the mean loss of the epoch in progress; NaN if no sample was trained.
-
-        Args:
-            most: Larger losses count as this one.
-        """
+        """Return the mean loss of the epoch in progress; NaN if no sample was trained."""
         trained = self.values[self.values < torch.inf]
         return float(trained.clamp(max=most).double().mean())
 

@@ -141,9 +141,6 @@ def start_and_prune(
 
     Returns:
         The start as a share of each window, for one window per interval, and ``prune``.
-
-    Raises:
-        InputError: A value is out of range, or no schedule saves so much.
     """
     if not 0 < save < 1:
         raise InputError(f"expected save as a share in (0, 1), got {save!r}")

@@ -27,9 +27,6 @@ class Matched(Policy):
         mean_weights: The weight of every kept sample in each epoch: ``epochs`` finite numbers. The
             default is 1 in every epoch.
         options: The options of every policy; see ``PlanOptions``.
-
-    Raises:
-        InputError: A value is out of range, or there is not one value for each epoch.
     """
 
     name: ClassVar[str] = "matched"
@@ -59,11 +56,7 @@ class Matched(Policy):
         self.mean_weights = tuple(float(weight) for weight in weights)
 
     def bind(self, num_samples: int) -> None:
-        """Receive the number of samples.
-
-        Raises:
-            InputError: An epoch would have to keep more samples than there are.
-        """
+        """Receive the number of samples."""
         if max(self.numbers) > num_samples:
             raise InputError(
                 f"expected numbers of at most {num_samples}, the number of samples, got "

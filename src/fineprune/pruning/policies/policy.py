@@ -343,9 +343,6 @@ def prune_count(prune: float, num_samples: int, name: str = "prune") -> int:
         prune: The share of all samples to skip, in [0, 1), or their number as an int.
         num_samples: Number of samples N in the data set.
         name: The name of the argument, for errors.
-
-    Raises:
-        InputError: No sample would be left.
     """
     # The small addend prevents 0.29 * 100 = 28.999999999999996 from losing a sample.
     number = prune if isinstance(prune, int) else int(prune * num_samples + 1e-9)
@@ -357,15 +354,7 @@ def prune_count(prune: float, num_samples: int, name: str = "prune") -> int:
 
 
 def checked_prune(prune: float, name: str = "prune") -> float:
-    """Return a share or a number of samples as a Python float or int.
-
-    Args:
-        prune: The share or the number.
-        name: The name of the argument, for errors.
-
-    Raises:
-        InputError: It is neither a share in [0, 1) nor a whole number of at least 0.
-    """
+    """Return a share or a number of samples as a Python float or int."""
     if isinstance(prune, Integral) and not isinstance(prune, bool) and prune >= 0:
         return int(prune)
     if isinstance(prune, Real) and not isinstance(prune, Integral) and 0 <= prune < 1:

@@ -169,11 +169,7 @@ class Ranked(BudgetedPolicy):
 
 
 def _checked_scores(scores: Any) -> Scores:
-    """Return the scores as float32, shape (N,), a copy.
-
-    Raises:
-        InputError: They are not numbers of this shape, or one of them is NaN.
-    """
+    """Return the scores as float32, shape (N,), a copy."""
     given = scores.detach().cpu().numpy() if isinstance(scores, torch.Tensor) else scores
     try:
         values: Scores = np.array(given, dtype=np.float32)

@@ -87,9 +87,6 @@ class ShardedRecorder:
         """Take the mean of each buffered batch over all ranks, and mark the losses above it.
 
         With several ranks, this is a collective operation.
-
-        Raises:
-            InputError: An index is out of range, or the ranks are in different epochs.
         """
         if self._counts is None:
             return
@@ -120,10 +117,6 @@ class ShardedRecorder:
         """Update the counts at the end of the epoch, which must have been flushed.
 
         With several ranks, this is a collective operation.
-
-        Args:
-            share: What this rank trained in the epoch.
-            clear: Whether the epoch is a boundary of the schedule.
         """
         if self._counts is None:
             return

@@ -36,12 +36,7 @@ class ShardedSampler(Sampler[int]):
         self._choose_epoch(epoch)
 
     def follow(self, share: Share, start: int = 0) -> None:
-        """Yield the samples of ``share`` from now on. Only ``ShardedPruner`` calls this method.
-
-        Args:
-            share: What this rank trains in the current epoch.
-            start: Number of these samples that were trained already.
-        """
+        """Yield the samples of ``share`` from now on. Only ``ShardedPruner`` calls this method."""
         self._share = share
         self._start = start
         self._chunk, self._chunk_end = iter(()), start

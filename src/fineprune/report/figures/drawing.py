@@ -72,11 +72,6 @@ def svg_text(figure: Figure, label: str, titles: Mapping[str, Sequence[str]] | N
     """Return a figure as one ``<svg>`` element, with ids that no other figure of a page has.
 
     Ink has the colour of the text around the figure, so that a page can be light or dark.
-
-    Args:
-        figure: The figure.
-        label: The description for screen readers.
-        titles: The tooltips, from ``titled_points``.
     """
     buffer = io.StringIO()
     # Without the date and the version of matplotlib, the same figure gives the same bytes.

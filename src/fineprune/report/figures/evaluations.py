@@ -46,11 +46,6 @@ def average_curves(
 ) -> dict[str, Curve]:
     """Average the evaluations of each arm over its seeds, in the epochs that all runs evaluated.
 
-    Args:
-        arms: The metrics of the runs of each arm.
-        key: The name of the value in the metrics.
-        scale: The factor to multiply the values by.
-
     Returns:
         The curve of each arm that has evaluations, by the name of the arm.
     """

@@ -14,12 +14,7 @@ _COLUMNS = 2
 
 
 def draw_samples(arms: Mapping[str, Sequence[Metrics]], label: str) -> Drawing | None:
-    """Draw the samples of each epoch and the learning rate; None if no epoch was trained.
-
-    Args:
-        arms: The metrics of the runs of each arm.
-        label: What was run, for screen readers.
-    """
+    """Draw the samples of each epoch and the learning rate; None if no epoch was trained."""
     trained = {arm: [run for run in runs if run] for arm, runs in arms.items()}
     trained = {arm: runs for arm, runs in trained.items() if runs}
     if not trained:

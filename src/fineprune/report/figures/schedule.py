@@ -26,9 +26,6 @@ def schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int] = ()) -> str:
 
     Returns:
         One ``<svg>`` element.
-
-    Raises:
-        InputError: There is no epoch.
     """
     if not prunes:
         raise InputError("expected a schedule of at least one epoch, got none")

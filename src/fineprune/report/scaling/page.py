@@ -25,9 +25,6 @@ def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -
         rows: The rows of the experiment, from ``scale_rows``.
         path: The HTML file. Its folder is created if necessary, and an existing file is replaced
             atomically.
-
-    Raises:
-        WriteError: The file cannot be written.
     """
     runs = [scaled.run for scaled in scaling.runs]
     drawings = (

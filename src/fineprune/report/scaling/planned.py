@@ -160,9 +160,6 @@ def write_plan_page(
         recipe: The recipe, as TOML.
         path: The HTML file. Its folder is created if necessary, and an existing file is replaced
             atomically.
-
-    Raises:
-        WriteError: The file cannot be written.
     """
     write_page(
         path,

@@ -15,11 +15,6 @@ def load_data(recipe: Recipe, images_digest: str | None = None) -> Data:
     Args:
         recipe: The recipe.
         images_digest: The ``images_digest`` with which the run began; None for a new run.
-
-    Raises:
-        InputError: The data or the file with their labels are missing or damaged, have too few
-            samples for the validation part and the training part, do not fit the label noise, or
-            have other image files than when the run began.
     """
     if recipe.data.own:
         return own_data(recipe)

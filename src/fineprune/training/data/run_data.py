@@ -79,10 +79,6 @@ def number_of_classes(train: Any, name: str, given: int | None) -> int:
         train: The training set. Its attribute ``classes``, if it has one, lists the classes.
         name: The name of the user's function, for the error message.
         given: The recipe's number of classes; None if the recipe does not set it.
-
-    Raises:
-        InputError: Neither the recipe nor the training set gives the classes, or the recipe gives
-            fewer classes than the training set.
     """
     listed = len(class_names(train, name))
     if given is not None and given < listed:
@@ -99,11 +95,7 @@ def number_of_classes(train: Any, name: str, given: int | None) -> int:
 
 
 def class_names(train: Any, name: str) -> Sequence[Any]:
-    """Return the attribute ``classes`` of a training set; empty if there is none.
-
-    Raises:
-        InputError: It is not a list of names.
-    """
+    """Return the attribute ``classes`` of a training set; empty if there is none."""
     names = getattr(train, "classes", ())
     if isinstance(names, str) or not hasattr(names, "__len__"):
         raise InputError(

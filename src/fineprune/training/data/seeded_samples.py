@@ -44,11 +44,7 @@ class SeededSamples(Dataset[tuple[int, Any]]):
 
 
 class EpochIndices(Sampler[tuple[int, int]]):
-    """Yields the indices of a sampler as pairs ``(epoch, index)``.
-
-    Args:
-        sampler: The pruner's sampler.
-    """
+    """Yields the indices of a sampler as pairs ``(epoch, index)``."""
 
     def __init__(self, sampler: PruningSampler) -> None:
         self._sampler = sampler
@@ -62,11 +58,7 @@ class EpochIndices(Sampler[tuple[int, int]]):
 
 
 class PlainSamples(Dataset[Any]):
-    """Samples of a dataset for evaluation, which are the same every time they are read.
-
-    Args:
-        dataset: The user's dataset.
-    """
+    """Samples of a dataset for evaluation, which are the same every time they are read."""
 
     def __init__(self, dataset: Any) -> None:
         self._samples = SeededSamples(dataset, seed=0)

@@ -188,11 +188,7 @@ class Labelled(Dataset[Any]):
 
 
 def checked_keys(train: Any, name: str) -> tuple[str, ...] | None:
-    """Return what names each sample in tables of labels, if the training set says it.
-
-    Raises:
-        InputError: There is not one key for each sample, or two samples have the same one.
-    """
+    """Return what names each sample in tables of labels, if the training set says it."""
     keys = keys_of(train)
     if keys is None:
         return None
@@ -216,10 +212,6 @@ def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
 
     Returns:
         The training set, the test set, and the training samples to use for evaluation.
-
-    Raises:
-        InputError: The function returns something else, or returns no samples without random
-            transforms although they are needed.
     """
     function = import_attribute(name)
     if not callable(function):
@@ -261,9 +253,6 @@ def labels_of(train: Any, name: str) -> Any:
             the datasets of torchvision, whose ``target_transform`` is applied. A ``Subset`` has
             those of the set that it comes from.
         name: The name of the user's function, for the error message.
-
-    Raises:
-        InputError: The training set has no such attribute.
     """
     if isinstance(train, Labelled):
         return labels_of(train.dataset, name) if train.labels is None else train.labels
