@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import fineprune
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/fineprune"
 
@@ -16,6 +18,12 @@ diagram = runpy.run_path(str(ROOT / "docs/import_diagram.py"))
 imported_modules, in_order, imports = (
     diagram[name] for name in ("imported_modules", "in_order", "imports")
 )
+
+
+def test_the_reference_has_every_public_name():
+    page = (ROOT / "docs/reference/library.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"::: fineprune\.(\w+)$", page, re.MULTILINE)) == set(fineprune.__all__)
+
 
 # What each subpackage may import of fineprune, besides ``errors`` and ``override``.
 ALLOWED = {

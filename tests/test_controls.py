@@ -106,6 +106,10 @@ def test_the_shorter_schedule_is_late_with_steps_and_falls_as_a_parabola_else():
 def test_the_rates_of_a_shorter_schedule():
     steps = [0.1] * 12 + [0.02] * 12 + [0.004] * 8 + [0.0008] * 8
     assert fp.shorter(steps, 0.35) == [0.1] * 12 + [0.02] * 12 + [0.004] + [0.0008]
+    # A rise keeps its epochs, and the steps after it stay steps.
+    rise = [0.02, 0.06]
+    assert fp.shorter(rise + steps, 14 / 42) == rise + fp.shorter(steps, 0.35)
+    assert fp.shorter(rise + [0.1] * 18, 0.5) == rise + [0.1] * 8
     cosine = [0.1 * (1 + math.cos(math.pi * epoch / 20)) / 2 for epoch in range(20)]
     assert fp.shorter(cosine, 0.5) == pytest.approx([0.1 * (1 - (u / 10) ** 2) for u in range(10)])
     warm = fp.shorter(lambda progress: min(progress / 5, 1) * (1 - progress / 21), 0.5, epochs=20)

@@ -39,7 +39,13 @@ def recipe(epochs=4, batch_size=64, run=None, **distributed):
             "evaluate_every": 1,
         },
         "pruning": {"policy": "fine-pruning", "window": 4, "start": 2, "prune": 128, "block": 1},
-        "run": {"threads": 1, "device": "cpu", "checkpoint_every": 1, **(run or {})},
+        "run": {
+            "threads": 1,
+            "device": "cpu",
+            "precision": "float32",
+            "checkpoint_every": 1,
+            **(run or {}),
+        },
         "distributed": distributed,
     }
     result = Recipe()

@@ -517,6 +517,7 @@ GOOD = (torch.arange(4), torch.zeros(4, CLASSES), torch.zeros(4, dtype=torch.int
     [
         (0, torch.arange(3), "logits of shape"),
         (0, torch.arange(4).float(), "whole numbers"),
+        (0, torch.ones(4, dtype=torch.bool), "whole numbers"),
         (1, torch.zeros(4, CLASSES + 1), "logits of shape"),
         (1, torch.zeros(4), "logits of shape"),
         (1, torch.zeros(4, 3, CLASSES), "logits of shape"),

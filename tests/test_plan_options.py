@@ -298,8 +298,13 @@ def test_the_exchanged_samples_are_random_ones():
 
 def test_a_state_with_options_needs_the_same_options():
     state = made(POLICIES["random"](max_skips=3)).state_dict()
-    for other in ({}, {"max_skips": 4}, {"max_skips": 3, "anneal": 0.1}):
-        with pytest.raises(InputError, match="expected a pruner state with options="):
+    different: dict[str, dict[str, Any]] = {
+        "options=None": {},
+        "max_skips=4, got 3": {"max_skips": 4},
+        "anneal=0.1, got 0": {"max_skips": 3, "anneal": 0.1},
+    }
+    for message, other in different.items():
+        with pytest.raises(InputError, match=f"expected a pruner state with {message}"):
             made(POLICIES["random"](**other)).load_state_dict(state)
 
 

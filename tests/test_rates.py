@@ -197,6 +197,22 @@ def test_a_state_fits_the_rates_that_were_set():
         third.load_state_dict(first.state_dict())
 
 
+def test_a_state_with_the_rates_of_steps_fits_another_number_of_ranks():
+    """Which has another number of steps, and so other rates."""
+
+    def made(**shape):
+        pruner = fp.Pruner(N, fp.Adaptive(EPOCHS, save=0.3), batch_size=BATCH, **shape)
+        cycle = schedulers.OneCycleLR(optimizer(), 0.1, total_steps=pruner.total_steps())
+        pruner.set_rates(cycle, by="steps")
+        return pruner
+
+    state = made().state_dict()
+    made(num_replicas=2, rank=0).load_state_dict(state)
+    by_epochs = fp.Pruner(N, fp.Adaptive(EPOCHS, save=0.3), batch_size=BATCH)
+    with pytest.raises(InputError, match=r"expected a pruner state with rates=.*got of steps"):
+        by_epochs.load_state_dict(state)
+
+
 def test_without_rates_the_policy_says_once_what_it_assumes():
     pruner = made()
     with pytest.warns(UserWarning, match=r"no learning rates.*pruner\.set_rates") as caught:

@@ -13,6 +13,7 @@ from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import Inspected, read_inspected
 from fineprune.inspection.relabel import label_table
+from fineprune.inspection.suspects import suspects_of
 from fineprune.runs.history import read_labels as trained_labels
 from fineprune.runs.run import read_run
 from fineprune.training.data import load_data
@@ -84,6 +85,22 @@ def test_an_unedited_table_gives_the_labels_of_the_run(run, tmp_path):
     data = {**RECIPE["data"], "label_noise": None, "labels": str(tmp_path / "labels.csv")}
     recipe = make_recipe({**RECIPE, "data": data})
     np.testing.assert_array_equal(load_data(recipe).labels().numpy(), trained_labels(run, 550))
+
+
+def test_nine_of_ten_is_an_agreement_of_nine_tenths(run, tmp_path, monkeypatch):
+    """It is less in float32."""
+    found = suspects_of(*read_inspected([read_run(run)]))
+    alike = replace(found, agreement=np.full(len(found), 0.9, np.float32))
+    monkeypatch.setattr("fineprune.inspection.relabel.suspects_of", lambda *runs: alike)
+    relabel(run, "--out", tmp_path / "labels.csv", "--most", 5, "--accept", 0.9)
+    rows = rows_of(tmp_path / "labels.csv")[:5]
+    assert all(row["label"] == row["suggestion"] for row in rows)
+
+
+def test_two_classes_with_one_name_are_refused(tmp_path):
+    (tmp_path / "labels.csv").write_text("index,label\n0,crane\n1,dog\n")
+    with pytest.raises(InputError, match=r"a name of its own for each class .*'crane' more than"):
+        read_labels(tmp_path / "labels.csv", ["crane", "dog", "crane"], 2)
 
 
 def test_edits_are_read(run, tmp_path):

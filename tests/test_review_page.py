@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import re
 import shutil
 from pathlib import Path
@@ -153,6 +154,8 @@ def test_the_files_of_an_image_folder_are_its_keys(watch, tmp_path):
     assert keys_of(Subset(folder, [2, 0])) is None
     watch.page(tmp_path / "audit.html", folder, most=3)
     assert f"{key} (" not in (tmp_path / "audit.html").read_text(encoding="utf-8")
+    folder.keys = 7  # Something else.
+    assert keys_of(Subset(folder, [2, 0])) == ("cats/2.png", "dogs/0.png")
     folder.keys = None
     folder.root = "elsewhere"
     assert keys_of(folder) is None
@@ -380,6 +383,37 @@ def test_filters_narrow_the_list_and_names_are_quoted(opened, watch, tmp_path):
     expected = watch.labels().numpy()
     expected[indices] = DROP
     np.testing.assert_array_equal(read_labels(table, NAMES, N, keys), expected)
+
+
+def test_classes_with_the_same_name_are_named_by_their_numbers(watch, tmp_path):
+    names = ["crane", "dog", "crane"]
+    with pytest.warns(UserWarning, match="the names crane are named by their numbers"):
+        watch.page(tmp_path / "audit.html", names=names)
+    assert "crane" not in (tmp_path / "audit.html").read_text(encoding="utf-8")
+    with pytest.warns(UserWarning, match="the names drop are"):
+        watch.page(tmp_path / "audit.html", names=["drop", "cat", "dog"])
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        np.array(["Male", 39], dtype=object),
+        np.array(["2020-01-01"], dtype="datetime64[D]"),
+        np.zeros((8, 8), ">f4"),
+        np.zeros((8, 8), np.complex64),
+        np.frombuffer(bytes(64), np.uint8).reshape(8, 8),
+        torch.eye(8).to_sparse(),
+    ],
+    ids=lambda sample: str(sample.dtype),
+)
+def test_a_sample_of_any_kind_can_be_shown(sample):
+    assert any(view_of((sample, 1)))
+
+
+def test_a_path_that_is_no_utf8_is_shown_with_its_bytes(watch, tmp_path):
+    keys = [os.fsdecode(b"caf\xe9-%d.png" % index) for index in range(N)]
+    watch.page(tmp_path / "audit.html", keys=keys)
+    assert "\\udce9-" in (tmp_path / "audit.html").read_text(encoding="utf-8")
 
 
 def test_keys_may_be_paths_and_pictures_may_be_views(watch, tmp_path):

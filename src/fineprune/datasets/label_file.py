@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -52,11 +53,20 @@ def read_labels(
 
 
 def check_class_names(classes: Sequence[str], table: str) -> None:
-    """Raise InputError if a class is named like what leaves a sample out of a table of labels."""
+    """Raise InputError if a table of labels cannot name the classes.
+
+    It cannot if two classes have the same name, or one is named like what leaves a sample out.
+    """
     if DROP_WORD in classes:
         raise InputError(
             f"expected no class that is named {DROP_WORD!r} with labels of {table}, where this "
             f"word leaves a sample out: rename the class"
+        )
+    twice = next((name for name, number in Counter(classes).items() if number > 1), None)
+    if twice is not None:
+        raise InputError(
+            f"expected a name of its own for each class with labels of {table}, got {twice!r} "
+            f"more than once: rename these classes"
         )
 
 

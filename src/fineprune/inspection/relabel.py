@@ -59,6 +59,7 @@ def label_table(
     table.writerow(COLUMNS)
     keys, name = training_set.keys, training_set.name
     accepted = 0
+    # The agreement is rounded: 9 of 10 is below 0.9 in float32.
     for index, score, label, suggestion, agreement in zip(
         training_set.index[suspects.index].tolist(),
         suspects.score.tolist(),
@@ -67,7 +68,7 @@ def label_table(
         suspects.agreement.tolist(),
         strict=True,
     ):
-        if accept is not None and suggestion >= 0 and agreement >= accept:
+        if accept is not None and suggestion >= 0 and round(agreement, 6) >= accept:
             label = suggestion
             accepted += 1
         suggested = ("", "") if suggestion < 0 else (name(suggestion), f"{agreement:.2f}")

@@ -34,7 +34,7 @@ def check_classified(index: Tensor, logits: Tensor, labels: Tensor, num_classes:
             f"got {tuple(logits.shape)}, {tuple(index.shape)} and {tuple(labels.shape)}: "
             f"{_remedy(index, logits, labels, num_classes)}"
         )
-    if index.is_floating_point() or labels.is_floating_point():
+    if index.is_floating_point() or index.dtype == torch.bool or labels.is_floating_point():
         raise InputError(
             f"expected whole numbers as indices and labels, got {index.dtype} and "
             f"{labels.dtype}: give record the index of each sample and the number of its class"

@@ -1,9 +1,12 @@
 """What a data set names: its classes, and its samples, as in tables of labels."""
 
 import os
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Subset
 
 
@@ -32,6 +35,27 @@ def _own_classes(dataset: Any) -> Sequence[str]:
     return next((names for names in named if isinstance(names, list | tuple)), ())
 
 
+def unambiguous(classes: Sequence[str]) -> list[str]:
+    """Return names that a table of labels can be read with, with a warning if some are changed.
+
+    A class whose name another one has, or that is named like the word ``drop``, which leaves a
+    sample out, is named by its number.
+    """
+    times = Counter(classes)
+    clear = [
+        str(number) if times[name] > 1 or name == "drop" else name
+        for number, name in enumerate(classes)
+    ]
+    changed = [name for name in times if name not in clear]
+    if changed:
+        warnings.warn(
+            f"classes with the names {', '.join(changed[:3])} are named by their numbers, because "
+            f"a table of labels needs one name for each class, other than 'drop'",
+            stacklevel=3,
+        )
+    return clear
+
+
 def keys_of(dataset: Any) -> tuple[str, ...] | None:
     """Return what names each sample, if a data set says it.
 
@@ -40,7 +64,7 @@ def keys_of(dataset: Any) -> tuple[str, ...] | None:
     for each sample and all different.
     """
     keys = getattr(dataset, "keys", None)
-    if keys is not None and not callable(keys):
+    if isinstance(keys, Sequence | np.ndarray) and not isinstance(keys, str):
         return tuple(map(str, keys))
     if isinstance(dataset, Subset):
         whole = keys_of(dataset.dataset)

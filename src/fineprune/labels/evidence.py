@@ -1,5 +1,6 @@
 """Evidence: what a training says about the label of each sample, as sums that can be added."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,6 +17,9 @@ from fineprune.labels.ranks import exchange_device
 # So many logits are buffered before they are added to the sums, because an operation on a small
 # tensor takes almost as long as one on a tensor of this size.
 _BLOCK = 1 << 17
+
+# At most so many batches are buffered, because a state with thousands of small tensors is slow.
+_MOST_BATCHES = 128
 
 # So many probabilities are read from the sums at once (4 MB).
 _CHUNK = 1 << 20
@@ -69,7 +73,7 @@ class Evidence:
 
     All tensors lie on the device of the first recorded logits. Recording puts a batch into a
     buffer, and a full buffer is added to the sums by operations that do not wait for the device.
-    Batches on a CPU are not copied before that; on another device, the next step may write into
+    Logits on a CPU are not copied before that; on another device, the next step may write into
     the same memory.
 
     Args:
@@ -115,7 +119,7 @@ class Evidence:
         self._logits: list[Tensor] = []
         self._given: list[Tensor] = []
         self._weights: list[float] = []
-        self._versions: list[tuple[Tensor, int]] = []  # Those of the tensors that are not copies.
+        self._versions: list[tuple[Tensor, int]] = []  # Those of the logits that are not copies.
         self._buffered = 0
 
     def record(self, index: Tensor, logits: Tensor, labels: Tensor, ranks: int) -> None:
@@ -137,14 +141,16 @@ class Evidence:
         if is_first:
             _check_no_probabilities(logits)
         self.recorded += len(labels) * ranks
-        self._index.append(self._kept(index))
+        # Copies, because a loader may use their memory again, and each tensor that comes from one
+        # of its processes keeps a file open.
+        self._index.append(index.clone())
+        self._given.append(labels.clone())
         self._logits.append(self._kept(logits))
-        self._given.append(self._kept(labels))
         self._weights.append((self.recorded / self.num_samples) ** 2)
         self._buffered += logits.numel()
         if is_first:
             self.flush()
-        elif self._buffered >= _BLOCK:
+        elif self._buffered >= _BLOCK or len(self._given) >= _MOST_BATCHES:
             self._add_buffer()
 
     def flush(self) -> None:
@@ -184,6 +190,12 @@ class Evidence:
             index = torch.arange(start, stop, device=self._device)
             labels = self.labels[start:stop].long()
             yield Chunk(index, labels, self.shares.read(index, labels.clamp(min=0)))
+
+    def on_cpu(self) -> "Evidence":
+        """Return a copy on the CPU."""
+        made = copy.deepcopy(self)
+        made._to(torch.device("cpu"))
+        return made
 
     def add(self, other: "Evidence") -> None:
         """Add the sums of another evidence on the same samples."""
@@ -301,20 +313,23 @@ class Evidence:
         if check and self._device.type == "cpu":
             self.check()
 
-    def _kept(self, tensor: Tensor) -> Tensor:
-        """Return a tensor for the buffer: the same one if later changes of it can be noticed."""
-        if not tensor.is_cpu or tensor.is_inference():
-            return tensor.clone()
-        self._versions.append((tensor, tensor._version))
-        return tensor
+    def _kept(self, logits: Tensor) -> Tensor:
+        """Return logits for the buffer: the same ones if later changes of them can be noticed.
+
+        A part of a larger tensor would keep all of it alive.
+        """
+        whole = logits.untyped_storage().nbytes() <= logits.nbytes
+        if not (logits.is_cpu and whole) or logits.is_inference():
+            return logits.clone()
+        self._versions.append((logits, logits._version))
+        return logits
 
     def _check_unchanged(self) -> None:
-        if any(tensor._version != version for tensor, version in self._versions):
+        if any(logits._version != version for logits, version in self._versions):
             self._versions = []
             raise InputError(
-                "expected the indices, logits and labels of a batch to stay as they were recorded, "
-                "got some that were changed in place afterwards: record copies, such as "
-                "logits.clone()"
+                "expected the logits of a batch to stay as they were recorded, got some that were "
+                "changed in place afterwards: record a copy, such as logits.clone()"
             )
 
     def _add(self, index: Tensor, logits: Tensor, labels: Tensor, weights: Tensor) -> None:

@@ -94,8 +94,11 @@ def rank(evidence: Evidence) -> Ranking:
     """Rank all samples by how much the evidence contradicts their labels, and count wrong labels.
 
     Args:
-        evidence: The evidence, which has been flushed. The ranking lies on its device.
+        evidence: The evidence, which has been flushed. The ranking lies on its device, or on the
+            CPU if this has no float64.
     """
+    if evidence.labels.device.type == "mps":
+        evidence = evidence.on_cpu()
     labels, own = labels_and_shares(evidence)
     known = labels >= 0
     classes = evidence.num_classes

@@ -37,7 +37,10 @@ def view_of(item: Any) -> tuple[str | None, str | None]:
             return _of_pillow(item), None
         # Pillow would clip values above 255 instead of scaling them.
         item = (np.asarray(item) >> 8).astype(np.uint8)
-    pixels = _pixels(item)
+    try:
+        pixels = _pixels(item)
+    except (TypeError, ValueError, RuntimeError):  # Torch has no such numbers, or they are nested.
+        pixels = None
     if pixels is None:
         return None, _short(str(item))
     return _uri("png", png(pixels)), None
@@ -71,11 +74,14 @@ def _of_pillow(image: Any) -> str:
 
 def _pixels(item: Any) -> npt.NDArray[np.uint8] | None:
     """Return a tensor or array as a small picture, (height, width, 1 or 3); None if it is none."""
-    if not isinstance(item, torch.Tensor | np.ndarray):
-        return None
     if isinstance(item, np.ndarray):
-        item = np.ascontiguousarray(item)  # Torch takes no negative strides, as after [..., ::-1].
+        # A copy, since torch takes no negative strides and warns of read-only arrays.
+        item = np.array(item)
+    elif not isinstance(item, torch.Tensor):
+        return None
     values = torch.as_tensor(item).detach().cpu()
+    if values.is_complex():
+        return None
     if values.ndim == 2:
         values = values[None]
     elif values.ndim == 3 and values.shape[0] not in (1, 3) and values.shape[2] in (1, 3):

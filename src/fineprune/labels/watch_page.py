@@ -92,8 +92,10 @@ def write_review(review: Review, path: str | os.PathLike[str]) -> None:
     """Write the page. An existing file is replaced, and is never half written."""
     target = Path(path)
     temporary = target.with_name(f"{target.name}.tmp")
+    # Keys may be paths with bytes that are no UTF-8.
+    text = review_document(review, "Labels to review").encode("utf-8", "backslashreplace")
     try:
-        temporary.write_text(review_document(review, "Labels to review"), encoding="utf-8")
+        temporary.write_bytes(text)
         temporary.replace(target)
     except OSError as error:
         temporary.unlink(missing_ok=True)

@@ -133,6 +133,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._loaders = PrunedLoaders(sampler, num_samples, batch_size, shape.drop_last)
         self._report = RunReport(policy, num_samples, shape, dataset)
         self._watch: LabelWatch | None = None
+        self._total_steps: int | None = None  # None if it is not known, or may have changed.
         self._show(0)
 
     # -- what a subclass says -------------------------------------------------------------------
@@ -363,8 +364,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         ``watch.suspects()`` names them. ``Adaptive`` then also skips samples whose classes are
         confused; no other policy is changed by this.
 
-        On a CPU, the tensors are kept and not copied; change none of them in place until the
-        epoch has ended. On other devices, they are copied without synchronisation.
+        On a CPU, the losses and logits are kept for some steps and not copied; do not change them
+        in place. Everything else is copied, without synchronisation.
 
         Args:
             index: Indices of the samples, integers, shape (B,): the first part of each batch.
@@ -458,6 +459,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """
         check_in_progress(self._cycle.is_open, self._cycle.epoch, "open_window")
         self._policy.open_window(self._cycle.epoch)
+        self._total_steps = None
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -501,6 +503,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
     def _restore(self, plan: Plan, phase: Phase, **counts: int) -> None:
         """Continue with an epoch of a loaded state, of which so much was recorded."""
+        self._total_steps = None
         self._checks.forget()
         self._cycle.restore(Progress(plan, self._follow(plan), restored=True, **counts), phase)
 
@@ -512,7 +515,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         Raises:
             InputError: ``batch_size`` was not given, or the numbers of the policy depend on data.
         """
-        return total_steps(self._policy, self._num_samples, self._shape)
+        if self._total_steps is None:  # A loop may ask for the steps that are left in each step.
+            self._total_steps = total_steps(self._policy, self._num_samples, self._shape)
+        return self._total_steps
 
     @property
     def steps_done(self) -> int:
@@ -679,6 +684,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
     def _show(self, epoch: int) -> None:
         """Make ``epoch`` current: with the plan of a restored epoch if it is this one."""
+        self._total_steps = None
         if self._cycle.take_up(epoch):
             self._follow(self._cycle.current.plan)
             return
@@ -694,6 +700,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         labels: Any = None,
     ) -> None:
         cycle = self._cycle
+        check_batch(index, losses)
         batch = as_batch(index, losses)
         # A batch whose logits are refused must not count: a notebook records it again.
         if logits is not None or labels is not None:
@@ -738,8 +745,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         if cycle.phase is not Phase.RECORDING:
             self._begin(*batches[0][:2])
         largest = 0
-        for index, losses, *_ in batches:
-            check_batch(index, losses)
+        for index, losses, _ in batches:
             samples = len(losses) * self._samples_per_loss
             check_room(samples, cycle.room(), cycle.current, self._checks.sharded)
             cycle.add(samples)
@@ -756,7 +762,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
     def _begin(self, index: torch.Tensor, losses: torch.Tensor) -> None:
         """Begin to record the current epoch with its first batch."""
-        check_batch(index, losses)
         cycle = self._cycle
         check_not_ended(not cycle.is_open, cycle.epoch)
         if self._learns:

@@ -166,6 +166,11 @@ def check_room(samples: int, room: float, progress: "Progress[Any]", sharded: bo
 
 def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
     """Raise InputError unless these are B integer indices and B floating-point losses."""
+    if not isinstance(losses, torch.Tensor):
+        raise InputError(
+            f"expected losses as a tensor of torch, got {type(losses).__name__}: give one loss per "
+            f"sample, such as torch.as_tensor(losses)"
+        )
     if losses.ndim != 1 or index.shape != losses.shape:
         raise InputError(
             f"expected one loss for each index, both of shape (B,), got losses of shape "

@@ -1,8 +1,8 @@
 """LossBuffer: copies of the (index, loss) pairs of batches, which stay on their device.
 
-A training step only keeps a reference to the tensors of its batch (``as_batch``), because copying
-them takes longer than everything else together. They are copied into this buffer many batches at a
-time. Until then, they must not change in place, which their version counters tell. No copy waits
+A training step copies the indices of its batch, whose memory loaders may use again, and keeps a
+reference to its losses (``as_batch``). They are copied into this buffer many batches at a time.
+Until then, the losses must not change in place, which their version counter tells. No copy waits
 for the device. The batches remain distinguishable because the host knows the size of each.
 """
 
@@ -16,8 +16,8 @@ import torch
 from fineprune.errors import InputError
 
 # A batch that was recorded: its indices and its losses without a gradient, shape (B,) each, and the
-# versions that they had then; None for tensors that are nobody else's.
-Batch = tuple[torch.Tensor, torch.Tensor, int | None, int | None]
+# version that the losses had then; None for those that are nobody else's.
+Batch = tuple[torch.Tensor, torch.Tensor, int | None]
 
 # At most so many batches wait to be copied, so that a change in place is noticed soon; and fewer if
 # they hold this many losses.
@@ -31,16 +31,11 @@ _TELLING = 4
 
 
 def as_batch(index: torch.Tensor, losses: torch.Tensor) -> Batch:
-    """Return the tensors of a batch without copying them."""
+    """Return a copy of the indices, and the losses without copying them."""
     try:
-        return index, losses.detach(), index._version, losses._version
+        return index.clone(), losses.detach(), losses._version
     except RuntimeError:  # Tensors of the inference mode have no version.
-        return index.clone(), losses.detach().clone(), None, None
-    except AttributeError as error:
-        raise InputError(
-            f"expected losses as a tensor of torch, got {type(losses).__name__}: give one loss per "
-            f"sample, such as torch.as_tensor(losses)"
-        ) from error
+        return index.clone(), losses.detach().clone(), None
 
 
 def must_copy_at_once(batch: Batch) -> bool:
@@ -82,14 +77,14 @@ class LossBuffer:
 
     def extend(self, batches: Sequence[Batch]) -> None:
         """Copy the indices and losses of some batches, joined on the device of the first one."""
-        for index, losses, of_index, of_losses in batches:
-            if of_index is not None and (index._version, losses._version) != (of_index, of_losses):
+        for _, losses, version in batches:
+            if version is not None and losses._version != version:
                 raise InputError(
-                    "expected the indices and losses of a batch to stay as they were recorded, got "
-                    "some that were changed in place afterwards: record a copy, such as "
-                    "losses.clone(), or change a copy"
+                    "expected the losses of a batch to stay as they were recorded, got some that "
+                    "were changed in place afterwards: record a copy, such as losses.clone(), or "
+                    "change a copy"
                 )
-        indices, values, *_ = zip(*batches, strict=True)
+        indices, values, _ = zip(*batches, strict=True)
         self._joined.append((_cat(indices).long(), _cat(values).float()))
         sizes = [len(losses) for losses in values]
         self._sizes += sizes

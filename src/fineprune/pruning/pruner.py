@@ -273,7 +273,7 @@ class Pruner(EpochLoop[EpochPlan]):
         check_in_progress(self._cycle.is_open, self._cycle.epoch, "rescore")
         progress = self._in_progress
         progress.rescored += len(index) * self._replicas.size
-        batch = index.clone(), losses.detach().clone(), None, None
+        batch = index.clone(), losses.detach().clone(), None
         self._recorder.extend_rescored(progress.plan, batch)
 
     def _to_rescore(self) -> torch.Tensor:

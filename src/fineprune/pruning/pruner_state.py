@@ -1,6 +1,7 @@
 """The state dict of a pruner: its parts are packed, checked and unpacked without side effects."""
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 from fineprune.errors import InputError, first_line
 from fineprune.pruning.epoch_cycle import Progress
 from fineprune.pruning.plan import EpochPlan, check_plan
+
+# Longer values, such as lists of rates, are shortened in error messages.
+_MOST_SHOWN = 200
 
 _COUNTS = ("batches", "samples", "rescored")
 
@@ -73,14 +77,21 @@ def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -
     if not isinstance(packed, dict):
         raise InputError(f"expected a pruner state as a dict, got {type(packed).__name__}")
     for key, value in identity.items():
-        if packed.get(key) != value:
+        given = packed.get(key)
+        if isinstance(value, dict) and isinstance(given, dict):
+            check_state(given, value, ())  # So that the message names what differs.
+        if given != value:
             raise InputError(
-                f"expected a pruner state with {key}={value}, got {packed.get(key)}: "
-                f"resume with the settings that the state was made with"
+                f"expected a pruner state with {key}={_brief(value)}, got {_brief(given)}: resume "
+                f"with the settings that the state was made with"
             )
     missing = [key for key in keys if key not in packed]
     if missing:
         raise InputError(f"expected a pruner state with {missing[0]}, got one without it")
+
+
+def _brief(value: object) -> str:
+    return textwrap.shorten(str(value), _MOST_SHOWN, placeholder=" ...")
 
 
 def to_bytes(packed: dict[str, Any]) -> bytes:

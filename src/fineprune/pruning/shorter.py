@@ -10,11 +10,11 @@ from fineprune.pruning.learning_rates import Rates, are_steps, rates_of_epochs
 def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> list[float]:
     """Return the learning rates of a shorter training on all data.
 
-    Rates that fall in steps lose epochs at the smallest rate until one is left there, then at the
-    rate before it, and so on. Rates that fall smoothly become ``peak * (1 - u**2)``, where u rises
-    from 0 at the largest rate to 1 at the end; a rise before it is shortened in proportion. On
-    the first 10,000 images of CIFAR-10 these were the best of the schedules of equal cost that we
-    tried, apart from a larger rate.
+    Rates that fall in steps, also after a rise, lose epochs at the smallest rate until one is left
+    there, then at the rate before it, and so on. Rates that fall smoothly become
+    ``peak * (1 - u**2)``, where u rises from 0 at the largest rate to 1 at the end; a rise before
+    it is shortened in proportion. On the first 10,000 images of CIFAR-10 these were the best of the
+    schedules of equal cost that we tried, apart from a larger rate.
 
     Args:
         rates: The learning rate of each epoch of the whole training: numbers, a function of the
@@ -42,10 +42,10 @@ def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> l
     if left == epochs:
         return given
     peak = max(range(epochs), key=given.__getitem__)
-    if are_steps(given) and peak == 0:
-        steps = [(rate, len(list(same))) for rate, same in itertools.groupby(given)]
-        lengths = shortened_intervals([length for _, length in steps], left)
-        return [
+    if are_steps(given[peak:]) and left > peak:
+        steps = [(rate, len(list(same))) for rate, same in itertools.groupby(given[peak:])]
+        lengths = shortened_intervals([length for _, length in steps], left - peak)
+        return given[:peak] + [
             rate for (rate, _), length in zip(steps, lengths, strict=True) for _ in range(length)
         ]
     rise = min(round(peak * left / epochs), left - 1)

@@ -3,7 +3,7 @@
 The steps are saved where the learning rate is small, and where there are samples to skip.
 """
 
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -64,6 +64,7 @@ class BudgetedPolicy(Policy):
         self._step_size = self._full_steps = self._budget = 0
         self.rates = self._weights = (1.0,) * self.epochs
         self._has_rates = rates is not None
+        self._by_steps = False
         self._followed: FollowedScheduler | None = None
         if rates is not None:
             self.set_rates(rates)
@@ -90,7 +91,8 @@ class BudgetedPolicy(Policy):
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Receive the learning rates; see ``Pruner.set_rates``."""
         check_one_of("by", by, ("epochs", "steps"))
-        if by == "steps":
+        self._by_steps = by == "steps"
+        if self._by_steps:
             each = rates_of_steps(rates, self._budget)
             found = rates_along_steps(each, self.epochs, self._full_steps)
             self.rates = self._weights = relative_rates(found)
@@ -100,9 +102,18 @@ class BudgetedPolicy(Policy):
             self._weights = self.rates if are_steps(self.rates) else smooth_weights(self.rates)
         self._followed = None
         if isinstance(rates, LRScheduler):
-            tolerance = self._full_steps if by == "steps" else 1
+            tolerance = self._full_steps if self._by_steps else 1
             self._followed = FollowedScheduler(rates, by, each, tolerance)
         self._has_rates = True
+
+    def settings(self) -> dict[str, Any]:
+        """Return what a state must agree on; not the rates of steps.
+
+        These depend on the number of the steps, and this on the ranks and the batch size, which may
+        change when a training continues.
+        """
+        values = super().settings()
+        return {**values, "rates": "of steps"} if self._by_steps else values
 
     def bind(self, num_samples: int) -> None:
         """Receive the number of samples, and count each sample as an optimizer step."""

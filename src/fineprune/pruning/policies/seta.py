@@ -20,7 +20,7 @@ class SeTa(LastLosses):
 
     Each epoch first drops the share ``prune`` of all samples at random. The others are clustered by
     their last losses into ``groups`` groups (k-means), which are sorted from easy to hard. The
-    epoch trains the groups inside a window, which contains the share ``window`` of the groups,
+    epoch trains the groups inside a window, which contains the share ``width`` of the groups,
     moves from the easiest groups to the hardest ones by one group per epoch, and then begins again.
     The first epoch and the last ones train all groups. Losses are not weighted.
 
