@@ -37,8 +37,17 @@ def make_run(arm, seed, accuracy, *, seconds=100.0, samples=1000, title="title",
 
 
 def pruned(seed, accuracy, **values):
-    medians = {"pruned_epochs": 4, "median_pruned_epoch_seconds": 7.0}
-    return make_run("fine-pruning", seed, accuracy, samples=880, **medians, **values)
+    run = make_run("fine-pruning", seed, accuracy, samples=880, pruned_epochs=4, **values)
+    run.metrics.extend(lines_of([100] * 6 + [70] * 4))
+    return run
+
+
+def lines_of(kept, seconds_per_sample=0.1):
+    """The lines of epochs with so many of 100 samples."""
+    return [
+        {"samples": samples, "pruned": samples < 100, "seconds": seconds_per_sample * samples}
+        for samples in kept
+    ]
 
 
 def small_comparison():
@@ -175,8 +184,19 @@ def test_rows_are_in_the_order_of_the_arms_with_unknown_arms_last():
 
 
 def test_the_saving_in_epochs_is_none_if_every_epoch_is_pruned():
-    medians = {"median_full_epoch_seconds": None, "median_pruned_epoch_seconds": 7.0}
-    assert saved_in_epochs(made_summary(epochs=4, pruned_epochs=4, **medians)) is None
+    run = make_run("fine-pruning", 0, 0.9)
+    run.metrics.extend(lines_of([70] * 4))
+    assert saved_in_epochs(run) is None
+
+
+def test_the_saving_in_epochs_is_that_of_the_samples_if_the_lengths_of_epochs_differ():
+    run = make_run("adaptive", 0, 0.9)
+    run.metrics.extend(lines_of([100, 100, 100, 90, 20, 10, 0]))
+    # 420 of 700 samples. With the median length of the pruned epochs, it would be 0.49.
+    assert saved_in_epochs(run) == pytest.approx(0.4)
+    # One epoch in which the machine did other work changes nothing.
+    run.metrics[3]["seconds"] *= 10
+    assert saved_in_epochs(run) == pytest.approx(0.4)
 
 
 def test_any_two_arms_can_be_compared():

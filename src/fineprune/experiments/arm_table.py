@@ -136,8 +136,8 @@ class Row:
         seconds_train: The wall-clock time of the training in seconds, including the bookkeeping and
             excluding the evaluation.
         time_saved: The fraction of the training time of ``full`` that is saved, paired by seed.
-        saved_in_epochs: The fraction of the training time that is saved, computed from the median
-            epoch times of each run; see ``saved_in_epochs``.
+        saved_in_epochs: The fraction of the training time that is saved, computed from median
+            times of each run's epochs; see ``saved_in_epochs``.
         seconds_bookkeeping: The overhead of one run in seconds: the time for selecting samples,
             recording losses and updating counts.
         samples_trained: The number of sample-steps, that is, of samples summed over the epochs.
@@ -257,21 +257,25 @@ def mean_difference(differences: Sequence[float]) -> Difference:
     return Difference(mean, quantile * error, len(differences))
 
 
-def saved_in_epochs(summary: Summary) -> float | None:
+def saved_in_epochs(run: Run) -> float | None:
     """Return the fraction of the training time that the pruned epochs of a run saved.
 
-    The fraction is computed from the median epoch times of this run only. With P pruned and F full
-    epochs, it is ``1 - (F * median_full + P * median_pruned) / ((F + P) * median_full)``. If other
-    work slows the machine down for some time, the total time changes, but this fraction does not
-    change much.
+    The fraction is computed from median times of this run only: a full epoch takes the median time
+    of the full epochs, and a pruned epoch its number of samples times the median time per sample of
+    the pruned epochs, which may differ much in length. If other work slows the machine down for
+    some time, the total time changes, but this fraction does not change much.
 
     Returns:
         The fraction; None if no epoch is pruned or if every epoch is pruned.
     """
-    full, pruned = summary.median_full_epoch_seconds, summary.median_pruned_epoch_seconds
-    if not full or pruned is None:
+    full: list[float] = [line["seconds"] for line in run.metrics if not line["pruned"]]
+    pruned = [line for line in run.metrics if line["pruned"] and line["samples"]]
+    if not full or not pruned or not statistics.median(full):
         return None
-    return summary.pruned_epochs / summary.epochs * (1 - pruned / full)
+    per_sample: float = statistics.median(line["seconds"] / line["samples"] for line in pruned)
+    pruned_seconds: float = per_sample * sum(line["samples"] for line in pruned)
+    number = len(run.metrics)
+    return (number - len(full) - pruned_seconds / statistics.median(full)) / number
 
 
 def cost_to_reach(run: Run, accuracy: float) -> tuple[float, int] | None:
@@ -300,7 +304,7 @@ def _row(group: Group, arm: str, margin: float) -> Row:
     reached = [cost for cost in costs if cost is not None]
     reached_always = len(reached) == len(costs)
     last_difference = _to_baseline(group, arm, lambda summary: summary.accuracy_last)
-    in_epochs = [saved for run in runs if (saved := saved_in_epochs(run.summary)) is not None]
+    in_epochs = [saved for run in runs if (saved := saved_in_epochs(run)) is not None]
     if arm == BASELINE or not group.of(BASELINE):
         skipped = [run.summary.skipped_share for run in runs]
     else:

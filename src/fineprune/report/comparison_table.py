@@ -82,8 +82,8 @@ COLUMNS = (
     ),
     Column(
         "saved in epochs, %",
-        "training time saved according to the median times of the full and pruned epochs of each "
-        "run; other work on the machine affects this value less",
+        "training time saved according to the median times per sample of the full and pruned "
+        "epochs of each run; other work on the machine affects this value less",
         lambda row: percent(row.saved_in_epochs),
         part="cost",
     ),
