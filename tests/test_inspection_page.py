@@ -6,6 +6,7 @@ import io
 import json
 import re
 import shutil
+import sys
 from xml.etree import ElementTree
 
 import numpy as np
@@ -486,6 +487,18 @@ def test_a_run_is_compared_with_full_training_of_its_own_comparison(trained, tmp
     of_classes = [table for table in alone if "accuracy of full" in table]
     assert of_classes
     assert all(table in together for table in of_classes)
+
+
+def test_the_code_of_an_own_network_runs_only_if_it_may(runs, page, tmp_path, monkeypatch):
+    code = "from fineprune.networks.lenet import LeNet\ndef net(classes, channels):\n"
+    (tmp_path / "code_of_others.py").write_text(f"{code}    return LeNet(classes, channels)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = {**runs[0].run.recipe, "network": {"name": "code_of_others:net"}}
+    own = dataclasses.replace(runs[0], run=dataclasses.replace(runs[0].run, recipe=recipe))
+    text, _ = page([own], most=1)
+    assert "expected --own-data to pass samples through &#39;code_of_others:net&#39;" in text
+    assert "code_of_others" not in sys.modules
+    assert "<dt>network</dt>" in page([own], most=1, own_data=True)[0]
 
 
 def test_with_a_moving_average_the_evaluated_network_is_shown(tmp_path):

@@ -49,7 +49,11 @@ def inspect(
     ] = None,
     own_data: Annotated[
         bool,
-        typer.Option("--own-data", help="Run the code of user-defined data to show its samples."),
+        typer.Option(
+            "--own-data",
+            help="Run the code of user-defined data to show its samples, and that of a "
+            "user-defined network to pass samples through it.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

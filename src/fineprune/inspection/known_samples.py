@@ -62,8 +62,14 @@ class KnownSamples:
         return self.names[label] if label < len(self.names) else str(label)
 
 
-def known_samples(run: Inspected, network: bool) -> KnownSamples:
-    """Collect what is known about the samples of a run."""
+def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> KnownSamples:
+    """Collect what is known about the samples of a run.
+
+    Args:
+        run: The run.
+        network: Whether to pass the pictures through the trained network.
+        own_code: Whether the code of a user-defined network may be run for this.
+    """
     missing = []
     if not _has_predictions(run):
         missing.append(_NO_PREDICTIONS)
@@ -81,7 +87,7 @@ def known_samples(run: Inspected, network: bool) -> KnownSamples:
                 wrong, right_label = loaded.weak.wrong, loaded.given[loaded.index]
             if network:
                 try:
-                    outputs = outputs_of(run.run, loaded)
+                    outputs = outputs_of(run.run, loaded, own_code=own_code)
                 except InputError as error:
                     missing.append(_sentence(error))
         else:

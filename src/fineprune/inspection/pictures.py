@@ -54,13 +54,24 @@ def pictures_of(run: Run) -> LoadedImages:
     return load_images(recipe)
 
 
-def outputs_of(run: Run, loaded: LoadedImages) -> Outputs:
-    """Pass the training pictures of a run through its trained network."""
+def outputs_of(run: Run, loaded: LoadedImages, *, own_code: bool = False) -> Outputs:
+    """Pass the training pictures of a run through its trained network.
+
+    Args:
+        run: The run.
+        loaded: Its pictures.
+        own_code: Whether the code of a user-defined network may be run.
+    """
     path = run.path / CHECKPOINT
     if not path.exists():
         raise InputError(f"expected the trained network in {path}, found no file")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     recipe = make_recipe(run.recipe).replaced("run", device=device, compile="off")
+    if recipe.network.own and not own_code:
+        raise InputError(
+            f"expected --own-data to pass samples through {recipe.network.name!r}, which runs its "
+            f"code, got none"
+        )
     # Building the network draws random weights, which must not change the caller's random numbers.
     with torch.random.fork_rng(devices=[]):
         model = recipe_network(recipe, device_data(recipe, loaded))

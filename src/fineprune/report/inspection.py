@@ -86,7 +86,8 @@ def write_inspection(
             for 100 to show.
         network: Whether to pass the pictures through the trained networks, which shows the final
             predictions and the nearest neighbours.
-        own_data: Whether the code of user-defined data may be run to show its samples.
+        own_data: Whether the code of user-defined data may be run to show its samples, and that of
+            a user-defined network to pass them through it.
     """
     if not runs:
         raise InputError("expected at least one finished run to inspect, got none")
@@ -95,7 +96,9 @@ def write_inspection(
     arms = runs_by_arm(runs)
     headings = _headings(arms)
     together = reviewed_runs(runs)
-    known = [known_samples(members[0], network) for members in arms]  # The first is runs[0].
+    known = [  # The first is runs[0].
+        known_samples(members[0], network, own_code=own_data) for members in arms
+    ]
     shows = _shows(known, own_data)
     review = make_review(known[0], together, most, shows[0])
     section_of_review = "" if review is None else review_section(review)

@@ -31,14 +31,13 @@ def recipe_network(recipe: Recipe, data: Data) -> nn.Module:
 def _check_fit(model: nn.Module, recipe: Recipe, data: Data) -> None:
     """Call a network once, without changing its state, to check that it fits the data."""
     name, shape = recipe.network.name, tuple(data.blank.shape[1:])
-    user_defined = ":" in name and name.partition(":")[0] not in ("timm", "torchvision")
     before = random_state(recipe.run.device)
     model.eval()
     try:
         with torch.no_grad():
             logits = model(data.blank.to(recipe.run.device))
     except (RuntimeError, ValueError) as error:
-        if user_defined or isinstance(error, torch.OutOfMemoryError):
+        if recipe.network.own or isinstance(error, torch.OutOfMemoryError):
             # The traceback shows the user the place in the code. A full GPU is not a wrong input.
             raise
         reason = first_line(error) or type(error).__name__

@@ -30,10 +30,9 @@ class NetworkSettings:
     freeze: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        library, colon, model = self.name.partition(":")
-        if not colon:
+        if ":" not in self.name:
             check_one_of("network.name", self.name, tuple(NETWORKS))
-        elif library not in ("timm", "torchvision") or not model:
+        elif self.own or self.name.endswith(":"):
             check_import_name("network.name", self.name)
         if self.classes is not None:
             check_at_least("network.classes", self.classes, 1)
@@ -42,3 +41,9 @@ class NetworkSettings:
                 f"expected network.weights to be a file {', '.join(SUFFIXES[:-1])} or "
                 f"{SUFFIXES[-1]}, got {self.weights!r}"
             )
+
+    @property
+    def own(self) -> bool:
+        """Whether the network is the user's own. Building it runs the user's code."""
+        library, colon, _ = self.name.partition(":")
+        return bool(colon) and library not in ("timm", "torchvision")
