@@ -27,10 +27,11 @@ from fineprune.report.inspection_tables import confused_pairs, overlap_table
 from fineprune.report.sample_gallery import VISIBLE, make_gallery
 from fineprune.report.sample_views import SampleViews
 from fineprune.report.sparkline import sparkline
-from fineprune.runs.files import finite
+from fineprune.runs.files import CHECKPOINT, finite
 from fineprune.runs.history import pack_classes, pack_epoch
 from fineprune.runs.run import read_runs
 from fineprune.runs.training_set import TrainingSet, write_training_set
+from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 
@@ -499,6 +500,23 @@ def test_the_code_of_an_own_network_runs_only_if_it_may(runs, page, tmp_path, mo
     assert "expected --own-data to pass samples through &#39;code_of_others:net&#39;" in text
     assert "code_of_others" not in sys.modules
     assert "<dt>network</dt>" in page([own], most=1, own_data=True)[0]
+
+
+@pytest.mark.parametrize("damage", ["other network", "no weights"])
+def test_a_checkpoint_that_does_not_fit_the_network_leaves_out_its_predictions(
+    damage, trained, tmp_path, page
+):
+    folder = shutil.copytree(trained / "adaptive-0", tmp_path / "run")
+    if damage == "no weights":
+        state = load_checkpoint(folder / CHECKPOINT)
+        del state["model"]
+        save_checkpoint(folder / CHECKPOINT, state)
+    (run,) = read_inspected(read_runs([folder]))
+    if damage == "other network":
+        run.run.recipe["network"] = {"name": "resnet9"}
+    text, _ = page([run], most=1)
+    assert "The final predictions are not shown: expected the weights of" in text
+    assert "<dt>network</dt>" not in text
 
 
 def test_with_a_moving_average_the_evaluated_network_is_shown(tmp_path):

@@ -77,7 +77,13 @@ def outputs_of(run: Run, loaded: LoadedImages, *, own_code: bool = False) -> Out
         model = recipe_network(recipe, device_data(recipe, loaded))
     state = load_checkpoint(path)
     average = state.get("average")  # If there is one, it was evaluated.
-    model.load_state_dict(state["model"] if average is None else average["network"])
+    try:
+        model.load_state_dict(state["model"] if average is None else average["network"])
+    except (KeyError, RuntimeError) as error:
+        raise InputError(
+            f"expected the weights of {recipe.network.name!r} in {path}, got others: inspect the "
+            f"run as it was trained, or pass --no-network"
+        ) from error
     mean, std = channel_statistics(loaded.train.images)
     batches = EvaluationBatches(loaded.train, batch_size=_BATCH, device=device, mean=mean, std=std)
     features: list[torch.Tensor] = []
