@@ -15,6 +15,7 @@ from made_runs import made_recipe, make_run, with_summary
 from PIL import Image
 from test_report import parse_strictly
 
+from fineprune.datasets import cifar
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import read_inspected, runs_by_arm
 from fineprune.inspection.known_samples import known_samples
@@ -500,6 +501,17 @@ def test_the_code_of_an_own_network_runs_only_if_it_may(runs, page, tmp_path, mo
     assert "expected --own-data to pass samples through &#39;code_of_others:net&#39;" in text
     assert "code_of_others" not in sys.modules
     assert "<dt>network</dt>" in page([own], most=1, own_data=True)[0]
+
+
+def test_a_page_downloads_nothing(runs, page, tmp_path, monkeypatch):
+    def fetch(*given, **options):
+        raise AssertionError("a download")
+
+    monkeypatch.setattr(cifar, "fetch", fetch)
+    data = {"name": "cifar10", "dir": str(tmp_path), "download": True}
+    recipe = {**runs[0].run.recipe, "data": data}
+    run = dataclasses.replace(runs[0], run=dataclasses.replace(runs[0].run, recipe=recipe))
+    assert "The final predictions are not shown: expected" in page([run], most=1)[0]
 
 
 @pytest.mark.parametrize("damage", ["other network", "no weights"])

@@ -51,7 +51,7 @@ def pictures_of(run: Run) -> LoadedImages:
             f"expected built-in data to pass through the network, got {recipe.data.name!r}, whose "
             f"code is run for training only"
         )
-    return load_images(recipe)
+    return load_images(recipe.replaced("data", download=False))  # Reading a run fetches nothing.
 
 
 def outputs_of(run: Run, loaded: LoadedImages, *, own_code: bool = False) -> Outputs:
