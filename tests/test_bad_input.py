@@ -266,10 +266,6 @@ COMMANDS = [
     ("report runs/summary-text", "runs/summary-text"),
     ("report runs/summary-empty", "summary.json, got None"),
     ("report runs/metrics-text", "runs/metrics-text"),
-    (
-        "report runs/counts-text",
-        "epoch-0002.npy, got no whole array of numbers in NumPy's format: the file is damaged\n",
-    ),
     ("report runs/comparison-text", "expected JSON in"),
     ("report runs/comparison-empty", "expected title and runs in"),
     # Comparisons and configurations.
@@ -358,7 +354,6 @@ def prepared(tmp_path_factory):
         ("summary-text", "summary.json", "finished"),
         ("summary-empty", "summary.json", "{}"),
         ("metrics-text", "metrics.jsonl", "epoch 1\n"),
-        ("counts-text", "counts/epoch-0002.npy", "many"),
         ("checkpoint-text", "checkpoint.pt", "a checkpoint"),
         ("checkpoint-list", "checkpoint.pt", None),
     ):

@@ -687,6 +687,16 @@ def test_evaluations_counts_and_histories_may_be_missing(tmp_path, page):
     assert "There is no full run, so no arm is compared" in text
 
 
+def test_damaged_counts_leave_out_their_figure_and_say_so(tmp_path, page, caplog):
+    folder = make_compare(tmp_path / "c", arms=["fine-pruning"], seeds=[0], history=False)
+    assert "Histograms of DroppingCount" in page(read_runs([folder]))
+    file = sorted((folder / "fine-pruning-0/counts").iterdir())[0]
+    file.write_bytes(file.read_bytes()[:-1])
+    assert "Histograms of DroppingCount" not in page(read_runs([folder]))
+    (warning,) = caplog.messages
+    assert warning.startswith(f"no DroppingCount is drawn: expected counts in {file}")
+
+
 def test_caveats_name_the_evaluated_set_and_warn_of_a_single_seed(runs, page):
     text = page([with_summary(run, evaluated_on="validation") for run in runs])
     assert "Accuracies are measured on the validation set" in text

@@ -1,6 +1,7 @@
 """Histograms of ``DroppingCount``, one for each window."""
 
 import itertools
+import logging
 import math
 from collections.abc import Sequence
 
@@ -8,20 +9,30 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from fineprune.errors import InputError
 from fineprune.experiments.arm_table import Group
 from fineprune.experiments.run_schedule import boundaries_of
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import WIDTH, colour_of, our_style, whole_ticks
 from fineprune.runs.run import Run
 
+_LOGGER = logging.getLogger(__name__)
+
 _MOST_WINDOWS = 12
 
 
 def draw_counts(group: Group) -> Drawing | None:
-    """Draw a histogram of ``DroppingCount`` for each window; None if no run stored its counts."""
-    run, counts = next(
-        ((run, counts) for run in group.runs if (counts := run.counts())), (None, {})
-    )
+    """Draw a histogram of ``DroppingCount`` for each window; None if no run stored its counts.
+
+    It is also None, with a warning, if the counts are damaged: a report needs the results only.
+    """
+    try:
+        run, counts = next(
+            ((run, counts) for run in group.runs if (counts := run.counts())), (None, {})
+        )
+    except InputError as error:
+        _LOGGER.warning("no DroppingCount is drawn: %s", error)
+        return None
     if run is None:
         return None
     ends = sorted(counts)
