@@ -24,6 +24,7 @@ from fineprune.report.comparison_table import (
     row_dicts,
     terminal_tables,
 )
+from fineprune.report.facts import facts
 from fineprune.report.figures import (
     draw_counts,
     draw_curves,
@@ -695,6 +696,21 @@ def test_damaged_counts_leave_out_their_figure_and_say_so(tmp_path, page, caplog
     assert "Histograms of DroppingCount" not in page(read_runs([folder]))
     (warning,) = caplog.messages
     assert warning.startswith(f"no DroppingCount is drawn: expected counts in {file}")
+
+
+@pytest.mark.parametrize(
+    ("arms", "said"),
+    [
+        ("full 20, full 20, adaptive 20", "20"),
+        ("full 2, full 4, full 2", "2 and 4"),
+        ("full 4, shorter 2, full 4", "full 4, shorter 2"),
+        ("full 2, full 4, adaptive 4, full 6", "full 2, 4 and 6, adaptive 4"),
+    ],
+)
+def test_the_numbers_of_epochs_are_those_of_all_runs(arms, said, runs):
+    made = [arm.split() for arm in arms.split(", ")]
+    of_arms = [with_summary(runs[0], arm=arm, epochs=int(number)) for arm, number in made]
+    assert dict(facts(of_arms))["Epochs"] == said
 
 
 def test_caveats_name_the_evaluated_set_and_warn_of_a_single_seed(runs, page):

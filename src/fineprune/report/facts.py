@@ -15,26 +15,30 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """Return pairs of a term and its value that describe runs of one network on one dataset."""
     summaries = [run.summary for run in runs]
     first = summaries[0]
-    epochs = {summary.arm: summary.epochs for summary in summaries}
-    lengths = distinct(epochs.values())
     rates = chosen_rates(runs)
     return [
         ("Runs", f"{len(runs)}: {', '.join(distinct(run.title for run in runs))}"),
         ("Network", f"{first.network}, {first.parameters:,} parameters"),
         ("Data", f"{first.dataset}, {first.train_samples:,} training samples"),
         ("Evaluated on", f"{first.evaluated_on} set"),
-        (
-            "Epochs",
-            str(lengths[0])
-            if len(lengths) == 1
-            else ", ".join(f"{arm} {number}" for arm, number in epochs.items()),
-        ),
+        ("Epochs", _epochs(summaries)),
         *([("Learning rates", rates)] if rates else []),
         ("Seeds", ", ".join(distinct(str(summary.seed) for summary in summaries))),
         ("Hardware", "; ".join(distinct(hardware(summary) for summary in summaries))),
         ("Versions", "; ".join(distinct(_versions(summary) for summary in summaries))),
         ("Git revision", ", ".join(distinct(summary.git or "none" for summary in summaries))),
     ]
+
+
+def _epochs(summaries: Sequence[Summary]) -> str:
+    """Return the numbers of epochs, of which one arm has several in an experiment on scaling."""
+    by_arm: dict[str, list[int]] = {}
+    for summary in summaries:
+        by_arm.setdefault(summary.arm, []).append(summary.epochs)
+    lengths = distinct(summary.epochs for summary in summaries)
+    if len(lengths) == 1 or len(by_arm) == 1:
+        return listed(lengths)
+    return ", ".join(f"{arm} {listed(distinct(of_arm))}" for arm, of_arm in by_arm.items())
 
 
 def chosen_rates(runs: Sequence[Run]) -> str | None:
