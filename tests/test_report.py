@@ -835,6 +835,45 @@ def test_the_recipe_and_command_of_a_report_repeat_its_comparison(tmp_path, page
     assert "policy = &#34;fine-pruning&#34;" in text
 
 
+def repeats(text):
+    """The commands of a page, each with the recipe below it."""
+    parts = re.findall(r"To repeat .*?</code></pre>", text, re.DOTALL)
+    return [
+        (re.findall(r"<code>(fineprune .*?)</code>", part), part.partition("<pre>")[2])
+        for part in parts
+    ]
+
+
+def test_the_command_of_a_report_repeats_a_curve(tmp_path, page):
+    folder = make_compare(tmp_path / "c", arms=["full", "fine-pruning"], seeds=[0, 1])
+    (folder / "recipe.toml").write_text(made_recipe().to_toml())
+    runs = read_runs([folder])
+    curve = [with_summary(runs[0], arm=f"cooldown-{epochs}") for epochs in (10, 20)]
+    (repeated,) = repeats(page([*runs, *curve]))
+    arms = "--arms full,fine-pruning --curve"
+    assert repeated[0] == [f"fineprune compare recipe.toml --seeds 2 {arms}"]
+
+
+def test_runs_without_a_comparison_are_repeated_one_by_one(compared, page):
+    folders = [compared / "full-0", compared / "full-1", compared / "fine-pruning-0"]
+    runs = [read_run(folder) for folder in folders]
+    full, pruned = repeats(page(runs))
+    train = "fineprune train recipe.toml --out runs/repeated/"
+    second = runs[1].summary.seed
+    assert full[0] == [f"{train}full-{seed} --set run.seed={seed}" for seed in (0, second)]
+    assert "policy = &#34;full&#34;" in full[1]
+    assert pruned[0] == [f"{train}fine-pruning-0 --set run.seed=0"]
+    assert "policy = &#34;fine-pruning&#34;" in pruned[1]
+
+
+def test_the_only_run_of_a_comparison_is_repeated_with_its_own_recipe(tmp_path, page):
+    folder = make_compare(tmp_path / "c", arms=["full"], seeds=[0])
+    (folder / "recipe.toml").write_text(made_recipe().to_toml())
+    ((commands, recipe),) = repeats(page(read_runs([folder])))
+    assert commands == ["fineprune train recipe.toml"]
+    assert "policy = &#34;full&#34;" in recipe
+
+
 def test_one_seed_of_several_controls_allows_no_claim(runs):
     chosen = [run for run in runs if run.summary.seed == 0 and run.summary.arm != "fine-pruning"]
     said = headline_of(chosen)

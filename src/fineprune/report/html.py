@@ -6,6 +6,7 @@ from typing import Any
 
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import BASELINE, MARGIN, Group, Row, group_rows, grouped
+from fineprune.experiments.controls import COOLDOWN
 from fineprune.report.comparison_table import COLUMNS, comparison_table
 from fineprune.report.facts import comparison_of, distinct, facts, unequal
 from fineprune.report.figures import (
@@ -123,8 +124,7 @@ def _section(group: Group, anchor: str, margin: float) -> dict[str, Any]:
         "suspects": first_suspects(group),
         "further": draw_further(group),
         "caveats": _caveats(group, rows, margin),
-        "recipe": _recipe_text(group),
-        "command": _command(group),
+        "repeats": _repeats(group),
     }
 
 
@@ -223,16 +223,37 @@ def _is_tuned(group: Group) -> bool:
     return any(run.rate_factor is not None for run in group.runs)
 
 
-def _recipe_text(group: Group) -> str:
-    """Return the recipe that repeats the group's runs: the comparison's, or else the method's."""
-    method = next((run for run in group.runs if run.summary.policy != BASELINE), group.runs[0])
-    return ((comparison_of(group.runs) or method.path) / RECIPE).read_text(encoding="utf-8").strip()
+def _repeats(group: Group) -> list[tuple[str, list[str]]]:
+    """Return the recipes that repeat the group's runs, each with its commands.
+
+    A comparison has one. Other runs have those that they trained with, which their seeds share.
+    """
+    folder = comparison_of(group.runs)
+    if folder is not None and len(group.runs) > 1:
+        return [((folder / RECIPE).read_text(encoding="utf-8").strip(), [_compare(group)])]
+    parts: dict[str, list[Run]] = {}
+    for run in group.runs:
+        unseeded = {**run.recipe, "run": {**run.recipe["run"], "seed": None}}
+        parts.setdefault(repr(unseeded), []).append(run)
+    return [
+        (
+            (runs[0].path / RECIPE).read_text(encoding="utf-8").strip(),
+            [_train(run, alone=len(group.runs) == 1) for run in runs],
+        )
+        for runs in parts.values()
+    ]
 
 
-def _command(group: Group) -> str:
-    pruned = any(run.summary.policy != BASELINE for run in group.runs)
-    if len(group.runs) == 1 or not (pruned or comparison_of(group.runs)):
-        return "fineprune train recipe.toml"
+def _compare(group: Group) -> str:
+    arms = [arm for arm in group.arms if not arm.startswith(COOLDOWN)]
     seeds = max(len(group.of(arm)) for arm in group.arms)
+    curve = " --curve" if len(arms) < len(group.arms) else ""
     tune = " --tune" if _is_tuned(group) else ""
-    return f"fineprune compare recipe.toml --seeds {seeds} --arms {','.join(group.arms)}{tune}"
+    return f"fineprune compare recipe.toml --seeds {seeds} --arms {','.join(arms)}{curve}{tune}"
+
+
+def _train(run: Run, *, alone: bool) -> str:
+    if alone:
+        return "fineprune train recipe.toml"
+    seed, arm = run.summary.seed, run.summary.arm.replace(":", "-")
+    return f"fineprune train recipe.toml --out runs/repeated/{arm}-{seed} --set run.seed={seed}"
