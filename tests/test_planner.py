@@ -137,6 +137,7 @@ def test_all_reduce_hides_what_ddp_hides():
         ("async 2+1 bound=1", "without bound="),
         ("async 2+1 epochs=3", "without lr=, epochs= and seeds="),
         ("all-reduce 4 group=4", "give --accelerators 4"),
+        ("sync 1020+5 dedicated", "at most 1024 nodes, .* which takes 1025: give --nodes 1025"),
     ],
 )
 def test_what_is_not_predicted_is_refused(text, message):
@@ -223,6 +224,7 @@ per_staleness = 0.01
         ("[cluster]\nnodes = 0\n", "cluster.nodes"),
         ("[cluster]\nnodes = 'two'\n", "cluster.nodes, got 'two'"),
         ("[costs]\nsteps = ['a']\n", "expected numbers of seconds as costs.steps"),
+        ("[costs]\nsteps = []\n", "expected numbers of seconds as costs.steps, got []"),
         ("[costs]\noverhead = true\n", "costs.overhead, got True"),
         ("[target]\ncritical_batch = 0\n", "target.critical_batch"),
         ("[target]\nepochs = nan\n", "target.epochs"),

@@ -156,7 +156,7 @@ def read_cluster(path: Path) -> ClusterFile:
                 raise InputError(
                     f"expected a {wanted[-1].__name__} as {section}.{name}, got {value!r}"
                 )
-            if is_list and not all(type(item) in (int, float) for item in items):
+            if is_list and not (items and all(type(item) in (int, float) for item in items)):
                 raise InputError(f"expected numbers of seconds as costs.steps, got {value!r}")
     costs = dict(sections.get("costs", {}))
     if "step" in costs:

@@ -183,6 +183,12 @@ def _check(chosen: Configuration, cluster: ClusterShape) -> None:
             f"expected the {cluster.accelerators} workers per node of the cluster, got "
             f"{chosen.text!r}: give --accelerators {chosen.group}"
         )
+    nodes = _nodes(chosen, cluster)
+    if nodes > cluster.nodes:
+        raise InputError(
+            f"expected a configuration for at most {cluster.nodes} nodes, got {chosen.text!r}, "
+            f"which takes {nodes}: give --nodes {nodes}, or fewer workers"
+        )
 
 
 def _one_node(cluster: ClusterShape) -> Configuration:
