@@ -126,6 +126,15 @@ def test_a_table_that_may_have_been_edited_is_not_overwritten(run, tmp_path):
     assert path.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["labels.txt", "labels", "labels.CSV"])
+def test_a_table_has_a_name_with_which_it_is_read_again(run, tmp_path, name):
+    result = relabel(run, "--out", tmp_path / name)
+    assert result.exit_code == 2
+    assert "expected a .csv file for --out" in result.stderr
+    assert f"such as {tmp_path / 'labels.csv'}" in result.stderr
+    assert not (tmp_path / name).exists()
+
+
 def test_a_run_without_a_history_is_refused(tmp_path):
     recipe = make_recipe(RECIPE, ["run.history=false", "training.epochs=1"])
     train(recipe, tmp_path / "run")

@@ -44,6 +44,11 @@ def relabel(
     Example: fineprune relabel runs/first --out labels.csv
     """
     check_file("--out", out)
+    if out.suffix != ".csv":  # ``data.labels`` reads others as something else.
+        raise InputError(
+            f"expected a .csv file for --out, which data.labels reads as a table, got {out}: give "
+            f"a name such as {out.with_suffix('.csv')}"
+        )
     if out.exists():
         raise InputError(
             f"expected a new file for --out, got {out}, which may have been edited: give another "
