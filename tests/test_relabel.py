@@ -1,6 +1,7 @@
 """``fineprune relabel``: the table that a person edits, and that a recipe reads."""
 
 import csv
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -124,6 +125,19 @@ def test_a_table_that_may_have_been_edited_is_not_overwritten(run, tmp_path):
     assert result.exit_code == 2
     assert "expected a new file for --out" in result.stderr
     assert path.read_text() == "mine"
+
+
+def test_what_was_written_is_told_as_json(run, tmp_path):
+    first = relabel(run, "--out", tmp_path / "a.csv", "--most", 5, "--accept", 0.01, "--json")
+    told = json.loads(first.stdout)
+    rows = rows_of(tmp_path / "a.csv")[:5]
+    accepted = sum(row["label"] == row["suggestion"] for row in rows)
+    assert accepted > 0
+    assert (told["suspects"], told["accepted"]) == (5, accepted)
+    said = relabel(run, "--out", tmp_path / "b.csv").stdout
+    command = told["command"].replace("a.csv", "b.csv")
+    assert told["file"] == str(tmp_path / "a.csv")
+    assert f"train with it: {command}\n" in said
 
 
 @pytest.mark.parametrize("name", ["labels.txt", "labels", "labels.CSV"])

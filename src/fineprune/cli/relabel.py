@@ -1,5 +1,6 @@
 """``fineprune relabel``."""
 
+import json
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import path_option
+from fineprune.cli.options import AsJson, path_option
 from fineprune.cli.outputs import check_file
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import read_inspected
@@ -35,6 +36,7 @@ def relabel(
         float | None,
         typer.Option(help="Accept the suggestions with at least this agreement, such as 0.9."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write the labels of a run's data to a table, with suspected wrong labels first.
 
@@ -62,13 +64,6 @@ def relabel(
     table = label_table(read_inspected(read), most, accept)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, table.text)
-    accepted = "" if accept is None else f", {table.accepted:,} suggestions accepted"
-    typer.echo(f"labels: {out} ({table.suspects:,} suspects first{accepted})")
-    if most is None and not table.suspects:
-        typer.echo(
-            "no label is estimated to be wrong, which is also so if the network has learned the "
-            "wrong ones by heart: --most 50 lists the 50 most suspicious"
-        )
     settings = [f"data.labels={out}"]
     settings += [
         f"data.{name}=none"
@@ -76,4 +71,16 @@ def relabel(
         if read[0].recipe.get("data", {}).get(name) is not None
     ]
     command = ["fineprune", "train", str(runs[0] / RECIPE), "--out", f"{runs[0]}-relabelled"]
-    typer.echo(f"train with it: {shlex.join([*command, '--set', *settings])}")
+    to_train = shlex.join([*command, "--set", *settings])
+    if as_json:
+        figures = {"suspects": table.suspects, "accepted": table.accepted}
+        typer.echo(json.dumps({"file": str(out), **figures, "command": to_train}))
+        return
+    accepted = "" if accept is None else f", {table.accepted:,} suggestions accepted"
+    typer.echo(f"labels: {out} ({table.suspects:,} suspects first{accepted})")
+    if most is None and not table.suspects:
+        typer.echo(
+            "no label is estimated to be wrong, which is also so if the network has learned the "
+            "wrong ones by heart: --most 50 lists the 50 most suspicious"
+        )
+    typer.echo(f"train with it: {to_train}")
