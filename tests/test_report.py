@@ -818,7 +818,13 @@ def test_controls_with_another_cost_are_not_called_equal(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "other", [{"evaluated_on": "validation"}, {"train_samples": 10_000}, {"suspicion": {}}]
+    "other",
+    [
+        {"evaluated_on": "validation"},
+        {"train_samples": 10_000},
+        {"suspicion": {}},
+        {"labels_sha256": "of a table"},
+    ],
 )
 def test_the_papers_results_are_not_shown_for_other_data(cifar10_runs, other):
     assert paper_table(grouped(cifar10_runs)) is not None

@@ -73,8 +73,9 @@ def paper_result(group: Group) -> PaperResult | None:
         training images of CIFAR-10 with their own labels, evaluated on the test set.
     """
     first = group.first
-    whole = first.train_samples == TRAIN_SAMPLES and first.suspicion is None
-    if first.dataset != "cifar10" or first.evaluated_on != "test" or not whole:
+    whole = first.train_samples == TRAIN_SAMPLES
+    own = first.suspicion is None and first.labels_sha256 is None
+    if first.dataset != "cifar10" or first.evaluated_on != "test" or not (whole and own):
         return None
     return RESULTS.get(first.network)
 
