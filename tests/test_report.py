@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
+from fineprune.cli.results import show_results
 from fineprune.experiments.arm_table import group_rows, grouped
 from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.report.comparison_table import (
@@ -878,6 +879,16 @@ def test_the_only_run_of_a_comparison_is_repeated_with_its_own_recipe(tmp_path, 
     ((commands, recipe),) = repeats(page(read_runs([folder])))
     assert commands == ["fineprune train recipe.toml"]
     assert "policy = &#34;full&#34;" in recipe
+
+
+def test_names_are_printed_as_they_are(tmp_path, capsys):
+    for seed, name in enumerate(("full[a]", "full:cat:")):
+        make_run(tmp_path / name, made_recipe().replaced("run", seed=seed), "full", counts=False)
+    first, second = (read_run(tmp_path / name) for name in ("full[a]", "full:cat:"))
+    runs = [first, with_summary(second, precision="bfloat16")]
+    show_results(runs, tmp_path / "report.html", 0.004, as_json=False, about={})
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "different precisions (float32: full[a]; bfloat16: full:cat:)" in printed
 
 
 def test_one_seed_of_several_controls_allows_no_claim(runs):

@@ -172,7 +172,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(forecast_dict(made)))
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     for line in forecast_text(made):
         console.print(line, soft_wrap=True)
 

@@ -17,7 +17,7 @@ def progress() -> Iterator[Update]:
     The line may be empty. The bar appears with the first call, so that a download or an error
     before it has the terminal to itself.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False, emoji=False)
     if not console.is_terminal:
         yield _plain
         return

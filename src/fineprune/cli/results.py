@@ -46,7 +46,7 @@ def show_results(
         content = {"headlines": headlines, "rows": dicts, **wrong_labels, **differing}
         typer.echo(json.dumps({**about, **content}))
         return
-    console = Console()
+    console = Console(markup=False, emoji=False)
     for table in terminal_tables(rows):
         console.print(rich_table(table, console.width))
     if found:

@@ -159,7 +159,7 @@ def scale(
         lines = [dataclasses.asdict(row) for row in rows]
         typer.echo(json.dumps({"folder": str(folder), "rows": lines}))
         return
-    console = Console()
+    console = Console(markup=False, emoji=False)
     for table in scale_tables(rows):
         console.print(rich_table(table, console.width))
     for sentence in scale_caveats(read):

@@ -66,7 +66,7 @@ def predict(
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), **found}))
         return
-    console = Console()
+    console = Console(markup=False, emoji=False)
     for table in planned_tables(plan):
         console.print(rich_table(table, console.width))
     for term, fact in planned_facts(plan, costs, described.cluster):
