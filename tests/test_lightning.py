@@ -432,11 +432,14 @@ def test_callbacks_modules_and_strategies_that_undo_the_pruning_are_refused(runs
         runs.fit(pruned, pruning(runs.POLICY))
     with pytest.raises(InputError, match="got one that takes dataloader_iter"):
         pruned.setup(runs.trainer(pruned), runs.Fetching(), "fit")
-    strategy = importlib.import_module("lightning.pytorch.strategies").ModelParallelStrategy()
+    strategies = importlib.import_module("lightning.pytorch.strategies")
     trainer = runs.trainer(pruned)
-    trainer._accelerator_connector.strategy = strategy  # It needs GPUs.
-    with pytest.raises(InputError, match=r"strategy='ddp', .* got ModelParallelStrategy"):
-        pruned.setup(trainer, runs.Net(), "fit")
+    for name in ("ModelParallelStrategy", "DeepSpeedStrategy", "SingleDeviceXLAStrategy"):
+        kind = getattr(strategies, name)
+        strategy = kind.__new__(kind)  # They need GPUs, TPUs or packages.
+        trainer._accelerator_connector.strategy = strategy
+        with pytest.raises(InputError, match=rf"strategy='ddp', .* got {name}"):
+            pruned.setup(trainer, runs.Net(), "fit")
 
 
 def test_policies_that_a_callback_cannot_serve_are_refused(runs, pruning):

@@ -86,7 +86,8 @@ def check_trainer(trainer: pl.Trainer, module: pl.LightningModule, own: pl.Callb
             "expected training_step(self, batch, ...), got one that takes dataloader_iter: take "
             "the batch, since the indices belong to the last batch that was fetched"
         )
-    if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
+    # DeepSpeed's and XLA's strategies are subclasses of these.
+    if type(trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy):
         raise InputError(
             f"expected one device or strategy='ddp', with which the pruning is tested, got "
             f"{type(trainer.strategy).__name__}: choose one of these, or use a loop of your own"
