@@ -150,6 +150,16 @@ def test_the_declared_dependencies_are_torch_and_numpy():
     assert [Requirement(text).name for text in project["dependencies"]] == ["torch", "numpy"]
 
 
+@pytest.mark.parametrize("extra", ["cli", "images"])
+def test_images_need_a_pillow_that_opens_grey_png_of_16_bits_as_such(extra):
+    """Before 10.3, it gave them the mode of 32 bits, of which it clips values above 255."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = map(Requirement, project["optional-dependencies"][extra])
+    (pillow,) = (requirement for requirement in needed if requirement.name == "pillow")
+    assert "10.3.0" in pillow.specifier
+    assert "10.2.0" not in pillow.specifier
+
+
 def test_no_file_of_the_package_is_ignored():
     """The build backend leaves out of the wheel what ``.gitignore`` names, such as ``runs/``."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
