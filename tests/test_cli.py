@@ -111,6 +111,15 @@ def test_a_share_to_save_that_has_no_effect_is_said(policy):
     assert "no effect" not in run("plan", "quick", "--save", "0.6").stderr
 
 
+def test_a_folder_with_data_does_not_hide_a_packaged_recipe(folder):
+    (folder / "quick").mkdir()
+    planned = run("plan", "quick", "--samples", "1024")
+    assert planned.exit_code == 0, planned.output
+    assert "predicted saving" in planned.stdout
+    (folder / "quick/recipe.toml").touch()
+    assert "expected a finished run" in run("plan", "quick").stderr
+
+
 def test_plan_takes_changes_after_one_set_too(folder):
     plain = json.loads(run("plan", "recipes/digits.toml", "--json").stdout)
     changes = ["pruning.block=2", "pruning.count=1"]

@@ -23,9 +23,10 @@ from fineprune.cli.options import (
 from fineprune.cli.outputs import check_file, inputs_of
 from fineprune.errors import InputError, check_above, check_at_least
 from fineprune.inspection.inspected import advice_for
-from fineprune.runs.files import write_atomically
+from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY, write_atomically
 from fineprune.runs.run import read_run
 from fineprune.training.forecast import forecast, known_training_samples
+from fineprune.training.packaged_recipes import recipe_file
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
 
 # A plan takes up to sixteen bytes per sample.
@@ -139,7 +140,7 @@ def plan(
     files, more = split_changes(words)
     if len(files) > 1:
         raise InputError(f"expected one recipe and section.key=value, got {' '.join(files)}")
-    if files and Path(files[0]).is_dir():
+    if files and _is_run(Path(files[0])):
         if settings or more or changes or samples or step_time or overhead or svg or ranks != 1:
             raise InputError(
                 f"expected the folder of a run alone, or with --json, got {files[0]} with other "
@@ -175,6 +176,13 @@ def plan(
     console = Console(highlight=False, markup=False, emoji=False)
     for line in forecast_text(made):
         console.print(line, soft_wrap=True)
+
+
+def _is_run(given: Path) -> bool:
+    """Return whether a path is the folder of a run, rather than the name of a packaged recipe."""
+    if recipe_file(given) == given:
+        return given.is_dir()
+    return any((given / name).is_file() for name in (RECIPE, SUMMARY, COMPARISON))
 
 
 def _show_advice(folder: Path, *, as_json: bool) -> None:

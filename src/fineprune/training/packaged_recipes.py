@@ -21,9 +21,10 @@ def recipe_file(given: Path) -> Path:
     """Return the file of a recipe: the given one if it exists, or else the packaged one.
 
     Args:
-        given: A file, or the name of a packaged recipe. A file with this name comes first.
+        given: A file, or the name of a packaged recipe. A file with this name comes first, but not
+            a folder, such as one with data.
     """
-    if given.exists():
+    if given.is_file():
         return given
     return packaged_recipes().get(given.as_posix(), given)
 
