@@ -167,6 +167,15 @@ def test_the_index_is_made_anew_if_a_list_or_a_shard_changes(tmp_path, scans):
     assert len(load_index(shards)) == 6
 
 
+def test_the_names_of_columns_may_have_spaces_around_them(tmp_path):
+    listed = write_txt(tmp_path)
+    rows = [line.split() for line in listed.read_text().splitlines()]
+    spaced = tmp_path / "list.csv"
+    spaced.write_text("\n".join(", ".join(row) for row in [["path", "label"], *rows]))
+    assert load_index(spaced).keys() == load_index(listed).keys()
+    assert load_index(spaced).classes == load_index(listed).classes
+
+
 def test_a_path_that_a_list_repeats_has_a_key_of_its_own(tmp_path):
     listed = write_txt(tmp_path)
     lines = listed.read_text().splitlines()

@@ -246,7 +246,7 @@ def _read_list(path: Path) -> Found:
 def _csv_rows(path: Path) -> Iterator[tuple[str, str, str]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         table = csv.reader(file)
-        header = next(table, [])
+        header = [name.strip() for name in next(table, [])]
         if not {"path", "label"} <= set(header):
             raise _wrong_header(path, header)
         columns = header.index("path"), header.index("label")
