@@ -176,6 +176,18 @@ def test_the_names_of_columns_may_have_spaces_around_them(tmp_path):
     assert load_index(spaced).classes == load_index(listed).classes
 
 
+def test_only_labels_that_are_kept_as_numbers_are_advised_to_be_kept(tmp_path, caplog):
+    for names, advised in ((("1", "2"), True), (("01", "02"), False)):
+        root = write_folder(tmp_path / names[0], 4)
+        for folder, name in zip(sorted(root.iterdir()), names, strict=True):
+            folder.rename(root / name)
+        caplog.clear()
+        load_index(root).with_numbers(None, root)
+        (message,) = caplog.messages
+        assert f"{names[0]} ... {names[1]}, which are numbered 0 to 1 in their order" in message
+        assert ("set network.classes" in message) == advised
+
+
 def test_a_path_that_a_list_repeats_has_a_key_of_its_own(tmp_path):
     listed = write_txt(tmp_path)
     lines = listed.read_text().splitlines()

@@ -142,9 +142,11 @@ class ImageIndex:
         canonical = [str(number) for number in numbers] == list(self.classes)
         if classes is None or not canonical or max(numbers) >= classes:
             _LOGGER.warning(
-                "%s has the labels %s, which are numbered 0 to %d in their order: set "
-                "network.classes above the largest label to keep the numbers",
+                "%s has the labels %s, which are numbered 0 to %d in their order%s",
                 *(source, f"{self.classes[0]} ... {self.classes[-1]}", len(numbers) - 1),
+                ": set network.classes above the largest label to keep the numbers"
+                if canonical  # Names such as 01 would not be kept.
+                else "",
             )
             return self
         there = dict(zip(numbers, self.places, strict=True))
