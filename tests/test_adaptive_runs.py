@@ -88,6 +88,14 @@ def test_a_plan_shows_epochs_of_about_one_length_in_one_line():
     assert ends[-1] == 200
 
 
+def test_a_plan_has_other_bars_where_the_encoding_has_no_block():
+    command = ["plan", "--epochs", "8", "--milestones", "3,5,7", "--save", "0.35"]
+    usual = CliRunner().invoke(app, command)
+    other = CliRunner(charset="latin-1").invoke(app, command)
+    assert other.exit_code == 0, other.exception
+    assert other.stdout == usual.stdout.replace("█", "#") != usual.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

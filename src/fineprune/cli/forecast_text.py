@@ -35,15 +35,15 @@ def forecast_dict(made: Forecast) -> dict[str, Any]:
     }
 
 
-def forecast_text(made: Forecast) -> Iterator[str | Text]:
-    """Yield the lines that show a forecast in a terminal."""
+def forecast_text(made: Forecast, block: str = "█") -> Iterator[str | Text]:
+    """Yield the lines that show a forecast in a terminal, with bars made of a character."""
     schedule, policy = made.schedule, made.policy
     if schedule is not None:
         yield _picture(schedule, made.prunes)
         yield from _schedule_lines(made, schedule)
     elif isinstance(policy, Matched):
         yield "samples per epoch, as in the run that this control repeats, chosen at random:"
-        yield from _bars(made.kept)
+        yield from _bars(made.kept, block)
         yield (
             f"samples: {sum(made.kept):,} of {made.num_samples * len(made.kept):,} "
             f"({made.skipped_share:.2%} skipped)"
@@ -58,7 +58,7 @@ def forecast_text(made: Forecast) -> Iterator[str | Text]:
             if adapts
             else ("samples per epoch:")
         )
-        yield from _bars(made.kept)
+        yield from _bars(made.kept, block)
         if isinstance(policy, Adaptive) and adapts:
             labels = (
                 "labels are confused consistently"
@@ -74,7 +74,7 @@ def forecast_text(made: Forecast) -> Iterator[str | Text]:
     yield from _totals(made)
 
 
-def _bars(kept: list[int]) -> Iterator[str]:
+def _bars(kept: list[int], block: str) -> Iterator[str]:
     """Yield how many samples each epoch keeps, in one line for epochs with bars of one length."""
     lengths = [max(1, round(_BAR * number / max(kept))) for number in kept]
     first = 0
@@ -83,7 +83,7 @@ def _bars(kept: list[int]) -> Iterator[str]:
         name = f"{first + 1}" if first == last else f"{first + 1}-{last + 1}"
         least, most = min(kept[first : last + 1]), max(kept[first : last + 1])
         numbers = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-        yield f"{name:>9} {'█' * length:<{_BAR}} {numbers}"
+        yield f"{name:>9} {block * length:<{_BAR}} {numbers}"
         first = last + 1
 
 

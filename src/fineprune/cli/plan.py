@@ -174,7 +174,8 @@ def plan(
         typer.echo(json.dumps(forecast_dict(made)))
         return
     console = Console(highlight=False, markup=False, emoji=False)
-    for line in forecast_text(made):
+    # Encodings such as Latin-1 have no block.
+    for line in forecast_text(made, "#" if console.options.ascii_only else "█"):
         console.print(line, soft_wrap=True)
 
 
