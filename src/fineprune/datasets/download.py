@@ -4,17 +4,19 @@ Every file and folder appears under its name only when it is complete. Nothing h
 behind after an error or an interrupt.
 """
 
+import glob
 import hashlib
 import http.client
 import secrets
 import shutil
 import sys
 import tarfile
+import time
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 from urllib.parse import urlsplit
@@ -23,6 +25,9 @@ from fineprune.errors import InputError, RunError
 
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 60
+
+# Other processes may be downloading the same file. They write more often than this.
+_ABANDONED_SECONDS = 3600
 
 
 class DownloadError(RunError, ConnectionError):
@@ -137,15 +142,26 @@ def file_name(url: str) -> str:
 
 @contextmanager
 def temporary(directory: Path, name: str) -> Iterator[Path]:
-    """Yield a path in ``directory`` for something unfinished, and remove what is left of it."""
+    """Yield a path in ``directory`` for something unfinished, and remove what is left of it.
+
+    What a process that was killed an hour ago or earlier has left under this name is removed too.
+    """
+    for left in directory.glob(f".{glob.escape(name)}.{'[0-9a-f]' * 16}.part"):
+        with suppress(OSError):  # It may end now, or be another user's.
+            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
+                _remove(left)
     path = directory / f".{name}.{secrets.token_hex(8)}.part"
     try:
         yield path
     finally:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _make(directory: Path) -> None:
