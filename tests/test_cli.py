@@ -322,42 +322,6 @@ def test_compare_continues_where_it_stopped(folder):
     assert "recipe.toml differs" in other.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["train", "missing.toml"], "cannot read missing.toml"),
-        (["train", "recipes/digits.toml", "--set", "training.epoch=3"], "did you mean 'epochs'"),
-        (["train", "recipes/digits.toml", "--set", "data.train_size=5000"], "train_size"),
-        (["train", "recipes/paper/lenet.toml", "--set", "data.dir=nowhere"], "nowhere"),
-        (
-            [
-                "train",
-                "recipes/paper/lenet.toml",
-                "--set",
-                "data.train_size=2560",
-                "data.dir=nowhere",
-            ],
-            "nowhere, found neither",
-        ),
-        (["train", "recipes/digits.toml", "--set", "network.name=lenett"], "lenet"),
-        (["compare", "recipes/digits.toml", "--arms", "full,half"], "half"),
-        (["compare", "recipes/digits.toml", "--set", "pruning.policy=full"], "schedule"),
-        (["compare", "recipes/digits.toml", "--seeds", "0"], "at least one seed"),
-        (["plan"], "expected a recipe"),
-        (["plan", "--epochs", "10"], "pruning.window"),
-        (["plan", "--epochs", "10", "--window", "0"], "at least 1"),
-        (["plan", "recipes/digits.toml", "--prune", "1.5"], "share in"),
-        (["report", "nowhere"], "expected a finished run"),
-    ],
-)
-def test_wrong_input_is_one_line_and_exit_status_2(arguments, said, folder):
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert said in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert not (folder / "runs").exists()
-
-
 def test_a_failure_while_running_is_exit_status_1(folder, python):
     (folder / "broken.py").write_text("def data():\n    raise OSError('disk on fire')\n")
     command = [*python, "-m", "fineprune", "train", "recipes/digits.toml", *LESS]
@@ -365,28 +329,6 @@ def test_a_failure_while_running_is_exit_status_1(folder, python):
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 1
     assert "disk on fire" in result.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["train"], "Missing argument 'recipe': see"),
-        (["trian", "recipes/digits.toml"], "Did you mean 'train'?: see"),
-        (["train", "recipes/digits.toml", "--seeds", "3"], "No such option: --seeds"),
-        (["train", "recipes/digits.toml", "--set"], "Option '--set' requires an argument"),
-        (["compare", "recipes/digits.toml", "--seeds", "many"], "integer, got 'many': see"),
-        (["slurm", "recipes/digits.toml"], "Missing option '--nodes': see"),
-        (["--verbose"], "No such option: --verbose"),
-    ],
-)
-def test_a_command_line_that_cannot_be_parsed_is_one_line_too(arguments, said, folder):
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert said in result.stderr
-    assert result.stderr.startswith("fineprune: ")
-    assert result.stderr.endswith(" --help\n")
-    assert result.stderr.count("\n") == 1
-    assert result.stdout == ""
 
 
 def test_no_verb_shows_the_help(folder):

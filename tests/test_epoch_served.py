@@ -454,9 +454,9 @@ def test_more_servers_than_parameters_are_refused(tmp_path):
     ("wrong", "message"),
     [
         ({"strategy": "sinc"}, "expected distributed.strategy to be one of"),
-        ({"strategy": "sync", "workers": 2, "backup": 2}, "expected distributed.backup below"),
+        ({"strategy": "sync", "workers": 2, "backup": 2}, "distributed.backup below .* got 2 of 2"),
         ({"strategy": "mixed", "workers": 3, "group": 2}, "to be a multiple of distributed.group"),
-        ({"strategy": "async", "workers": 2, "group": 2}, "distributed.group with strategy mixed"),
+        ({"strategy": "async", "workers": 2, "group": 2}, "with strategy mixed only, .*'async'"),
         ({"strategy": "async", "backup": 1}, "distributed.backup with strategy sync"),
         ({"strategy": "sync", "staleness_bound": 1}, "distributed.staleness_bound with strategy"),
         ({"strategy": "sync", "rate_by_staleness": True}, "distributed.rate_by_staleness with"),
