@@ -3,6 +3,7 @@
 import random
 import warnings
 
+import numpy as np
 import pytest
 import reference as twin
 import torch
@@ -233,58 +234,33 @@ def test_the_length_is_exact_right_after_set_epoch(shape, drop_last, seed, epoch
 
 
 @quiet(40)
-@given(
-    batch=st.integers(1, 6),
-    ranks=st.integers(1, 4),
-    kept_batches=st.integers(1, 4),
-    skipped=st.integers(1, 40),
-    drop_last=st.booleans(),
-)
-def test_total_steps_counts_every_batch(batch, ranks, kept_batches, skipped, drop_last):
-    kept = kept_batches * ranks * batch
-    n = kept + skipped
-    pruner = fp.Pruner(
+@given(shape=shapes(), drop_last=st.booleans())
+def test_total_steps_counts_what_a_loader_yields(shape, drop_last):
+    n, ranks, batch, accumulation, prune, kept = shape
+    pruner = make(
         n,
-        fp.FinePruning(SCHEDULE, skipped),
+        fp.FinePruning(SCHEDULE, prune),
+        kept - (n - prune),
         batch_size=batch,
+        accumulation=accumulation,
         drop_last=drop_last,
         num_replicas=ranks,
         rank=0,
     )
+    loader = DataLoader(
+        TensorDataset(torch.arange(n)), batch, sampler=pruner.sampler, drop_last=drop_last
+    )
     expected = walked = 0
     for epoch in range(12):
-        left_out = skipped if epoch in PRUNED else 0
-        samples = twin.samples_per_rank(n, left_out, ranks, ranks * batch, drop_last)
-        expected += twin.batches(samples, batch, drop_last)
+        left_out = prune if epoch in PRUNED else 0
+        unit = ranks * batch * accumulation
+        samples = twin.samples_per_rank(n, left_out, ranks, unit, drop_last)
+        expected += -(-twin.batches(samples, batch, drop_last) // accumulation)
         pruner.set_epoch(epoch)
-        data = TensorDataset(torch.arange(n))
-        walked += len(DataLoader(data, batch, sampler=pruner.sampler, drop_last=drop_last))
+        batches = sum(1 for _ in loader)
+        assert batches == len(loader)
+        walked += -(-batches // accumulation)
     assert pruner.total_steps() == expected == walked
-
-
-@quiet(20)
-@given(
-    batch=st.integers(1, 4),
-    ranks=st.integers(1, 3),
-    accumulation=st.integers(1, 3),
-    kept_steps=st.integers(1, 4),
-    more_steps=st.integers(1, 4),
-)
-def test_total_steps_counts_accumulated_batches_once(
-    batch, ranks, accumulation, kept_steps, more_steps
-):
-    # Full epochs have whole steps too, so that no incomplete accumulation needs to be counted.
-    unit = batch * ranks * accumulation
-    pruner = fp.Pruner(
-        (kept_steps + more_steps) * unit,
-        fp.FinePruning(SCHEDULE, more_steps * unit),
-        batch_size=batch,
-        accumulation=accumulation,
-        num_replicas=ranks,
-        rank=0,
-    )
-    full = len(FULL) * (kept_steps + more_steps)
-    assert pruner.total_steps() == full + len(PRUNED) * kept_steps
 
 
 # --- calling order ---------------------------------------------------------------------------
@@ -396,20 +372,27 @@ def test_ties_break_by_the_seed_and_the_epoch():
     assert kept_by(1, 3) != kept_by(2, 2)
 
 
-def test_no_global_random_state_is_touched():
+def numpys_state():
+    return np.random.get_state(legacy=False)["state"]["key"].copy()  # noqa: NPY002
+
+
+@pytest.mark.parametrize("policy", [fp.FinePruning(SCHEDULE, 8), fp.RandomPruning(SCHEDULE, 8)])
+def test_no_global_random_state_is_touched(policy):
     torch.manual_seed(5)
     expected = torch.rand(4)
     torch.manual_seed(5)
     random.seed(5)
-    before = random.getstate()
-    pruner = fp.Pruner(24, fp.FinePruning(SCHEDULE, 8), batch_size=4)
+    np.random.seed(5)  # noqa: NPY002
+    before = random.getstate(), numpys_state()
+    pruner = fp.Pruner(24, policy, batch_size=4)
     for epoch in range(12):
         pruner.set_epoch(epoch)
         order = torch.tensor(indices(pruner.sampler))
         pruner.record(order, order.float())
         pruner.end_epoch()
     assert torch.equal(torch.rand(4), expected)
-    assert random.getstate() == before
+    assert random.getstate() == before[0]
+    assert np.array_equal(numpys_state(), before[1])
 
 
 # --- rounding --------------------------------------------------------------------------------
