@@ -1,7 +1,6 @@
 import hashlib
 import io
 import tarfile
-import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -293,31 +292,6 @@ def test_what_is_missing_is_downloaded_and_unpacked(known, tmp_path, data, monke
     assert names_in(target) == [archive.folder, archive.file]
     load_archive(archive, target, download=True)
     assert len(asked) == 1
-
-
-def test_a_failed_connection_says_what_to_do(data, monkeypatch):
-    def refused(opener, url, timeout):
-        raise urllib.error.URLError("no route")
-
-    monkeypatch.setattr(urllib.request.OpenerDirector, "open", refused)
-    with pytest.raises(ConnectionError, match="no route") as error:
-        load_archive(TEN, data, download=True)
-    message = one_line(error)
-    assert TEN.url in message
-    assert f"put {TEN.file} there yourself" in message
-    assert names_in(data) == []
-
-
-@pytest.mark.parametrize("scheme", ["http", "file", "ftp"])
-def test_only_https_is_downloaded(scheme, tmp_path, data):
-    archive, content = pack(TEN, tmp_path)
-    served = tmp_path / archive.file
-    served.write_bytes(content)
-    archive = replace(archive, url=f"{scheme}://{served}")
-    with pytest.raises(ValueError, match="expected an https address") as error:
-        load_archive(archive, data, download=True)
-    one_line(error)
-    assert names_in(data) == []
 
 
 def test_the_published_archives_are_described_as_published():
