@@ -1,10 +1,60 @@
-"""Trainings that are stopped: of a pruner, and of a recipe."""
+"""Trainings that are stopped: of a pruner with made-up losses, and of a recipe."""
 
+import numpy as np
 import pytest
 import torch
 
 from fineprune.training.checkpoint import save_checkpoint
 from fineprune.training.loop import train
+
+
+def falling_losses(number):
+    """Return made-up losses of so many samples, as a function of the epoch and the indices.
+
+    Most of them fall with the epochs, and all of them differ.
+    """
+
+    def losses_of(epoch, index):
+        rng = np.random.default_rng(epoch)
+        losses = rng.exponential(2 / (1 + epoch / 2), number) + (rng.random(number) < 0.1) * 3
+        return torch.from_numpy(losses.astype(np.float32))[index]
+
+    return losses_of
+
+
+def train_pruner(pruner, losses_of, *, rescored=None, batch=5, stop=None):
+    """Train with made-up losses, and rescore if the policy asks for it and there are such losses.
+
+    Args:
+        pruner: The pruner. Its own batch size has precedence over ``batch``.
+        losses_of: Returns the losses of an epoch's samples with the given indices.
+        rescored: Returns the losses of rescored samples in the same way.
+        batch: The number of samples per batch.
+        stop: The number of the epoch, and that of its batch or "rescoring", at which to stop.
+
+    Returns:
+        The kept samples of each epoch with their weights, or None as the weights, and the state at
+        the stop.
+    """
+    batch = pruner.shape.batch_size or batch
+    plans: list[tuple[list[int], list[float] | None]] = []
+    for epoch in pruner.epochs():
+        for number, index in enumerate(pruner.sampler.order().split(batch)):
+            if (epoch, number) == stop:
+                return plans, pruner.state_dict()
+            if not len(index):  # All batches were trained before the state was taken.
+                break
+            parameter = torch.ones((), requires_grad=True)
+            pruner.record(index, losses_of(epoch, index) * parameter).backward()
+        wanted = pruner.to_rescore()
+        for index in () if wanted is None or rescored is None else wanted.split(4):
+            if (epoch, "rescoring") == stop and index[0] != wanted[0]:
+                return plans, pruner.state_dict()
+            pruner.rescore(index, rescored(epoch, index))
+        weights = pruner.plan.weights
+        kept = pruner.plan.kept
+        plans.append((kept.tolist(), None if weights is None else weights[kept].tolist()))
+    return plans, None
 
 
 def stopped_and_resumed(made, train, stop, folder):

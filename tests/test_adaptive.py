@@ -297,35 +297,6 @@ def test_no_sample_is_repeated_before_all_were_chosen():
     assert len((third | fourth | fifth) - (first | second)) >= 20
 
 
-@pytest.mark.parametrize("stop", [(0, 3), (4, 0), (5, 2), (8, 1)])
-def test_a_stopped_training_continues_exactly(stop):
-    def policy():
-        return fp.Adaptive(10, 0.35, milestones, patience=2, chance=2.25)
-
-    # After a few epochs, most samples are learned, and the others contradict them.
-    def losses(epoch, index):
-        noise = torch.from_numpy(np.random.default_rng(epoch).uniform(0, 1, 200))
-        return (noise[index] + 2 * (index % 3 == 0)).float()
-
-    whole, _ = trained(fp.Pruner(200, policy(), batch_size=FIRST_BATCH), losses)
-    pruner = fp.Pruner(200, policy(), batch_size=FIRST_BATCH)
-    kept, state = [], None
-    for epoch in pruner.epochs():
-        for number, batch in enumerate(torch.tensor(list(pruner.sampler)).split(FIRST_BATCH)):
-            if (epoch, number) == stop:
-                state = pruner.state_dict()
-                break
-            pruner.record(batch, losses(epoch, batch))
-        if state is not None:
-            break
-        kept.append(pruner.plan.kept.tolist())
-    again = fp.Pruner(200, policy(), batch_size=FIRST_BATCH)
-    assert state is not None
-    again.load_state_dict(state)
-    rest, _ = trained(again, losses)
-    assert kept + rest == whole
-
-
 # Settings
 
 

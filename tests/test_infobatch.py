@@ -1,11 +1,11 @@
-"""InfoBatch: a slow twin written from the paper, exact shares, and exact resume."""
+"""InfoBatch: a slow twin written from the paper, and exact shares."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from resuming import stopped_and_resumed
+from resuming import falling_losses, train_pruner
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -14,26 +14,11 @@ from fineprune.pruning.random_streams import stream
 N, BATCH, EPOCHS = 60, 5, 8
 
 
-def losses_of(epoch, index):
-    """Return made-up losses, which are different in each epoch."""
-    noise = np.random.default_rng(epoch).random(N, dtype=np.float32)
-    return torch.from_numpy(noise)[index]
+losses_of = falling_losses(N)
 
 
-def train(pruner, losses=losses_of, stop=None):
-    """Train, and return (kept samples, weights) of each epoch, and a state taken at ``stop``."""
-    plans: list[tuple[list[int], list[float] | None]] = []
-    for epoch in pruner.epochs():
-        for number, index in enumerate(
-            pruner.sampler.order().split(pruner.shape.batch_size or BATCH)
-        ):
-            if (epoch, number) == stop:
-                return plans, pruner.state_dict()
-            parameter = torch.ones((), requires_grad=True)
-            pruner.record(index, losses(epoch, index) * parameter).backward()
-        weights = pruner.plan.weights
-        plans.append((pruner.plan.kept.tolist(), None if weights is None else weights.tolist()))
-    return plans, None
+def train(pruner, losses=losses_of):
+    return train_pruner(pruner, losses)[0]
 
 
 def twin(seed, prune, anneal):
@@ -60,17 +45,17 @@ def twin(seed, prune, anneal):
 @pytest.mark.parametrize("prune", [0.0, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("anneal", [0.0, 0.125, 0.5])
 def test_the_published_form_equals_a_twin_written_from_the_paper(prune, anneal):
-    plans, _ = train(fp.Pruner(N, fp.InfoBatch(EPOCHS, prune, anneal=anneal), seed=4))
+    plans = train(fp.Pruner(N, fp.InfoBatch(EPOCHS, prune, anneal=anneal), seed=4))
     for (kept, weights), expected in zip(plans, twin(4, prune, anneal), strict=True):
         assert kept == sorted(expected)
-        given = [1.0] * len(kept) if weights is None else [weights[sample] for sample in kept]
+        given = weights or [1.0] * len(kept)
         assert given == pytest.approx([expected[sample] for sample in kept])
 
 
 def test_half_of_the_samples_below_the_mean_are_skipped_by_default():
     policy = fp.InfoBatch(EPOCHS)
     assert (policy.prune, policy.plan_options.anneal) == (0.5, 0.125)
-    plans, _ = train(fp.Pruner(N, policy))
+    plans = train(fp.Pruner(N, policy))
     numbers = [len(kept) for kept, _ in plans]
     assert numbers[0] == numbers[-1] == N
     assert all(N / 2 < number < N for number in numbers[1:-1])
@@ -81,14 +66,14 @@ def test_samples_without_a_finite_loss_are_always_kept():
         return torch.where(index % 2 == 0, torch.tensor(torch.nan), losses_of(epoch, index))
 
     with pytest.warns(RuntimeWarning, match="NaN or infinite"):
-        plans, _ = train(fp.Pruner(N, fp.InfoBatch(EPOCHS, 0.9)), losses)
+        plans = train(fp.Pruner(N, fp.InfoBatch(EPOCHS, 0.9)), losses)
     assert all(set(range(0, N, 2)) <= set(kept) for kept, _ in plans)
     assert len(plans[1][0]) < N
 
 
 def test_without_rescaling_there_are_no_weights():
-    plans, _ = train(fp.Pruner(N, fp.InfoBatch(EPOCHS, rescale=False)))
-    weighted, _ = train(fp.Pruner(N, fp.InfoBatch(EPOCHS)))
+    plans = train(fp.Pruner(N, fp.InfoBatch(EPOCHS, rescale=False)))
+    weighted = train(fp.Pruner(N, fp.InfoBatch(EPOCHS)))
     assert all(weights is None for _, weights in plans)
     assert [kept for kept, _ in plans] == [kept for kept, _ in weighted]
 
@@ -103,7 +88,7 @@ def test_the_whole_training_saves_the_share_and_the_steps_are_known(save, anneal
     policy = fp.InfoBatch(EPOCHS, save=save, anneal=anneal)
     pruner = fp.Pruner(N, policy, batch_size=batch)
     expected = [pruner.num_kept(epoch) for epoch in range(EPOCHS)]
-    plans, _ = train(pruner)
+    plans = train(pruner)
     numbers = [len(kept) for kept, _ in plans]
     assert numbers == expected
     assert abs(sum(numbers) - (1 - save) * N * EPOCHS) <= (batch or 1) / 2
@@ -137,19 +122,6 @@ def test_the_missing_samples_are_taken_from_above_the_mean_only_if_needed(losses
     for group in (below, set(range(total)) - below):
         if group & kept:
             assert sum(weights[list(group & kept)].tolist()) == pytest.approx(len(group), rel=1e-5)
-
-
-# Continuing
-
-
-@pytest.mark.parametrize("stop", [(0, 3), (1, 0), (3, 4), (6, 2), (7, 1)])
-@pytest.mark.parametrize("form", [{"prune": 0.6}, {"save": 0.3}])
-def test_a_stopped_training_continues_exactly(stop, form, tmp_path):
-    def made():
-        return fp.Pruner(N, fp.InfoBatch(EPOCHS, **form), seed=2, batch_size=BATCH)
-
-    whole, _ = train(made())
-    assert stopped_and_resumed(made, train, stop, tmp_path) == whole
 
 
 # Settings

@@ -4,10 +4,9 @@ import math
 import runpy
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from resuming import stopped_and_resumed
+from resuming import falling_losses, stopped_and_resumed, train_pruner
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -16,11 +15,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "skipped_losses.py"
 N, EPOCHS = 60, 10
 
 
-def losses_of(epoch, index):
-    """Return made-up losses, most of which fall with the epochs; all of them differ."""
-    rng = np.random.default_rng(epoch)
-    losses = rng.exponential(2 / (1 + epoch / 2), N) + (rng.random(N) < 0.1) * 3
-    return torch.from_numpy(losses.astype(np.float32))[index]
+losses_of = falling_losses(N)
 
 
 def rescored_losses(epoch, index):
@@ -28,26 +23,8 @@ def rescored_losses(epoch, index):
     return losses_of(epoch + 1000, index) * 0.3
 
 
-def train(pruner, batch=6, rescore=True, stop=None):
-    """Train, and return (kept, weights of the kept) of each epoch and a state taken at ``stop``."""
-    plans: list[tuple[list[int], list[float] | None]] = []
-    for epoch in pruner.epochs():
-        for number, index in enumerate(pruner.sampler.order().split(batch)):
-            if (epoch, number) == stop:
-                return plans, pruner.state_dict()
-            if not len(index):  # All batches were trained before the state was taken.
-                break
-            parameter = torch.ones((), requires_grad=True)
-            pruner.record(index, losses_of(epoch, index) * parameter).backward()
-        wanted = pruner.to_rescore()
-        for index in () if wanted is None or not rescore else wanted.split(4):
-            if (epoch, "rescoring") == stop and index[0] != wanted[0]:
-                return plans, pruner.state_dict()
-            pruner.rescore(index, rescored_losses(epoch, index))
-        plan = pruner.plan
-        weights = None if plan.weights is None else plan.weights[plan.kept].tolist()
-        plans.append((plan.kept.tolist(), weights))
-    return plans, None
+def train(pruner, batch=6, rescored=rescored_losses, stop=None):
+    return train_pruner(pruner, losses_of, rescored=rescored, batch=batch, stop=stop)
 
 
 def twin(prune, confidence):
@@ -92,7 +69,7 @@ def test_it_equals_a_twin_written_from_the_paper(prune, confidence):
 
 def test_the_losses_of_hidden_samples_are_the_last_known_ones_without_rescoring():
     with_rescoring, _ = train(fp.Pruner(N, fp.Kakurenbo(EPOCHS, 0.5)))
-    without, _ = train(fp.Pruner(N, fp.Kakurenbo(EPOCHS, 0.5)), rescore=False)
+    without, _ = train(fp.Pruner(N, fp.Kakurenbo(EPOCHS, 0.5)), rescored=None)
     assert without[:2] == with_rescoring[:2]
     # A hidden sample keeps its low loss, so it remains hidden as long as there is room.
     hidden = [set(range(N)) - set(kept) for kept, _ in without]

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from resuming import train_pruner
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -21,12 +22,7 @@ def losses_of(epoch, index):
 def train(policy, seed=0):
     """Train with made-up losses, and return the kept samples of each epoch."""
     pruner = fp.Pruner(N, policy, batch_size=BATCH, seed=seed)
-    kept = []
-    for epoch in pruner.epochs():
-        kept.append(pruner.plan.kept.numpy())
-        for index in pruner.sampler.order().split(BATCH):
-            pruner.record(index, losses_of(epoch, index))
-    return kept
+    return [np.array(kept) for kept, _ in train_pruner(pruner, losses_of)[0]]
 
 
 def test_selective_backprop_prefers_large_losses_between_start_and_end():
@@ -111,33 +107,6 @@ def test_epsilon_greedy_replaces_a_share_of_the_best_by_others(epsilon):
 def test_wrong_settings_are_refused(make, message):
     with pytest.raises(InputError, match=message):
         make()
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        fp.SelectiveBackprop(EPOCHS),
-        fp.SeTa(EPOCHS),
-        fp.UCB(EPOCHS, save=0.3, epsilon=0.2),
-    ],
-    ids=lambda policy: policy.name,
-)
-def test_a_resumed_training_equals_the_undisturbed_one(policy):
-    whole = [part.tolist() for part in train(policy)]
-    first = fp.Pruner(N, policy, batch_size=BATCH)
-    for epoch in first.epochs():
-        for index in first.sampler.order().split(BATCH):
-            first.record(index, losses_of(epoch, index))
-        if epoch == 6:
-            break
-    second = fp.Pruner(N, policy, batch_size=BATCH)
-    second.load_state_dict(first.state_dict())
-    rest = []
-    for epoch in second.epochs():
-        rest.append(second.plan.kept.tolist())
-        for index in second.sampler.order().split(BATCH):
-            second.record(index, losses_of(epoch, index))
-    assert rest == whole[7:]
 
 
 @pytest.mark.parametrize("anneal", [0.0, 0.2, 0.3])

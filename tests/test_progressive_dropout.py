@@ -1,11 +1,10 @@
-"""ProgressiveDropout: slow twins of its three forms, written from the paper, and exact resume."""
+"""ProgressiveDropout: slow twins of its three forms, written from the paper."""
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from resuming import stopped_and_resumed
+from resuming import falling_losses, train_pruner
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -14,28 +13,17 @@ from fineprune.pruning.random_streams import stream
 N, BATCH, EPOCHS = 60, 6, 8
 
 
-def losses_of(epoch, index):
-    losses = np.random.default_rng(epoch).exponential(3 / (1 + epoch), N).astype(np.float32)
-    return torch.from_numpy(losses)[index]
+losses_of = falling_losses(N)
 
 
 def rescored_losses(epoch, index):
     return losses_of(epoch + 1000, index) * 300
 
 
-def train(pruner, stop=None):
-    """Train and rescore, and return the kept samples of each epoch and a state at ``stop``."""
-    plans: list[list[int]] = []
-    for epoch in pruner.epochs():
-        for number, index in enumerate(pruner.sampler.order().split(BATCH)):
-            if (epoch, number) == stop:
-                return plans, pruner.state_dict()
-            pruner.record(index, losses_of(epoch, index))
-        wanted = pruner.to_rescore()
-        if wanted is not None:
-            pruner.rescore(wanted, rescored_losses(epoch, wanted))
-        plans.append(pruner.plan.kept.tolist())
-    return plans, None
+def train(pruner):
+    """Train and rescore, and return the kept samples of each epoch."""
+    plans, _ = train_pruner(pruner, losses_of, rescored=rescored_losses, batch=BATCH)
+    return [kept for kept, _ in plans]
 
 
 def twin(form, threshold, decay, seed):
@@ -69,7 +57,7 @@ def twin(form, threshold, decay, seed):
 @pytest.mark.parametrize(("threshold", "decay"), [(0.3, 0.95), (0.7, 0.5), (0.0001, 0.9)])
 def test_it_equals_a_twin_written_from_the_paper(form, threshold, decay):
     policy = fp.ProgressiveDropout(EPOCHS, form, threshold=threshold, decay=decay)
-    plans, _ = train(fp.Pruner(N, policy, seed=5))
+    plans = train(fp.Pruner(N, policy, seed=5))
     assert plans == twin(form, threshold, decay, 5)
     assert min(len(kept) for kept in plans) < N
 
@@ -79,7 +67,7 @@ def test_the_scalar_form_needs_no_losses_and_knows_its_steps():
     pruner = fp.Pruner(N, policy, batch_size=BATCH)
     assert not policy.needs_losses
     assert not policy.rescores
-    plans, _ = train(pruner)
+    plans = train(pruner)
     numbers = [len(kept) for kept in plans]
     assert numbers == [60, 42, 30, 24, 18, 12, 12, 60]
     assert pruner.total_steps() == sum(numbers) // BATCH
@@ -95,21 +83,10 @@ def test_a_number_that_whole_steps_round_up_to_all_samples_is_no_error():
 @pytest.mark.parametrize("form", ["difficulty", "schedule-matched"])
 def test_shortened_epochs_have_whole_steps(form):
     policy = fp.ProgressiveDropout(EPOCHS, form, threshold=0.5)
-    plans, _ = train(fp.Pruner(N, policy, batch_size=BATCH))
+    plans = train(fp.Pruner(N, policy, batch_size=BATCH))
     numbers = [len(kept) for kept in plans]
     assert min(numbers) < N
     assert all(number % BATCH == 0 and number for number in numbers)
-
-
-@pytest.mark.parametrize("stop", [(0, 3), (1, 0), (3, 0), (7, 2)])
-@pytest.mark.parametrize("form", ["difficulty", "scalar", "schedule-matched"])
-def test_a_stopped_training_continues_exactly(form, stop, tmp_path):
-    def made():
-        policy = fp.ProgressiveDropout(EPOCHS, form, threshold=0.6, decay=0.8, max_skips=3)
-        return fp.Pruner(N, policy, seed=2, batch_size=BATCH)
-
-    whole, _ = train(made())
-    assert stopped_and_resumed(made, train, stop, tmp_path) == whole
 
 
 def test_the_last_epoch_trains_all_samples_unless_told_otherwise():

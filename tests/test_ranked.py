@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from resuming import stopped_and_resumed, train_until
+from resuming import train_until
 from typer.testing import CliRunner
 
 import fineprune as fp
@@ -37,27 +37,22 @@ def pruner_of(**options):
     return fp.Pruner(N, fp.Ranked(EPOCHS, SCORES, **options), batch_size=BATCH, seed=3)
 
 
-def plans(pruner, *, stop=None):
-    """Train nothing; return the plans, and the state in the middle of the epoch ``stop``."""
-    found = []
-    for epoch in pruner.epochs():
-        found.append(pruner.plan.kept.tolist())
-        if epoch == stop:
-            return found[:-1], pruner.state_dict()
-    return found, None
+def plans(pruner):
+    """Train nothing, and return the kept samples of each epoch."""
+    return [pruner.plan.kept.tolist() for _ in pruner.epochs()]
 
 
 @pytest.mark.parametrize("save", [0.0, 0.1, 0.35, 0.7])
 def test_the_steps_are_exact_and_known_before_the_start(save):
     pruner = pruner_of(**{**SHORT, "save": save})
-    kept = plans(pruner)[0]
+    kept = plans(pruner)
     steps = sum(-(-len(samples) // BATCH) for samples in kept)
     assert steps == pruner.total_steps() == round((1 - save) * EPOCHS * N / BATCH)
     assert pruner.policy.planned_numbers() == [len(samples) for samples in kept]
 
 
 def test_suspects_are_skipped_from_the_first_epoch_on_and_return_in_turn():
-    kept = plans(pruner_of(**SHORT))[0]
+    kept = plans(pruner_of(**SHORT))
     returned: list[int] = []
     for samples in kept:
         suspects = [sample for sample in samples if SCORES[sample] >= 240]
@@ -66,31 +61,28 @@ def test_suspects_are_skipped_from_the_first_epoch_on_and_return_in_turn():
         returned += suspects
     assert len(set(returned[:80])) == 80
     assert min(map(len, kept)) < 128
-    never = plans(pruner_of(**{**SHORT, "returning": 0}))[0]
+    never = plans(pruner_of(**{**SHORT, "returning": 0}))
     assert max(SCORES[samples].max() for samples in never) < 240
 
 
 def test_the_other_samples_are_chosen_at_random_without_repeats():
     chosen: list[int] = []
-    for samples in plans(pruner_of(**{**SHORT, "returning": 0}))[0]:
+    for samples in plans(pruner_of(**{**SHORT, "returning": 0})):
         assert len(samples) <= 240
         if len(samples) < 240:
             chosen += samples
     times = np.bincount(chosen, minlength=N)[SCORES < 240]
     assert times.max() - times.min() == 1
     other = fp.Pruner(N, fp.Ranked(EPOCHS, SCORES, **SHORT), batch_size=BATCH, seed=4)
-    assert plans(other)[0] != plans(pruner_of(**SHORT))[0]
+    assert plans(other) != plans(pruner_of(**SHORT))
 
 
 def test_if_more_are_suspected_than_must_be_skipped_the_least_suspicious_are_trained():
-    for samples in plans(pruner_of(save=0.1, suspects=0.5, returning=0, rates=[1] * EPOCHS))[0]:
+    for samples in plans(pruner_of(save=0.1, suspects=0.5, returning=0, rates=[1] * EPOCHS)):
         assert sorted(SCORES[samples]) == list(range(288))
 
 
-def test_a_training_that_is_stopped_and_resumed_has_the_same_plans(tmp_path):
-    whole = plans(pruner_of(**SHORT))[0]
-    again = stopped_and_resumed(lambda: pruner_of(**SHORT), plans, 7, tmp_path)
-    assert again == whole
+def test_a_state_of_other_scores_is_refused():
     state = pruner_of(**SHORT).state_dict()
     other = fp.Pruner(N, fp.Ranked(EPOCHS, -SCORES, **SHORT), batch_size=BATCH, seed=3)
     with pytest.raises(InputError, match="scores"):

@@ -1,9 +1,8 @@
-"""UCB: a slow twin written from the paper, the exact share, and exact resume."""
+"""UCB: a slow twin written from the paper, and the exact share."""
 
-import numpy as np
 import pytest
 import torch
-from resuming import stopped_and_resumed
+from resuming import falling_losses, train_pruner
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -11,20 +10,12 @@ from fineprune.errors import InputError
 N, BATCH, EPOCHS = 60, 6, 9
 
 
-def losses_of(epoch, index):
-    losses = np.random.default_rng(epoch).exponential(1.0, N).astype(np.float32)
-    return torch.from_numpy(losses)[index]
+losses_of = falling_losses(N)
 
 
-def train(pruner, losses=losses_of, stop=None):
-    plans: list[list[int]] = []
-    for epoch in pruner.epochs():
-        for number, index in enumerate(pruner.sampler.order().split(BATCH)):
-            if (epoch, number) == stop:
-                return plans, pruner.state_dict()
-            pruner.record(index, losses(epoch, index))
-        plans.append(pruner.plan.kept.tolist())
-    return plans, None
+def train(pruner, losses=losses_of):
+    """Train, and return the kept samples of each epoch."""
+    return [kept for kept, _ in train_pruner(pruner, losses, batch=BATCH)[0]]
 
 
 def twin(numbers, smoothing, exploration, period):
@@ -57,7 +48,7 @@ def test_it_equals_a_twin_written_from_the_paper(save, smoothing, exploration, p
     policy = fp.UCB(EPOCHS, save, smoothing=smoothing, exploration=exploration, period=period)
     pruner = fp.Pruner(N, policy, seed=1)
     numbers = [pruner.num_kept(epoch) for epoch in range(EPOCHS)]
-    plans, _ = train(pruner)
+    plans = train(pruner)
     assert plans == twin(numbers, smoothing, exploration, period)
     assert [len(kept) for kept in plans[:period]] == [N] * period
     for epoch in range(period, EPOCHS - 1):
@@ -68,7 +59,7 @@ def test_it_equals_a_twin_written_from_the_paper(save, smoothing, exploration, p
 @pytest.mark.parametrize("anneal", [0.0, 0.2])
 def test_the_whole_training_saves_the_share_and_the_steps_are_known(anneal):
     pruner = fp.Pruner(N, fp.UCB(EPOCHS, 0.4, anneal=anneal), batch_size=BATCH)
-    numbers = [len(kept) for kept in train(pruner)[0]]
+    numbers = [len(kept) for kept in train(pruner)]
     assert abs(sum(numbers) - 0.6 * N * EPOCHS) <= BATCH / 2
     assert pruner.total_steps() == sum(numbers) // BATCH
     assert numbers[0] == N
@@ -79,7 +70,7 @@ def test_a_sample_without_a_finite_loss_is_trained_again():
         return torch.where(index == 7, torch.tensor(torch.inf), losses_of(epoch, index))
 
     with pytest.warns(RuntimeWarning, match="NaN or infinite"):
-        plans, _ = train(fp.Pruner(N, fp.UCB(EPOCHS, 0.5)), losses)
+        plans = train(fp.Pruner(N, fp.UCB(EPOCHS, 0.5)), losses)
     assert all(7 in kept for kept in plans)
 
 
@@ -89,17 +80,6 @@ def test_huge_losses_have_a_finite_score():
         index = pruner.sampler.order()
         pruner.record(index, torch.full((len(index),), 1e38 if epoch % 2 else -1e38))
     assert torch.isfinite(pruner.state_dict()["learned"]["scores"]).all()
-
-
-@pytest.mark.parametrize("stop", [(0, 3), (1, 0), (4, 2), (8, 1)])
-@pytest.mark.parametrize("period", [1, 3])
-def test_a_stopped_training_continues_exactly(stop, period, tmp_path):
-    def made():
-        policy = fp.UCB(EPOCHS, 0.3, period=period, max_skips=3)
-        return fp.Pruner(N, policy, seed=2, batch_size=BATCH)
-
-    whole, _ = train(made())
-    assert stopped_and_resumed(made, train, stop, tmp_path) == whole
 
 
 @pytest.mark.parametrize(
