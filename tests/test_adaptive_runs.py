@@ -1,9 +1,8 @@
-"""Recipes with the adaptive policy: planned, trained, resumed and compared with their controls."""
+"""Recipes with the adaptive policy: planned, trained and compared with their controls."""
 
 import json
 
 import pytest
-from resuming import train_until
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
@@ -27,41 +26,15 @@ RECIPE = {
     "pruning": {"policy": "adaptive", "save": 0.35, "patience": 2},
     "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
-TIMES = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
 
 
-def untimed(folder):
-    return [
-        {key: value for key, value in line.items() if key not in TIMES}
-        for line in read_run(folder).metrics
-    ]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adaptive") / "whole"
-    train(make_recipe(RECIPE), folder)
-    return folder
-
-
-def test_a_run_has_exactly_the_planned_steps(whole):
+def test_a_run_has_exactly_the_planned_steps(tmp_path):
+    train(make_recipe(RECIPE), tmp_path / "run")
     cost = predicted_cost(make_recipe(RECIPE), 512)
-    lines = untimed(whole)
+    lines = read_run(tmp_path / "run").metrics
     assert sum(line["steps"] for line in lines) == cost.steps == round(0.65 * 8 * 16)
     assert [line["samples"] for line in lines[:2]] == [512] * 2
     assert lines[-1]["samples"] < 256
-
-
-def test_a_run_stopped_inside_an_epoch_and_resumed_has_the_same_result(
-    whole, tmp_path, monkeypatch
-):
-    def inside_the_fifth_epoch(state):
-        return state["epoch_so_far"] and state["pruner"]["epoch"] == 4
-
-    recipe = make_recipe(RECIPE, ["run.checkpoint_steps=3"])
-    train_until(inside_the_fifth_epoch, recipe, tmp_path / "run", monkeypatch)
-    train(recipe, tmp_path / "run", resume=True)
-    assert untimed(tmp_path / "run") == untimed(whole)
 
 
 def test_a_plan_shows_the_samples_of_each_epoch():

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from resuming import train_until
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
@@ -25,11 +24,6 @@ RECIPE = {
     "pruning": {"policy": "matched", "numbers": NUMBERS, "mean_weights": WEIGHTS},
     "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }
-TIMES = ("seconds", "bookkeeping_seconds", "evaluate_seconds")
-
-
-def untimed(run):
-    return [{key: line[key] for key in line if key not in TIMES} for line in run.metrics]
 
 
 @pytest.fixture(scope="module")
@@ -79,16 +73,6 @@ def test_the_control_of_a_run_that_skipped_nothing_is_refused(whole):
     run = type(whole)(whole.path, whole.summary, whole_data, whole.recipe)
     with pytest.raises(InputError, match="expected a run that skipped samples for the arm"):
         matched_recipe(make_recipe(RECIPE), run)
-
-
-def test_a_run_stopped_inside_a_weighted_epoch_has_the_same_result(whole, tmp_path, monkeypatch):
-    def inside_the_second_epoch(state):
-        return state["epoch_so_far"] and state["pruner"]["epoch"] == 1
-
-    recipe = make_recipe(RECIPE, ["run.checkpoint_steps=2"])
-    train_until(inside_the_second_epoch, recipe, tmp_path / "run", monkeypatch)
-    train(recipe, tmp_path / "run", resume=True)
-    assert untimed(read_run(tmp_path / "run")) == untimed(whole)
 
 
 def test_numbers_that_are_not_rounded_give_no_cost_in_advance():

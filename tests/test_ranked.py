@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from resuming import train_until
 from typer.testing import CliRunner
 
 import fineprune as fp
@@ -151,13 +150,9 @@ def ranked_by(run, *changes):
     return make_recipe(DIGITS, [*settings, "training.epochs=8", *changes])
 
 
-@pytest.fixture(scope="module")
-def ranked(watched):
-    train(ranked_by(watched), watched.parent / "ranked")
-    return watched.parent / "ranked"
-
-
-def test_a_run_skips_mostly_the_wrong_labels_that_another_run_found(watched, ranked):
+def test_a_run_skips_mostly_the_wrong_labels_that_another_run_found(watched, tmp_path):
+    ranked = tmp_path / "ranked"
+    train(ranked_by(watched), ranked)
     wrong = load_data(resolved(ranked_by(watched))).wrong
     assert wrong is not None
     skipped = ~read_history(ranked, 512).trained
@@ -165,24 +160,6 @@ def test_a_run_skips_mostly_the_wrong_labels_that_another_run_found(watched, ran
     assert skipped[:, ~wrong].mean() < 0.1
     cost = predicted_cost(ranked_by(watched), 512)
     assert read_run(ranked).summary.steps == cost.steps == round(0.75 * 8 * 16)
-
-
-def test_a_run_that_is_stopped_inside_an_epoch_and_resumed_is_the_same(
-    watched, ranked, tmp_path, monkeypatch
-):
-    recipe = ranked_by(watched, "run.checkpoint_steps=3")
-    train_until(
-        lambda state: state["epoch_so_far"] and state["pruner"]["epoch"] == 5,
-        recipe,
-        tmp_path / "run",
-        monkeypatch,
-    )
-    train(recipe, tmp_path / "run", resume=True)
-    weights = [
-        torch.load(folder / "checkpoint.pt", weights_only=True)["model"]
-        for folder in (ranked, tmp_path / "run")
-    ]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from made_runs import make_compare, with_summary
-from resuming import checkpoint_number, train_through, train_until
+from resuming import train_through
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
@@ -24,7 +24,6 @@ from fineprune.report.wrong_labels import found_rows
 from fineprune.runs.files import read_metrics
 from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.summary import Detection
-from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data import load_data
 from fineprune.training.data import memory as training_data
 from fineprune.training.epoch_served import _with_absolute_paths
@@ -225,14 +224,6 @@ def test_a_stopped_and_resumed_run_reports_the_same(stop_at, whole, tmp_path):
     summary = train(small(NOISE), folder, resume=True)
     assert untimed(folder) == untimed(whole)
     assert summary.suspicion == read_run(whole).summary.suspicion
-
-
-def test_a_run_stopped_inside_an_epoch_reports_the_same(whole, tmp_path, monkeypatch):
-    recipe = small(NOISE, "run.checkpoint_steps=1")
-    train_until(checkpoint_number(7), recipe, tmp_path / "run", monkeypatch)
-    assert load_checkpoint(tmp_path / "run/checkpoint.pt")["epoch_so_far"] is not None
-    train(recipe, tmp_path / "run", resume=True)
-    assert untimed(tmp_path / "run") == untimed(whole)
 
 
 def test_the_adaptive_policy_finds_wrong_labels(tmp_path):
