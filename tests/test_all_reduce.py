@@ -85,7 +85,14 @@ def test_two_ranks_train_like_one_process_with_twice_the_batch_size(fast_spawn, 
 
 RECIPE = {
     "data": {"name": "digits", "train_size": 256},
-    "training": {"epochs": 4, "batch_size": 32, "lr": 0.02, "milestones": [3]},
+    "training": {
+        "epochs": 4,
+        "batch_size": 32,
+        "lr": 0.02,
+        "milestones": [3],
+        "evaluate_every": 4,
+        "evaluate_last": 1,
+    },
     "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
     "run": {"threads": 1, "device": "cpu", "precision": "float32"},
 }

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -24,6 +25,8 @@ LESS = [
     "data.train_size=128",
     "training.batch_size=32",
     "training.epochs=4",
+    "training.evaluate_every=4",
+    "training.evaluate_last=1",
     "training.milestones=[2]",
     "pruning.window=2",
     "pruning.start=1",
@@ -77,9 +80,20 @@ def test_the_commands_of_the_page_work_one_after_another(folder, fast_runs):
         assert result.exit_code == 0, result.output
     assert (folder / "runs/first/summary.json").exists()
     assert "<svg" in (folder / "report.html").read_text(encoding="utf-8")
-    listed = json.loads((folder / "runs/digits-compare/compare.json").read_text())
+    compared = folder / "runs/digits-compare"
+    listed = json.loads((compared / "compare.json").read_text())
     assert len(listed["runs"]) == 12
     assert len(set(listed["seeds"])) == 3
+    # The same command again trains nothing, and another recipe is refused.
+    before = {path: path.stat().st_mtime_ns for path in compared.glob("*/metrics.jsonl")}
+    again = run("compare", "recipes/digits.toml", *LESS, "--json")
+    assert again.exit_code == 0, again.output
+    rows = [row["arm"] for row in json.loads(again.stdout)["rows"]]
+    assert rows == ["full", "fine-pruning", "random", "fewer-epochs"]
+    other = run("compare", "recipes/digits.toml", *LESS, "--set", "training.lr=0.5")
+    assert other.exit_code == 2
+    assert "recipe.toml differs" in other.stderr
+    assert {path: path.stat().st_mtime_ns for path in compared.glob("*/metrics.jsonl")} == before
 
 
 def test_changes_may_follow_one_set(folder):
@@ -307,30 +321,6 @@ def test_plan_takes_windows_from_milestones():
     assert answer["closed_form_pruned_epochs"] is None
 
 
-def test_compare_continues_where_it_stopped(folder):
-    first = run("compare", "recipes/digits.toml", *LESS, "--arms", "full", "--json")
-    assert first.exit_code == 0, first.output
-    done = folder / "runs/digits-compare/full-0/metrics.jsonl"
-    before = done.stat().st_mtime_ns
-    second = run("compare", "recipes/digits.toml", *LESS, "--json")
-    assert second.exit_code == 0, second.output
-    assert done.stat().st_mtime_ns == before
-    rows = {row["arm"]: row for row in json.loads(second.stdout)["rows"]}
-    assert list(rows) == ["full", "fine-pruning", "random", "fewer-epochs"]
-    other = run("compare", "recipes/digits.toml", *LESS, "--set", "training.lr=0.5")
-    assert other.exit_code == 2
-    assert "recipe.toml differs" in other.stderr
-
-
-def test_a_failure_while_running_is_exit_status_1(folder, python):
-    (folder / "broken.py").write_text("def data():\n    raise OSError('disk on fire')\n")
-    command = [*python, "-m", "fineprune", "train", "recipes/digits.toml", *LESS]
-    command += ["--set", "data.name=broken:data", "data.train_size=none"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 1
-    assert "disk on fire" in result.stderr.splitlines()[-1]
-
-
 def test_no_verb_shows_the_help(folder):
     result = run()
     assert result.exit_code == 2
@@ -403,15 +393,15 @@ signal.raise_signal(signal.SIGINT)
 """
 
 
-def test_ctrl_c_while_the_command_line_is_imported_is_one_line(folder):
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line(folder, python):
     (folder / "typer.py").write_text(PRESSED)
-    command = [sys.executable, "-m", "fineprune", "plan", "recipes/digits.toml"]
+    command = [*python, "-m", "fineprune", "plan", "recipes/digits.toml"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (130, "fineprune: stopped\n")
 
 
-def test_a_reader_that_leaves_ends_the_command_quietly(folder):
-    command = [sys.executable, "-m", "fineprune", "plan", "--epochs", "20000"]
+def test_a_reader_that_leaves_ends_the_command_quietly(folder, python):
+    command = [*python, "-m", "fineprune", "plan", "--epochs", "20000"]
     command += ["--window", "20", "--start", "10"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
@@ -532,23 +522,25 @@ def test_the_quick_recipe_learns(tmp_path, monkeypatch, one_thread_everywhere):
     assert summary["accuracy_last"] > 0.85
 
 
-# The tests of an integration run its example.
-# The others need a framework or several processes, and have tests of their own.
-FRAMEWORKS = (
+# The tests of an integration run its example, and those of label examples and of Kakurenbo theirs.
+ELSEWHERE = (
     "accelerate_loop",
     "ddp",
     "fsdp2",
+    "label_watch",
     "label_watch_cleanlab",
     "lightning_trainer",
+    "skipped_losses",
+    "tabular_suspects",
+    "text_suspects",
     "trainer_image",
     "trainer_text",
     "trl_sft",
 )
-EXAMPLES = [path for path in (ROOT / "examples").glob("*.py") if path.stem not in FRAMEWORKS]
+EXAMPLES = [path for path in (ROOT / "examples").glob("*.py") if path.stem not in ELSEWHERE]
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES), ids=lambda p: p.stem)
-def test_the_examples_run(example, python):
-    result = subprocess.run([*python, str(example)], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert float(re.findall(r"accuracy ([\d.]+)%", result.stdout)[-1]) > 85
+def test_the_examples_run(example, capsys):
+    runpy.run_path(str(example), run_name="__main__")
+    assert float(re.findall(r"accuracy ([\d.]+)%", capsys.readouterr().out)[-1]) > 85

@@ -25,7 +25,13 @@ pytestmark = pytest.mark.usefixtures("fast_spawn")
 
 RECIPE = {
     "data": {"name": "digits", "train_size": 256},
-    "training": {"epochs": 24, "batch_size": 64, "lr": 0.02, "evaluate_every": 12},
+    "training": {
+        "epochs": 24,
+        "batch_size": 64,
+        "lr": 0.02,
+        "evaluate_every": 12,
+        "evaluate_last": 1,
+    },
     "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
     "run": {"device": "cpu", "checkpoint_every": 10, "checkpoint_steps": 3},
 }

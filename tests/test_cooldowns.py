@@ -18,7 +18,14 @@ pytestmark = pytest.mark.usefixtures("fast_spawn")
 def recipe(*changes):
     sections = {
         "data": {"name": "digits", "train_size": 128},
-        "training": {"epochs": 12, "batch_size": 32, "lr": 0.05, "warmup": 1, "evaluate_every": 2},
+        "training": {
+            "epochs": 12,
+            "batch_size": 32,
+            "lr": 0.05,
+            "warmup": 1,
+            "evaluate_every": 12,
+            "evaluate_last": 1,
+        },
         "pruning": {"policy": "adaptive", "save": 0.35},
         "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
     }

@@ -36,7 +36,8 @@ def recipe(epochs=4, batch_size=64, run=None, **distributed):
             "batch_size": batch_size,
             "lr": 0.02,
             "milestones": [],
-            "evaluate_every": 1,
+            "evaluate_every": 2,
+            "evaluate_last": 1,
         },
         "pruning": {"policy": "fine-pruning", "window": 4, "start": 2, "prune": 128, "block": 1},
         "run": {

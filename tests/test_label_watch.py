@@ -408,7 +408,7 @@ def again_merged(watch):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
+def two_ranks(fast_spawn, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     spawn(ranks, args=(folder,), nprocs=WORLD)
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD)]

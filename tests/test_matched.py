@@ -20,7 +20,13 @@ from fineprune.training.recipe import make_recipe
 NUMBERS, WEIGHTS = [128, 77, 100], [1.0, 1.5, 0.75]
 RECIPE = {
     "data": {"name": "digits", "train_size": 128},
-    "training": {"epochs": 3, "batch_size": 32, "lr": 0.02},
+    "training": {
+        "epochs": 3,
+        "batch_size": 32,
+        "lr": 0.02,
+        "evaluate_every": 3,
+        "evaluate_last": 1,
+    },
     "pruning": {"policy": "matched", "numbers": NUMBERS, "mean_weights": WEIGHTS},
     "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }

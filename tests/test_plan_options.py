@@ -1,5 +1,6 @@
 """The options that every policy takes: anneal, rescale, keep_per_class and max_skips."""
 
+import functools
 import itertools
 import math
 from typing import Any
@@ -106,6 +107,12 @@ def train(pruner, stop=None):
     return train_pruner(pruner, losses_of, rescored=rescored, stop=stop)
 
 
+@functools.cache
+def plans_of(name, **options):
+    """Return the kept samples and the weights of each epoch of a whole training."""
+    return train(made(POLICIES[name](**options)))[0]
+
+
 def kept_of(plans):
     return [kept for kept, _ in plans]
 
@@ -125,8 +132,7 @@ def longest_skips(kept):
 
 @each_policy_with_one_of("anneal", [(0.1,), (0.25,), (0.5,)])
 def test_the_last_epochs_train_all_samples(name, anneal):
-    pruner = made(POLICIES[name](anneal=anneal))
-    plans, _ = train(pruner)
+    plans = plans_of(name, anneal=anneal)
     annealed = math.ceil(anneal * EPOCHS)
     assert all(len(kept) == N and weights is None for kept, weights in plans[-annealed:])
     if name != "full":
@@ -135,33 +141,30 @@ def test_the_last_epochs_train_all_samples(name, anneal):
 
 @every_policy
 def test_the_number_of_kept_samples_does_not_change(name):
-    without, _ = train(made(POLICIES[name]()))
-    with_all, _ = train(made(POLICIES[name](rescale=True, keep_per_class=0.4, max_skips=3)))
+    with_all = plans_of(name, rescale=True, keep_per_class=0.4, max_skips=3)
     if name in ("infobatch", "seta"):  # Their numbers depend on the losses of the chosen samples.
         return
-    assert [len(kept) for kept, _ in with_all] == [len(kept) for kept, _ in without]
+    assert [len(kept) for kept, _ in with_all] == [len(kept) for kept, _ in plans_of(name)]
 
 
 @each_policy_with_one_of("most", [(1,), (2,), (4,)])
 def test_no_sample_is_skipped_more_often_in_a_row(name, most):
-    kept = kept_of(train(made(POLICIES[name](max_skips=most)))[0])
-    assert longest_skips(kept) <= most
+    assert longest_skips(kept_of(plans_of(name, max_skips=most))) <= most
     if name == "own":
-        assert longest_skips(kept_of(train(made(POLICIES[name]()))[0])) > most
+        assert longest_skips(kept_of(plans_of(name))) > most
 
 
 @each_policy_with_one_of("share", [(0.2,), (0.6,)])
 def test_every_class_keeps_its_share(name, share):
     sizes = np.bincount(LABELS)
-    for kept, _ in train(made(POLICIES[name](keep_per_class=share)))[0]:
+    for kept, _ in plans_of(name, keep_per_class=share):
         numbers = np.bincount(np.array(LABELS)[kept], minlength=CLASSES)
         assert (numbers >= np.ceil(share * sizes)).all()
 
 
 @every_policy
 def test_rescaled_weights_have_the_number_of_all_samples_as_their_sum(name):
-    plans, _ = train(made(POLICIES[name](rescale=True)))
-    for kept, weights in plans:
+    for kept, weights in plans_of(name, rescale=True):
         if len(kept) == N:
             continue
         assert weights is not None
@@ -189,8 +192,7 @@ def test_a_stopped_training_continues_exactly(name, stop, options, tmp_path):
     def one():
         return made(POLICIES[name](**options))
 
-    whole, _ = train(one())
-    assert stopped_and_resumed(one, train, stop, tmp_path) == whole
+    assert stopped_and_resumed(one, train, stop, tmp_path) == plans_of(name, **options)
 
 
 def test_the_adaptive_policy_takes_the_steps_of_annealed_epochs_from_the_others():
@@ -206,7 +208,7 @@ def test_the_adaptive_policy_takes_the_steps_of_annealed_epochs_from_the_others(
 # The weights
 
 
-def reached(policy, options, values, epochs=3000, **pruner_options):
+def reached(policy, options, values, epochs=1000, **pruner_options):
     """Return the mean over many epochs of the weighted sum of ``values`` over the kept samples."""
     pruner = fp.Pruner(len(values), policy(epochs, **options), **pruner_options)
     sums = []

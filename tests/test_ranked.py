@@ -133,6 +133,7 @@ DIGITS = {
         "milestones": [8],
         "momentum": 0.9,
         "evaluate_every": 12,
+        "evaluate_last": 1,
     },
     "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }

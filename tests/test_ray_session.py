@@ -186,6 +186,7 @@ name = "lenet"
 epochs = 4000
 batch_size = 64
 milestones = []
+evaluate_every = 1000
 evaluate_last = 1
 [pruning]
 policy = "full"

@@ -67,6 +67,13 @@ def page(tmp_path):
     return write
 
 
+@pytest.fixture(scope="module")
+def page_of_runs(runs, tmp_path_factory):
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(runs, file)
+    return file.read_text(encoding="utf-8")
+
+
 def one_group(runs):
     (group,) = grouped(runs)
     return group
@@ -204,7 +211,9 @@ def test_the_papers_results_are_shown_for_its_networks_on_cifar10_only(runs, cif
     assert len(RESULTS) == 10
 
 
-def test_the_papers_tables_are_compared_with_each_network_that_was_run(runs, cifar10_runs, page):
+def test_the_papers_tables_are_compared_with_each_network_that_was_run(
+    runs, cifar10_runs, page, page_of_runs
+):
     lenet = cifar10_runs
     vgg = [with_summary(run, network="vgg13") for run in lenet]
     groups = grouped([*runs, *lenet, *vgg])
@@ -220,7 +229,7 @@ def test_the_papers_tables_are_compared_with_each_network_that_was_run(runs, cif
     assert "Tables 1 and 2, compared with ours" in text
     assert "shortened schedule" in text
     parse_strictly(text)
-    assert "Tables 1 and 2, compared with ours" not in page(runs)
+    assert "Tables 1 and 2, compared with ours" not in page_of_runs
     only_full = [run for run in lenet if run.summary.arm == "full"]
     assert paper_table(grouped(only_full)) is None
 
@@ -622,8 +631,8 @@ def test_the_headline_leaves_out_arms_that_cost_more(tmp_path):
 # The page
 
 
-def test_the_page_is_complete_and_in_order_and_fetches_nothing(runs, page):
-    text = page(runs)
+def test_the_page_is_complete_and_in_order_and_fetches_nothing(page_of_runs):
+    text = page_of_runs
     order = ["<h1>digits-lenet</h1>", 'class="headline"', "<svg", 'class="verdict"', "<table>"]
     order += ["What the columns mean", "What to", "Made CPU", "Further figures"]
     places = [text.index(part) for part in [*order, "[pruning]"]]
@@ -637,8 +646,8 @@ def test_the_page_is_complete_and_in_order_and_fetches_nothing(runs, page):
     parse_strictly(text)
 
 
-def test_the_page_is_the_same_each_time(runs, page):
-    assert page(runs) == page(runs)
+def test_the_page_is_the_same_each_time(runs, page, page_of_runs):
+    assert page(runs) == page_of_runs
 
 
 def test_hostile_names_are_escaped(tmp_path, page):
@@ -662,7 +671,8 @@ def test_hostile_names_are_escaped(tmp_path, page):
 
 
 def test_each_group_has_a_section_and_a_line_in_the_overview(runs, page):
-    text = page([*runs, *(with_summary(run, network="vgg13") for run in runs)])
+    some = [run for run in runs if run.summary.seed == 0]
+    text = page([*some, *(with_summary(run, network="vgg13") for run in some)])
     assert text.count("<section ") == 2
     assert "<h2>lenet on digits</h2>" in text
     assert '<a href="#group-2">vgg13 on digits</a>' in text
@@ -737,8 +747,8 @@ def test_a_report_without_runs_is_refused(tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
-def test_numbers_stay_with_their_units(runs, page):
-    text = page(runs)
+def test_numbers_stay_with_their_units(page_of_runs):
+    text = page_of_runs
     prose = re.sub(r"<pre>.*?</pre>|<svg.*?</svg>|<style>.*?</style>", "", text, flags=re.S)
     assert not re.search(r"\d (%|points|percentage points|epochs|seeds|±)", prose)
     assert "95\N{NO-BREAK SPACE}% interval" in prose
@@ -748,11 +758,10 @@ def test_numbers_stay_with_their_units(runs, page):
     assert "<pre>" in text
 
 
-def test_figures_and_pages_have_one_dark_style(runs, page):
-    text = page(runs)
-    assert '<meta name="color-scheme" content="light dark">' in text
-    assert "prefers-color-scheme: dark" in text
-    for svg in re.findall(r"<svg .*?</svg>", text, re.DOTALL):
+def test_figures_and_pages_have_one_dark_style(page_of_runs):
+    assert '<meta name="color-scheme" content="light dark">' in page_of_runs
+    assert "prefers-color-scheme: dark" in page_of_runs
+    for svg in re.findall(r"<svg .*?</svg>", page_of_runs, re.DOTALL):
         assert "#333333" not in svg
         assert not re.search(r"fill: #ffffff", svg)
 

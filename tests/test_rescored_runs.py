@@ -19,7 +19,13 @@ from fineprune.training.train_state import checkpoint_state
 
 RECIPE = {
     "data": {"name": "digits", "train_size": 256},
-    "training": {"epochs": 4, "batch_size": 32, "lr": 0.02, "accumulation": 1},
+    "training": {
+        "epochs": 4,
+        "batch_size": 32,
+        "lr": 0.02,
+        "evaluate_every": 2,
+        "evaluate_last": 1,
+    },
     # After an epoch, about half of the classes have less than the probability of a guess.
     "pruning": {"policy": "progressive-dropout", "threshold": 0.1},
     "run": {"threads": 1, "device": "cpu", "precision": "float32"},

@@ -3,18 +3,18 @@
 import dataclasses
 import json
 import multiprocessing
-import os
 import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 from resuming import checkpoint_number, train_through, train_until
+from typer.testing import CliRunner
 
+from fineprune.cli.main import app
 from fineprune.errors import InputError
 from fineprune.runs.files import append_metrics, read_metrics
 from fineprune.runs.lock import only_writer
@@ -27,7 +27,14 @@ from fineprune.training.stop import Stopped
 
 RECIPE = {
     "data": {"name": "digits", "train_size": 256},
-    "training": {"epochs": 4, "batch_size": 64, "lr": 0.02, "milestones": [2], "evaluate_last": 1},
+    "training": {
+        "epochs": 4,
+        "batch_size": 64,
+        "lr": 0.02,
+        "milestones": [2],
+        "evaluate_every": 4,
+        "evaluate_last": 1,
+    },
     "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
     "run": {"threads": 1, "device": "cpu", "precision": "float32", "compile": "off"},
 }
@@ -311,17 +318,13 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_temporary_files(unfinishe
     """A limit on the size of files takes the place of a full disk."""
     (unfinished.parent / "recipe.toml").write_text(small().to_toml())
     before = (unfinished / "checkpoint.pt").read_bytes()
-    small_files = len(before) // 2
-    # A process whose coverage is measured would write a file of its own, and say that it cannot.
-    unmeasured = {k: v for k, v in os.environ.items() if not k.startswith("COV")}
-    done = subprocess.run(
-        [sys.executable, *command(unfinished)],
-        env=unmeasured,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (small_files, small_files)),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
+    try:
+        done = CliRunner().invoke(app, command(unfinished)[2:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     assert line == f"fineprune: cannot write {unfinished}/checkpoint.pt: File too large"
     assert (unfinished / "checkpoint.pt").read_bytes() == before

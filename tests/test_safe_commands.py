@@ -31,6 +31,8 @@ train_size = 128
 epochs = 3
 batch_size = 32
 lr = 0.02
+evaluate_every = 3
+evaluate_last = 1
 [pruning]
 policy = "fine-pruning"
 window = 3

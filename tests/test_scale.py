@@ -322,6 +322,7 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
     recipe.write_text(
         '[data]\nname = "digits"\ntrain_size = 256\n'
         "[training]\nepochs = 2\nbatch_size = 32\nlr = 0.02\n"
+        "evaluate_every = 2\nevaluate_last = 1\n"
         '[run]\nthreads = 1\ndevice = "cpu"\n'
     )
     out = tmp_path / "out"

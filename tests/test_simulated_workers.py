@@ -81,7 +81,13 @@ def recipe(*changes):
     return make_recipe(
         {
             "data": {"name": "digits", "train_size": 256},
-            "training": {"epochs": 3, "batch_size": 32, "lr": 0.02},
+            "training": {
+                "epochs": 3,
+                "batch_size": 32,
+                "lr": 0.02,
+                "evaluate_every": 3,
+                "evaluate_last": 1,
+            },
             "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 64},
             "run": {"threads": 1, "device": "cpu", "precision": "float32"},
         },

@@ -87,13 +87,13 @@ def test_the_folder_of_a_run_holds_all_results(whole):
 
 
 def test_the_network_learns(tmp_path):
-    summary = train(small("training.epochs=30", "training.milestones=[20, 25]"), tmp_path / "run")
-    assert summary.accuracy_last > 0.8
+    changes = ["training.epochs=30", "training.milestones=[20, 25]", "training.evaluate_every=30"]
+    assert train(small(*changes), tmp_path / "run").accuracy_last > 0.8
 
 
 @pytest.mark.parametrize("policy", ["fine-pruning", pytest.param("random", marks=pytest.mark.long)])
 def test_a_run_stopped_after_any_epoch_and_resumed_has_the_same_result(policy, tmp_path):
-    recipe = small(f"pruning.policy={policy}")
+    recipe = small(f"pruning.policy={policy}", "training.evaluate_every=6")
     train(recipe, tmp_path / "whole")
     for last in range(6):
         folder = tmp_path / f"stopped{last}"

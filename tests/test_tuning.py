@@ -37,7 +37,13 @@ pytestmark = pytest.mark.usefixtures("fast_spawn")
 
 RECIPE = {
     "data": {"name": "digits", "train_size": 160},
-    "training": {"epochs": 2, "batch_size": 16, "lr": 0.02},
+    "training": {
+        "epochs": 2,
+        "batch_size": 16,
+        "lr": 0.02,
+        "evaluate_every": 2,
+        "evaluate_last": 1,
+    },
     "pruning": {"policy": "fine-pruning", "window": 2, "start": 1, "prune": 32},
     "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }

@@ -251,21 +251,27 @@ def ranks(rank, folder):
         for one in (pruner, resumed):
             one.synchronize()
             suspects.append([part.clone() for part in one.watch.suspects()])
-        torch.save({"refused": refused, "suspects": suspects}, f"{folder}/rank{rank}.pt")
+        told = {"refused": refused, "suspects": suspects, "kept": kept_of(by_labels())}
+        torch.save(told, f"{folder}/rank{rank}.pt")
     finally:
         dist.destroy_process_group()
 
 
-def test_ranks_merge_their_evidence_when_they_synchronize(tmp_path):
-    spawn(ranks, args=(tmp_path,), nprocs=WORLD)
+@pytest.fixture(scope="module")
+def two_ranks(fast_spawn, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    spawn(ranks, args=(folder,), nprocs=WORLD)
+    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
+
+
+def test_ranks_merge_their_evidence_when_they_synchronize(two_ranks):
     pruner = pruner_of(fp.FullData(3))
     for _ in pruner.epochs():
         for index, (x, y) in pruner.loader():
             losses = F.cross_entropy(x[:, :CLASSES], y, reduction="none")
             pruner.record(index, losses, x[:, :CLASSES], y)
     alone = dict(zip(*(part.tolist() for part in pruner.watch.suspects()[:2]), strict=True))
-    for rank in range(WORLD):
-        saved = torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)
+    for saved in two_ranks:
         assert "synchronize" in saved["refused"]
         (index, scores, _), resumed = saved["suspects"]
         assert torch.equal(scores, resumed[1])
@@ -407,18 +413,7 @@ def test_a_resumed_training_skips_the_same_labels(stop):
     assert [kept.tolist() for kept in found] == [kept.tolist() for kept in expected]
 
 
-def ranks_by_labels(rank, folder):
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
-    )
-    try:
-        torch.save(kept_of(by_labels()), f"{folder}/kept{rank}.pt")
-    finally:
-        dist.destroy_process_group()
-
-
-def test_ranks_skip_the_same_labels(tmp_path):
-    spawn(ranks_by_labels, args=(tmp_path,), nprocs=WORLD)
-    first, second = (torch.load(tmp_path / f"kept{rank}.pt") for rank in range(WORLD))
+def test_ranks_skip_the_same_labels(two_ranks):
+    first, second = (saved["kept"] for saved in two_ranks)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
     assert confused_pairs()[2][first[-1]].sum() < 15
