@@ -17,7 +17,6 @@ import typer
 from typer.core import TyperGroup
 
 from fineprune.errors import InputError, RunError, first_line
-from fineprune.override import override
 from fineprune.training.stop import Stopped
 
 P = ParamSpec("P")
@@ -74,8 +73,8 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
 class Verbs(TyperGroup):
     """The group of verbs. A command line that cannot be parsed is wrong input, said in one line."""
 
-    @override
     def main(self, args: Any = None, *rest: Any, **settings: Any) -> Any:
+        """Run the verb, or show the help if no arguments are given, and exit."""
         arguments = sys.argv[1:] if args is None else list(args)
         try:
             settings["standalone_mode"] = False

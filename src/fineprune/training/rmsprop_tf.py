@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fineprune.errors import InputError
-from fineprune.override import override
 
 
 class RMSPropTF(torch.optim.Optimizer):
@@ -56,9 +55,9 @@ class RMSPropTF(torch.optim.Optimizer):
         }
         super().__init__(params, settings)
 
-    @override
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step, and return what the closure returns, which is called first."""
         result = None
         if closure is not None:
             with torch.enable_grad():
