@@ -1,7 +1,9 @@
 """The errors that the command line prints as one line, and checks that raise ``InputError``."""
 
+import contextlib
 import difflib
 import math
+from collections.abc import Iterator
 from numbers import Integral
 
 # Longer values are shortened in error messages.
@@ -66,6 +68,29 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
     """Raise InputError unless ``value`` lies in [low, high]."""
     if not low <= value <= high:
         raise InputError(f"expected {name} in [{low}, {high}], got {value}")
+
+
+@contextlib.contextmanager
+def reading(
+    expected: str,
+    kinds: type[Exception] | tuple[type[Exception], ...] = (OSError, ValueError),
+    advice: str = "",
+) -> Iterator[None]:
+    """Raise InputError where reading a file raises an exception of some kinds.
+
+    Args:
+        expected: The start of the message, such as "expected JSON in FILE, cannot read it". The
+            reason follows.
+        kinds: By default, what reading a text raises. An InputError stays as it is.
+        advice: The end of the message.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as error:
+        reason = getattr(error, "strerror", None) or first_line(error) or type(error).__name__
+        raise InputError(f"{expected}: {reason}{advice}") from error
 
 
 def shown(value: str) -> str:

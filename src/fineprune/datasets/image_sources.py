@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.datasets.tar_members import TarError, members
-from fineprune.errors import InputError, first_line
+from fineprune.datasets.tar_members import members
+from fineprune.errors import InputError, reading
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _KNOWN = frozenset(IMAGE_SUFFIXES)
@@ -283,21 +283,18 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, str, str]]:
         raise InputError(
             f"expected pyarrow to read {path}, found none: pip install 'fineprune[parquet]'"
         ) from error
-    try:
-        with parquet.ParquetFile(path) as table:
-            names = table.schema_arrow.names
-            if not {"path", "label"} <= set(names):
-                raise _wrong_header(path, names)
-            row = 0
-            for batch in table.iter_batches(_ROWS, columns=["path", "label"]):
-                columns = (batch.column(name).to_pylist() for name in ("path", "label"))
-                for name, label in zip(*columns, strict=True):
-                    row += 1
-                    text = "" if label is None else str(label).strip()
-                    yield f"row {row}", "" if name is None else str(name), text
-    except ArrowException as error:
-        reason = first_line(error)
-        raise InputError(f"expected a Parquet file, cannot read {path}: {reason}") from error
+    cannot_read = reading(f"expected a Parquet file, cannot read {path}", ArrowException)
+    with cannot_read, parquet.ParquetFile(path) as table:
+        names = table.schema_arrow.names
+        if not {"path", "label"} <= set(names):
+            raise _wrong_header(path, names)
+        row = 0
+        for batch in table.iter_batches(_ROWS, columns=["path", "label"]):
+            columns = (batch.column(name).to_pylist() for name in ("path", "label"))
+            for name, label in zip(*columns, strict=True):
+                row += 1
+                text = "" if label is None else str(label).strip()
+                yield f"row {row}", "" if name is None else str(name), text
 
 
 def _wrong_header(path: Path, header: Iterable[str]) -> InputError:
@@ -313,7 +310,7 @@ def _scan_shards(source: Path, shards: list[Path]) -> Found:
     numbers, starts, sizes = array("i"), array("q"), array("q")
     ignored = 0
     for number, shard in enumerate(shards):
-        try:
+        with reading(f"expected a tar file, cannot read {shard}"):
             for sample in _samples(shard):
                 image, label = sample.image, sample.label
                 ignored += sample.others
@@ -326,9 +323,6 @@ def _scan_shards(source: Path, shards: list[Path]) -> Found:
                 numbers.append(number)
                 starts.append(image[0])
                 sizes.append(image[1])
-        except (OSError, TarError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise InputError(f"expected a tar file, cannot read {shard}: {reason}") from error
     if not len(numbers):
         raise InputError(f"expected samples with an image and a .cls file in {source}, found none")
     arrays: dict[str, npt.NDArray[Any]] = {

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.datasets.image_set import class_number
-from fineprune.errors import InputError, shown
+from fineprune.errors import InputError, reading, shown
 
 # The label of an image that is left out of the training, in text files and in the result.
 DROP_WORD, DROP = "drop", -1
@@ -71,17 +71,14 @@ def check_class_names(classes: Sequence[str], table: str) -> None:
 
 
 def _from_array(path: Path, classes: Sequence[str]) -> npt.NDArray[np.int64]:
-    try:
-        # Mapped, so that a damaged header cannot ask for more memory than the file has bytes.
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise InputError(f"expected labels in {path}, cannot read it: {_reason(error)}") from error
-    except (ValueError, EOFError) as error:
-        # NumPy's message would advise to allow pickle, which runs code.
-        raise InputError(
-            f"expected labels in {path}, cannot read it: no whole array of numbers in NumPy's "
-            f"format"
-        ) from error
+    expected = f"expected labels in {path}, cannot read it"
+    with reading(expected, OSError):
+        try:
+            # Mapped, so that a damaged header cannot ask for more memory than the file has bytes.
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            # NumPy's message would advise to allow pickle, which runs code.
+            raise InputError(f"{expected}: no whole array of numbers in NumPy's format") from error
     integers = isinstance(array, np.ndarray) and np.issubdtype(array.dtype, np.integer)
     if not integers or array.ndim != 1:
         shown = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else "more"
@@ -120,7 +117,7 @@ def _from_table(
     table.fieldnames = columns
     numbers = None if keys is None else {key: number for number, key in enumerate(keys)}
     index, lines = [], []
-    try:
+    with reading(f"expected a table in {path}, cannot read it", csv.Error):
         for row in table:
             place = f"line {table.line_num} of {path}"
             if row.get("key"):
@@ -128,8 +125,6 @@ def _from_table(
             else:
                 index.append(_index(row.get("index"), place, images))
             lines.append((table.line_num, row["label"] or ""))
-    except csv.Error as error:
-        raise InputError(f"expected a table in {path}, cannot read it: {error}") from error
     there = np.bincount(np.array(index, dtype=np.int64), minlength=images)
     if len(there) and not (there == 1).all():
         image = int(np.flatnonzero(there != 1)[0])
@@ -185,11 +180,5 @@ def _numbers(
 
 
 def _text(path: Path) -> str:
-    try:
+    with reading(f"expected labels in {path}, cannot read it"):
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise InputError(f"expected labels in {path}, cannot read it: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

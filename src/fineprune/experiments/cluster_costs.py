@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fineprune.errors import InputError, check_above, check_at_least, check_whole_number
+from fineprune.errors import InputError, check_above, check_at_least, check_whole_number, reading
 
 
 @dataclass(frozen=True)
@@ -129,14 +129,11 @@ def read_cluster(path: Path) -> ClusterFile:
     All sections and keys are optional. Instead of ``costs.steps``, ``costs.step`` may give the
     duration of every step.
     """
-    try:
+    with (
+        reading(f"expected --cluster to be a TOML file, cannot read {path}", OSError),
+        reading(f"expected TOML in {path}, cannot parse it", ValueError),
+    ):
         sections = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"expected --cluster to be a TOML file, cannot read {path}: {error.strerror}"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"expected TOML in {path}, cannot parse it: {error}") from error
     kinds: dict[str, Any] = {"cluster": ClusterShape, "target": Target, "costs": Costs}
     for section, values in sections.items():
         if section not in kinds or not isinstance(values, dict):

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fineprune.errors import InputError, first_line
+from fineprune.errors import InputError, reading
 
 SUFFIXES = (".pth", ".pt", ".safetensors")
 
@@ -40,13 +40,8 @@ class LoadedWeights(NamedTuple):
 
 def weights_digest(path: Path) -> str:
     """Return the SHA-256 digest of a file of weights, in hexadecimal."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise InputError(
-            f"expected weights in {path}, cannot read them: {error.strerror}"
-        ) from error
+    with reading(f"expected weights in {path}, cannot read them"), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_weights(network: nn.Module, path: Path, classes: int) -> LoadedWeights:
@@ -65,19 +60,15 @@ def load_weights(network: nn.Module, path: Path, classes: int) -> LoadedWeights:
             .safetensors file, which needs the package of this name.
         classes: The number of classes of the network, by which its last linear layer is found.
     """
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            file.seek(0)
-            if path.suffix == ".safetensors":
-                content = _read_safetensors(file)
-            else:
-                content = torch.load(file, map_location="cpu", weights_only=True)
-    except InputError:
-        raise
-    except Exception as error:  # For damaged files, torch raises many types of exceptions.
-        reason = getattr(error, "strerror", None) or first_line(error) or type(error).__name__
-        raise InputError(f"expected weights in {path}, cannot read them: {reason}") from error
+    # For damaged files, torch raises many types of exceptions.
+    cannot_read = reading(f"expected weights in {path}, cannot read them", Exception)
+    with cannot_read, path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+        if path.suffix == ".safetensors":
+            content = _read_safetensors(file)
+        else:
+            content = torch.load(file, map_location="cpu", weights_only=True)
     given = _state_dict(content, path)
     own = network.state_dict()
     head = _last_linear(network, classes)

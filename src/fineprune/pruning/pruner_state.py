@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fineprune.errors import InputError, first_line
+from fineprune.errors import InputError, reading
 from fineprune.pruning.epoch_cycle import Progress
 from fineprune.pruning.plan import EpochPlan, check_plan
 
@@ -105,13 +105,9 @@ def from_bytes(data: object) -> dict[str, Any]:
     """Return the packed state of ``to_bytes``, without running any code that it might contain."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InputError(f"expected the bytes of state_bytes(), got {type(data).__name__}")
-    try:
+    expected = f"expected the bytes of state_bytes(), got {len(data)} bytes that cannot be read"
+    with reading(expected, Exception):  # torch.load has no error of its own for damaged files.
         packed: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load has no error of its own for damaged files.
-        raise InputError(
-            f"expected the bytes of state_bytes(), got {len(data)} bytes that cannot be read: "
-            f"{first_line(error)}"
-        ) from error
     return packed
 
 

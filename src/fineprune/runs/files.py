@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import InputError, RunError
+from fineprune.errors import InputError, RunError, reading
 
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
@@ -94,10 +94,8 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Read JSON."""
-    try:
+    with reading(f"expected JSON in {path}, cannot read it"):
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"expected JSON in {path}, cannot read it: {error}") from error
 
 
 def read_array(path: Path, what: str) -> npt.NDArray[Any]:
@@ -159,12 +157,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the metrics of all epochs, without a last line that a crash has left incomplete."""
     metrics = []
     for number, line in enumerate(whole_lines(path), start=1):
-        try:
+        with reading(f"expected JSON in line {number} of {path}, cannot read it"):
             values = json.loads(line)
-        except ValueError as error:
-            raise InputError(
-                f"expected JSON in line {number} of {path}, cannot read it: {error}"
-            ) from error
         if not isinstance(values, dict):
             raise InputError(f"expected an object in line {number} of {path}, got {line.strip()}")
         metrics.append(values)
@@ -175,10 +169,8 @@ def whole_lines(path: Path) -> list[str]:
     """Return the lines of a text file that end with a line break; no lines if there is no file."""
     if not path.exists():
         return []
-    try:
+    with reading(f"expected UTF-8 in {path}, cannot read it"):
         text = path.read_text(encoding="utf-8")
-    except ValueError as error:
-        raise InputError(f"expected UTF-8 in {path}, cannot read it: {error}") from error
     return text.splitlines(keepends=True)[: text.count("\n")]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import InputError, first_line
+from fineprune.errors import InputError, reading
 from fineprune.runs.files import HISTORY, replacing
 
 TRAINING_SET = "training_set.npz"
@@ -70,7 +70,9 @@ def read_training_set(folder: Path, num_samples: int) -> TrainingSet:
             f"expected {file}, which says which samples the run trained with which labels, found "
             f"none: train again with run.history = true"
         )
-    try:
+    expected = f"expected {num_samples} trained samples in {file}, cannot read it"
+    # For a damaged archive, NumPy raises many types of exceptions.
+    with reading(expected, Exception, ": restore the file, or train again"):
         with np.load(file, allow_pickle=False) as arrays:
             keys = _unpacked(arrays["keys"]) if "keys" in arrays else None
             read = TrainingSet(
@@ -79,11 +81,6 @@ def read_training_set(folder: Path, num_samples: int) -> TrainingSet:
         sizes = read.index.shape, len(read.labels) if keys is None else len(keys)
         if sizes != ((num_samples,), len(read.labels)):
             raise ValueError(f"it has {len(read.index)} samples")
-    except Exception as error:  # A damaged archive raises errors of many types.
-        raise InputError(
-            f"expected {num_samples} trained samples in {file}, cannot read it: "
-            f"{first_line(error)}: restore the file, or train again"
-        ) from error
     return read
 
 

@@ -6,7 +6,6 @@ was made. Without this check, the losses of one sample would count for another.
 """
 
 import os
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
@@ -15,21 +14,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import InputError, check_whole_number
+from fineprune.errors import InputError, check_whole_number, reading
 
 # The version of the files.
 _VERSION = 1
-
-# What NumPy and zipfile raise for damaged files.
-_DAMAGED = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    TypeError,
-    NotImplementedError,
-    zipfile.BadZipFile,
-)
 
 
 class KeyIndex:
@@ -135,26 +123,22 @@ class KeyIndex:
         Raises:
             InputError: The file is missing, is damaged or has another version.
         """
-        try:
-            with np.load(path, allow_pickle=False) as stored:
-                version = int(stored["version"])
-                if version != _VERSION:
-                    raise InputError(
-                        f"expected an index of version {_VERSION} in {path}, got version "
-                        f"{version}: make it again with KeyIndex.scan"
-                    )
-                checksums = stored["checksums"].astype(np.uint32, copy=False)
-                return cls(
-                    stored["shards"].tolist(),
-                    stored["sizes"].tolist(),
-                    checksums if stored["has_checksums"] else None,
+        expected = f"expected an index in {path}, cannot read it"
+        # For a damaged archive, NumPy raises many types of exceptions.
+        cannot_read = reading(expected, Exception, ": make it with KeyIndex.scan")
+        with cannot_read, np.load(path, allow_pickle=False) as stored:
+            version = int(stored["version"])
+            if version != _VERSION:
+                raise InputError(
+                    f"expected an index of version {_VERSION} in {path}, got version {version}: "
+                    f"make it again with KeyIndex.scan"
                 )
-        except InputError:
-            raise
-        except _DAMAGED as error:
-            raise InputError(
-                f"expected an index in {path}, cannot read it ({error}): make it with KeyIndex.scan"
-            ) from error
+            checksums = stored["checksums"].astype(np.uint32, copy=False)
+            return cls(
+                stored["shards"].tolist(),
+                stored["sizes"].tolist(),
+                checksums if stored["has_checksums"] else None,
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index to a file, and replace one that exists atomically.
