@@ -38,7 +38,6 @@ class OfEpoch(Protocol):
 
 
 Plan = TypeVar("Plan", bound=OfEpoch)
-PlanIn = TypeVar("PlanIn", bound=OfEpoch, contravariant=True)  # Of what only takes plans.
 
 
 @dataclass

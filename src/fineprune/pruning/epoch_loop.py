@@ -8,7 +8,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol
+from typing import Any, Generic
 
 import torch
 from torch.compiler import is_compiling
@@ -18,7 +18,7 @@ from fineprune.errors import InputError
 from fineprune.labels.batch import as_numbers
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.untraced import Untraced
-from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, PlanIn, Progress
+from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, Progress
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loader import PrunedLoaders
 from fineprune.pruning.loop_checks import (
@@ -44,35 +44,12 @@ from fineprune.pruning.loss_buffer import (
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.position import Position
 from fineprune.pruning.pruner_state import from_bytes, to_bytes
+from fineprune.pruning.recorder import PlanRecorder
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.run_report import RunReport, as_html
 from fineprune.pruning.schedule import check_epoch
 from fineprune.pruning.step_counts import BatchShape, batches_of, num_kept, steps_of, total_steps
-
-
-class PlanRecorder(Protocol[PlanIn]):
-    """What keeps the losses of an epoch until a policy learns from them."""
-
-    nonfinite: int
-    flat: bool
-
-    @property
-    def flushed(self) -> bool:
-        """Whether everything was learned that was recorded."""
-
-    def clear(self) -> None:
-        """Forget everything that was recorded."""
-
-    @property
-    def batches_until_flush(self) -> int:
-        """After how many more batches they must be given to ``extend``, at the latest."""
-
-    def extend(self, plan: PlanIn, batches: Sequence[Batch]) -> None:
-        """Add batches of an epoch."""
-
-    def flush(self, plan: PlanIn) -> None:
-        """Learn from what was recorded of an epoch."""
 
 
 class EpochLoop(Untraced, ABC, Generic[Plan]):

@@ -5,13 +5,16 @@ buffer is flushed: the mean of each batch is taken over all ranks, and the polic
 losses together with these means.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Generic
 
 import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError
 from fineprune.pruning.dropping_count import batch_means, batch_sums
+from fineprune.pruning.epoch_cycle import Plan
 from fineprune.pruning.loop_checks import check_range
 from fineprune.pruning.loss_buffer import MOST_WAITING, Batch, Drained, LossBuffer, are_flat
 from fineprune.pruning.plan import EpochPlan, fingerprint
@@ -23,14 +26,12 @@ from fineprune.pruning.replicas import Number, Replicas
 _FLUSH_AT = 1 << 22
 
 
-class Recorder:
-    """Buffers the losses of the epoch in progress and hands them to the policy.
+class PlanRecorder(ABC, Generic[Plan]):
+    """Keeps the losses of the epoch in progress until a policy learns from them.
 
     Args:
-        policy: Observes the losses, if it needs them.
-        replicas: The ranks over which batch means are taken and observations are merged.
+        replicas: The ranks over which the mean of each batch is taken.
         num_samples: Number of samples N in the data set.
-        seed: The seed of the pruner, which must be the same on every rank.
 
     Attributes:
         nonfinite: Number of losses that all ranks recorded in the epoch in progress and that were
@@ -38,12 +39,9 @@ class Recorder:
         flat: Whether all samples of each batch had the same loss, as of the last flush.
     """
 
-    def __init__(self, policy: Policy, replicas: Replicas, num_samples: int, seed: int) -> None:
-        self._policy = policy
+    def __init__(self, replicas: Replicas, num_samples: int) -> None:
         self._replicas = replicas
         self._num_samples = num_samples
-        self._seed = seed
-        self._policy_merges = type(policy).merge is not Policy.merge
         self.clear()
 
     def clear(self) -> None:
@@ -51,17 +49,66 @@ class Recorder:
         self.nonfinite = 0
         self.flat = False
         self._buffer = LossBuffer()
+
+    @property
+    def flushed(self) -> bool:
+        """Whether everything was learned that was recorded."""
+        return not len(self._buffer)
+
+    @property
+    def batches_until_flush(self) -> int:
+        """After how many more batches they must be given to ``extend``, at the latest."""
+        return MOST_WAITING
+
+    @abstractmethod
+    def extend(self, plan: Plan, batches: Sequence[Batch]) -> None:
+        """Add batches to the epoch of ``plan``, at most ``batches_until_flush``."""
+
+    @abstractmethod
+    def flush(self, plan: Plan) -> None:
+        """Learn from what was recorded of the epoch. Several ranks must call this together."""
+
+    def _drained(self, buffer: LossBuffer) -> Drained:
+        drained = buffer.drain()
+        if drained.indices.size:
+            check_range(int(drained.indices.min()), int(drained.indices.max()), self._num_samples)
+        return drained
+
+    def _means(self, own: Drained, batches: int) -> npt.NDArray[np.float64]:
+        """Return the mean of each of so many batches over all ranks, and count what is odd."""
+        self.flat = are_flat(own)
+        sums = np.zeros((batches, 3))
+        sums[: len(own.sizes)] = batch_sums(own.losses, own.sizes)
+        sums = self._replicas.sum(sums)
+        self.nonfinite += int(sums[:, 2].sum())
+        return batch_means(sums)
+
+
+class Recorder(PlanRecorder[EpochPlan]):
+    """Buffers the losses of the epoch in progress and hands them to the policy.
+
+    Args:
+        policy: Observes the losses, if it needs them.
+        replicas: The ranks over which batch means are taken and observations are merged.
+        num_samples: Number of samples N in the data set.
+        seed: The seed of the pruner, which must be the same on every rank.
+    """
+
+    def __init__(self, policy: Policy, replicas: Replicas, num_samples: int, seed: int) -> None:
+        super().__init__(replicas, num_samples)
+        self._policy = policy
+        self._seed = seed
+        self._policy_merges = type(policy).merge is not Policy.merge
+
+    def clear(self) -> None:
+        """Forget everything that was recorded."""
+        super().clear()
         self._rescored = LossBuffer()
 
     @property
     def flushed(self) -> bool:
         """Whether the policy has observed everything that was recorded."""
-        return not len(self._buffer) and not len(self._rescored)
-
-    @property
-    def batches_until_flush(self) -> int:
-        """After how many more batches the losses must be flushed: no particular number."""
-        return MOST_WAITING
+        return super().flushed and not len(self._rescored)
 
     def extend(self, plan: EpochPlan, batches: Sequence[Batch]) -> None:
         """Add batches to the epoch in progress."""
@@ -96,12 +143,7 @@ class Recorder:
         batches = self._most_batches(plan, len(drained.sizes))
         if not batches:
             return
-        self.flat = are_flat(drained)
-        sums = np.zeros((batches, 3))
-        sums[: len(drained.sizes)] = batch_sums(drained.losses, drained.sizes)
-        sums = self._replicas.sum(sums)
-        self.nonfinite += int(sums[:, 2].sum())
-        means = batch_means(sums)
+        means = self._means(drained, batches)
         if self._replicas.size == 1 or self._policy_merges:
             own_means = np.repeat(means[: len(drained.sizes)], drained.sizes)
             records = LossRecords(drained.indices, drained.losses, own_means)
@@ -122,12 +164,6 @@ class Recorder:
             losses = _joined(self._replicas.gather(losses, max(lengths)), lengths)
         if len(index):
             self._policy.observe_rescored(plan.epoch, index, losses)
-
-    def _drained(self, buffer: LossBuffer) -> Drained:
-        drained = buffer.drain()
-        if drained.indices.size:
-            check_range(int(drained.indices.min()), int(drained.indices.max()), self._num_samples)
-        return drained
 
     def _most_batches(self, plan: EpochPlan, batches: int) -> int:
         """Return the largest number of batches of a rank, and check that the plans are equal."""

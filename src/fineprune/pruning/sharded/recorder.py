@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError
-from fineprune.pruning.dropping_count import batch_means, batch_sums, exceeds
-from fineprune.pruning.loop_checks import check_range
-from fineprune.pruning.loss_buffer import Batch, LossBuffer, are_flat
+from fineprune.pruning.dropping_count import exceeds
+from fineprune.pruning.loss_buffer import Batch
+from fineprune.pruning.recorder import PlanRecorder
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.sample_counts import SampleCounts
 from fineprune.pruning.sharded.share import Indices, Share
@@ -22,7 +22,7 @@ from fineprune.pruning.sharded.share import Indices, Share
 _FLUSH_AT = 1 << 20
 
 
-class ShardedRecorder:
+class ShardedRecorder(PlanRecorder[Share]):
     """Buffers the losses of the epoch in progress, and marks the samples above the mean.
 
     Args:
@@ -34,10 +34,7 @@ class ShardedRecorder:
         replicas: The ranks over which means are taken.
 
     Attributes:
-        nonfinite: Number of losses that all ranks recorded in the epoch in progress and that were
-            NaN or infinite, as of the last flush.
-        flat: Whether all samples of each batch had the same loss, as of the last flush.
-        foreign: The samples of other ranks that this rank has marked in it; int64.
+        foreign: The samples of other ranks that this rank has marked in the epoch; int64.
     """
 
     def __init__(
@@ -48,25 +45,16 @@ class ShardedRecorder:
         batch_size: int,
         replicas: Replicas,
     ) -> None:
+        super().__init__(replicas, num_samples)
         self._counts = counts
         self._tolerance = tolerance
-        self._num_samples = num_samples
-        self._replicas = replicas
         self._flush_every = max(1, _FLUSH_AT // batch_size)
-        self.clear()
 
     def clear(self) -> None:
         """Forget everything that was recorded."""
-        self.nonfinite = 0
-        self.flat = False
+        super().clear()
         self.foreign: Indices = np.empty(0, dtype=np.int64)
         self._unflushed = 0
-        self._buffer = LossBuffer()
-
-    @property
-    def flushed(self) -> bool:
-        """Whether every recorded loss has led to a mark or to none."""
-        return not len(self._buffer)
 
     @property
     def batches_until_flush(self) -> int:
@@ -74,7 +62,7 @@ class ShardedRecorder:
         return self._flush_every - self._unflushed
 
     def extend(self, share: Share, batches: Sequence[Batch]) -> None:
-        """Add batches to the epoch of ``share``, at most ``batches_until_flush``.
+        """Add batches to the epoch of ``share``.
 
         Whenever the buffer is full, this is a collective operation.
         """
@@ -91,9 +79,7 @@ class ShardedRecorder:
         if self._counts is None:
             return
         self._unflushed = 0
-        drained = self._buffer.drain()
-        if drained.indices.size:
-            check_range(int(drained.indices.min()), int(drained.indices.max()), self._num_samples)
+        drained = self._drained(self._buffer)
         own, epoch = len(drained.sizes), share.epoch
         batches, last, first = self._replicas.maximum(np.array([own, epoch, -epoch])).tolist()
         if last != -first:
@@ -103,12 +89,7 @@ class ShardedRecorder:
             )
         if not batches:
             return
-        self.flat = are_flat(drained)
-        sums = np.zeros((batches, 3))
-        sums[:own] = batch_sums(drained.losses, drained.sizes)
-        sums = self._replicas.sum(sums)
-        self.nonfinite += int(sums[:, 2].sum())
-        means = np.repeat(batch_means(sums)[:own], drained.sizes)
+        means = np.repeat(self._means(drained, batches)[:own], drained.sizes)
         marked = drained.indices[exceeds(drained.losses, means, self._tolerance)]
         is_own = _mark(self._counts.marks, marked, share.owned)
         self.foreign = np.concatenate([self.foreign, marked[~is_own]])
