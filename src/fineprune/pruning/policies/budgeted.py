@@ -8,7 +8,6 @@ from typing import Any, Unpack
 from torch.optim.lr_scheduler import LRScheduler
 
 from fineprune.errors import InputError, check_one_of
-from fineprune.pruning.kept_numbers import check_save
 from fineprune.pruning.learning_rates import (
     FollowedScheduler,
     Rates,
@@ -18,6 +17,7 @@ from fineprune.pruning.learning_rates import (
     relative_rates,
 )
 from fineprune.pruning.plan_options import Options, annealed_epochs
+from fineprune.pruning.policies.even_saving import check_save
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.step_budget import rates_along_steps, smooth_weights, steps_of_epoch
 

@@ -7,16 +7,16 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError
-from fineprune.pruning.kept_numbers import check_save, kept_numbers
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options, annealed_epochs
+from fineprune.pruning.plan_options import Options
+from fineprune.pruning.policies.even_saving import EvenSaving
 from fineprune.pruning.policies.last_losses import LastLosses
 
 _PRUNE = 0.5
 _ANNEAL = 0.125
 
 
-class InfoBatch(LastLosses):
+class InfoBatch(EvenSaving, LastLosses):
     """InfoBatch (Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data
     Pruning", ICLR 2024).
 
@@ -65,32 +65,8 @@ class InfoBatch(LastLosses):
             prune = _PRUNE
         if prune is not None and not 0 <= prune < 1:
             raise InputError(f"expected prune as a probability in [0, 1), got {prune!r}")
-        annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
-        self._shortened = range(self.epochs - annealed)
         self.prune = None if prune is None else float(prune)
-        self.save = None if save is None else check_save(save, len(self._shortened), self.epochs)
-        self._numbers: list[int] = []
-
-    def bind(self, num_samples: int) -> None:
-        """Allocate one float32 per sample, NaN for samples without a loss."""
-        super().bind(num_samples)
-        self.bind_steps(1, num_samples)
-
-    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
-        """With ``save``, distribute the samples to skip over the epochs, in whole steps.
-
-        Raises:
-            InputError: The steps are too large to save anything, or to save as much, since each
-                epoch takes at least one.
-        """
-        if self.save is not None:
-            self._numbers = kept_numbers(
-                self.save, self.epochs, self._shortened, len(self.losses), samples_per_step
-            )
-
-    def num_kept(self, epoch: int) -> int | None:
-        """With ``save``, return how many samples the epoch keeps; otherwise, it depends on data."""
-        return None if self.save is None else self._numbers[epoch]
+        self._set_save(save)
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Skip samples of the first group at random, and weight the kept ones."""

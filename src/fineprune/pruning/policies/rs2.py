@@ -7,9 +7,9 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError
-from fineprune.pruning.kept_numbers import check_save
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, annealed_epochs
+from fineprune.pruning.policies.even_saving import check_save
 from fineprune.pruning.policies.policy import Policy, prune_count
 from fineprune.pruning.random_streams import stream
 

@@ -6,14 +6,14 @@ import numpy as np
 import torch
 
 from fineprune.errors import InputError
-from fineprune.pruning.kept_numbers import check_save, kept_numbers
 from fineprune.pruning.lowest import lowest
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options, annealed_epochs
+from fineprune.pruning.plan_options import Options
+from fineprune.pruning.policies.even_saving import EvenSaving
 from fineprune.pruning.policies.last_losses import LastLosses
 
 
-class SelectiveBackprop(LastLosses):
+class SelectiveBackprop(EvenSaving, LastLosses):
     """Selective-Backprop with the losses of earlier epochs (Jiang et al., "Accelerating Deep
     Learning by Focusing on the Biggest Losers", 2019, where this form is called StaleSB).
 
@@ -58,32 +58,9 @@ class SelectiveBackprop(LastLosses):
             raise InputError(f"expected 0 <= begin < end <= 1, got begin={begin} and end={end}")
         if not 0 <= power < np.inf:
             raise InputError(f"expected power of at least 0, got {power!r}")
-        annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
-        last = min(round(end * self.epochs), self.epochs - annealed)
-        self._shortened = range(round(begin * self.epochs), last)
-        self.save = check_save(save, len(self._shortened), self.epochs)
+        self._set_save(save, round(begin * self.epochs), round(end * self.epochs))
         self.power = float(power)
         self.begin, self.end = float(begin), float(end)
-        self._numbers: list[int] = []
-
-    def bind(self, num_samples: int) -> None:
-        """Allocate the losses."""
-        super().bind(num_samples)
-        self.bind_steps(1, num_samples)
-
-    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
-        """Distribute the samples to skip over the epochs, in whole steps.
-
-        Raises:
-            InputError: The steps are too large to save anything, or to save as much.
-        """
-        self._numbers = kept_numbers(
-            self.save, self.epochs, self._shortened, len(self.losses), samples_per_step
-        )
-
-    def num_kept(self, epoch: int) -> int:
-        """Return how many samples the epoch keeps."""
-        return self._numbers[epoch]
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Draw samples without replacement, those with large losses with a higher probability."""

@@ -7,17 +7,17 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, check_whole_number
-from fineprune.pruning.kept_numbers import check_save, kept_numbers
 from fineprune.pruning.lowest import lowest
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options, annealed_epochs, check_share
-from fineprune.pruning.policies.policy import LossRecords, Policy
+from fineprune.pruning.plan_options import Options, check_share
+from fineprune.pruning.policies.even_saving import EvenSaving
+from fineprune.pruning.policies.policy import LossRecords
 from fineprune.pruning.random_streams import stream
 
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-class UCB(Policy):
+class UCB(EvenSaving):
     """Upper confidence bounds (Raju et al., "Accelerating Deep Learning with Dynamic Data Pruning",
     2021).
 
@@ -66,13 +66,10 @@ class UCB(Policy):
             raise InputError("expected smoothing below 1, since losses would be ignored, got 1")
         if not 0 <= exploration < np.inf:
             raise InputError(f"expected exploration of at least 0, got {exploration!r}")
-        annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
-        self._shortened = range(self.period, self.epochs - annealed)
-        self.save = check_save(save, len(self._shortened), self.epochs)
+        self._set_save(save, self.period)
         self.smoothing = float(smoothing)
         self.exploration = float(exploration)
         self.epsilon = float(epsilon)
-        self._numbers: list[int] = []
         self._new: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
         self._mean, self._variance, self._scores = self._new, self._new, self._new
 
@@ -83,21 +80,6 @@ class UCB(Policy):
         self._mean = np.full(num_samples, np.nan, dtype=np.float32)
         self._variance = np.zeros(num_samples, dtype=np.float32)
         self._scores = np.full(num_samples, np.inf, dtype=np.float32)
-        self.bind_steps(1, num_samples)
-
-    def bind_steps(self, samples_per_step: int, steps_per_full_epoch: int) -> None:
-        """Distribute the samples to skip over the epochs, in whole steps.
-
-        Raises:
-            InputError: The steps are too large to save anything, or to save as much.
-        """
-        self._numbers = kept_numbers(
-            self.save, self.epochs, self._shortened, len(self._new), samples_per_step
-        )
-
-    def num_kept(self, epoch: int) -> int:
-        """Return how many samples the epoch keeps."""
-        return self._numbers[epoch]
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Keep the samples with the highest scores; those without a loss come first."""
