@@ -24,7 +24,7 @@ from fineprune.datasets.digits import load_digits
 from fineprune.datasets.download import fetch
 from fineprune.datasets.image_set import ImageSet
 from fineprune.errors import InputError
-from fineprune.importing import import_attribute
+from fineprune.importing import call_attribute
 from fineprune.launch.slurm import fit_servers
 from fineprune.networks.registry import build_network
 from fineprune.training.loop import train
@@ -178,7 +178,7 @@ COMMANDS = [
     (f"train {QUICK} --set network.name=own_inputs:two_logits", "(1, 10) from network.name"),
     (f"train {QUICK} --set network.name=nowhere:network", "there is no module 'nowhere'"),
     (f"train {QUICK} --set {own('nothing')}", "has no attribute 'nothing'"),
-    (f"train {QUICK} --set {own('number')}", "to be a function, got int"),
+    (f"train {QUICK} --set {own('number')}", "a class or a function, got int"),
     (f"train {QUICK} --set {own('single')}", "got TensorDataset"),
     (f"train {QUICK} --set {own('stream')}", "expected map-style datasets"),
     (f"train {QUICK} --set {own('empty')}", "got an empty one"),
@@ -476,8 +476,8 @@ CALLS = [
     (lambda: fetch("http://example.org/x", "0", Path("new")), "https", "http://example.org/x"),
     (lambda: build_network("resnet19", 10, 3), "network.name", "resnet19"),
     (lambda: build_network("torchvision:resnet18", 10, 1), "3 channels", "got 1"),
-    (lambda: import_attribute("nowhere:data"), "module:attribute", "nowhere"),
-    (lambda: import_attribute("json:datta"), "module:attribute", "datta"),
+    (lambda: call_attribute("nowhere:data", "data"), "module:attribute", "nowhere"),
+    (lambda: call_attribute("json:datta", "data"), "module:attribute", "datta"),
     (lambda: make_recipe({"run": {"device": "tpu"}}), "run.device", "got 'tpu'"),
     (lambda: make_recipe({"run": {"seed": 2**64}}), "run.seed", f"got {2**64}"),
     (lambda: make_recipe({"training": 3}), "[training]", "training = 3"),

@@ -204,7 +204,7 @@ def test_a_recipe_names_a_policy_and_its_arguments(own_policies, tmp_path):
     [
         ("own_policies:Missing", {}, "has no attribute 'Missing'"),
         ("no_module:Half", {}, "there is no module 'no_module'"),
-        ("own_policies:number", {}, "to be a class, got int"),
+        ("own_policies:number", {}, "to be a class or a function, got int"),
         ("own_policies:no_policy", {}, "to make a fineprune.Policy, got int"),
         ("own_policies:no_policy", {"x": 1}, r"when called with \(8, x=1\)"),
         ("own_policies:other_length", {}, "for 8 epochs, got 9"),

@@ -1,6 +1,7 @@
-"""Import what a recipe names as ``module:attribute``."""
+"""Import and call what a recipe names as ``module:attribute``."""
 
 import importlib
+import inspect
 import os
 import re
 import sys
@@ -17,12 +18,38 @@ def check_import_name(setting: str, name: str) -> None:
         raise InputError(f"expected {setting} in the form module:attribute, got {name!r}")
 
 
-def import_attribute(name: str) -> Any:
-    """Import ``module:attribute``. This runs the module's code, so only training does it.
+def call_attribute(name: str, makes: str, /, *args: Any, **values: Any) -> Any:
+    """Import ``module:attribute`` and return what it returns. Only training runs the user's code.
 
-    Modules in the current directory are found, as with ``python -m``. An exception in the module's
+    Modules in the current directory are found, as with ``python -m``. An exception in the user's
     own code is passed on unchanged.
+
+    Args:
+        name: The name of a class or a function.
+        makes: What it makes, for error messages.
+        args: The positional arguments.
+        values: The keyword arguments.
     """
+    make = _imported(name)
+    if not callable(make):
+        raise InputError(
+            f"expected {name!r} to be a class or a function, got {type(make).__name__}"
+        )
+    try:
+        inspect.signature(make).bind(*args, **values)
+    except TypeError as error:
+        called = ", ".join(
+            [*map(repr, args), *(f"{key}={value!r}" for key, value in values.items())]
+        )
+        raise InputError(
+            f"expected {name!r} to make {makes} when called with ({called}): {error}"
+        ) from error
+    except ValueError:
+        pass  # A callable written in C tells nothing about its arguments.
+    return make(*args, **values)
+
+
+def _imported(name: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

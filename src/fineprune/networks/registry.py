@@ -1,7 +1,6 @@
 """Build a network by its name: built in, from timm or torchvision, or the user's own."""
 
 import importlib
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fineprune.errors import InputError, check_one_of, first_line
-from fineprune.importing import import_attribute
+from fineprune.importing import call_attribute
 from fineprune.networks.lenet import LeNet
 from fineprune.networks.resnet import BasicBlock, Bottleneck, ImageNetResNet, ResNet
 from fineprune.networks.resnet9 import ResNet9
@@ -57,7 +56,8 @@ def build_network(name: str, classes: int, channels: int) -> nn.Module:
         if channels != 3:
             raise InputError(f"expected images of 3 channels for {name}, got {channels}")
         return _built_by_library(name, num_classes=classes)
-    return _own(name, import_attribute(name), classes=classes, channels=channels)
+    own = call_attribute(name, "a network", classes=classes, channels=channels)
+    return _checked(name, own)
 
 
 def _built_by_library(name: str, **values: Any) -> nn.Module:
@@ -76,26 +76,11 @@ def _built_by_library(name: str, **values: Any) -> nn.Module:
     try:
         network = create(model, **values)
     except (TypeError, ValueError, RuntimeError) as error:  # timm raises RuntimeError for names
+        called = ", ".join(f"{key}={value}" for key, value in values.items())
         raise InputError(
-            f"expected {name!r} to make a network when called with {_listed(values)}: {error}"
+            f"expected {name!r} to make a network when called with {called}: {error}"
         ) from error
     return _checked(name, network)
-
-
-def _own(name: str, make: Any, **values: Any) -> nn.Module:
-    if not callable(make):
-        raise InputError(
-            f"expected {name!r} to be a class or a function, got {type(make).__name__}"
-        )
-    try:
-        inspect.signature(make).bind(**values)
-    except TypeError as error:
-        raise InputError(
-            f"expected {name!r} to make a network when called with {_listed(values)}: {error}"
-        ) from error
-    except ValueError:
-        pass  # a callable written in C tells nothing about its arguments
-    return _checked(name, make(**values))
 
 
 def _checked(name: str, network: Any) -> nn.Module:
@@ -104,7 +89,3 @@ def _checked(name: str, network: Any) -> nn.Module:
             f"expected {name!r} to make a torch.nn.Module, got {type(network).__name__}"
         )
     return network
-
-
-def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in values.items())

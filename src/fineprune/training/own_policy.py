@@ -1,12 +1,11 @@
 """A user's own policy, which a recipe names as ``module:Class``."""
 
 import dataclasses
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from fineprune.errors import InputError
-from fineprune.importing import import_attribute
+from fineprune.importing import call_attribute
 from fineprune.pruning.plan_options import Options
 from fineprune.pruning.policies.policy import Policy
 
@@ -20,20 +19,7 @@ def own_policy(name: str, epochs: int, arguments: Mapping[str, Any], options: Op
         arguments: The keyword arguments of the class.
         options: The options that the recipe sets. They replace those of the policy.
     """
-    make = import_attribute(name)
-    if not callable(make):
-        raise InputError(f"expected {name!r} to be a class, got {type(make).__name__}")
-    called = ", ".join([str(epochs), *(f"{key}={value!r}" for key, value in arguments.items())])
-    try:
-        inspect.signature(make).bind(epochs, **arguments)
-    except TypeError as error:
-        raise InputError(
-            f"expected {name!r} to make a policy when called with ({called}): {error}: see "
-            f"pruning.arguments"
-        ) from error
-    except ValueError:
-        pass  # A callable written in C tells nothing about its arguments.
-    policy = make(epochs, **arguments)
+    policy = call_attribute(name, "a policy", epochs, **arguments)
     if not isinstance(policy, Policy):
         raise InputError(
             f"expected {name!r} to make a fineprune.Policy, got {type(policy).__name__}"

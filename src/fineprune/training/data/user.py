@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 
 from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.errors import InputError, first_line, shown
-from fineprune.importing import import_attribute
+from fineprune.importing import call_attribute
 from fineprune.labels.dataset_names import keys_of
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.training_set import UNKNOWN, TrainingSet
@@ -213,10 +213,7 @@ def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
     Returns:
         The training set, the test set, and the training samples to use for evaluation.
     """
-    function = import_attribute(name)
-    if not callable(function):
-        raise InputError(f"expected {name!r} to be a function, got {type(function).__name__}")
-    returned = function()
+    returned = call_attribute(name, "datasets")
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
         raise InputError(
             f"expected {name} to return (train, test) or (train, test, plain), got "
