@@ -73,14 +73,19 @@ def rich_table(table: Table, width: int) -> TerminalTable:
     return rich
 
 
+def number(value: float | None, form: str, missing: str = NOTHING) -> str:
+    """Format a number that may be missing."""
+    return missing if value is None else format(value, form)
+
+
 def whole(value: float | None) -> str:
     """Format a number as a whole number."""
-    return NOTHING if value is None else f"{value:,.0f}"
+    return number(value, ",.0f")
 
 
 def decimal(value: float | None, digits: int) -> str:
     """Format a number with some digits after the point."""
-    return NOTHING if value is None else f"{value:,.{digits}f}"
+    return number(value, f",.{digits}f")
 
 
 def percent(value: float | None, digits: int = 2) -> str:

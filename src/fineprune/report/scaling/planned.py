@@ -11,7 +11,7 @@ from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import FAINT, INK, WIDTH, our_style
 from fineprune.report.page_template import write_page
 from fineprune.report.scaling.figures import COLOURS, MARKERS
-from fineprune.report.table import NOTHING, Table
+from fineprune.report.table import Table, number
 
 
 def planned_tables(plan: ClusterPlan, *, every: bool = False) -> list[Table]:
@@ -69,20 +69,16 @@ def _time(title: str, rows: Sequence[Predicted]) -> Table:
             (
                 row.configuration,
                 f"{row.samples_factor:.2f}",
-                _hours(row.hours),
-                _hours(row.node_hours),
-                _hours(row.hours_pruned),
-                _hours(row.node_hours_pruned),
+                number(row.hours, ",.3g"),
+                number(row.node_hours, ",.3g"),
+                number(row.hours_pruned, ",.3g"),
+                number(row.node_hours_pruned, ",.3g"),
             )
             for row in rows
         ],
         "The time to the target, or else that of the recipe's epochs: on all data, and with the "
         "pruning of the recipe. Samples needed: relative to one worker.",
     )
-
-
-def _hours(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:,.3g}"
 
 
 def draw_planned(plan: ClusterPlan) -> Drawing:

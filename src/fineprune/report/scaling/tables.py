@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fineprune.experiments.scale_table import SERVER_PHASES, WORKER_PHASES, ScaleRow
 from fineprune.report.scaling.paper import LEARNING, THROUGHPUT
-from fineprune.report.table import NOTHING, Table, decimal, percent
+from fineprune.report.table import NOTHING, Table, decimal, number, percent
 
 
 def scale_tables(rows: Sequence[ScaleRow], *, paper: bool = False) -> list[Table]:
@@ -79,10 +79,10 @@ def _learning(rows: Sequence[ScaleRow], paper: bool) -> Table:
                 row.configuration,
                 _accuracy(row),
                 f"{row.seconds:,.1f}",
-                _or_nothing(row.seconds_other, ",.1f"),
-                _or_never(row.seconds_to_target, ",.1f"),
-                _or_never(row.epochs_to_target, "g"),
-                _or_never(row.samples_to_target, ",.0f"),
+                number(row.seconds_other, ",.1f"),
+                number(row.seconds_to_target, ",.1f", "never"),
+                number(row.epochs_to_target, "g", "never"),
+                number(row.samples_to_target, ",.0f", "never"),
                 _ratio(row.speedup_to_target),
             )
             for row in rows
@@ -107,9 +107,9 @@ def _staleness(rows: Sequence[ScaleRow]) -> Table:
             (
                 row.configuration,
                 f"{row.updates:,.0f}",
-                _or_nothing(row.staleness_mean, ".3f"),
-                _or_nothing(row.staleness_p95, "g"),
-                _or_nothing(row.staleness_max, "d"),
+                number(row.staleness_mean, ".3f"),
+                number(row.staleness_p95, "g"),
+                number(row.staleness_max, "d"),
                 percent(row.dropped),
                 str(row.lost),
             )
@@ -149,7 +149,7 @@ def _each(rows: Sequence[ScaleRow]) -> Table:
                 row.configuration,
                 str(rank),
                 percent(worker.share, 1),
-                _or_nothing(worker.staleness_mean, ".2f"),
+                number(worker.staleness_mean, ".2f"),
                 *(f"{1e3 * worker.phases.get(phase, 0.0):.2f}" for phase in phases),
             )
             for row in rows
@@ -169,11 +169,3 @@ def _accuracy(row: ScaleRow) -> str:
 
 def _ratio(value: float | None) -> str:
     return decimal(value, 2)
-
-
-def _or_nothing(value: float | None, form: str) -> str:
-    return NOTHING if value is None else format(value, form)
-
-
-def _or_never(value: float | None, form: str) -> str:
-    return "never" if value is None else format(value, form)
