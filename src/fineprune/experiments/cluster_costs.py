@@ -1,12 +1,12 @@
 """What a training costs on a cluster: the cluster, the costs of a step, and the file with both."""
 
-import dataclasses
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fineprune.errors import InputError, check_above, check_at_least, check_whole_number, reading
+from fineprune.training.recipe import convert_sections
 
 
 @dataclass(frozen=True)
@@ -134,32 +134,12 @@ def read_cluster(path: Path) -> ClusterFile:
         reading(f"expected TOML in {path}, cannot parse it", ValueError),
     ):
         sections = tomllib.loads(path.read_text(encoding="utf-8"))
-    kinds: dict[str, Any] = {"cluster": ClusterShape, "target": Target, "costs": Costs}
-    for section, values in sections.items():
-        if section not in kinds or not isinstance(values, dict):
-            raise InputError(f"expected the sections {', '.join(kinds)} in {path}, got {section!r}")
-        known = {field.name: field for field in dataclasses.fields(kinds[section])}
-        if section == "costs":
-            known["step"] = known["steps"]
-        for name, value in values.items():
-            if name not in known:
-                raise InputError(
-                    f"expected one of {', '.join(known)} in [{section}] of {path}, got {name!r}"
-                )
-            is_list = section == "costs" and name == "steps"
-            wanted = (list,) if is_list else (bool,) if name == "overlaps" else (int, float)
-            items = value if isinstance(value, list) else [value]
-            if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-                raise InputError(
-                    f"expected a {wanted[-1].__name__} as {section}.{name}, got {value!r}"
-                )
-            if is_list and not (items and all(type(item) in (int, float) for item in items)):
-                raise InputError(f"expected numbers of seconds as costs.steps, got {value!r}")
-    costs = dict(sections.get("costs", {}))
-    if "step" in costs:
+    costs = sections.get("costs")
+    if isinstance(costs, dict) and "step" in costs:
         costs["steps"] = [costs.pop("step")]
-    if "steps" in costs:
-        costs["steps"] = tuple(float(step) for step in costs["steps"])
-    return ClusterFile(
-        ClusterShape(**sections.get("cluster", {})), Target(**sections.get("target", {})), costs
-    )
+    if isinstance(costs, dict) and costs.get("steps") == []:
+        raise InputError("expected numbers of seconds as costs.steps, got []: give one at least")
+    kinds = {"cluster": ClusterShape, "target": Target, "costs": Costs}
+    given = convert_sections(kinds, sections)
+    cluster, target = ClusterShape(**given.get("cluster", {})), Target(**given.get("target", {}))
+    return ClusterFile(cluster, target, given.get("costs", {}))

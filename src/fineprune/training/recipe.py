@@ -267,12 +267,29 @@ def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Rec
         if not separator or not dot:
             raise InputError(f"expected --set section.key=value, got {change!r}")
         merged.setdefault(section, {})[key] = _parse(text.strip())
-    hints = get_type_hints(Recipe)
-    built: dict[str, Any] = {}
-    for section, values in merged.items():
-        _check_known("section", section, hints)
-        built[section] = _make_section(section, hints[section], values)
-    return Recipe(**built)
+    kinds = get_type_hints(Recipe)
+    given = convert_sections(kinds, merged)
+    return Recipe(**{section: kinds[section](**values) for section, values in given.items()})
+
+
+def convert_sections(
+    kinds: Mapping[str, Any], sections: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Check the keys of sections of TOML, and convert the values to the types of their fields.
+
+    Args:
+        kinds: The dataclass of each section that is known.
+        sections: The sections.
+    """
+    converted: dict[str, dict[str, Any]] = {}
+    for section, values in sections.items():
+        _check_known("section", section, kinds)
+        hints = get_type_hints(kinds[section])
+        converted[section] = {}
+        for key, value in _section(section, values).items():
+            _check_known(f"key in [{section}]", key, hints)
+            converted[section][key] = _convert(f"{section}.{key}", hints[key], value)
+    return converted
 
 
 def _section(key: str, value: Any) -> Mapping[str, Any]:
@@ -298,15 +315,6 @@ def _parse(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text  # A string may be given without quotes.
-
-
-def _make_section(section: str, settings: Any, values: Mapping[str, Any]) -> Any:
-    hints = get_type_hints(settings)
-    converted: dict[str, Any] = {}
-    for key, value in values.items():
-        _check_known(f"key in [{section}]", key, hints)
-        converted[key] = _convert(f"{section}.{key}", hints[key], value)
-    return settings(**converted)
 
 
 def _check_known(kind: str, given: str, known: Mapping[str, Any]) -> None:
