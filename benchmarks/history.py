@@ -20,7 +20,7 @@ from table import show
 
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.networks.registry import build_network
-from fineprune.runs.folder import RunFolder
+from fineprune.runs.files import write_array
 from fineprune.runs.history import pack_epoch
 from fineprune.training.hardware import describe
 from fineprune.training.sample_history import SampleHistory
@@ -71,11 +71,10 @@ def epoch_costs(samples: int, folder: Path) -> dict[str, Any]:
     stored, predictions = history.merged(RankGroup())
     records = pack_epoch(stored.numpy(), predictions.numpy(), CLASSES)
     packed = time.perf_counter()
-    files = RunFolder(folder / str(samples))
-    files.path.mkdir()
-    files.write_history(0, records)
+    file = folder / f"{samples}.npy"
+    write_array(file, records)
     written = time.perf_counter()
-    size = next(files.history.iterdir()).stat().st_size
+    size = file.stat().st_size
     return {
         "samples": samples,
         "keeping, s": kept - started,

@@ -112,6 +112,16 @@ def read_array(path: Path, what: str) -> npt.NDArray[Any]:
     return array
 
 
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """Write an array, for ``read_array``, into a folder that is made if it is missing."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    with replacing(path) as file:
+        np.save(file, array, allow_pickle=False)
+
+
 def epoch_file(folder: Path, epoch: int) -> Path:
     """Return the path of the array of an epoch, counted from 0, in a folder of arrays."""
     return folder / f"epoch-{epoch + 1:04d}.npy"

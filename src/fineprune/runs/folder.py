@@ -7,15 +7,9 @@ finished, ``summary.json``. Only the process that holds the folder's lock (``run
 to it.
 """
 
-import contextlib
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
-import numpy.typing as npt
-import torch
+from typing import Any
 
 from fineprune.errors import InputError, RunError
 from fineprune.runs.files import (
@@ -26,19 +20,16 @@ from fineprune.runs.files import (
     RECIPE,
     SUMMARY,
     append_metrics,
-    cannot_write,
     digest,
-    epoch_file,
     epoch_files,
     metrics_line,
-    replacing,
     temporary_of,
     whole_lines,
     write_atomically,
 )
-from fineprune.runs.history import EVALUATED, EVIDENCE, LABELS, Records
+from fineprune.runs.history import EVALUATED, EVIDENCE, LABELS
 from fineprune.runs.summary import Summary, write_summary
-from fineprune.runs.training_set import TRAINING_SET, TrainingSet, write_training_set
+from fineprune.runs.training_set import TRAINING_SET
 
 
 class RunFolder:
@@ -109,44 +100,9 @@ class RunFolder:
             )
         return self._written.hexdigest()
 
-    def write_counts(self, epoch: int, counts: npt.NDArray[np.integer]) -> None:
-        """Write the counts of a window.
-
-        Args:
-            epoch: The last epoch of the window, counted from 0.
-            counts: The counts; integers, shape (N,).
-        """
-        _write(epoch_file(self.counts, epoch), counts)
-
-    def write_history(self, epoch: int, records: Records) -> None:
-        """Write the history of an epoch.
-
-        Args:
-            epoch: The epoch, counted from 0.
-            records: The result of ``history.pack_epoch``, shape (N,).
-        """
-        _write(epoch_file(self.history, epoch), records)
-
-    def write_evidence(self, state: dict[str, Any]) -> None:
-        """Write the evidence on the labels: the state of a ``LabelWatch``."""
-        with _replacing(self.history / EVIDENCE) as file:
-            torch.save(state, file)
-
     def finish(self, summary: Summary) -> None:
         """Write the summary, which marks the run as finished."""
         write_summary(self.summary, summary)
-
-    def write_training_set(self, training_set: TrainingSet) -> None:
-        """Write which samples the run trained, out of which training set."""
-        write_training_set(self.history / TRAINING_SET, training_set)
-
-    def write_labels(self, labels: npt.NDArray[np.integer]) -> None:
-        """Write the label of each training sample: ``history.pack_classes``, shape (N,)."""
-        _write(self.history / LABELS, labels)
-
-    def write_evaluated(self, classes: npt.NDArray[np.integer]) -> None:
-        """Write the labels and the predictions of the last evaluation, shape (2, n)."""
-        _write(self.history / EVALUATED, classes)
 
     def _clean(self, from_epoch: int) -> None:
         """Remove what a killed process left unfinished, and the arrays of later epochs."""
@@ -159,19 +115,3 @@ class RunFolder:
             for epoch, path in epoch_files(folder).items():
                 if epoch >= from_epoch:
                     path.unlink()
-
-
-def _write(path: Path, array: npt.NDArray[Any]) -> None:
-    with _replacing(path) as file:
-        np.save(file, array, allow_pickle=False)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file of a subfolder, which is made if it is missing, as ``files.replacing`` does."""
-    try:
-        path.parent.mkdir(exist_ok=True)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    with replacing(path) as file:
-        yield file

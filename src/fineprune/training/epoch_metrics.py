@@ -10,9 +10,10 @@ import torch
 
 from fineprune.errors import RunError
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
+from fineprune.runs.files import epoch_file, replacing, write_array
 from fineprune.runs.folder import RunFolder
-from fineprune.runs.history import Records, pack_classes, pack_epoch
-from fineprune.runs.training_set import UNKNOWN
+from fineprune.runs.history import EVALUATED, EVIDENCE, LABELS, Records, pack_classes, pack_epoch
+from fineprune.runs.training_set import TRAINING_SET, UNKNOWN, write_training_set
 from fineprune.training.evaluate import Evaluation, evaluate
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.suspicion import Suspicion, detection, suspicion_by_evidence, suspicion_of
@@ -161,16 +162,17 @@ def write_epoch(
     if counts is None and last and isinstance(state.pruner.policy, ScheduledPolicy):
         counts = state.pruner.counts
     if counts is not None:
-        files.write_counts(epoch, counts.numpy())
+        write_array(epoch_file(files.counts, epoch), counts.numpy())
     if end.history is not None:
-        files.write_history(epoch, end.history)
+        write_array(epoch_file(files.history, epoch), end.history)
         if last:
             _write_labels(state, files)
         if last and evaluation is not None:
             both = np.stack([evaluation.labels.numpy(), evaluation.predictions.numpy()])
-            files.write_evaluated(pack_classes(both, state.data.classes))
+            write_array(files.history / EVALUATED, pack_classes(both, state.data.classes))
     if end.evidence is not None:
-        files.write_evidence(end.evidence)
+        with replacing(files.history / EVIDENCE) as file:
+            torch.save(end.evidence, file)
     files.append(metrics)
 
 
@@ -203,7 +205,7 @@ def _write_labels(state: TrainState, files: RunFolder) -> None:
         labels = np.where(seen >= 0, seen, labels)
     if (labels == UNKNOWN).any():
         return
-    files.write_labels(pack_classes(labels, state.data.classes))
+    write_array(files.history / LABELS, pack_classes(labels, state.data.classes))
     whole = training_set.labels.copy()
     whole[training_set.index] = labels
-    files.write_training_set(replace(training_set, labels=whole))
+    write_training_set(files.history / TRAINING_SET, replace(training_set, labels=whole))
