@@ -71,12 +71,12 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
 
 
 @contextlib.contextmanager
-def reading(
+def explaining(
     expected: str,
     kinds: type[Exception] | tuple[type[Exception], ...] = (OSError, ValueError),
     advice: str = "",
 ) -> Iterator[None]:
-    """Raise InputError where reading a file raises an exception of some kinds.
+    """Raise InputError where an exception of some kinds is raised.
 
     Args:
         expected: The start of the message, such as "expected JSON in FILE, cannot read it". The

@@ -1,5 +1,6 @@
 """Import and call what a recipe names as ``module:attribute``."""
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -7,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, explaining
 
 _FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -35,17 +36,11 @@ def call_attribute(name: str, makes: str, /, *args: Any, **values: Any) -> Any:
         raise InputError(
             f"expected {name!r} to be a class or a function, got {type(make).__name__}"
         )
-    try:
+    called = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in values.items())])
+    expected = f"expected {name!r} to make {makes} when called with ({called})"
+    # A callable written in C tells nothing about its arguments, which is a ValueError.
+    with explaining(expected, TypeError), contextlib.suppress(ValueError):
         inspect.signature(make).bind(*args, **values)
-    except TypeError as error:
-        called = ", ".join(
-            [*map(repr, args), *(f"{key}={value!r}" for key, value in values.items())]
-        )
-        raise InputError(
-            f"expected {name!r} to make {makes} when called with ({called}): {error}"
-        ) from error
-    except ValueError:
-        pass  # A callable written in C tells nothing about its arguments.
     return make(*args, **values)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 from urllib.parse import urlsplit
 
-from fineprune.errors import InputError, RunError
+from fineprune.errors import InputError, RunError, explaining
 
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 60
@@ -53,7 +53,8 @@ def fetch(url: str, md5: str, directory: Path) -> Path:
     try:
         with opener.open(url, timeout=_TIMEOUT_SECONDS) as response:
             length = response.headers.get("Content-Length")
-            _make(directory)
+            with explaining(f"expected a folder to download to, cannot create {directory}"):
+                directory.mkdir(parents=True, exist_ok=True)
             return save(response, None if length is None else int(length), url, md5, directory)
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):
@@ -162,15 +163,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"expected a folder to download to, cannot create {directory}: {error.strerror}"
-        ) from error
 
 
 class _HttpsRedirects(urllib.request.HTTPRedirectHandler):

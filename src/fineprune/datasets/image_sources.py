@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.datasets.tar_members import members
-from fineprune.errors import InputError, reading
+from fineprune.errors import InputError, explaining
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _KNOWN = frozenset(IMAGE_SUFFIXES)
@@ -283,7 +283,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, str, str]]:
         raise InputError(
             f"expected pyarrow to read {path}, found none: pip install 'fineprune[parquet]'"
         ) from error
-    cannot_read = reading(f"expected a Parquet file, cannot read {path}", ArrowException)
+    cannot_read = explaining(f"expected a Parquet file, cannot read {path}", ArrowException)
     with cannot_read, parquet.ParquetFile(path) as table:
         names = table.schema_arrow.names
         if not {"path", "label"} <= set(names):
@@ -310,7 +310,7 @@ def _scan_shards(source: Path, shards: list[Path]) -> Found:
     numbers, starts, sizes = array("i"), array("q"), array("q")
     ignored = 0
     for number, shard in enumerate(shards):
-        with reading(f"expected a tar file, cannot read {shard}"):
+        with explaining(f"expected a tar file, cannot read {shard}"):
             for sample in _samples(shard):
                 image, label = sample.image, sample.label
                 ignored += sample.others

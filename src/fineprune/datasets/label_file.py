@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.datasets.image_set import class_number
-from fineprune.errors import InputError, reading, shown
+from fineprune.errors import InputError, explaining, shown
 
 # The label of an image that is left out of the training, in text files and in the result.
 DROP_WORD, DROP = "drop", -1
@@ -72,7 +72,7 @@ def check_class_names(classes: Sequence[str], table: str) -> None:
 
 def _from_array(path: Path, classes: Sequence[str]) -> npt.NDArray[np.int64]:
     expected = f"expected labels in {path}, cannot read it"
-    with reading(expected, OSError):
+    with explaining(expected, OSError):
         try:
             # Mapped, so that a damaged header cannot ask for more memory than the file has bytes.
             array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -117,7 +117,7 @@ def _from_table(
     table.fieldnames = columns
     numbers = None if keys is None else {key: number for number, key in enumerate(keys)}
     index, lines = [], []
-    with reading(f"expected a table in {path}, cannot read it", csv.Error):
+    with explaining(f"expected a table in {path}, cannot read it", csv.Error):
         for row in table:
             place = f"line {table.line_num} of {path}"
             if row.get("key"):
@@ -180,5 +180,5 @@ def _numbers(
 
 
 def _text(path: Path) -> str:
-    with reading(f"expected labels in {path}, cannot read it"):
+    with explaining(f"expected labels in {path}, cannot read it"):
         return path.read_text(encoding="utf-8-sig")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fineprune.errors import InputError, check_above, check_at_least, check_whole_number, reading
+from fineprune.errors import InputError, check_above, check_at_least, check_whole_number, explaining
 from fineprune.training.recipe import convert_sections
 
 
@@ -130,8 +130,8 @@ def read_cluster(path: Path) -> ClusterFile:
     duration of every step.
     """
     with (
-        reading(f"expected --cluster to be a TOML file, cannot read {path}", OSError),
-        reading(f"expected TOML in {path}, cannot parse it", ValueError),
+        explaining(f"expected --cluster to be a TOML file, cannot read {path}", OSError),
+        explaining(f"expected TOML in {path}, cannot parse it", ValueError),
     ):
         sections = tomllib.loads(path.read_text(encoding="utf-8"))
     costs = sections.get("costs")

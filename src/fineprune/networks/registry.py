@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fineprune.errors import InputError, check_one_of, first_line
+from fineprune.errors import InputError, check_one_of, explaining
 from fineprune.importing import call_attribute
 from fineprune.networks.lenet import LeNet
 from fineprune.networks.resnet import BasicBlock, Bottleneck, ImageNetResNet, ResNet
@@ -62,25 +62,18 @@ def build_network(name: str, classes: int, channels: int) -> nn.Module:
 
 def _built_by_library(name: str, **values: Any) -> nn.Module:
     library, _, model = name.partition(":")
-    try:
-        create: Callable[..., Any]
+    create: Callable[..., Any]
+    # A library built for another torch raises more than ImportError.
+    with explaining(f"expected {library} to be installed for network.name {name!r}", Exception):
         if library == "timm":
             create = importlib.import_module("timm").create_model
         else:
             create = importlib.import_module("torchvision.models").get_model
-    except Exception as error:  # A library built for another torch raises more than ImportError.
-        reason = first_line(error)
-        raise InputError(
-            f"expected {library} to be installed for network.name {name!r}: {reason}"
-        ) from error
-    try:
-        network = create(model, **values)
-    except (TypeError, ValueError, RuntimeError) as error:  # timm raises RuntimeError for names
-        called = ", ".join(f"{key}={value}" for key, value in values.items())
-        raise InputError(
-            f"expected {name!r} to make a network when called with {called}: {error}"
-        ) from error
-    return _checked(name, network)
+    called = ", ".join(f"{key}={value}" for key, value in values.items())
+    expected = f"expected {name!r} to make a network when called with {called}"
+    # For unknown names, timm raises RuntimeError.
+    with explaining(expected, (TypeError, ValueError, RuntimeError)):
+        return _checked(name, create(model, **values))
 
 
 def _checked(name: str, network: Any) -> nn.Module:

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fineprune.errors import InputError, reading
+from fineprune.errors import InputError, explaining
 
 SUFFIXES = (".pth", ".pt", ".safetensors")
 
@@ -40,7 +40,7 @@ class LoadedWeights(NamedTuple):
 
 def weights_digest(path: Path) -> str:
     """Return the SHA-256 digest of a file of weights, in hexadecimal."""
-    with reading(f"expected weights in {path}, cannot read them"), path.open("rb") as file:
+    with explaining(f"expected weights in {path}, cannot read them"), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -61,7 +61,7 @@ def load_weights(network: nn.Module, path: Path, classes: int) -> LoadedWeights:
         classes: The number of classes of the network, by which its last linear layer is found.
     """
     # For damaged files, torch raises many types of exceptions.
-    cannot_read = reading(f"expected weights in {path}, cannot read them", Exception)
+    cannot_read = explaining(f"expected weights in {path}, cannot read them", Exception)
     with cannot_read, path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)

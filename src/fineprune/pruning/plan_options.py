@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, check_whole_number
+from fineprune.errors import InputError, check_whole_number, explaining
 from fineprune.pruning.lowest import lowest
 
 # How often in a row each sample was skipped is stored in one byte.
@@ -105,10 +105,9 @@ def class_numbers(labels: Any, num_samples: int) -> Labels:
         num_samples: Number of samples N in the data set.
     """
     given = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else labels
-    try:
+    # Numpy refuses lists of different lengths.
+    with explaining("expected labels as integers of shape (N,)", ValueError):
         values: npt.NDArray[Any] = np.asarray(given)
-    except ValueError as error:  # Numpy refuses lists of different lengths.
-        raise InputError(f"expected labels as integers of shape (N,): {error}") from error
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise InputError(
             f"expected labels as integers of shape (N,), got {values.dtype} of shape {values.shape}"

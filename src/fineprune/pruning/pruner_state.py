@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fineprune.errors import InputError, reading
+from fineprune.errors import InputError, explaining
 from fineprune.pruning.epoch_cycle import Progress
 from fineprune.pruning.plan import EpochPlan, check_plan
 
@@ -106,7 +106,7 @@ def from_bytes(data: object) -> dict[str, Any]:
     if not isinstance(data, bytes | bytearray | memoryview):
         raise InputError(f"expected the bytes of state_bytes(), got {type(data).__name__}")
     expected = f"expected the bytes of state_bytes(), got {len(data)} bytes that cannot be read"
-    with reading(expected, Exception):  # torch.load has no error of its own for damaged files.
+    with explaining(expected, Exception):  # torch.load has no error of its own for damaged files.
         packed: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     return packed
 

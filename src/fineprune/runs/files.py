@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import InputError, RunError, reading
+from fineprune.errors import InputError, RunError, explaining
 
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
@@ -94,7 +94,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Read JSON."""
-    with reading(f"expected JSON in {path}, cannot read it"):
+    with explaining(f"expected JSON in {path}, cannot read it"):
         return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -167,7 +167,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the metrics of all epochs, without a last line that a crash has left incomplete."""
     metrics = []
     for number, line in enumerate(whole_lines(path), start=1):
-        with reading(f"expected JSON in line {number} of {path}, cannot read it"):
+        with explaining(f"expected JSON in line {number} of {path}, cannot read it"):
             values = json.loads(line)
         if not isinstance(values, dict):
             raise InputError(f"expected an object in line {number} of {path}, got {line.strip()}")
@@ -179,7 +179,7 @@ def whole_lines(path: Path) -> list[str]:
     """Return the lines of a text file that end with a line break; no lines if there is no file."""
     if not path.exists():
         return []
-    with reading(f"expected UTF-8 in {path}, cannot read it"):
+    with explaining(f"expected UTF-8 in {path}, cannot read it"):
         text = path.read_text(encoding="utf-8")
     return text.splitlines(keepends=True)[: text.count("\n")]
 

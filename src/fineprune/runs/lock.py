@@ -7,7 +7,7 @@ from pathlib import Path
 
 import filelock
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, explaining
 
 # The file that is locked by the process that writes to the folder.
 LOCK = ".lock"
@@ -25,12 +25,8 @@ def only_writer(folder: Path) -> Iterator[None]:
     removed again.
     """
     created = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
+    with explaining(f"expected a folder to write to, cannot create {folder}", OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"expected a folder to write to, cannot create {folder}: {error.strerror}"
-        ) from error
     file = folder / LOCK
     if file.exists() and not _is_ours(file):
         raise InputError(

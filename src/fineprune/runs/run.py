@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import InputError, reading
+from fineprune.errors import InputError, explaining
 from fineprune.runs.files import (
     COMPARISON,
     COUNTS,
@@ -108,7 +108,7 @@ def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run
 
 def read_sections(file: Path) -> dict[str, Any]:
     """Read the sections of the recipe of a run or a comparison, unchecked."""
-    with reading(f"expected the recipe of a run in {file}, cannot read it"):
+    with explaining(f"expected the recipe of a run in {file}, cannot read it"):
         return tomllib.loads(file.read_text(encoding="utf-8"))
 
 

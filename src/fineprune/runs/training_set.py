@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import InputError, reading
+from fineprune.errors import InputError, explaining
 from fineprune.runs.files import HISTORY, replacing
 
 TRAINING_SET = "training_set.npz"
@@ -72,7 +72,7 @@ def read_training_set(folder: Path, num_samples: int) -> TrainingSet:
         )
     expected = f"expected {num_samples} trained samples in {file}, cannot read it"
     # For a damaged archive, NumPy raises many types of exceptions.
-    with reading(expected, Exception, ": restore the file, or train again"):
+    with explaining(expected, Exception, ": restore the file, or train again"):
         with np.load(file, allow_pickle=False) as arrays:
             keys = _unpacked(arrays["keys"]) if "keys" in arrays else None
             read = TrainingSet(

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import InputError, check_whole_number, reading
+from fineprune.errors import InputError, check_whole_number, explaining
 
 # The version of the files.
 _VERSION = 1
@@ -125,7 +125,7 @@ class KeyIndex:
         """
         expected = f"expected an index in {path}, cannot read it"
         # For a damaged archive, NumPy raises many types of exceptions.
-        cannot_read = reading(expected, Exception, ": make it with KeyIndex.scan")
+        cannot_read = explaining(expected, Exception, ": make it with KeyIndex.scan")
         with cannot_read, np.load(path, allow_pickle=False) as stored:
             version = int(stored["version"])
             if version != _VERSION:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fineprune.errors import InputError, reading
+from fineprune.errors import InputError, explaining
 from fineprune.runs.files import replacing
 
 CHECKPOINT_VERSION = 3
@@ -31,7 +31,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint with ``weights_only=True``, with all tensors on the CPU."""
     # For damaged files, torch raises many types of exceptions.
-    with reading(f"expected a checkpoint in {path}, cannot read it", Exception):
+    with explaining(f"expected a checkpoint in {path}, cannot read it", Exception):
         state = torch.load(path, map_location="cpu", weights_only=True)
     version = state.get("version") if isinstance(state, dict) else None
     if version is None:

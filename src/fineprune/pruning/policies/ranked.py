@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, explaining
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.permutation import Permutation
@@ -171,10 +171,8 @@ class Ranked(BudgetedPolicy):
 def _checked_scores(scores: Any) -> Scores:
     """Return the scores as float32, shape (N,), a copy."""
     given = scores.detach().cpu().numpy() if isinstance(scores, torch.Tensor) else scores
-    try:
+    with explaining("expected scores as numbers of shape (N,)", (TypeError, ValueError)):
         values: Scores = np.array(given, dtype=np.float32)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"expected scores as numbers of shape (N,): {error}") from error
     if values.ndim != 1:
         raise InputError(f"expected scores of shape (N,), got shape {values.shape}")
     if np.isnan(values).any():
