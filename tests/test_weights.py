@@ -108,7 +108,7 @@ def test_safetensors_are_loaded(tmp_path):
 
 
 def test_a_missing_package_is_said_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
     (tmp_path / "weights.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"pip install 'fineprune\[safetensors\]'") as raised:
         load_weights(network(1), tmp_path / "weights.safetensors", classes=10)

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import importlib.util
 import math
 from collections.abc import Iterator
 from numbers import Integral
@@ -68,6 +69,18 @@ def check_between(name: str, value: float, low: float, high: float) -> None:
     """Raise InputError unless ``value`` lies in [low, high]."""
     if not low <= value <= high:
         raise InputError(f"expected {name} in [{low}, {high}], got {value}")
+
+
+def check_installed(module: str, needed: str, extra: str) -> None:
+    """Raise InputError unless a module is installed. Imports nothing.
+
+    Args:
+        module: The name of the module, without dots.
+        needed: What is expected, such as "Ray for distributed.strategy 'async'".
+        extra: The extra of fineprune that installs it.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise InputError(f"expected {needed}, found none: pip install 'fineprune[{extra}]'")
 
 
 @contextlib.contextmanager

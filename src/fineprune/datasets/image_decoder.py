@@ -11,7 +11,6 @@ become RGB. The orientation that a camera writes into a file (EXIF) is not appli
 """
 
 import importlib
-import importlib.util
 import io
 import threading
 from collections.abc import Callable
@@ -24,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from fineprune.datasets.image_crops import Crop
-from fineprune.errors import InputError, first_line
+from fineprune.errors import check_installed, first_line
 
 # Returns the part to use of an image with this width and height.
 Choose = Callable[[int, int], Crop]
@@ -72,11 +71,7 @@ def decode(content: bytes, choose: Choose, size: int) -> torch.Tensor:
 
 def check_decoder() -> None:
     """Raise InputError if no decoder is installed."""
-    if importlib.util.find_spec("PIL") is None:
-        raise InputError(
-            "expected Pillow to be installed to decode images, found none: "
-            "pip install 'fineprune[images]'"
-        )
+    check_installed("PIL", "Pillow to decode images", "images")
 
 
 def _decode_jpeg(fast: Any, content: bytes, choose: Choose, size: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.datasets.tar_members import members
-from fineprune.errors import InputError, explaining
+from fineprune.errors import InputError, check_installed, explaining
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _KNOWN = frozenset(IMAGE_SUFFIXES)
@@ -277,12 +277,9 @@ def _text_rows(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, str, str]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise InputError(
-            f"expected pyarrow to read {path}, found none: pip install 'fineprune[parquet]'"
-        ) from error
+    check_installed("pyarrow", f"pyarrow to read {path}", "parquet")
+    from pyarrow import ArrowException, parquet
+
     cannot_read = explaining(f"expected a Parquet file, cannot read {path}", ArrowException)
     with cannot_read, parquet.ParquetFile(path) as table:
         names = table.schema_arrow.names

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import InputError
+from fineprune.errors import check_installed
 from fineprune.inspection.inspected import Inspected
 from fineprune.inspection.suspects import suspects_of
 from fineprune.runs.files import replacing, write_atomically
@@ -66,13 +66,9 @@ def write_csv(columns: Columns, path: Path) -> None:
 
 def write_parquet(columns: Columns, path: Path) -> None:
     """Write the table as Parquet, atomically."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise InputError(
-            "expected pyarrow to be installed for --parquet, found none: "
-            "pip install 'fineprune[parquet]'"
-        ) from error
+    check_installed("pyarrow", "pyarrow for --parquet", "parquet")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     with replacing(path) as file:
         pq.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), file)

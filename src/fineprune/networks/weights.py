@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fineprune.errors import InputError, explaining
+from fineprune.errors import InputError, check_installed, explaining
 
 SUFFIXES = (".pth", ".pt", ".safetensors")
 
@@ -84,14 +84,8 @@ def load_weights(network: nn.Module, path: Path, classes: int) -> LoadedWeights:
 
 
 def _read_safetensors(file: BinaryIO) -> Any:
-    try:
-        load = importlib.import_module("safetensors.torch").load
-    except ImportError as error:
-        raise InputError(
-            f"expected the package safetensors to read {file.name}, but it is not installed: "
-            f"pip install 'fineprune[safetensors]'"
-        ) from error
-    return load(file.read())
+    check_installed("safetensors", f"the package safetensors to read {file.name}", "safetensors")
+    return importlib.import_module("safetensors.torch").load(file.read())
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:

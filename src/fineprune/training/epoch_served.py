@@ -7,7 +7,6 @@ strategy, each kept sample is trained by one worker per epoch, and all workers f
 
 import contextlib
 import functools
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from fineprune.distributed.all_reduce import RankGroup, check_not_launched
 from fineprune.distributed.parameter_servers.epoch_state import EpochResult
-from fineprune.errors import InputError
+from fineprune.errors import check_installed
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.optimizer import build_optimizer
 from fineprune.training.recipe import Recipe
@@ -204,9 +203,5 @@ def _with_absolute_paths(recipe: Recipe) -> Recipe:
 def check_can_serve(recipe: Recipe) -> None:
     """Check that this process can start parameter servers."""
     strategy = recipe.distributed.strategy
-    if importlib.util.find_spec("ray") is None:
-        raise InputError(
-            f"expected Ray to be installed for distributed.strategy {strategy!r}, found none: "
-            f"pip install 'fineprune[cluster]'"
-        )
+    check_installed("ray", f"Ray for distributed.strategy {strategy!r}", "cluster")
     check_not_launched(f"distributed.strategy {strategy!r}", "the workers")

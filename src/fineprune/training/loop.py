@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fineprune.distributed.all_reduce import joined
+from fineprune.errors import check_installed
 from fineprune.runs.files import read_metrics
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.lock import only_writer
@@ -35,7 +36,7 @@ from fineprune.training.rescoring import rescore
 from fineprune.training.start import checkpoint_of, recipe_of, start_of
 from fineprune.training.stop import Stopped, StopRequest, stop_requests
 from fineprune.training.summary import summary
-from fineprune.training.tensorboard import check_tensorboard, event_file
+from fineprune.training.tensorboard import event_file
 from fineprune.training.train_state import EpochTotals, TrainState, checkpoint_state, restore
 
 OnEpoch = Callable[[dict[str, Any]], None]
@@ -76,7 +77,7 @@ def train(
     if recipe.distributed.served:
         check_can_serve(recipe)
     if recipe.run.tensorboard:
-        check_tensorboard()
+        check_installed("tensorboard", "tensorboard for run.tensorboard = true", "tensorboard")
     with (
         stop_requests() as stop,
         joined(recipe.run.device) as ranks,

@@ -1,11 +1,9 @@
 """The metrics of a run as an event file in its folder, for TensorBoard."""
 
 import contextlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fineprune.errors import InputError
 from fineprune.runs.files import read_metrics
 from fineprune.runs.folder import RunFolder
 
@@ -13,15 +11,6 @@ from fineprune.runs.folder import RunFolder
 _SUFFIX = ".fineprune"
 
 Write = Callable[[dict[str, Any]], None]
-
-
-def check_tensorboard() -> None:
-    """Raise InputError if the package tensorboard is not installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise InputError(
-            "expected the package tensorboard for run.tensorboard = true, but it is not "
-            "installed: pip install 'fineprune[tensorboard]'"
-        )
 
 
 def scalars(metrics: dict[str, Any], prefix: str = "") -> dict[str, float]:
