@@ -19,7 +19,7 @@ import fineprune as fp
 from fineprune.cli.main import app
 from fineprune.datasets.augment import Augment
 from fineprune.datasets.cifar import load_cifar10
-from fineprune.datasets.device_loader import DeviceLoader
+from fineprune.datasets.device_loader import DeviceImages
 from fineprune.datasets.digits import load_digits
 from fineprune.datasets.download import fetch
 from fineprune.datasets.image_set import ImageSet
@@ -435,8 +435,9 @@ def pruner(**settings):
     return fp.Pruner(100, fp.FinePruning(SCHEDULE, prune=0.3), **settings)
 
 
-def loader(std):
-    return DeviceLoader(IMAGES, 4, sampler=pruner().sampler, seed=0, mean=(0.5,) * 3, std=std)
+def on_device(std):
+    mean = (0.5,) * 3
+    return DeviceImages(IMAGES, seed=0, device="cpu", augment=Augment(), mean=mean, std=std)
 
 
 # Each call, and what the message of its InputError must contain.
@@ -469,7 +470,7 @@ CALLS = [
     (lambda: fp.predict_savings(fp.FullData(3), 0, 10), "num_samples", "got 0"),
     (lambda: fp.predict_savings(fp.FullData(3), 9, 3, step_time=0), "step_time", "got 0"),
     (lambda: fp.predict_savings(fp.FullData(3), 9, 10, drop_last=True), "at most 9", "got 10"),
-    (lambda: loader((0.0,) * 3), "positive std", "(0.0, 0.0, 0.0)"),
+    (lambda: on_device((0.0,) * 3), "positive std", "(0.0, 0.0, 0.0)"),
     (lambda: Augment(padding=128), "padding in 0..127", "got 128"),
     (lambda: load_digits(0), "train_size in 1..1796", "got 0"),
     (lambda: load_cifar10("nowhere"), "CIFAR-10", "nowhere"),

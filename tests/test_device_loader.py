@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from fineprune.datasets.augment import Augment, draw
-from fineprune.datasets.device_loader import DeviceLoader, EvaluationBatches
+from fineprune.datasets.device_loader import DeviceImages, DeviceLoader, EvaluationBatches
 from fineprune.datasets.image_set import ImageSet
 
 MEAN, STD = (0.49, 0.4, 0.3), (0.2, 0.25, 0.35)
@@ -29,9 +29,10 @@ def some_set(count=23, channels=3, height=6, width=5):
     return ImageSet(images, torch.arange(count) % 7, tuple("abcdefg"))
 
 
-def make(data, sampler, batch_size=4, augment=CROP_AND_FLIP, seed=3, **options):
-    options = {"mean": MEAN, "std": STD, **options}
-    return DeviceLoader(data, batch_size, sampler=sampler, seed=seed, augment=augment, **options)
+def make(data, sampler, batch_size=4, augment=CROP_AND_FLIP, seed=3, drop_last=False, **options):
+    options = {"mean": MEAN, "std": STD, "device": "cpu", **options}
+    images = DeviceImages(data, seed=seed, augment=augment, **options)
+    return DeviceLoader(images, batch_size, sampler=sampler, drop_last=drop_last)
 
 
 def one_epoch(loader):

@@ -19,12 +19,13 @@ class DeviceImages:
     """A whole image set on the device, from which any batch can be made.
 
     Args:
-        data: The images.
-        seed: The seed of the run, as in ``DeviceLoader``.
+        data: The images. A copy of them is stored on the device (see ``Canvas`` for its size).
+        seed: The seed of the run. Crops and flips depend only on it, on the epoch and on a sample's
+            index.
         device: Where batches are made.
         augment: How images are varied.
-        mean: The mean of the training images, as in ``DeviceLoader``.
-        std: The standard deviation of the training images, as in ``DeviceLoader``.
+        mean: One float per channel from values scaled to 0..1, as ``channel_statistics`` returns.
+        std: One float per channel, likewise.
     """
 
     def __init__(
@@ -87,38 +88,24 @@ class DeviceLoader:
     Call ``set_epoch`` of the sampler before it.
 
     Args:
-        data: The training images. A copy of them is stored on the device (see ``Canvas`` for its
-            size).
+        images: The training images.
         batch_size: The number of samples per batch. The last batch may be smaller.
         sampler: The sampler of a ``Pruner``.
-        seed: The seed of the run. Crops and flips depend only on it, on the epoch and on a sample's
-            index.
-        device: Where batches are made.
-        augment: How images are varied.
-        mean: One float per channel from values scaled to 0..1, as ``channel_statistics`` returns.
-        std: One float per channel, likewise.
         drop_last: Whether to drop an incomplete last batch.
     """
 
     def __init__(
         self,
-        data: ImageSet,
+        images: DeviceImages,
         batch_size: int,
         *,
         sampler: PruningSampler,
-        seed: int,
-        device: str | torch.device = "cpu",
-        augment: Augment = Augment(),  # noqa: B008  (frozen, so one for all calls is safe)
-        mean: Sequence[float],
-        std: Sequence[float],
         drop_last: bool = False,
     ) -> None:
         self.batch_size = batch_size
         self.sampler = sampler
         self.drop_last = drop_last
-        self._images = DeviceImages(
-            data, seed=seed, device=device, augment=augment, mean=mean, std=std
-        )
+        self._images = images
 
     def __len__(self) -> int:
         """Return the number of batches in the sampler's epoch."""

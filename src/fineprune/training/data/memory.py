@@ -19,7 +19,6 @@ from fineprune.pruning.pruner import Pruner
 from fineprune.runs.training_set import TrainingSet
 from fineprune.training.data.run_data import (
     Data,
-    Fetch,
     check_batches,
     evaluation_batch,
     number_of_classes,
@@ -94,37 +93,22 @@ def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
     mean, std = channel_statistics(train.images)
     device = recipe.run.device
 
+    def images() -> DeviceImages:
+        seed = recipe.run.seed
+        return DeviceImages(train, seed=seed, device=device, augment=augment, mean=mean, std=std)
+
     def make_loader(pruner: Pruner) -> DeviceLoader:
         check_batches(recipe, pruner)
-        return DeviceLoader(
-            train,
-            recipe.training.batch_size,
-            sampler=pruner.sampler,
-            seed=recipe.run.seed,
-            device=device,
-            augment=augment,
-            mean=mean,
-            std=std,
-            drop_last=recipe.training.drop_last,
-        )
+        size, drop_last = recipe.training.batch_size, recipe.training.drop_last
+        return DeviceLoader(images(), size, sampler=pruner.sampler, drop_last=drop_last)
 
-    def make_fetch() -> Fetch:
-        seed = recipe.run.seed
-        images = DeviceImages(train, seed=seed, device=device, augment=augment, mean=mean, std=std)
-        return images.fetch
-
-    prepare = functools.partial(
-        EvaluationBatches,
-        batch_size=evaluation_batch(device),
-        device=device,
-        mean=mean,
-        std=std,
-    )
     return Data(
         train=len(train),
         make_loader=make_loader,
-        make_fetch=make_fetch,
-        evaluation=prepare(loaded.evaluated),
+        make_fetch=lambda: images().fetch,
+        evaluation=EvaluationBatches(
+            loaded.evaluated, evaluation_batch(device), device=device, mean=mean, std=std
+        ),
         evaluated_on="validation" if recipe.data.validation else "test",
         num_samples=len(train),
         labels=lambda: train.labels,
