@@ -189,8 +189,8 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     network, it is also split by comparison, and by the titles of runs that belong to none.
     """
     groups = []
-    for (network, dataset), same_data in _split(runs, _network_and_dataset).items():
-        label = f"{network} on {dataset}"
+    labelled = _split(runs, lambda run: f"{run.summary.network} on {run.summary.dataset}")
+    for label, same_data in labelled.items():
         if _conflict(same_data) is None:
             groups.append(_group(label, same_data))
             continue
@@ -375,10 +375,6 @@ def _position(run: Run) -> tuple[int, str, int]:
     arm = run.summary.arm
     name = f"{COOLDOWN}{run.summary.epochs:09}" if arm.startswith(COOLDOWN) else arm
     return (ALL_ARMS.index(arm) if arm in ALL_ARMS else len(ALL_ARMS), name, run.summary.seed)
-
-
-def _network_and_dataset(run: Run) -> tuple[str, str]:
-    return run.summary.network, run.summary.dataset
 
 
 def _conflict(runs: Sequence[Run]) -> str | None:

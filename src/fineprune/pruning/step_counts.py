@@ -56,18 +56,13 @@ def bind(policy: Policy, num_samples: int, shape: BatchShape) -> None:
     """Tell a policy the number of samples and the size of the optimizer steps."""
     policy.bind(num_samples)
     own = samples_per_rank(num_samples, shape.num_replicas, shape.drop_last)
-    policy.bind_steps(shape.multiple, _steps(own, shape))
+    policy.bind_steps(shape.multiple, math.ceil(_batches(own, shape) / shape.accumulation))
 
 
 def _batches(samples: int, shape: BatchShape) -> int:
     """Return the number of batches in which a rank trains its samples of an epoch."""
     size = shape.batch_size or 1
     return samples // size if shape.drop_last else -(-samples // size)
-
-
-def _steps(samples: int, shape: BatchShape) -> int:
-    """Return the number of optimizer steps in which a rank trains its samples of an epoch."""
-    return math.ceil(_batches(samples, shape) / shape.accumulation)
 
 
 def batches_of(kept: int, shape: BatchShape) -> int:

@@ -15,6 +15,7 @@ from fineprune.report.figures import (
     draw_further,
     draw_samples,
     draw_time,
+    drawn,
 )
 from fineprune.report.page_template import write_page
 from fineprune.report.paper import paper_notes, paper_result, paper_table
@@ -93,11 +94,10 @@ def _unfinished_table(runs: Sequence[Unfinished], finished: int) -> Table:
 def _unfinished_drawings(runs: Sequence[Unfinished]) -> list[Drawing]:
     begun = {run.name: [run.metrics] for run in runs if run.metrics}
     kind = next((run.evaluated_on for run in runs if run.metrics), "test")
-    drawings = (
+    return drawn(
         draw_time(begun, kind, "unfinished runs", finished=False),
         draw_samples(begun, "unfinished runs"),
     )
-    return [drawing for drawing in drawings if drawing is not None]
 
 
 def _section(group: Group, anchor: str, margin: float) -> dict[str, Any]:

@@ -51,7 +51,8 @@ def check_release() -> None:
     fits = True
     for name, parameters in OVERRIDDEN.items():
         method = getattr(Trainer, name, None)
-        fits &= method is not None and _parameters(method) == ["self", *parameters.split()]
+        expected = ["self", *parameters.split()]
+        fits &= method is not None and list(inspect.signature(method).parameters) == expected
     if release < OLDEST or not fits:
         other = "which has other ones" if not fits else "which was not tested"
         raise InputError(
@@ -64,10 +65,6 @@ def check_release() -> None:
             f"compare the number of steps with trainer.pruner.total_steps()",
             UserWarning,
         )
-
-
-def _parameters(method: Any) -> list[str]:
-    return list(inspect.signature(method).parameters)
 
 
 def check_arguments(trainer: Any) -> None:

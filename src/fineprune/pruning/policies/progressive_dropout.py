@@ -5,7 +5,6 @@ from numbers import Real
 from typing import ClassVar, Unpack
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError
@@ -81,14 +80,10 @@ class ProgressiveDropout(LastLosses):
         """Keep the hardest samples, or a random subset of the same size."""
         number = num_kept
         if number is None:
-            number = self._whole_steps(int(self._is_hard().sum()))
+            easy = self.losses <= -math.log(self.threshold)  # NaN is not easy.
+            number = self._whole_steps(int((~easy).sum()))
         if self.form == "difficulty":
             kept = lowest(np.where(np.isnan(self.losses), -np.inf, -self.losses), number, rng)
         else:
             kept = rng.choice(self._num_samples, number, replace=False, shuffle=False)
         return EpochPlan(epoch, torch.from_numpy(np.sort(kept)))
-
-    def _is_hard(self) -> npt.NDArray[np.bool_]:
-        """Return which samples have a small probability of the right class, or none, shape (N,)."""
-        easy: npt.NDArray[np.bool_] = self.losses <= -math.log(self.threshold)
-        return ~easy  # NaN is not easy.

@@ -37,6 +37,11 @@ class Drawing:
     caption: str
 
 
+def drawn(*drawings: Drawing | None) -> list[Drawing]:
+    """Return the figures for which there were data."""
+    return [drawing for drawing in drawings if drawing is not None]
+
+
 def titled_points(
     axes: Axes,
     x: npt.NDArray[Any],

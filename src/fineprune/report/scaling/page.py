@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fineprune.experiments.scale_table import ScaleRow, Scaling
 from fineprune.report.facts import facts
+from fineprune.report.figures.drawing import drawn
 from fineprune.report.page_template import write_page
 from fineprune.report.scaling.figures import (
     draw_loss,
@@ -27,7 +28,7 @@ def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -
             atomically.
     """
     runs = [scaled.run for scaled in scaling.runs]
-    drawings = (
+    drawings = drawn(
         draw_throughput(rows),
         draw_speedup(rows),
         draw_loss(scaling.runs, rows[0].target_loss),
@@ -40,7 +41,7 @@ def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -
         title=f"{scaling.title}: workers and servers",
         facts=facts(runs),
         tables=scale_tables(rows, paper=True),
-        drawings=[drawing for drawing in drawings if drawing is not None],
+        drawings=drawings,
         caveats=scale_caveats(scaling),
         recipe=(runs[0].path / RECIPE).read_text(encoding="utf-8").strip(),
     )
