@@ -34,10 +34,19 @@ from fineprune.training.settings import (
 )
 
 # The settings that have no effect on what is learned: they say where and how a run is carried out.
-# Digests tell whether the files in another place are the same.
+# Digests tell whether the files in another place are the same. The limits of [distributed] are
+# those that a run is resumed with after it has failed because one of them was too short.
 _PLACES = {
     "data": ("dir", "download", "train", "test", "workers", "broken_limit"),
     "network": ("weights",),
+    "distributed": (
+        "placement",
+        "silence_seconds",
+        "silence_factor",
+        "startup_seconds",
+        "link_seconds",
+        "snapshot_every",
+    ),
 }
 
 # What TOML calls the types of settings that have several values.

@@ -14,7 +14,7 @@ from fineprune.runs.run import read_run
 from fineprune.runs.summary import Summary
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data import load_data
-from fineprune.training.recipe import Recipe, differences, read_recipe
+from fineprune.training.recipe import Recipe, differences, method_of, read_recipe
 from fineprune.training.train_state import check_labels
 
 
@@ -79,7 +79,8 @@ def recipe_of(folder: RunFolder) -> Recipe | None:
 def checkpoint_of(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
     """Read the checkpoint in a run's folder."""
     state = load_checkpoint(folder.checkpoint)
-    changed = differences(state["recipe"], recipe.method())
+    # An earlier version may have written settings that have since been found to have no effect.
+    changed = differences(method_of(state["recipe"]), recipe.method())
     if changed:
         raise InputError(_different_recipe(folder, changed))
     return state
