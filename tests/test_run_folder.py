@@ -184,14 +184,18 @@ def test_a_comparison_that_is_not_json_is_refused(tmp_path):
 
 
 def test_a_resumed_run_keeps_its_arm_and_its_resolved_settings(tmp_path):
-    folder = stopped(tmp_path / "run", 1, "run.arm=control", "run.threads=1")
+    kept = ("run.arm=control", "run.threads=1", "run.rate_factor=0.5")
+    folder = stopped(tmp_path / "run", 1, *kept)
     summary = train(small("run.threads=0", "run.device=auto"), folder, resume=True)
     assert (summary.arm, summary.hardware.threads) == ("control", 1)
+    assert read_recipe(folder / "recipe.toml") == small(*kept)
 
 
 def test_a_run_can_be_resumed_with_another_data_folder(unfinished):
-    summary = train(small("data.download=true", "data.dir=elsewhere"), unfinished, resume=True)
+    changes = ("data.download=true", "data.dir=elsewhere", "run.history=false")
+    summary = train(small(*changes), unfinished, resume=True)
     assert summary.epochs == 4
+    assert read_recipe(unfinished / "recipe.toml") == small(*changes)
 
 
 def test_the_counts_of_an_earlier_start_are_removed(tmp_path):

@@ -64,10 +64,12 @@ class RunFolder:
             (self.history / name).unlink(missing_ok=True)
         write_atomically(self.recipe, recipe)
 
-    def go_on(self, epochs: int, metrics_digest: str) -> None:
+    def go_on(self, recipe: str, epochs: int, metrics_digest: str) -> None:
         """Continue from a checkpoint: check the metrics, and remove those of later epochs.
 
         Args:
+            recipe: The recipe with which the run goes on. It replaces the earlier one, because what
+                reads the folder later needs the places where the data are now.
             epochs: The number of epochs that had ended when the checkpoint was written.
             metrics_digest: The value of ``metrics_digest()`` at that time.
         """
@@ -85,6 +87,7 @@ class RunFolder:
         write_atomically(self.metrics, "".join(lines[:epochs]))
         self._written.update("".join(lines[:epochs]).encode())
         self._clean(from_epoch=epochs)
+        write_atomically(self.recipe, recipe)
 
     def append(self, metrics: dict[str, Any]) -> None:
         """Append the metrics of one epoch."""

@@ -32,6 +32,7 @@ def resolved(recipe: Recipe, *, frozen: Recipe | None = None, sharing: int = 1) 
             compile=previous.compile if run.compile == "auto" else run.compile,
             threads=run.threads or previous.threads,
             arm=previous.arm,
+            rate_factor=previous.rate_factor,
         )
         run = recipe.run
     device = run.device

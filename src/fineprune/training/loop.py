@@ -101,7 +101,7 @@ def train(
                 ranks.from_main(lambda: files.begin(recipe.to_toml()))
             else:
                 totals = restore(state, saved)
-                ranks.from_main(lambda: files.go_on(**saved["metrics"]))
+                ranks.from_main(lambda: files.go_on(recipe.to_toml(), **saved["metrics"]))
             train_epoch = train_epoch_on_servers if served else train_epoch_locally
             events = recipe.run.tensorboard and ranks.main
             with (
