@@ -130,6 +130,21 @@ def test_accumulation_averages_the_gradients_of_its_batches(tmp_path):
         assert torch.allclose(value, four[name], atol=1e-5), name
 
 
+@pytest.mark.parametrize(("accumulation", "at"), [(1, [3, 6]), (2, [4, 6]), (5, [5, 8])])
+def test_a_checkpoint_inside_an_epoch_is_written_after_the_next_step(
+    accumulation, at, tmp_path, monkeypatch
+):
+    saved = []
+    monkeypatch.setattr(
+        "fineprune.training.loop.save_checkpoint",
+        lambda path, state: saved.append(state["epoch_so_far"]),
+    )
+    changes = ["training.epochs=1", "training.milestones=[]", "training.batch_size=32"]
+    changes += ["pruning.policy=full", "run.checkpoint_steps=3"]
+    train(small(*changes, f"training.accumulation={accumulation}"), tmp_path / "run")
+    assert [so_far["batches"] for so_far in saved if so_far] == at
+
+
 def test_a_folder_that_holds_a_run_is_not_overwritten(whole):
     with pytest.raises(ValueError, match="expected a new folder"):
         train(small(), whole)

@@ -93,7 +93,8 @@ def train_epoch_locally(
             totals.broken = (totals.broken or 0) + local.loader.take_replaced()
         # The last accumulation window of an epoch may have fewer batches. Its gradient is the mean
         # over the batches that it has.
-        window = min(accumulation, batches - (totals.batches - 1) // accumulation * accumulation)
+        before = (totals.batches - 1) // accumulation * accumulation
+        window = min(accumulation, batches - before)
         (loss / window if window > 1 else loss).backward()
         if not step_follows:
             continue
@@ -106,7 +107,8 @@ def train_epoch_locally(
             state.average.update(state.model)
         if local.stop_vote.says_stop(bool(stop)):
             return False
-        if run.checkpoint_steps and totals.batches % run.checkpoint_steps == 0:
+        every = run.checkpoint_steps
+        if every and totals.batches // every > before // every:
             save(totals)
     if local.simulated:
         local.simulated.end_epoch()

@@ -26,7 +26,7 @@ class RunSettings:
             processes.
         checkpoint_every: The number of epochs from one checkpoint to the next.
         checkpoint_steps: The number of batches from one checkpoint inside an epoch to the next; 0
-            for no checkpoints inside an epoch.
+            for no checkpoints inside an epoch. A checkpoint waits for the end of an optimizer step.
         history: Whether to keep the loss and the prediction of each sample in each epoch, for
             ``fineprune inspect``: three bytes per sample and epoch, four with more than 255
             classes.
