@@ -1,6 +1,7 @@
 """The folder of a run: a single writer, files that belong together, and no lost results."""
 
 import dataclasses
+import errno
 import json
 import multiprocessing
 import resource
@@ -235,7 +236,15 @@ def hold(folder, held, release):
         release.wait(60)
 
 
-def test_the_error_of_a_second_writer_names_the_first_one(tmp_path):
+def no_flock(file, operation):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+@pytest.mark.parametrize("has_flock", [True, False])
+def test_the_error_of_a_second_writer_names_the_first_one(has_flock, tmp_path, monkeypatch):
+    if not has_flock:
+        monkeypatch.setattr("fcntl.flock", no_flock)
     context = multiprocessing.get_context("fork")
     held, release = context.Event(), context.Event()
     process = context.Process(target=hold, args=(tmp_path / "run", held, release))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import filelock
 
-from fineprune.errors import InputError, explaining
+from fineprune.errors import InputError, explaining, first_line
 
 # The file that is locked by the process that writes to the folder.
 LOCK = ".lock"
@@ -42,8 +42,11 @@ def only_writer(folder: Path) -> Iterator[None]:
             f"it has ended, or stop it"
         ) from None
     try:
-        with contextlib.suppress(OSError):  # On Windows, a locked file cannot be written.
-            file.write_text(str(os.getpid()))
+        # Where the filesystem has no locks, the file is the lock: it says whose it is already, and
+        # is found to be that of a dead process only if it stays as it is.
+        if not isinstance(lock, filelock.SoftFileLock):
+            with contextlib.suppress(OSError):  # On Windows, a locked file cannot be written.
+                file.write_text(str(os.getpid()))
         yield
     finally:
         with contextlib.suppress(OSError):  # The folder may have been moved.
@@ -60,18 +63,19 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def _is_ours(file: Path) -> bool:
-    number = _text(file)
+    number = _number(file)
     return not number or number.isdigit()
 
 
 def _holder(file: Path) -> str:
     """Describe the process that holds the lock, by its number if the file can be read."""
-    number = _text(file)
+    number = _number(file)
     return f"process {number}" if number.isdigit() else "a process whose number is unknown"
 
 
-def _text(file: Path) -> str:
+def _number(file: Path) -> str:
+    """Return the number of the process in the file, which more lines may follow, or ""."""
     try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
+        return first_line(file.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
