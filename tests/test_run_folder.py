@@ -258,6 +258,17 @@ def test_the_error_of_a_second_writer_names_the_first_one(has_flock, tmp_path, m
         pass
 
 
+def test_a_lock_is_writable_for_the_group_that_shares_the_folder(tmp_path):
+    with only_writer(tmp_path):
+        assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o664
+
+
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path):
+    (tmp_path / ".lock").mkdir()  # Like a file of another user, which root could open.
+    with pytest.raises(InputError, match=r"cannot lock .*\.lock: Is a directory: give another"):
+        only_writer(tmp_path).__enter__()
+
+
 def test_a_new_folder_is_removed_if_nothing_is_written_to_it(tmp_path):
     with pytest.raises(InputError), only_writer(tmp_path / "a" / "b"):
         raise InputError

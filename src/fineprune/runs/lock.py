@@ -33,7 +33,8 @@ def only_writer(folder: Path) -> Iterator[None]:
             f"expected no file {LOCK} of another program in {folder}, got one: give another "
             f"folder, or remove the file"
         )
-    lock = filelock.FileLock(file, timeout=_TIMEOUT_SECONDS)
+    # Whoever shares the folder through a group needs the lock, too, whatever the umask.
+    lock = filelock.FileLock(file, timeout=_TIMEOUT_SECONDS, mode=0o664)
     try:
         lock.acquire()
     except filelock.Timeout:
@@ -41,6 +42,11 @@ def only_writer(folder: Path) -> Iterator[None]:
             f"expected no other process that writes to {folder}, got {_holder(file)}: wait until "
             f"it has ended, or stop it"
         ) from None
+    except OSError as error:
+        raise InputError(
+            f"expected a folder to write to, cannot lock {file}: {error.strerror}: give another "
+            f"folder, or make this file writable"
+        ) from error
     try:
         # Where the filesystem has no locks, the file is the lock: it says whose it is already, and
         # is found to be that of a dead process only if it stays as it is.
