@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import multiprocessing
+import re
 import resource
 import shutil
 import signal
@@ -12,15 +13,20 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from resuming import checkpoint_number, train_through, train_until
+from torch import nn
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.errors import InputError
-from fineprune.runs.files import append_metrics, read_metrics
+from fineprune.distributed.parameter_servers.flat_layout import flat_layout
+from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
+from fineprune.distributed.parameter_servers.server import ParameterServer
+from fineprune.errors import InputError, RunError
+from fineprune.runs.files import append_metrics, cannot_write, read_metrics
 from fineprune.runs.lock import only_writer
 from fineprune.runs.run import read_run, read_runs
-from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.epoch_metrics import TrainingDiverged
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
@@ -354,6 +360,41 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_temporary_files(unfinishe
     assert (unfinished / "checkpoint.pt").read_bytes() == before
     assert not list(unfinished.rglob("*.tmp"))
     assert train(small(), unfinished, resume=True).epochs == 4
+
+
+def write_snapshot(path):
+    model = nn.Linear(400, 100)
+    layout = flat_layout(model, 1)
+    part = np.zeros(layout.elements, dtype=np.float32)
+    meeting = Rendezvous("127.0.0.1", 1)  # where nothing is made
+    ParameterServer("", layout, 0, part, lambda p: torch.optim.SGD(p, 0.1), meeting).snapshot(path)
+
+
+def fail_to_save(state, file):
+    """Fail as ``torch.save`` does on a full disk: closing its archive, it raises another error."""
+    try:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    finally:
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("checkpoint.pt", lambda folder: save_checkpoint(folder / "checkpoint.pt", {})),
+        ("snapshot-1", lambda folder: write_snapshot(folder / "snapshot-1")),
+    ],
+)
+def test_what_torch_saves_names_the_full_disk(name, write, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.save", fail_to_save)
+    said = re.escape(f"cannot write {tmp_path / name}: No space left on device")
+    with pytest.raises(RunError, match=f"^{said}$"):
+        write(tmp_path)
+
+
+def test_an_error_of_numpy_without_a_number_says_what_it_says(tmp_path):
+    error = cannot_write(tmp_path, OSError("100000 requested and 3968 written"))
+    assert str(error) == f"cannot write {tmp_path}: 100000 requested and 3968 written"
 
 
 def test_a_training_that_diverges_ends_with_an_error(tmp_path):

@@ -32,6 +32,20 @@ class RunError(RuntimeError):
     exit_status = 1
 
 
+@contextlib.contextmanager
+def error_of_file() -> Iterator[None]:
+    """Raise the error of a file that ``torch.save`` writes in place of torch's own.
+
+    While torch closes its archive, an error of its own can replace that of the file.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
 def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raise InputError, naming the nearest known value, unless ``value`` is known."""
     if value not in known:

@@ -50,7 +50,7 @@ class WriteError(RunError, OSError):
 
 def cannot_write(path: Path, error: OSError) -> WriteError:
     """Return the error to raise if a file cannot be written."""
-    return WriteError(f"cannot write {path}: {error.strerror}")
+    return WriteError(f"cannot write {path}: {error.strerror or error}")
 
 
 def temporary_of(path: Path) -> Path:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fineprune.errors import InputError, explaining
+from fineprune.errors import InputError, error_of_file, explaining
 from fineprune.runs.files import replacing
 
 CHECKPOINT_VERSION = 3
@@ -18,14 +18,8 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         path: The checkpoint file.
         state: The content, in types that load with ``weights_only=True``.
     """
-    with replacing(path) as file:
-        try:
-            torch.save({"version": CHECKPOINT_VERSION, **state}, file)
-        except RuntimeError as error:
-            # While torch closes its archive, an error of its own can replace that of the file.
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from None
-            raise
+    with replacing(path) as file, error_of_file():
+        torch.save({"version": CHECKPOINT_VERSION, **state}, file)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from fineprune.distributed.parameter_servers.messages import (
     Written,
 )
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
+from fineprune.errors import RunError, error_of_file
 
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
 
@@ -167,11 +168,14 @@ class ParameterServer:
             "keys": torch.tensor(sorted(self._applied), dtype=torch.int64).view(-1, 2),
         }
         partial = path.with_name(path.name + ".partial")
-        with partial.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        try:
+            with partial.open("wb") as file, error_of_file():
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError as error:
+            raise RunError(f"cannot write {path}: {error.strerror or error}") from None
 
     def restore(self, source: Restore) -> None:
         """Close all links, and return to a snapshot or to the state of a checkpoint."""
