@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from processes import in_session, wait_until_ended
@@ -16,10 +17,10 @@ from fineprune.runs.files import read_metrics
 
 pytest.importorskip("ray")
 
-from ray.exceptions import OutOfMemoryError
+from ray.exceptions import OutOfMemoryError, RayTaskError
 
 from fineprune.distributed.parameter_servers.placement import Node, Places, nodes_for_servers
-from fineprune.distributed.parameter_servers.processes import _cause
+from fineprune.distributed.parameter_servers.processes import Cluster, RemoteError, _cause
 from fineprune.distributed.parameter_servers.ray_session import ray_session
 from fineprune.errors import RunError
 
@@ -40,6 +41,26 @@ def test_a_ray_that_does_not_start_is_one_line(monkeypatch):
 def test_a_process_that_ray_killed_for_its_memory_is_explained():
     told = "2 worker(s) were killed due to the node running low on memory.\n ..."
     assert _cause(OutOfMemoryError(told)).startswith("Ray killed it because the memory of its node")
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "said"),
+    [
+        (RunError("31 of 1000 images are broken"), RunError, "^31 of 1000 images are broken$"),
+        (OSError(28, "No space left on device"), RunError, "^no space left .* x.py, line 3"),
+        (MemoryError("Unable to allocate"), RunError, "^out of memory: MemoryError: Unable to"),
+        (OSError(5, "Input/output error"), RemoteError, "^OSError: .* x.py, line 3"),
+    ],
+)
+def test_a_failure_of_a_worker_that_explains_itself_is_one_line(cause, kind, said, monkeypatch):
+    def get(end, timeout):
+        raise RayTaskError("run", 'File "x.py", line 3\n', cause)
+
+    monkeypatch.setattr("ray.get", get)
+    here = SimpleNamespace(_forget=lambda process: None)
+    with pytest.raises(RuntimeError, match=said) as raised:
+        Cluster._ended(here, SimpleNamespace(_end=None))  # type: ignore[arg-type]
+    assert type(raised.value) is kind
 
 
 # It prints the addresses on which it and its children listen, in the kernel's hexadecimal form.

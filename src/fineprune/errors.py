@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import importlib.util
 import math
 from collections.abc import Iterator
@@ -30,6 +31,19 @@ class RunError(RuntimeError):
     """
 
     exit_status = 1
+
+
+def lack_of(error: Exception) -> str | None:
+    """Return what Python, NumPy or torch lacked, on the CPU or on a GPU; None if it is no lack."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "no space left for the output"
+    # torch, whose import takes long, says it by an exception of its own for a GPU only.
+    memory = (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+    )
+    return "out of memory" if memory else None
 
 
 @contextlib.contextmanager

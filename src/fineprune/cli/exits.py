@@ -5,7 +5,6 @@ error. Every other exception keeps its traceback, because it is a fault of the p
 user's own code.
 """
 
-import errno
 import functools
 import signal
 import sys
@@ -16,7 +15,7 @@ from typing import Any, ParamSpec
 import typer
 from typer.core import TyperGroup
 
-from fineprune.errors import InputError, RunError, first_line
+from fineprune.errors import InputError, RunError, first_line, lack_of
 from fineprune.training.stop import Stopped
 
 P = ParamSpec("P")
@@ -56,7 +55,7 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
             except (typer.Exit, BrokenPipeError):  # typer ends quietly if a pipe has no reader
                 raise
             except Exception as error:
-                lack = _lack(error)
+                lack = lack_of(error)
                 if lack is not None:
                     _say(f"{lack}: {first_line(error)}")
                     raise typer.Exit(FAILED) from error
@@ -83,19 +82,6 @@ class Verbs(TyperGroup):
             _say(_usage(error))
             sys.exit(WRONG_INPUT)
         sys.exit(status if arguments else WRONG_INPUT)
-
-
-def _lack(error: Exception) -> str | None:
-    """Return what Python, NumPy or torch lacked, on the CPU or on a GPU; None if it is no lack."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "no space left for the output"
-    # torch, whose import takes long, says it by an exception of its own for a GPU only.
-    memory = (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
-    )
-    return "out of memory" if memory else None
 
 
 def _usage(error: typer.TyperException) -> str:

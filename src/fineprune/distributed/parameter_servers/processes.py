@@ -41,7 +41,7 @@ from fineprune.distributed.parameter_servers.events import (
 from fineprune.distributed.parameter_servers.messages import Hello, Message, Ping, Pong, Ready
 from fineprune.distributed.parameter_servers.placement import Placement, Places
 from fineprune.distributed.parameter_servers.ray_session import RayHealth, ray_session, within
-from fineprune.errors import InputError, first_line
+from fineprune.errors import InputError, RunError, first_line, lack_of
 
 P = ParamSpec("P")
 
@@ -282,9 +282,11 @@ class Cluster:
         except GetTimeoutError:
             pass
         except RayTaskError as error:
-            # This explains the failure in one line. Other errors keep the remote stack trace.
-            if isinstance(error.cause, InputError):
+            # These explain the failure in one line. Other errors keep the remote stack trace.
+            if isinstance(error.cause, InputError | RunError):
                 raise error.cause from None
+            if lack := lack_of(error.cause):
+                raise RunError(f"{lack}: {_described(error)}") from error
             raise RemoteError(_described(error)) from error
         self.kill(process)
         return Ended("its connection ended")
