@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import fineprune as fp
 from fineprune.datasets.synthetic import make_synthetic
 from fineprune.distributed.all_reduce import RankGroup, joined
+from fineprune.errors import InputError
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
@@ -320,6 +321,16 @@ def test_the_group_outlives_a_model_that_ddp_wrapped(fast_spawn):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     spawn(leave_before_the_model, args=(port,), nprocs=2)
+
+
+@pytest.mark.parametrize(("device", "more"), [("cpu", ""), ("cuda", ", LOCAL_RANK")])
+def test_a_partial_environment_of_a_launcher_is_one_line(device, more, monkeypatch):
+    for name in ("RANK", "MASTER_ADDR", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(InputError, match=f"WORLD_SIZE=2 without RANK, MASTER_ADDR{more}: start"):
+        joined(device).__enter__()
 
 
 def test_a_single_process_forms_a_group_of_one():

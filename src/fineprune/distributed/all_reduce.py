@@ -210,7 +210,8 @@ def joined(device: str) -> Iterator[RankGroup]:
             ``cpu`` selects Gloo.
 
     Raises:
-        InputError: There are more processes on this machine than GPUs.
+        InputError: There are more processes on this machine than GPUs, or the launcher has not set
+            what they need to meet.
     """
     if dist.is_initialized():
         yield RankGroup(dist.get_rank(), dist.get_world_size())
@@ -219,6 +220,14 @@ def joined(device: str) -> Iterator[RankGroup]:
         yield RankGroup()
         return
     on_gpu = device.startswith("cuda")
+    needed = ("RANK", "MASTER_ADDR", "MASTER_PORT", *(("LOCAL_RANK",) if on_gpu else ()))
+    missing = [name for name in needed if not os.environ.get(name)]
+    if missing:
+        raise InputError(
+            f"expected the environment of a launcher such as torchrun, got WORLD_SIZE="
+            f"{world_size()} without {', '.join(missing)}: start it with torchrun, or unset "
+            f"WORLD_SIZE"
+        )
     if on_gpu:
         local = int(os.environ["LOCAL_RANK"])
         if local >= torch.cuda.device_count():
