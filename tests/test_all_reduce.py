@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from resuming import checkpoint_number, train_until
+from resuming import Stop, checkpoint_number, train_until
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
@@ -229,6 +229,24 @@ def test_ranks_that_a_signal_stops_write_one_checkpoint_after_the_same_step(
     assert len(saved["random"]) == 2
     assert saved["pruner"]["epoch"] == len(read_metrics(folder / "metrics.jsonl"))
     assert saved["epoch_so_far"]["samples"] == 2 * 32 * saved["epoch_so_far"]["batches"]
+
+
+def test_signals_end_a_process_that_waits_for_other_ranks(tmp_path, monkeypatch):
+    """A handler of Python would not be called, because torch waits outside of Python."""
+    handlers: list[object] = []
+
+    def meet(url):
+        handlers.extend(map(signal.getsignal, (signal.SIGTERM, signal.SIGINT)))
+        raise Stop
+
+    monkeypatch.setattr("fineprune.distributed.all_reduce.rendezvous", meet)
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(Stop):
+        train(make_recipe(RECIPE), tmp_path / "run")
+    assert handlers == [signal.SIG_DFL, signal.SIG_DFL]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ epoch. Each replica has its own normalisation statistics; those of rank 0 are sa
 import contextlib
 import inspect
 import os
+import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -236,11 +238,13 @@ def joined(device: str) -> Iterator[RankGroup]:
                 f"GPU, got local rank {local}: start torchrun with a smaller --nproc-per-node"
             )
         torch.cuda.set_device(local)
-    store, rank, size = next(rendezvous("env://"))
-    # torchrun may keep its store when it restarts the ranks, and in it the addresses of dead ones.
-    of_this_start = PrefixStore(_name_of_start(store, rank, size), store)
-    backend = "nccl" if on_gpu else "gloo"
-    dist.init_process_group(backend, store=of_this_start, rank=rank, world_size=size)
+    with _ended_by_ctrl_c():
+        store, rank, size = next(rendezvous("env://"))
+        # torchrun may keep its store when it restarts the ranks, and in it the addresses of dead
+        # ones.
+        of_this_start = PrefixStore(_name_of_start(store, rank, size), store)
+        backend = "nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, store=of_this_start, rank=rank, world_size=size)
     try:
         ranks = RankGroup(rank, size)
         yield ranks
@@ -248,6 +252,23 @@ def joined(device: str) -> Iterator[RankGroup]:
     finally:
         _kept[:] = [dist.group.WORLD]
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end this process at once while torch waits for other ranks.
+
+    Python's own handler would not be called before the wait ends, which may take minutes.
+    """
+    of_python = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not of_python or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _name_of_start(store: Store, rank: int, size: int) -> str:

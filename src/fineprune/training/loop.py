@@ -79,8 +79,10 @@ def train(
     if recipe.run.tensorboard:
         check_installed("tensorboard", "tensorboard for run.tensorboard = true", "tensorboard")
     with (
-        stop_requests() as stop,
+        # A signal that comes while this process waits for the other ranks ends it, because there is
+        # nothing to save yet.
         joined(recipe.run.device) as ranks,
+        stop_requests() as stop,
         contextlib.ExitStack() as lock,
         seeded(recipe.run.seed, recipe.run.device),
     ):
