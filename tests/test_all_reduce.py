@@ -1,13 +1,16 @@
 """Data parallelism by all-reduce: two ranks train like one process with twice the batch size."""
 
+import contextlib
 import functools
 import json
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 import weakref
+from datetime import timedelta
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from resuming import Stop, checkpoint_number, train_until
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -339,6 +343,51 @@ def test_the_group_outlives_a_model_that_ddp_wrapped(fast_spawn):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     spawn(leave_before_the_model, args=(port,), nprocs=2)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_ranks_wait_for_rank_0_longer_than_a_collective_may_take(fails, monkeypatch):
+    store, ended = HashStore(), []
+    store.set_timeout(timedelta(milliseconds=1))
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: store)
+
+    def other():
+        with RankGroup(1, 2).wait_for_main("work"):
+            pass
+        ended.append(1)
+
+    thread = threading.Thread(target=other)
+    with contextlib.suppress(Stop), RankGroup(0, 2).wait_for_main("work"):
+        thread.start()
+        thread.join(0.1)
+        ended.append(0)
+        if fails:
+            raise Stop
+    thread.join(60)
+    assert ended == [0, 1]
+
+
+def test_the_ranks_wait_for_the_evaluation_before_their_next_collective(tmp_path, monkeypatch):
+    done = []
+
+    @contextlib.contextmanager
+    def wait_for_main(self, work):
+        yield
+        done.append(work)
+
+    def write_epoch(state, files, metrics, end):
+        done.append("evaluated")
+        files.append(metrics)
+
+    def checkpoint_state(state, totals):
+        raise Stop
+
+    monkeypatch.setattr(RankGroup, "wait_for_main", wait_for_main)
+    monkeypatch.setattr("fineprune.training.loop.write_epoch", write_epoch)
+    monkeypatch.setattr("fineprune.training.loop.checkpoint_state", checkpoint_state)
+    with pytest.raises(Stop):
+        train(make_recipe(RECIPE), tmp_path / "run")
+    assert done == ["evaluated", "epoch 0"]
 
 
 @pytest.mark.parametrize(("device", "more"), [("cpu", ""), ("cuda", ", LOCAL_RANK")])

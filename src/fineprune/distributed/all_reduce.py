@@ -6,6 +6,7 @@ epoch. Each replica has its own normalisation statistics; those of rank 0 are sa
 """
 
 import contextlib
+import datetime
 import inspect
 import os
 import signal
@@ -36,6 +37,9 @@ _SYNC_BUFFERS = (
 
 # The interval at which rank 0 looks for the other ranks when they start.
 _POLL_SECONDS = 0.02
+
+# How long the ranks wait for what rank 0 does alone.
+_LONGEST_WORK = datetime.timedelta(days=7)
 
 # The group that was left last. A model wrapped by DDP holds its group too, from C++, and may exist
 # longer than ``joined``. If DDP had the last reference, it would keep the GIL while the threads of
@@ -112,6 +116,25 @@ class RankGroup:
             raise InputError(told[1])
         result: _Result = told[0]
         return result
+
+    @contextlib.contextmanager
+    def wait_for_main(self, work: str) -> Iterator[None]:
+        """Let the other ranks wait at the end of the block until rank 0 has ended it, too.
+
+        In a collective they would wait for ten to thirty minutes, and then fail.
+
+        Args:
+            work: The name of what rank 0 does in the block, used only once.
+        """
+        try:
+            yield
+        finally:  # After an error of rank 0, the others fail in their next collective.
+            if self.size > 1:
+                store = dist.distributed_c10d._get_default_store()
+                if self.main:
+                    store.set(work, "")
+                else:
+                    store.wait([work], _LONGEST_WORK)
 
     def leave_together(self) -> None:
         """Wait for all ranks, so that none closes a connection that another still uses.

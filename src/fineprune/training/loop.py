@@ -146,8 +146,9 @@ def _train_epochs(
         if state.coordinator is not None:
             load_from_servers(state, totals)
         metrics = epoch_metrics(state, epoch, totals, end.loss)
-        if state.ranks.main:
-            write_epoch(state, files, metrics, end)
+        with state.ranks.wait_for_main(f"epoch {epoch}"):
+            if state.ranks.main:
+                write_epoch(state, files, metrics, end)
         last = epoch == state.recipe.training.epochs - 1
         if last or (epoch + 1) % run.checkpoint_every == 0:
             _save(state, files, None)
