@@ -148,6 +148,24 @@ def test_a_signal_reaches_the_training_whenever_it_comes(seconds, tmp_path):
 
 
 @needs_bash
+@pytest.mark.parametrize("strategy", ["all-reduce", "one"])
+def test_a_job_waits_for_its_step_whatever_happens_to_the_signal(strategy, tmp_path):
+    step = "touch running; sleep 1; exit 7"
+    text = script(strategy=strategy, nodes=1)
+    job = start_with_stand_ins(text, tmp_path, torchrun=step, python=step, scancel="exit 1")
+    while not (tmp_path / "running").exists():
+        time.sleep(0.01)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(30) == 7
+
+
+def test_the_ranks_have_the_time_before_the_limit_to_write_their_checkpoint():
+    text = script()
+    assert "--signal=B:USR1@120" in text
+    assert "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110\n" in text
+
+
+@needs_bash
 def test_a_signal_reaches_no_process_of_an_earlier_job(tmp_path):
     """The lock and the file of the job before it was requeued name a process that is another's."""
     out = tmp_path / "runs/a"

@@ -17,8 +17,14 @@ ALONE = "one"
 # These ports are below Linux's ephemeral ports and above those of Ray's workers.
 _FIRST_PORT, _PORTS = 20_000, 10_000
 
-# How long before its time limit a job is told to stop, so that the training writes a checkpoint.
+# How long before its time limit a job is told to stop, so that the training writes a checkpoint,
+# and the part of this time that torchrun gives the ranks.
 _STOP_SECONDS = 120
+_RANKS_STOP_SECONDS = 110
+
+# The signal goes to the processes of the step and not to this script, which must not end if the
+# step has ended meanwhile.
+_STOP_STEP = 'scancel --signal=TERM "$SLURM_JOB_ID" || true'
 
 # The forms that Slurm accepts: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
 _TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}")
@@ -314,7 +320,7 @@ def _in_background(step: list[str], stop: Sequence[str]) -> list[str]:
 
 def _alone(step: str, command: Sequence[str]) -> list[str]:
     run = [f"{step} --label \\", f"  python {shlex.join(command)}"]
-    return [*_in_background(run, ['scancel --signal=TERM "$SLURM_JOB_ID"']), 'exit "$status"']
+    return [*_in_background(run, [_STOP_STEP]), 'exit "$status"']
 
 
 def _torchrun(
@@ -333,8 +339,9 @@ def _torchrun(
         f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"',
         "# Without this, a restart under Gloo finds the store of the previous attempt.",
         "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
-        # The signal goes to the processes of the step and not to this script.
-        *_in_background(run, ['scancel --signal=TERM "$SLURM_JOB_ID"']),
+        "# Else torchrun kills the processes 30 seconds after the signal to stop.",
+        f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={_RANKS_STOP_SECONDS}",
+        *_in_background(run, [_STOP_STEP]),
         'exit "$status"',
     ]
 
