@@ -400,6 +400,14 @@ def test_a_partial_environment_of_a_launcher_is_one_line(device, more, monkeypat
         joined(device).__enter__()
 
 
+def test_a_numbered_gpu_for_several_ranks_is_refused(monkeypatch):
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match=r"got 'cuda:1': set run.device=cuda"):
+        joined("cuda:1").__enter__()
+
+
 def test_a_single_process_forms_a_group_of_one():
     with joined("cpu") as ranks:
         assert ranks == RankGroup(0, 1)

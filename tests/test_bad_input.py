@@ -113,6 +113,14 @@ COMMANDS = [
     (f"train {QUICK} --set training.momentum=1.5", "training.momentum in [0, 1], got 1.5"),
     (f"train {QUICK} --set training.optimizer=sdg", "did you mean 'sgd'"),
     (
+        f"train {QUICK} --set training.optimizer=adam training.nesterov=true",
+        "got it with 'adam': set training",
+    ),
+    (
+        f"train {QUICK} --set training.optimizer=adamw training.epsilon=0.1",
+        "rmsprop-tf only, got it with 'adamw'",
+    ),
+    (
         f"train {QUICK} --set training.milestones=[9,3]",
         "expected training.milestones to be strictly increasing",
     ),

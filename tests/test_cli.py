@@ -134,6 +134,14 @@ def test_a_folder_with_data_does_not_hide_a_packaged_recipe(folder):
     assert "expected a finished run" in run("plan", "quick").stderr
 
 
+def test_settings_of_servers_without_servers_are_said():
+    changes = ("distributed.workers=8", "distributed.gradients=bfloat16")
+    said = "no effect without parameter servers: distributed.workers, distributed.gradients; set"
+    assert said in run("plan", "quick", "--set", *changes).stderr
+    served = run("plan", "quick", "--set", *changes, "distributed.strategy=sync")
+    assert "no effect" not in served.stderr
+
+
 def test_plan_takes_changes_after_one_set_too(folder):
     plain = json.loads(run("plan", "recipes/digits.toml", "--json").stdout)
     changes = ["pruning.block=2", "pruning.count=1"]

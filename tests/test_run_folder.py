@@ -198,6 +198,11 @@ def test_a_resumed_run_keeps_its_arm_and_its_resolved_settings(tmp_path):
     assert read_recipe(folder / "recipe.toml") == small(*kept)
 
 
+def test_a_run_is_not_resumed_as_another_arm(unfinished):
+    with pytest.raises(InputError, match=r'run.arm is null and "second"'):
+        train(small("run.arm=second"), unfinished, resume=True)
+
+
 def test_a_run_can_be_resumed_with_another_data_folder(unfinished):
     changes = ("data.download=true", "data.dir=elsewhere", "run.history=false")
     summary = train(small(*changes), unfinished, resume=True)

@@ -73,7 +73,7 @@ def margin_fraction(points: float) -> float:
 
 
 def say_ignored(recipe: Recipe) -> None:
-    """Say on standard error which share to save has no effect, if there is one."""
-    ignored = recipe.pruning.without_effect()
-    if ignored and is_main():
-        typer.echo(f"fineprune: {ignored}", err=True)
+    """Say on standard error which settings have no effect, if there are some."""
+    for ignored in (recipe.pruning.without_effect(), recipe.distributed.without_effect()):
+        if ignored and is_main():
+            typer.echo(f"fineprune: {ignored}", err=True)

@@ -235,8 +235,8 @@ def joined(device: str) -> Iterator[RankGroup]:
             ``cpu`` selects Gloo.
 
     Raises:
-        InputError: There are more processes on this machine than GPUs, or the launcher has not set
-            what they need to meet.
+        InputError: There are more processes on this machine than GPUs, or the device has a number,
+            or the launcher has not set what they need to meet.
     """
     if dist.is_initialized():
         yield RankGroup(dist.get_rank(), dist.get_world_size())
@@ -252,6 +252,11 @@ def joined(device: str) -> Iterator[RankGroup]:
             f"expected the environment of a launcher such as torchrun, got WORLD_SIZE="
             f"{world_size()} without {', '.join(missing)}: start it with torchrun, or unset "
             f"WORLD_SIZE"
+        )
+    if on_gpu and device != "cuda":
+        raise InputError(
+            f"expected run.device without a number for several processes, each of which has a GPU "
+            f"of its own, got {device!r}: set run.device=cuda"
         )
     if on_gpu:
         local = int(os.environ["LOCAL_RANK"])

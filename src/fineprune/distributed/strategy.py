@@ -4,7 +4,7 @@ This is the only description of a distributed training. The ``distributed`` sect
 ``Strategy``, and the coordinator of the parameter servers receives the same object.
 """
 
-from dataclasses import dataclass
+import dataclasses
 
 from fineprune.errors import InputError, check_above, check_at_least, check_one_of
 
@@ -14,7 +14,7 @@ GRADIENT_TYPES = ("float32", "bfloat16")
 UNDONE_BATCHES = ("retrain", "lose")
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Strategy:
     """How a training is distributed ([D] section 3).
 
@@ -129,6 +129,22 @@ class Strategy:
                     f"expected distributed.{name} with strategy {' or '.join(strategies)} only, "
                     f"got it with {used!r}"
                 )
+
+    def without_effect(self) -> str | None:
+        """Say which settings of servers have no effect without them; None if there is none.
+
+        A recipe may have them for other runs, with ``--set distributed.strategy``, so it is no
+        error.
+        """
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        names = ("workers", "servers", "placement", "gradients")
+        ignored = [f"distributed.{n}" for n in names if getattr(self, n) != fields[n]]
+        if self.served or not ignored:
+            return None
+        return (
+            f"no effect without parameter servers: {', '.join(ignored)}; set distributed.strategy "
+            f"to sync, async or mixed"
+        )
 
     def _check_steps(self) -> None:
         check_at_least("distributed.step_spread", self.step_spread, 0)

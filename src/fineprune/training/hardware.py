@@ -31,7 +31,7 @@ def resolved(recipe: Recipe, *, frozen: Recipe | None = None, sharing: int = 1) 
             precision=previous.precision if run.precision == "auto" else run.precision,
             compile=previous.compile if run.compile == "auto" else run.compile,
             threads=run.threads or previous.threads,
-            arm=previous.arm,
+            arm=run.arm or previous.arm,
             rate_factor=previous.rate_factor,
         )
         run = recipe.run

@@ -4,6 +4,7 @@ A run can be new, continue from a checkpoint, or be finished already. This modul
 and it raises an error if the files in the folder do not belong together.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +97,8 @@ def _check_recipe(recipe: Recipe, folder: RunFolder) -> Recipe:
         )
     changed = previous.differences(recipe)
     if recipe.run.arm not in (None, previous.run.arm):
-        changed.append(f'run.arm is "{previous.run.arm}" and "{recipe.run.arm}"')
+        arms = json.dumps(previous.run.arm), json.dumps(recipe.run.arm)
+        changed.append("run.arm is {} and {}".format(*arms))
     if changed:
         raise InputError(_different_recipe(folder, changed))
     return previous

@@ -93,6 +93,16 @@ class TrainingSettings:
             raise InputError(f"expected training.ema above 0 and below 1, got {self.ema}")
         check_at_least("training.weight_decay", self.weight_decay, 0)
         check_between("training.warmup", self.warmup, 0, self.epochs)
+        if self.nesterov and self.optimizer != "sgd":
+            raise InputError(
+                f'expected training.nesterov with training.optimizer = "sgd" only, got it with '
+                f"{self.optimizer!r}: set training.nesterov = false"
+            )
+        if self.epsilon is not None and self.optimizer not in ("rmsprop", "rmsprop-tf"):
+            raise InputError(
+                f"expected training.epsilon with rmsprop or rmsprop-tf only, got it with "
+                f"{self.optimizer!r}: remove it"
+            )
         if self.nesterov and self.momentum == 0:
             raise InputError("expected training.momentum above 0 with training.nesterov, got 0")
         increasing = list(self.milestones) == sorted(set(self.milestones))
