@@ -2,9 +2,11 @@
 
 import io
 import json
+import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import xml.dom.minidom
 from pathlib import Path
@@ -19,6 +21,7 @@ from fineprune.errors import InputError
 from fineprune.experiments.configurations import configuration, configured
 from fineprune.experiments.scale import scale
 from fineprune.experiments.scale_table import Scaled, loss_curve, read_scaling, scale_rows
+from fineprune.launch.follow_parent import PARENT_VARIABLE, follow_parent_if_told
 from fineprune.report.scaling.figures import (
     draw_loss,
     draw_phases,
@@ -388,6 +391,19 @@ def test_a_signal_also_stops_the_current_run(tmp_path, python):
     epochs = (out / "one/metrics.jsonl").read_bytes()
     time.sleep(2)  # A running process would train many epochs in this time.
     assert (out / "one/metrics.jsonl").read_bytes() == epochs
+
+
+def test_a_run_whose_experiment_died_while_it_was_imported_ends(monkeypatch):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    for parent in (dead.pid, os.getpid()):  # Another program may be between the two.
+        monkeypatch.setenv(PARENT_VARIABLE, str(parent))
+        follow_parent_if_told()
+    monkeypatch.setenv(PARENT_VARIABLE, str(dead.pid))
+    follow_parent_if_told(elsewhere=True)
+    assert ended == [1]
 
 
 def test_a_schedule_that_prunes_every_epoch_has_no_time_to_a_loss():

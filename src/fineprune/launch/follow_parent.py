@@ -24,8 +24,29 @@ def end_with_parent(parent: int) -> None:
     threading.Thread(target=watch, name="follow-parent", daemon=True).start()
 
 
-def follow_parent_if_told() -> None:
-    """Call ``end_with_parent`` if the parent asked for it through the environment."""
-    parent = os.environ.get(PARENT_VARIABLE)
-    if parent is not None and int(parent) == os.getppid():
-        end_with_parent(int(parent))
+def follow_parent_if_told(*, elsewhere: bool = False) -> None:
+    """Call ``end_with_parent`` if the parent asked for it through the environment.
+
+    If the parent has died meanwhile, while this process imported torch, this process ends at once.
+
+    Args:
+        elsewhere: Whether the process that asked may be on another machine, where it cannot be
+            seen from here.
+    """
+    parent = int(os.environ.get(PARENT_VARIABLE, "0"))
+    if parent == os.getppid():
+        end_with_parent(parent)
+    elif parent and not elsewhere and not _exists(parent):
+        os._exit(1)
+
+
+def _exists(process: int) -> bool:
+    if os.name == "nt":
+        return True  # There, os.kill would send Ctrl-C.
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
