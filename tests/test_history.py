@@ -90,7 +90,10 @@ def test_an_epoch_is_written_with_three_bytes_per_sample(whole):
     assert 600 <= size <= 600 + 256  # NumPy's header takes the rest.
 
 
-@pytest.mark.parametrize(("classes", "size"), [(254, 3), (255, 3), (256, 4), (1200, 4)])
+@pytest.mark.parametrize(
+    ("classes", "size"),
+    [(254, 3), (255, 3), (256, 4), (1200, 4), (65_535, 4), (65_536, 6), (100_000, 6)],
+)
 def test_packed_values_can_be_read_again(tmp_path, classes, size):
     losses = np.array([0.5, -np.inf, np.inf, 2.0], np.float16)
     predictions = np.array([classes - 1, -1, 0, -1])

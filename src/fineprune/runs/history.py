@@ -2,8 +2,8 @@
 
 ``history/epoch-0001.npy`` holds one record per sample: ``loss`` (float16, NaN if the epoch did not
 train the sample, infinity if the loss was not finite) and ``prediction`` (the predicted class,
-uint8, or uint16 with more than 255 classes; the largest value if it is not known). So an epoch
-takes three or four bytes per sample.
+uint8, uint16 with more than 255 classes, or uint32 with more than 65,535; the largest value if it
+is not known). So an epoch takes three, four or six bytes per sample.
 
 ``history/labels.npy`` holds the label that each sample was trained with, and
 ``history/evaluated.npy`` the labels (row 0) and the predictions (row 1) of the last evaluation.
@@ -48,8 +48,9 @@ def pack_epoch(
 
 
 def pack_classes(numbers: npt.NDArray[np.integer], classes: int) -> npt.NDArray[np.integer]:
-    """Return class numbers in one or two bytes each; a negative one becomes the largest value."""
-    kind: type[np.unsignedinteger] = np.uint8 if classes <= np.iinfo(np.uint8).max else np.uint16
+    """Return class numbers in few bytes each; a negative one becomes the largest value."""
+    kinds: tuple[type[np.unsignedinteger], ...] = (np.uint8, np.uint16, np.uint32)
+    kind = next(kind for kind in kinds if classes <= np.iinfo(kind).max)
     return np.where(numbers < 0, np.iinfo(kind).max, numbers).astype(
         np.dtype(kind).newbyteorder("<")
     )

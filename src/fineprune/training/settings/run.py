@@ -29,7 +29,7 @@ class RunSettings:
             for no checkpoints inside an epoch. A checkpoint waits for the end of an optimizer step.
         history: Whether to keep the loss and the prediction of each sample in each epoch, for
             ``fineprune inspect``: three bytes per sample and epoch, four with more than 255
-            classes.
+            classes, six with more than 65,535.
         tensorboard: Whether to write the metrics of each epoch as an event file for TensorBoard
             into the run's folder. This needs the extra ``tensorboard``.
         arm: The name of the run's arm in a comparison; None for the name of the policy.
