@@ -198,6 +198,16 @@ def test_too_many_broken_files_end_the_run(broken, tmp_path):
             train(recipe(folder, f"data.broken_limit={limit}"), tmp_path / f"run-{limit}")
 
 
+def test_broken_files_of_all_ranks_count_together(images, tmp_path, monkeypatch):
+    def gather(self, value):
+        return [value, {0, 1}, {1, 2, 3}] if isinstance(value, set) else [value]
+
+    monkeypatch.setattr("fineprune.distributed.all_reduce.RankGroup.gather", gather)
+    with pytest.raises(TooManyBroken, match=r"^4 of 64 images .* allows 3$"):
+        train(recipe(images, "data.broken_limit=0.05"), tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 def test_a_run_that_too_many_broken_files_ended_goes_on_with_a_higher_limit(broken, tmp_path):
     folder, names = broken
     content = (folder / "train" / "dark" / "0007.webp").read_bytes()

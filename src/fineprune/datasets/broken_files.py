@@ -1,7 +1,7 @@
 """BrokenFiles: which files could not be used, and whether there are too many of them."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from fineprune.datasets.image_files import Broken
 from fineprune.errors import RunError
@@ -36,12 +36,24 @@ class BrokenFiles:
                 _LOGGER.warning("broken image %s: %s", file.path, file.reason)
         if last is None:
             return
-        if len(self._known) > self._allowed:
-            raise TooManyBroken(
-                f"{len(self._known)} of {self._samples} images are broken, and data.broken_limit "
-                f"allows {self._allowed}; the last one is {last.path}: {last.reason}"
-            )
+        self._check(f"; the last one is {last.path}: {last.reason}")
         if not left:
             raise TooManyBroken(
                 f"all images of a batch are broken; the last one is {last.path}: {last.reason}"
+            )
+
+    def share(self, gather: Callable[[set[int]], list[set[int]]]) -> None:
+        """Take note of what the other ranks know, each of which reads a part of the samples.
+
+        Args:
+            gather: Returns the values of all ranks; a collective.
+        """
+        self._known = set().union(*gather(self._known))
+        self._check("")
+
+    def _check(self, last: str) -> None:
+        if len(self._known) > self._allowed:
+            raise TooManyBroken(
+                f"{len(self._known)} of {self._samples} images are broken, and data.broken_limit "
+                f"allows {self._allowed}{last}"
             )

@@ -84,7 +84,7 @@ class ImageLoader:
         batch_size: The number of samples per batch.
         device: Where batches are used.
         workers: The number of loader processes; with 0, this process loads.
-        broken: Takes note of broken files.
+        broken: Takes note of broken files. Also an attribute.
         drop_last: Whether to drop an incomplete last batch.
     """
 
@@ -100,7 +100,7 @@ class ImageLoader:
         drop_last: bool = False,
     ) -> None:
         self._replaced = 0
-        self._broken = broken
+        self.broken = broken
         self._to_device = ToDevice(dataset.view.size, device)
         self._loader = TrainingLoader(
             dataset,
@@ -142,7 +142,7 @@ class ImageLoader:
         return ((batch.samples, moved) for batch, moved in self._moved(loader))
 
     def _moved(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Labelled]]:
-        return self._to_device(_checked(batches, self._broken))
+        return self._to_device(_checked(batches, self.broken))
 
 
 class EvaluationImages:

@@ -112,6 +112,8 @@ def train_epoch_locally(
             save(totals)
     if local.simulated:
         local.simulated.end_epoch()
+    if isinstance(local.loader, ImageLoader):
+        local.loader.broken.share(state.ranks.gather)
     return True
 
 
