@@ -38,7 +38,13 @@ from fineprune.training.recipe import make_recipe
 
 RECIPE = {
     "data": {"name": "digits", "train_size": 300, "label_noise": 0.3},
-    "training": {"epochs": 8, "batch_size": 20, "lr": 0.05, "evaluate_every": 8},
+    "training": {
+        "epochs": 8,
+        "batch_size": 20,
+        "lr": 0.05,
+        "evaluate_every": 8,
+        "evaluate_last": 1,
+    },
     "pruning": {"policy": "adaptive", "save": 0.3, "patience": 2},
     "run": {"device": "cpu", "threads": 1, "precision": "float32", "compile": "off"},
 }

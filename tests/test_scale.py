@@ -363,10 +363,10 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
     assert "give another --out" in changed.stderr
 
 
-def test_the_error_names_the_failed_run_and_the_reason(tmp_path):
+def test_the_error_names_the_failed_run_and_the_reason(tmp_path, fast_runs):
     recipe = tmp_path / "small.toml"
     recipe.write_text(
-        '[data]\nname = "digits"\n[training]\nepochs = 2\nlr = 1e30\n'
+        '[data]\nname = "digits"\ntrain_size = 256\n[training]\nepochs = 2\nlr = 1e30\n'
         '[run]\nthreads = 1\ndevice = "cpu"\n'
     )
     done = CliRunner().invoke(app, ["scale", str(recipe), "one", "--out", str(tmp_path / "out")])
