@@ -200,7 +200,7 @@ def test_the_code_of_a_page_trains_as_it_is_pasted(page, process_group, tmp_path
     assert pruner.steps_done == pruner.total_steps() < 0.75 * full
     assert scheduler.last_epoch == pruner.total_steps()
     assert scheduler.get_last_lr()[0] < 0.1 * max(scheduler.base_lrs)
-    rates = pruner.policy.settings()["rates"]
+    rates = pruner.policy.rates
     assert rates[-1] < 0.5 < rates[0]
 
 

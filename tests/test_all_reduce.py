@@ -247,10 +247,15 @@ def test_signals_end_a_process_that_waits_for_other_ranks(tmp_path, monkeypatch)
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(Stop):
-        train(make_recipe(RECIPE), tmp_path / "run")
+    # Tests that run in the background of a shell ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(Stop):
+            train(make_recipe(RECIPE), tmp_path / "run")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert handlers == [signal.SIG_DFL, signal.SIG_DFL]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,7 @@ def quotes():
     ):
         differ = mean_difference([tests[arm, seed] - tests[other, seed] for seed in range(3)])
         yield FITS, words, (100 * differ.mean, 100 * (differ.half_width or 0))
-    for name in ("LeNet", "ResNet-18", "ResNet-34", "ResNet-50"):
+    for name in ("VGG-13", "LeNet", "ResNet-18", "ResNet-34", "ResNet-50"):
         ten = f"ten-networks/{name.lower().replace('-', '')}"
         reached = [accuracy(ten, arm) for arm in ("full", "fine-pruning", "shorter")]
         skipped = 100 * arm_rows(ten)["fine-pruning"].skipped
