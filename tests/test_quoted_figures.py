@@ -419,9 +419,11 @@ def quotes():
     chosen = "adaptive/confused-tuned"
     gained = difference(chosen, "adaptive", "shorter")
     yield VARIANTS, "is above `shorter`**, by {:.2f} ±{:.2f} points", gained
-    yield VARIANTS, "({:.2f} and {:.2f} %; [runs](adaptive/confused-tuned)", [
-        accuracy(chosen, arm) for arm in ("adaptive", "shorter")
-    ]
+    yield (
+        VARIANTS,
+        "({:.2f} and {:.2f} %; [runs](adaptive/confused-tuned)",
+        [accuracy(chosen, arm) for arm in ("adaptive", "shorter")],
+    )
     yield ADAPTIVE, "confused consistently, it was {:.2f} ±{:.2f} points above", gained
     yield README, "In the thin ResNet-18, it was {:.2f} ±{:.2f} points above it with", gained
     correct = difference(LINEAR_CLEAN, "adaptive", "shorter")
