@@ -156,8 +156,8 @@ def test_the_policy_finds_the_learning_rates_of_the_scheduler(runs, pruning, sai
         "fineprune: adaptive takes the learning rates from OneCycleLR, which steps per step"
     )
     network, pruner, steps = runs.plain_loop(policy, gives_rates=True)
-    assert pruner.policy.settings()["rates"][-1] < 0.2 < max(pruner.policy.settings()["rates"])
-    assert runs.pruner_of(net).policy.settings()["rates"] == pruner.policy.settings()["rates"]
+    assert pruner.policy.rates[-1] < 0.2 < max(pruner.policy.rates)
+    assert runs.pruner_of(net).policy.rates == pruner.policy.rates
     assert runs.equal_weights(net.network, network)
     assert net.trainer.global_step == steps == round(0.7 * 13 * runs.EPOCHS)
     assert net.lengths[0] == 13 > 2 * net.lengths[-1]
@@ -185,7 +185,7 @@ def test_schedulers_per_epoch_and_per_step_and_none(runs, pruning, said, kind):
     options, words, last = SCHEDULERS[kind]
     net = runs.Scheduled(options)
     runs.fit(pruning(adaptive(3)), net=net, max_epochs=3)
-    found = runs.pruner_of(net).policy.settings()["rates"]
+    found = runs.pruner_of(net).policy.rates
     assert (found[0], found[-1]) == pytest.approx((1, last))
     assert len(said()) == (words is not None)
     assert words is None or words in said()[0]
@@ -199,7 +199,7 @@ def test_without_learning_rates_the_policy_says_what_it_assumes(runs, pruning):
 
 def test_learning_rates_that_were_given_stay(runs, pruning, said):
     net = runs.fit(pruning(adaptive(runs.EPOCHS, [6, 5, 4, 3, 2, 1])))
-    assert runs.pruner_of(net).policy.settings()["rates"][-1] == pytest.approx(1 / 6)
+    assert runs.pruner_of(net).policy.rates[-1] == pytest.approx(1 / 6)
     assert not said()
 
 

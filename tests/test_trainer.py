@@ -505,7 +505,7 @@ def test_the_policy_finds_the_learning_rates_of_the_scheduler(tmp_path, capsys):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     scheduler = transformers.get_scheduler("linear", optimizer, 3, 35)
     given.set_rates(scheduler, by="steps")
-    assert trainer.pruner.policy.settings()["rates"] == given.policy.settings()["rates"]
+    assert trainer.pruner.policy.rates == given.policy.rates
     same = trained("image", tmp_path, given, lr_scheduler_type="linear", warmup_steps=3)
     assert same.plans == trainer.plans
     assert torch.equal(weights(same.model), weights(trainer.model))
@@ -522,7 +522,7 @@ def test_a_resumed_training_finds_the_rates_of_the_whole_one(tmp_path, capsys):
     for step in (4, 32):
         inside = str(tmp_path / "whole" / f"checkpoint-{step}")
         resumed = trained("language", tmp_path / "again", SAVING, resume=inside, **changes)
-        assert resumed.pruner.policy.settings()["rates"] == whole.pruner.policy.settings()["rates"]
+        assert resumed.pruner.policy.rates == whole.pruner.policy.rates
         assert torch.equal(weights(resumed.model), weights(whole.model))
     assert said(capsys) == [FOUND] * 3
 
@@ -537,8 +537,8 @@ def test_a_scheduler_of_ones_own_gives_its_learning_rates(tmp_path, capsys):
     )  # fmt: skip
     trainer.train()
     assert "from StepLR" in said(capsys)[0]
-    assert trainer.pruner.policy.settings()["rates"][0] == 1
-    assert trainer.pruner.policy.settings()["rates"][-1] == pytest.approx(0.1)
+    assert trainer.pruner.policy.rates[0] == 1
+    assert trainer.pruner.policy.rates[-1] == pytest.approx(0.1)
     assert scheduler.last_epoch == trainer.state.global_step == 35
 
 
@@ -550,7 +550,7 @@ def test_learning_rates_that_depend_on_the_loss_are_taken_to_be_constant(kind, t
             more={"eval_dataset": images()},
         )  # fmt: skip
     assert "takes the learning rate to be constant" in said(capsys)[0]
-    assert set(trainer.pruner.policy.settings()["rates"]) == {1}
+    assert set(trainer.pruner.policy.rates) == {1}
 
 
 # -- forward passes -------------------------------------------------------------------------------
