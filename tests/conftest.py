@@ -93,6 +93,20 @@ def fast_spawn(python_file):
     multiprocessing.set_executable(before)
 
 
+@pytest.fixture(scope="module")
+def spawned(fast_spawn, tmp_path_factory):
+    """Runs ``ranks(rank, folder)`` in as many processes, and returns what each saved there."""
+    import torch  # not above, because the process that distributes the tests does not need it
+    from torch.multiprocessing.spawn import spawn
+
+    def run(ranks, number):
+        folder = tmp_path_factory.mktemp("ranks")
+        spawn(ranks, args=(folder,), nprocs=number)
+        return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(number)]
+
+    return run
+
+
 @pytest.fixture
 def fast_runs(python_file, preloaded_ray_workers, monkeypatch):
     """Lets commands start their runs, ranks and workers in the Python that has imported torch."""

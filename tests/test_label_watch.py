@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -408,10 +407,8 @@ def again_merged(watch):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(fast_spawn, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    spawn(ranks, args=(folder,), nprocs=WORLD)
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
+def two_ranks(spawned):
+    return spawned(ranks, WORLD)
 
 
 def one_process(steps):

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 from torch.utils.data import TensorDataset
 
 import fineprune as fp
@@ -258,10 +257,8 @@ def ranks(rank, folder):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(fast_spawn, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    spawn(ranks, args=(folder,), nprocs=WORLD)
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD)]
+def two_ranks(spawned):
+    return spawned(ranks, WORLD)
 
 
 def test_ranks_merge_their_evidence_when_they_synchronize(two_ranks):

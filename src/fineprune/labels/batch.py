@@ -25,6 +25,15 @@ def as_numbers(name: str, values: Any) -> Tensor:
         ) from error
 
 
+def may_wait(values: Tensor) -> bool:
+    """Return whether a tensor of a batch may wait in a buffer before it is copied.
+
+    On other devices than a CPU, the next step may write into the same memory. A part of a larger
+    tensor would keep all of it alive.
+    """
+    return values.is_cpu and values.untyped_storage().nbytes() <= values.nbytes
+
+
 def check_classified(index: Tensor, logits: Tensor, labels: Tensor, num_classes: int) -> None:
     """Raise InputError unless this is a batch of samples with one class each."""
     shape = (len(labels), num_classes) if labels.ndim == 1 else None

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fineprune.errors import InputError
+from fineprune.labels.batch import may_wait
 from fineprune.labels.class_shares import ClassShares
 from fineprune.labels.ranks import exchange_device
 
@@ -314,12 +315,8 @@ class Evidence:
             self.check()
 
     def _kept(self, logits: Tensor) -> Tensor:
-        """Return logits for the buffer: the same ones if later changes of them can be noticed.
-
-        A part of a larger tensor would keep all of it alive.
-        """
-        whole = logits.untyped_storage().nbytes() <= logits.nbytes
-        if not (logits.is_cpu and whole) or logits.is_inference():
+        """Return logits for the buffer: the same ones if later changes of them can be noticed."""
+        if not may_wait(logits) or logits.is_inference():
             return logits.clone()
         self._versions.append((logits, logits._version))
         return logits

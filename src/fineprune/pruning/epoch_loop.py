@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 from torch.utils.data import DataLoader
 
 from fineprune.errors import InputError
-from fineprune.labels.batch import as_numbers
+from fineprune.labels.batch import as_numbers, may_wait
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.untraced import Untraced
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, Progress
@@ -39,7 +39,6 @@ from fineprune.pruning.loss_buffer import (
     MOST_WAITING,
     Batch,
     as_batch,
-    must_copy_at_once,
 )
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.position import Position
@@ -731,7 +730,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 self._checks.see(index)
         if self._learns:
             self._recorder.extend(cycle.current.plan, batches)
-        if must_copy_at_once(batches[-1]):
+        if not may_wait(batches[-1][1]):
             return
         # As many batches may wait as the epoch takes for certain.
         room = int(min(cycle.room(), MOST_LOSSES_WAITING)) // largest

@@ -38,17 +38,6 @@ def as_batch(index: torch.Tensor, losses: torch.Tensor) -> Batch:
         return index.clone(), losses.detach().clone(), None
 
 
-def must_copy_at_once(batch: Batch) -> bool:
-    """Return whether a batch must not wait.
-
-    On other devices than a CPU, the next step may write into the same memory. A part of a larger
-    tensor would keep all of it alive.
-    """
-    index, losses, *_ = batch
-    whole = losses.untyped_storage().nbytes() <= losses.nbytes
-    return not (index.is_cpu and losses.is_cpu and whole)
-
-
 class Drained(NamedTuple):
     """The contents of a buffer on the CPU, batch after batch.
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import InputError, RunError, explaining
+from fineprune.errors import InputError, RunError, error_of_file, explaining
 
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
@@ -66,7 +66,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = temporary_of(path)
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("wb") as file, error_of_file():
             yield file
             file.flush()
             os.fsync(file.fileno())

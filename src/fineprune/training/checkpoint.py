@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fineprune.errors import InputError, error_of_file, explaining
+from fineprune.errors import InputError, explaining
 from fineprune.runs.files import replacing
 
 CHECKPOINT_VERSION = 3
@@ -18,7 +18,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         path: The checkpoint file.
         state: The content, in types that load with ``weights_only=True``.
     """
-    with replacing(path) as file, error_of_file():
+    with replacing(path) as file:
         torch.save({"version": CHECKPOINT_VERSION, **state}, file)
 
 

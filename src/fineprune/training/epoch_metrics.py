@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fineprune.errors import RunError, error_of_file
+from fineprune.errors import RunError
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.runs.files import epoch_file, replacing, write_array
 from fineprune.runs.folder import RunFolder
@@ -171,7 +171,7 @@ def write_epoch(
             both = np.stack([evaluation.labels.numpy(), evaluation.predictions.numpy()])
             write_array(files.history / EVALUATED, pack_classes(both, state.data.classes))
     if end.evidence is not None:
-        with replacing(files.history / EVIDENCE) as file, error_of_file():
+        with replacing(files.history / EVIDENCE) as file:
             torch.save(end.evidence, file)
     files.append(metrics)
 
