@@ -73,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, default=Path("runs/times"))
+    parser.add_argument("--images", type=int, help="per epoch, a multiple of 512; by default few")
     parser.add_argument("--networks", nargs="*", default=list(IMAGES), choices=list(IMAGES))
     parser.add_argument("--recipes", type=Path, default=Path("recipes/paper"))
     parser.add_argument("--epochs", type=int, default=7, help="odd, at least 3")
@@ -86,7 +87,7 @@ def main() -> None:
         changes = [
             *CHANGES,
             f"data.dir={json.dumps(str(options.data))}",
-            f"data.train_size={IMAGES[name]}",
+            f"data.train_size={options.images or IMAGES[name]}",
             f"training.epochs={options.epochs}",
             f"pruning.window={options.epochs}",
             *options.changes,

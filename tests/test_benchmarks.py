@@ -317,14 +317,12 @@ def test_the_proxy_chooses_and_its_table_names_the_chosen_rates(tmp_path, monkey
     images, test = make_synthetic(200, size=32)
     shared = proxy["main"].__globals__
     for name, value in {
-        "SAMPLES": 64,
         "BATCH": 16,
         "load_cifar10": lambda _: (images, test),
     }.items():
         monkeypatch.setitem(shared, name, value)
-    monkeypatch.setitem(shared["own_labels"].__globals__, "SAMPLES", 64)
     arguments = ["--data", tmp_path, "--out", tmp_path / "proxy.jsonl", "--seeds", 2]
-    arguments += ["--passes", 3, "--factors", 1, 2]
+    arguments += ["--images", 64, "--passes", 3, "--factors", 1, 2]
     monkeypatch.setattr(sys, "argv", ["proxy.py", *map(str, arguments)])
     proxy["main"]()
     lines = [json.loads(line) for line in (tmp_path / "proxy.jsonl").read_text().splitlines()]

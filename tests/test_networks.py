@@ -63,7 +63,9 @@ def test_the_papers_networks_have_its_parameters(name):
     assert sum(p.numel() for p in network.parameters()) + missing == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", ["lenet", "resnet9", "vgg13", "resnet18", "resnet50", "wrn10"])
+@pytest.mark.parametrize(
+    "name", ["lenet", "resnet9", "resnet9-wide", "vgg13", "resnet18", "resnet50", "wrn10"]
+)
 @pytest.mark.parametrize(("classes", "channels"), [(10, 3), (7, 1)])
 def test_any_number_of_classes_and_channels(name, classes, channels):
     network = build_network(name, classes, channels)

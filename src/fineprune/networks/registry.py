@@ -19,6 +19,7 @@ from fineprune.networks.wide_resnet import WideResNet
 NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
     "lenet": LeNet,
     "resnet9": ResNet9,
+    "resnet9-wide": partial(ResNet9, width=64),
     "vgg13": partial(VGG, 13),
     "vgg16": partial(VGG, 16),
     "vgg19": partial(VGG, 19),

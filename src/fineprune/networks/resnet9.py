@@ -13,9 +13,9 @@ _LOGIT_SCALE = 0.25
 class ResNet9(nn.Module):
     """Eight 3x3 convolutions with batch normalisation and one linear layer.
 
-    The form is that of fast trainings on CIFAR-10 (Page 2018, "How to train your ResNet"), with a
-    quarter of the channels. Unlike the thin ResNets of the papers, it learns even wrong labels by
-    heart within tens of epochs.
+    The form is that of fast trainings on CIFAR-10 (Page 2018, "How to train your ResNet"), by
+    default with a quarter of the channels. Unlike the thin ResNets of the papers, it learns even
+    wrong labels by heart within tens of epochs.
 
     The input is float images of shape (B, channels, H, W), with H and W at least 8. The output is
     logits of shape (B, classes).
@@ -23,8 +23,8 @@ class ResNet9(nn.Module):
     Args:
         classes: The number of classes.
         channels: The number of channels of the images.
-        width: The number of channels after the first convolution; the last one has eight times as
-            many.
+        width: The number of channels after the first convolution, 64 in Page's network. The last
+            one has eight times as many.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3, width: int = 16) -> None:
