@@ -27,19 +27,16 @@ import sys
 import warnings
 from pathlib import Path
 
-# Without Ray, which does not work in a fork of a process that has imported it. The last ones are
-# those that Ray imports.
 _MODULES = (
     "torch",
     "torch._dynamo",
     "fineprune.distributed.parameter_servers.server",
     "fineprune.distributed.parameter_servers.worker",
     "fineprune.training.recipe_replica",
-    "google.protobuf.internal.builder",
-    "jsonschema",
-    "requests",
-    "yaml",
 )
+# Those that Ray imports, where it is installed. Ray itself does not work in a fork of a process
+# that has imported it.
+_MODULES_OF_RAY = ("google.protobuf.internal.builder", "jsonschema", "requests", "yaml")
 _LONGEST_MESSAGE = 1 << 20
 _MOST_FILES = 250  # The kernel passes 253 at once.
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -156,6 +153,9 @@ def _serve(address):
     """Fork for each program, until the process that started this one closes its standard input."""
     for name in _MODULES:
         importlib.import_module(name)
+    for name in _MODULES_OF_RAY:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # else ended programs would stay as zombies
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)

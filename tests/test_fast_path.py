@@ -11,7 +11,7 @@ from torch import nn
 
 from fineprune.distributed.optimizer_rate import set_rate
 from fineprune.runs.files import read_metrics
-from fineprune.training import loop
+from fineprune.training import hardware, loop
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.epoch_local import train_epoch_locally
 from fineprune.training.hardware import resolved
@@ -37,6 +37,21 @@ def recipe(*changes):
 
 def test_auto_does_not_compile_on_a_cpu():
     assert resolved(recipe()).run.compile == "off"
+
+
+def test_auto_compiles_on_a_gpu_if_the_training_is_not_short(monkeypatch):
+    for name, found in {"_check_device": None, "_has_fast_bfloat16": True}.items():
+        monkeypatch.setattr(hardware, name, lambda device, found=found: found)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    epochs = {30_000: "on", 900: "off"}
+    for number, compilation in epochs.items():
+        made = recipe("run.device=cuda", f"training.epochs={number}")
+        assert resolved(made).run.compile == compilation
+    # How many samples there are is not known before they are loaded.
+    made = recipe("run.device=cuda", "data.name=cifar10", "data.train_size=none")
+    assert resolved(made).run.compile == "on"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert resolved(made).run.compile == "off"
 
 
 # What is compiled to C++ takes most of a minute. The other backend traces the same network.

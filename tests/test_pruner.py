@@ -333,6 +333,18 @@ def test_a_batch_that_is_changed_in_place_is_an_error_that_says_so(changed, batc
         more()
 
 
+def test_losses_that_must_not_wait_are_copied_at_once():
+    """A part of a larger tensor, like losses on a GPU, where a CUDA graph reuses the memory."""
+    pruner = made(length=8)
+    memory = torch.empty(4)
+    for first in range(0, 8, 2):
+        memory[:2] = torch.tensor([1.0, 2.0])
+        pruner.record([first, first + 1], memory[:2])
+        memory.zero_()
+    pruner.end_epoch()
+    assert pruner.counts.tolist() == [0, 1] * 4
+
+
 def test_a_loader_may_use_the_memory_of_the_indices_again():
     pruner = made(length=8)
     memory = np.empty(2, np.int64)

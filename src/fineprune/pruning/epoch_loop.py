@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 from torch.utils.data import DataLoader
 
 from fineprune.errors import InputError
-from fineprune.labels.batch import as_numbers, may_wait
+from fineprune.labels.batch import as_numbers
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.untraced import Untraced
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, Progress
@@ -730,8 +730,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 self._checks.see(index)
         if self._learns:
             self._recorder.extend(cycle.current.plan, batches)
-        if not may_wait(batches[-1][1]):
-            return
         # As many batches may wait as the epoch takes for certain.
         room = int(min(cycle.room(), MOST_LOSSES_WAITING)) // largest
         cycle.limit = max(1, min(room, MOST_WAITING, self._recorder.batches_until_flush))

@@ -1,9 +1,10 @@
 """LossBuffer: copies of the (index, loss) pairs of batches, which stay on their device.
 
-A training step copies the indices of its batch, whose memory loaders may use again, and keeps a
-reference to its losses (``as_batch``). They are copied into this buffer many batches at a time.
-Until then, the losses must not change in place, which their version counter tells. No copy waits
-for the device. The batches remain distinguishable because the host knows the size of each.
+A training step copies the indices of its batch, whose memory loaders may use again. On a CPU, it
+keeps a reference to its losses, which must not change in place before they are copied into this
+buffer, many batches at a time; their version counter tells. On other devices it copies them, too
+(``as_batch``). No copy waits for the device. The batches remain distinguishable because the host
+knows the size of each.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError
+from fineprune.labels.batch import may_wait
 
 # A batch that was recorded: its indices and its losses without a gradient, shape (B,) each, and the
 # version that the losses had then; None for those that are nobody else's.
@@ -31,11 +33,11 @@ _TELLING = 4
 
 
 def as_batch(index: torch.Tensor, losses: torch.Tensor) -> Batch:
-    """Return a copy of the indices, and the losses without copying them."""
-    try:
+    """Return a copy of the indices, and the losses, copied unless they may wait."""
+    # Tensors of the inference mode have no version.
+    if may_wait(losses) and not losses.is_inference():
         return index.clone(), losses.detach(), losses._version
-    except RuntimeError:  # Tensors of the inference mode have no version.
-        return index.clone(), losses.detach().clone(), None
+    return index.clone(), losses.detach().clone(), None
 
 
 class Drained(NamedTuple):
