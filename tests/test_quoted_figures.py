@@ -35,7 +35,7 @@ README, ADVICE = "README.md", "src/fineprune/labels/advice.py"
 CHOOSE, ADAPTIVE, LABELS = "docs/choose.md", "docs/adaptive.md", "docs/labels.md"
 FOUND, VARIANTS = "docs/results/labels.md", "docs/results/adaptive.md"
 FITS, TUNED = "docs/results/resnet9.md", "docs/results/fine-tuning.md"
-SPEED, PAPER = "docs/speed.md", "docs/results/paper.md"
+SPEED, PAPER, GPU = "docs/speed.md", "docs/results/paper.md", "docs/results/gpu.md"
 
 
 def page_text(page):
@@ -184,6 +184,60 @@ def cells(page, *columns):
 
 
 # -- quotes ----------------------------------------------------------------------------------------
+
+
+def on_a_gpu():
+    """The quotes of what ran on a GPU."""
+    column = {
+        arm: read_run(RESULTS / "paper-columns" / f"resnet18-{arm}").summary
+        for arm in ("full", "fine-pruning")
+    }
+    for arm, one in column.items():
+        row = f"| {arm} | {{:.1f}} | {{:.2f}} | {{:.2f}} |"
+        yield GPU, row, (100 * one.skipped_share, 100 * one.accuracy_last, 100 * one.accuracy_best3)
+    yield (
+        "docs/results/resnet18-cifar10-20.md",
+        "[{:.2f} %](gpu.md)",
+        (100 * column["full"].accuracy_best3,),
+    )
+    wide = {
+        kind: [accuracy(f"resnet9-wide/{kind}", arm) for arm in ("full", "shorter", "adaptive")]
+        for kind in ("correct", "wrong")
+    }
+    yield GPU, "| correct | {:.2f} | {:.2f} | {:.2f} |", wide["correct"]
+    yield GPU, "| 30 % wrong at random | {:.2f} | {:.2f} | {:.2f} |", wide["wrong"]
+    full, shorter, adaptive = wide["wrong"]
+    words = "{:.2f} points above `shorter` and {:.2f} above full"
+    yield GPU, words, (adaptive - shorter, adaptive - full)
+    words = "it is {:.2f} below `shorter`"
+    yield GPU, words, (wide["correct"][1] - wide["correct"][2],)
+    told = "reached {:.2f} % by full training, {:.2f} % by `fp.shorter` and {:.2f} % by `Adaptive`"
+    yield README, told, wide["wrong"]
+    yield README, "with correct labels, {:.2f}, {:.2f} and {:.2f} %", wide["correct"]
+    found = read_run(RESULTS / "resnet9-wide/wrong/adaptive-0").summary.suspicion
+    assert found is not None and found.recall is not None
+    words = (
+        "{:,} suspects of `adaptive`, {:.0f} % have a wrong label, and these are {:.0f} % of the"
+    )
+    yield GPU, words, (found.suspects, 100 * found.precision, 100 * found.recall)
+    lines = (RESULTS / "resnet9-wide/proxy.jsonl").read_text().splitlines()
+    trained = {(line["arm"], line["factor"]): line for line in map(json.loads, lines)}
+    for (arm, factor), line in trained.items():
+        row = f"| {arm} | {factor * line['rate']:g} | {{:,}} | {{:.0f}} | {{:.2f}} | {{:.2f}} |"
+        shares = [100 * line[key] for key in ("cost", "held_out", "test")]
+        yield GPU, row, (line["steps"], *shares)
+    gained = [trained["proxy", f]["test"] - trained["shorter", f]["test"] for f in (1, 2)]
+    yield GPU, "by {:.2f} and {:.2f} points (one seed)", [100 * gain for gain in gained]
+    kept = []
+    for name in ("lenet", "resnet18"):
+        epochs = read_run(RESULTS / "network-times-gpu" / name).metrics[1:]
+        times = [[one[key] for one in epochs] for key in ("bookkeeping_seconds", "seconds")]
+        kept.append(100 * sum(times[0]) / sum(times[1]))
+    yield (
+        README,
+        "took {:.0f} % of the time of a LeNet and {:.0f} % of that of a small ResNet",
+        kept,
+    )
 
 
 def quotes():
@@ -344,10 +398,18 @@ def quotes():
         yield FITS, row, (accuracy(folder, "adaptive"), *to_shorter)
     gain_of_suspects = tuned_difference(told, "adaptive", instance, "adaptive")
     to_shorter = tuned_difference(told, "adaptive", instance, "shorter-2")
-    same_rate = tuned_difference(f"{told}-2", "adaptive", instance, "shorter-2")
-    words = "it was {:.2f} ±{:.2f} above it with the same rate, and {:.2f} ±{:.2f} with half of it"
-    yield README, words, (*same_rate, *to_shorter)
-    yield FITS, "are wrong, it gains {:.2f} ±{:.2f} points**", gain_of_suspects
+    six = difference("resnet9/instance-six", "adaptive", "shorter-2")
+    reached = [accuracy("resnet9/instance-six", arm) for arm in ("shorter-2", "adaptive")]
+    yield README, "by `suspects_after=10`, it was {:.2f} ±{:.2f} points above it (six seeds)", six
+    yield FITS, "are wrong, it is {:.2f} ±{:.2f} points above `shorter`** (six seeds)", six
+    yield (
+        FITS,
+        "| shorter-2 | 0.6 | {:.2f} | - | | adaptive, `suspects_after = 10` | 0.6",
+        reached[:1],
+    )
+    row = "| adaptive, `suspects_after = 10` | 0.6 | {:.2f} | {:+.2f} ±{:.2f} |"
+    yield FITS, row, (reached[1], *six)
+    yield FITS, "three seeds, it gains {:.2f} ±{:.2f} points by this", gain_of_suspects
     for labels, untold, rivals, rival in (
         ("30 % wrong at random", FITS_LONG, FITS_TUNED, "shorter"),
         ("confused consistently", FITS_CONFUSED, FITS_CONFUSED, "shorter-2"),
@@ -375,7 +437,9 @@ def quotes():
     ):
         differ = mean_difference([tests[arm, seed] - tests[other, seed] for seed in range(3)])
         yield FITS, words, (100 * differ.mean, 100 * (differ.half_width or 0))
-    for name in ("VGG-13", "LeNet", "ResNet-18", "ResNet-34", "ResNet-50"):
+    yield from on_a_gpu()
+    residual = ("ResNet-18", "ResNet-34", "ResNet-50", "WRN-10", "WRN-16", "WRN-22")
+    for name in ("LeNet", "VGG-13", "VGG-16", "VGG-19", *residual):
         ten = f"ten-networks/{name.lower().replace('-', '')}"
         reached = [accuracy(ten, arm) for arm in ("full", "fine-pruning", "shorter")]
         skipped = 100 * arm_rows(ten)["fine-pruning"].skipped
@@ -967,16 +1031,21 @@ def test_the_table_of_stale_gradients_is_that_of_its_runs():
         assert f"| {workers} | {workers - 1} | {shown} |" in page
 
 
+def times_of_networks(page, section):
+    """The cells of a table of times, by the names of the networks, and what made the rows."""
+    text = (RESULTS / page).read_text(encoding="utf-8")
+    (part,) = re.findall(rf"## {re.escape(section)}\n(.*?)\n## ", text, re.DOTALL)
+    shown = {}
+    for line in part.splitlines():
+        if line.startswith("|"):
+            name, *of_network = line.strip("| ").split(" | ")
+            shown[name.lower().replace("-", "")] = of_network
+    return shown, runpy.run_path(str(ROOT / "benchmarks/network_times.py"))
+
+
 def test_the_table_of_the_times_of_the_networks_is_that_of_its_runs(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    benchmark = runpy.run_path(str(ROOT / "benchmarks/network_times.py"))
-    page = (RESULTS / "paper.md").read_text(encoding="utf-8")
-    shown = {}
-    (section,) = re.findall(r"## Do larger networks save more\?(.*?)\n## ", page, re.DOTALL)
-    for line in section.splitlines():
-        if line.startswith("|"):
-            name, *cells = line.strip("| ").split(" | ")
-            shown[name.lower().replace("-", "")] = cells
+    shown, benchmark = times_of_networks("paper.md", "Do larger networks save more?")
     for name in benchmark["IMAGES"]:
         row = benchmark["row_of"](name, RESULTS / "network-times" / name)
         formats = ("{:,}", "{:,}", "{:,.0f}", "{:.1f}", "{:.2f}", "{:.2f}")
@@ -984,4 +1053,17 @@ def test_the_table_of_the_times_of_the_networks_is_that_of_its_runs(monkeypatch)
         assert row["samples skipped, %"] == 25
         assert shown[name] == [
             form.format(figure) for form, figure in zip(formats, figures[1:], strict=True)
+        ]
+
+
+def test_the_table_of_the_times_on_a_gpu_is_that_of_its_runs(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    shown, benchmark = times_of_networks("gpu.md", "What bookkeeping costs")
+    for name in benchmark["IMAGES"].keys() - {"wrn22"}:
+        row = benchmark["row_of"](name, RESULTS / "network-times-gpu" / name)
+        last = ("time saved, %", "time saved per share skipped", "bookkeeping, % of the time")
+        figures = [row["ms per full step"], *(row[column] for column in last)]
+        assert shown[name] == [
+            form.format(figure)
+            for form, figure in zip(("{:.1f}", "{:.1f}", "{:.2f}", "{:.1f}"), figures, strict=True)
         ]
