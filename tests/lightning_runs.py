@@ -10,6 +10,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
+from gloo_group import leave_group
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.multiprocessing.spawn import start_processes
@@ -296,4 +297,4 @@ def _rank_main(rank, folder, port):
         "resumed": resumed,
     }
     torch.save(found, f"{folder}/rank{rank}.pt")
-    torch.distributed.destroy_process_group()
+    leave_group()

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from gloo_group import gloo_group
 from resuming import Stop, checkpoint_number, train_until
 from torch import nn
 from torch._C._distributed_c10d import HashStore
@@ -66,14 +67,10 @@ def users_loop(model, batch_size):
 
 
 def ranks_main(rank, folder):
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    try:
+    with gloo_group(rank, folder):
         model = new_model()
         counts = users_loop(DistributedDataParallel(model), 8)
         torch.save({"model": model.state_dict(), "counts": counts}, f"{folder}/rank{rank}.pt")
-    finally:
-        dist.destroy_process_group()
 
 
 def test_two_ranks_train_like_one_process_with_twice_the_batch_size(fast_spawn, tmp_path):

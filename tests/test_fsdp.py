@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from gloo_group import gloo_group
 from sklearn.datasets import load_digits
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader, TensorDataset
@@ -40,21 +41,26 @@ def made_pruner(epochs=8, batch_size=16):
 
 def train_rank(rank, folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    main, inside = runpy.run_path(str(EXAMPLES / "fsdp2.py"))["main"], Path(folder, "checkpoint")
-    told = {"whole": told_of(*main())}
-    main(save_to=inside, save_at=27)
-    told["resumed"] = told_of(*main(resume_from=inside))
-    train_with_ddp, after = runpy.run_path(str(EXAMPLES / "ddp.py"))["main"], Path(folder, "ddp.pt")
-    told["ddp"] = told_of(*train_with_ddp())
-    with pytest.MonkeyPatch.context() as patch:
-        stop_after(patch, 3)
-        with pytest.raises(KeyboardInterrupt):
-            train_with_ddp(after)
-    dist.barrier()  # The file is there.
-    told["ddp resumed"] = told_of(*train_with_ddp(after))
-    torch.save(told, f"{folder}/rank{rank}.pt")
-    dist.destroy_process_group()
+    with gloo_group(rank, folder):
+        main, inside = (
+            runpy.run_path(str(EXAMPLES / "fsdp2.py"))["main"],
+            Path(folder, "checkpoint"),
+        )
+        told = {"whole": told_of(*main())}
+        main(save_to=inside, save_at=27)
+        told["resumed"] = told_of(*main(resume_from=inside))
+        train_with_ddp, after = (
+            runpy.run_path(str(EXAMPLES / "ddp.py"))["main"],
+            Path(folder, "ddp.pt"),
+        )
+        told["ddp"] = told_of(*train_with_ddp())
+        with pytest.MonkeyPatch.context() as patch:
+            stop_after(patch, 3)
+            with pytest.raises(KeyboardInterrupt):
+                train_with_ddp(after)
+        dist.barrier()  # The file is there.
+        told["ddp resumed"] = told_of(*train_with_ddp(after))
+        torch.save(told, f"{folder}/rank{rank}.pt")
 
 
 def stop_after(patch, epochs):

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from gloo_group import gloo_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -299,17 +299,12 @@ def test_merge_in_one_process_changes_nothing():
 
 def ranks(rank, folder):
     """Train and record on two ranks."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
-    )
-    try:
+    with gloo_group(rank, folder, WORLD):
         result = {
             "weights": [ddp(rank, watched=watched) for watched in (False, True)],
             **merged(rank),
         }
         torch.save(result, f"{folder}/rank{rank}.pt")
-    finally:
-        dist.destroy_process_group()
 
 
 def ddp(rank, *, watched):

@@ -215,7 +215,9 @@ def on_a_gpu():
     yield README, told, wide["wrong"]
     yield README, "with correct labels, {:.2f}, {:.2f} and {:.2f} %", wide["correct"]
     found = read_run(RESULTS / "resnet9-wide/wrong/adaptive-0").summary.suspicion
-    assert found and found.precision is not None and found.recall is not None
+    assert found is not None
+    assert found.precision is not None
+    assert found.recall is not None
     words = (
         "{:,} suspects of `adaptive`, {:.0f} % have a wrong label, and these are {:.0f} % of the"
     )

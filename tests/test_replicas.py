@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from gloo_group import gloo_group
 from torch.multiprocessing.spawn import spawn
 
 import fineprune as fp
@@ -41,10 +42,8 @@ def train(pruner, upto=EPOCHS, stop_after=None, batch=BATCH):
 
 
 def ranks(rank, folder):
-    store = f"file://{folder}/store"
     early = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD)
-    try:
+    with gloo_group(rank, folder, WORLD):
         pruner = fp.Pruner(N, POLICY, seed=1, batch_size=BATCH)
         seen = train(pruner)
         whole = {"seen": seen, "counts": pruner.counts}
@@ -78,8 +77,6 @@ def ranks(rank, folder):
             },
             f"{folder}/rank{rank}.pt",
         )
-    finally:
-        dist.destroy_process_group()
 
 
 def refusal(call):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from gloo_group import gloo_group
 from resuming import Stop, checkpoint_number, train_until
 from torch.multiprocessing.spawn import spawn
 
@@ -128,13 +129,11 @@ def test_a_run_stopped_in_a_rescored_epoch_and_resumed_has_the_same_result(
 
 def ranks_main(rank, folder):
     """Train a run, then stop one after the last step of a rescored epoch, and resume it."""
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     changes = ["network.name=resnet18", "data.train_size=128", "training.batch_size=16"]
     changes += ["data.validation=32"]
     changes += ["training.epochs=3", "pruning.anneal=0", "run.checkpoint_steps=1"]
     recipe = make_recipe(RECIPE, changes)
-    try:
+    with gloo_group(rank, folder):
         train(recipe, Path(folder) / "whole")
         dist.barrier()
         steps = [line["steps"] for line in read_metrics(Path(folder) / "whole" / "metrics.jsonl")]
@@ -153,8 +152,6 @@ def ranks_main(rank, folder):
         vars(loop)["checkpoint_state"] = checkpoint_state
         dist.barrier()
         train(recipe, Path(folder) / "resumed", resume=True)
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from gloo_group import gloo_group
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import TensorDataset
 
@@ -164,10 +164,8 @@ def warned(rank, early):
 
 
 def ranks(rank, folder):
-    store = f"file://{folder}/store"
     early = make()
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD)
-    try:
+    with gloo_group(rank, folder, WORLD):
         seen: list[tuple[int, list[int]]] = []
         pruner = make()
         counts = counts_after(pruner, seen)
@@ -192,8 +190,6 @@ def ranks(rank, folder):
             },
             f"{folder}/rank{rank}.pt",
         )
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from gloo_group import gloo_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_streams import SIZES, Rows, keys, read, text_of
@@ -469,8 +469,7 @@ def test_a_rank_continues_within_an_epoch_also_where_it_repeats():
 
 def train_rank(rank, folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    try:
+    with gloo_group(rank, folder):
         whole = made(batch_size=4)
         expected = train(whole, loader_of(whole, buffer=5))
         first, second = made(batch_size=4), made(batch_size=4)
@@ -480,8 +479,6 @@ def train_rank(rank, folder):
         seen = before + train(second, loader_of(second, buffer=5))
         results = expected, seen, whole.counts.tolist(), second.counts.tolist()
         torch.save(results, f"{folder}/{rank}.pt")
-    finally:
-        dist.destroy_process_group()
 
 
 def test_two_ranks_count_the_same_and_continue(tmp_path, fast_spawn):

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from gloo_group import gloo_group
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -214,10 +215,7 @@ def test_pruners_that_cannot_exchange_evidence_refuse_logits():
 
 
 def ranks(rank, folder):
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
-    )
-    try:
+    with gloo_group(rank, folder, WORLD):
         pruner = pruner_of(fp.FullData(3))
         refused = ""
         for epoch in pruner.epochs():
@@ -252,8 +250,6 @@ def ranks(rank, folder):
             suspects.append([part.clone() for part in one.watch.suspects()])
         told = {"refused": refused, "suspects": suspects, "kept": kept_of(by_labels())}
         torch.save(told, f"{folder}/rank{rank}.pt")
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
