@@ -147,6 +147,8 @@ COMMANDS = [
         "one of auto, float32, bfloat16, got 'float16': did you mean 'bfloat16'",
     ),
     (f"train {QUICK} --set distributed.strategy=sink", "did you mean 'sync'"),
+    (f"train {QUICK} --set distributed.strategy=ring", "sync, async, mixed, got 'ring'\n"),
+    (f"train {QUICK} --set distributed.strategy=all-reduce", "start the command with torchrun"),
     (f"train {QUICK} --set distributed.backup=2", "expected distributed.backup below"),
     # Data and networks.
     (f"train {QUICK} --set data.name=digit", "did you mean 'digits'"),
@@ -222,7 +224,7 @@ COMMANDS = [
     (f"train {QUICK} --set data.labels=labels/few.npy", "expected 1024 labels in labels/few.npy"),
     (f"train {QUICK} --set data.labels=x data.label_noise=0.1", "data.labels or data.label_noise"),
     (f"train {QUICK} --set data.true_labels=dataset", "expected data.labels with data.true_labels"),
-    (f"train {QUICK} --set data.labels=x data.true_labels=all", "did you mean 'dataset'"),
+    (f"train {QUICK} --set data.labels=x data.true_labels=all", "to be one of dataset, got 'all'"),
     (f"train {QUICK} --set data.label_noise=1.5", "expected data.label_noise in [0, 1], got 1.5"),
     (f"train {QUICK} --set data.label_noise=nan", "expected data.label_noise in [0, 1], got nan"),
     (

@@ -61,13 +61,11 @@ def error_of_file() -> Iterator[None]:
 
 
 def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise InputError, naming the nearest known value, unless ``value`` is known."""
+    """Raise InputError unless ``value`` is known, naming a known value that is like it."""
     if value not in known:
-        near = difflib.get_close_matches(value, known, n=1, cutoff=0.0)
-        raise InputError(
-            f"expected {name} to be one of {', '.join(known)}, got {value!r}: "
-            f"did you mean {near[0]!r}?"
-        )
+        near = difflib.get_close_matches(value, known, n=1, cutoff=0.4)
+        remedy = f": did you mean {near[0]!r}?" if near else ""
+        raise InputError(f"expected {name} to be one of {', '.join(known)}, got {value!r}{remedy}")
 
 
 def check_whole_number(name: str, value: object, least: int) -> int:

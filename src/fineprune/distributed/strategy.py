@@ -87,6 +87,11 @@ class Strategy:
     step_spread: float = 0.0
 
     def __post_init__(self) -> None:
+        if self.strategy == "all-reduce":
+            raise InputError(
+                f"expected distributed.strategy to be one of {', '.join(STRATEGIES)}, got "
+                f"'all-reduce': leave it at none, and start the command with torchrun"
+            )
         check_one_of("distributed.strategy", self.strategy, STRATEGIES)
         check_one_of("distributed.placement", self.placement, PLACEMENTS)
         check_one_of("distributed.gradients", self.gradients, GRADIENT_TYPES)
