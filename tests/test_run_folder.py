@@ -335,6 +335,20 @@ def test_a_run_stopped_twice_and_resumed_has_the_same_result(whole, tmp_path, mo
     assert one == other
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_loading_of_data_at_once(number, tmp_path, monkeypatch):
+    def slow(recipe, images_digest):
+        signal.raise_signal(number)
+        time.sleep(1)
+        raise AssertionError("the signal did not end it")
+
+    monkeypatch.setattr("fineprune.training.train_state.load_data", slow)
+    with pytest.raises(Stopped, match=f"stopped by {number.name} before the first batch"):
+        train(small(), tmp_path / "run")
+    monkeypatch.undo()
+    assert train(small(), tmp_path / "run", resume=True).epochs > 0
+
+
 @pytest.mark.parametrize(("batches", "said"), [(1, "1 batch"), (2, "2 batches")])
 def test_a_stopped_run_says_after_how_many_batches(batches, said, tmp_path, monkeypatch):
     votes = []

@@ -19,18 +19,20 @@ from fineprune.training.train_state import EpochTotals, TrainState, build_local_
 
 @contextlib.contextmanager
 def local_training(
-    recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None
+    recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None, stop: StopRequest
 ) -> Iterator[TrainState]:
     """Build a run that this process trains, alone or together with other ranks.
 
     Inside the block, torch uses the recipe's number of threads. The arguments are those of
-    ``served_training``, except that ``ranks`` may be several processes.
+    ``served_training``, except that ``ranks`` may be several processes. Loading data may take
+    minutes, so a signal ends it.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(recipe.run.threads)
     try:
-        state = build_state(recipe, ranks, saved)
-        state.local = build_local_parts(state)
+        with stop.at_once("before the first batch"):
+            state = build_state(recipe, ranks, saved)
+            state.local = build_local_parts(state)
         yield state
     finally:
         torch.set_num_threads(before)

@@ -96,7 +96,7 @@ def train(
         with (
             served_training(recipe, ranks, folder, saved, stop)
             if served
-            else local_training(recipe, ranks, saved)
+            else local_training(recipe, ranks, saved, stop)
         ) as state:
             totals = None
             if saved is None:

@@ -1,8 +1,8 @@
 """Stops a training after a signal: the loop saves a checkpoint and then ends.
 
 Slurm sends SIGUSR1 or SIGTERM before it ends a job, and a user presses Ctrl-C. The signal handlers
-only record the signal, so that no operation is interrupted. A second Ctrl-C ends the process
-immediately.
+only record the signal, so that no operation is interrupted, unless there is nothing to save yet. A
+second Ctrl-C ends the process immediately.
 """
 
 import contextlib
@@ -40,6 +40,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.number: int | None = None
+        self._place: str | None = None
 
     def __bool__(self) -> bool:
         return self.number is not None
@@ -58,6 +59,22 @@ class StopRequest:
         if self.number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.number = self.number or number
+        if self._place is not None:
+            raise Stopped(self.number, self._place)
+
+    @contextlib.contextmanager
+    def at_once(self, place: str) -> Iterator[None]:
+        """Let a signal raise ``Stopped`` inside the block, which has nothing to save.
+
+        Args:
+            place: The point at which the run is, as a phrase for the message.
+        """
+        self.check(place)
+        self._place = place
+        try:
+            yield
+        finally:
+            self._place = None
 
 
 @contextlib.contextmanager
