@@ -122,13 +122,8 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     print(describe(options.device, torch.get_num_threads()), torch.__version__)
-    show(
-        [
-            row
-            for network in options.networks
-            for row in costs(network, options.steps, options.rounds, device)
-        ]
-    )
+    for network in options.networks:
+        show(costs(network, options.steps, options.rounds, device))
 
 
 if __name__ == "__main__":

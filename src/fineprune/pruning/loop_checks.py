@@ -329,8 +329,8 @@ class LoopChecks:
         self.forget()
 
     def see(self, index: torch.Tensor) -> None:
-        """Keep a copy of the indices of a batch, shape (B,), one of the first of its epoch."""
-        self._batches.append(index.clone())
+        """Keep the indices of a batch, shape (B,), one of the first of its epoch."""
+        self._batches.append(index)
         self._watched += len(index)
         enough = self._watched >= _WATCHED_INDICES
         self.watching = not enough or len(self._batches) < _WATCHED_BATCHES
