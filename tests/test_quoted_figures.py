@@ -404,6 +404,7 @@ def quotes():
     reached = [accuracy("resnet9/instance-six", arm) for arm in ("shorter-2", "adaptive")]
     yield README, "by `suspects_after=10`, it was {:.2f} ±{:.2f} points above it (six seeds)", six
     yield FITS, "are wrong, it is {:.2f} ±{:.2f} points above `shorter`** (six seeds)", six
+    yield CHOOSE, "it was {:.2f} ±{:.2f} points above `shorter` (six seeds)", six
     yield (
         FITS,
         "| shorter-2 | 0.6 | {:.2f} | - | | adaptive, `suspects_after = 10` | 0.6",
