@@ -10,9 +10,11 @@ from resuming import train_through
 from torch import nn
 
 from fineprune.distributed.optimizer_rate import set_rate
+from fineprune.experiments.compare import plan_runs
 from fineprune.runs.files import read_metrics
 from fineprune.training import hardware, loop
 from fineprune.training.checkpoint import load_checkpoint
+from fineprune.training.data import load_data
 from fineprune.training.epoch_local import train_epoch_locally
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
@@ -39,10 +41,23 @@ def test_auto_does_not_compile_on_a_cpu():
     assert resolved(recipe()).run.compile == "off"
 
 
-def test_auto_compiles_on_a_gpu_if_the_training_is_not_short(monkeypatch):
+@pytest.fixture
+def seems_to_have_a_gpu(monkeypatch):
     for name, found in {"_check_device": None, "_has_fast_bfloat16": True}.items():
         monkeypatch.setattr(hardware, name, lambda device, found=found: found)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+
+
+def test_a_comparison_compiles_all_arms_or_none(tmp_path, seems_to_have_a_gpu):
+    data = load_data(recipe())
+    for epochs, compilation in {1_050: "on", 900: "off"}.items():
+        made = recipe("run.device=cuda", f"training.epochs={epochs}")
+        runs = plan_runs(made, tmp_path, 1, ["full", "shorter"], data)
+        assert [run.recipe.run.compile for run in runs] == [compilation] * 2
+        assert runs[1].recipe.training.epochs < 1_000
+
+
+def test_auto_compiles_on_a_gpu_if_the_training_is_not_short(monkeypatch, seems_to_have_a_gpu):
     epochs = {30_000: "on", 900: "off"}
     for number, compilation in epochs.items():
         made = recipe("run.device=cuda", f"training.epochs={number}")

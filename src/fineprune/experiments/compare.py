@@ -69,9 +69,12 @@ def plan_runs(
         raise InputError(f"expected at least one seed, got {seeds}")
     if seeds > _MOST_SEEDS:
         raise InputError(f"expected at most {_MOST_SEEDS} seeds, got {seeds}")
-    data = data or load_data(resolved(recipe))
+    whole = resolved(recipe)
+    data = data or load_data(whole)
     num_samples = data.num_samples
     check_arms(recipe, arms, num_samples)
+    # A shorter arm must not be left uncompiled where the others are compiled: times are compared.
+    recipe = recipe.replaced("run", compile=whole.run.compile)
     runs: list[PlannedRun] = []
     for number in range(seeds):
         seeded = with_seed(recipe, number)

@@ -1,4 +1,4 @@
-"""Describes this machine, and resolves "auto" settings from its hardware, never by timing."""
+"""Describes this machine, and resolves "auto" settings from it and the recipe, never by timing."""
 
 import importlib.util
 import os

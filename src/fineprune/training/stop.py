@@ -69,10 +69,15 @@ class StopRequest:
         Args:
             place: The point at which the run is, as a phrase for the message.
         """
-        self.check(place)
         self._place = place
         try:
+            self.check(place)
             yield
+        except Exception:
+            self.check(place)  # Code in the block may have turned it into another exception.
+            raise
+        else:
+            self.check(place)
         finally:
             self._place = None
 
