@@ -28,10 +28,12 @@ def as_numbers(name: str, values: Any) -> Tensor:
 def may_wait(values: Tensor) -> bool:
     """Return whether a tensor of a batch may wait in a buffer before it is copied.
 
-    On other devices than a CPU, the next step may write into the same memory. A part of a larger
-    tensor would keep all of it alive.
+    On other devices than a CPU, the next step may write into the same memory. A tensor of the
+    inference mode has no version that tells of changes. A part of a larger tensor would keep all of
+    it alive.
     """
-    return values.is_cpu and values.untyped_storage().nbytes() <= values.nbytes
+    whole = values.untyped_storage().nbytes() <= values.nbytes
+    return values.is_cpu and whole and not values.is_inference()
 
 
 def check_classified(index: Tensor, logits: Tensor, labels: Tensor, num_classes: int) -> None:

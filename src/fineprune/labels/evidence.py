@@ -316,7 +316,7 @@ class Evidence:
 
     def _kept(self, logits: Tensor) -> Tensor:
         """Return logits for the buffer: the same ones if later changes of them can be noticed."""
-        if not may_wait(logits) or logits.is_inference():
+        if not may_wait(logits):
             return logits.clone()
         self._versions.append((logits, logits._version))
         return logits

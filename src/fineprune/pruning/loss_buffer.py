@@ -34,8 +34,7 @@ _TELLING = 4
 
 def as_batch(index: torch.Tensor, losses: torch.Tensor) -> Batch:
     """Return a copy of the indices, and the losses, copied unless they may wait."""
-    # Tensors of the inference mode have no version.
-    if may_wait(losses) and not losses.is_inference():
+    if may_wait(losses):
         return index.clone(), losses.detach(), losses._version
     return index.clone(), losses.detach().clone(), None
 
