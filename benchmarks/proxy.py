@@ -24,6 +24,7 @@ A finished run is a line of the file, with which a later call continues.
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -44,6 +45,7 @@ from fineprune.datasets.image_set import ImageSet, channel_statistics
 from fineprune.experiments.arm_table import mean_difference
 from fineprune.networks.resnet9 import ResNet9
 from fineprune.report.table import points
+from fineprune.training.evaluate import evaluate
 
 ARMS = ("proxy", "shorter", "random", "full")
 WARMUP = 0.15
@@ -86,11 +88,9 @@ class Setting:
     rate: float
     device: str
 
+    @functools.cached_property
     def costs(self) -> dict[str, int]:
-        """Return the floating-point operations of a step of each arm.
-
-        A backward pass counts twice.
-        """
+        """The floating-point operations of a step of each arm; a backward pass counts twice."""
         network = 3 * operations(ResNet9(CLASSES, width=self.width), BATCH)
         proxy = ResNet9(CLASSES, width=self.proxy_width)
         # The scores come from a forward pass of their own, over twice the batch.
@@ -99,15 +99,12 @@ class Setting:
 
     def steps(self, arm: str) -> int:
         """Return the number of steps of an arm."""
+        if arm == "full":
+            return math.ceil(self.images / BATCH) * EPOCHS
         steps = self.passes * (self.images // (2 * BATCH))
-        cost = self.costs()
         if arm == "shorter":
-            return round(steps * cost["proxy"] / cost["shorter"])
-        return self.full_steps() if arm == "full" else steps
-
-    def full_steps(self) -> int:
-        """Return the number of steps of a training on all images."""
-        return math.ceil(self.images / BATCH) * EPOCHS
+            return round(steps * self.costs["proxy"] / self.costs["shorter"])
+        return steps
 
     def network(self, width: int) -> tuple[torch.nn.Module, torch.optim.SGD]:
         """Return a network with new weights, and its optimizer."""
@@ -159,19 +156,16 @@ def train(
             F.cross_entropy(logits.float(), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-    full = setting.full_steps() * setting.costs()["shorter"]
-    result: dict[str, Any] = {"steps": steps, "cost": steps * setting.costs()[arm] / full}
+    full = setting.steps("full") * setting.costs["full"]
+    result: dict[str, Any] = {"steps": steps, "cost": steps * setting.costs[arm] / full}
     first = max(setting.images, len(images) - HELD_OUT)
     held_out = images.subset(torch.arange(first, len(images)))
-    network.eval()
     for name, evaluated in (("held_out", held_out), ("test", test)):
-        right = 0
-        for x, y in EvaluationBatches(
+        ordered = EvaluationBatches(
             evaluated, batch_size=500, device=setting.device, mean=mean, std=std
-        ):
-            with torch.inference_mode(), setting.autocast():
-                right += int((network(x).argmax(1) == y).sum())
-        result[name] = right / len(evaluated)
+        )
+        evaluation = evaluate(network, ordered, setting.device, setting.autocast(), CLASSES)
+        result[name] = evaluation.accuracy
     return result
 
 

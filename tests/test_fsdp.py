@@ -42,17 +42,13 @@ def made_pruner(epochs=8, batch_size=16):
 def train_rank(rank, folder):
     torch.set_num_threads(1)
     with gloo_group(rank, folder):
-        main, inside = (
-            runpy.run_path(str(EXAMPLES / "fsdp2.py"))["main"],
-            Path(folder, "checkpoint"),
-        )
+        main = runpy.run_path(str(EXAMPLES / "fsdp2.py"))["main"]
+        inside = Path(folder, "checkpoint")
         told = {"whole": told_of(*main())}
         main(save_to=inside, save_at=27)
         told["resumed"] = told_of(*main(resume_from=inside))
-        train_with_ddp, after = (
-            runpy.run_path(str(EXAMPLES / "ddp.py"))["main"],
-            Path(folder, "ddp.pt"),
-        )
+        train_with_ddp = runpy.run_path(str(EXAMPLES / "ddp.py"))["main"]
+        after = Path(folder, "ddp.pt")
         told["ddp"] = told_of(*train_with_ddp())
         with pytest.MonkeyPatch.context() as patch:
             stop_after(patch, 3)
