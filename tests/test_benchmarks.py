@@ -361,6 +361,14 @@ def test_label_overhead_measures_steps_and_memory(run):
     assert re.search(r"\| 2,000 \| 100 \| 0.172 \|", done.stdout)
 
 
+def test_device_overhead_measures_any_device(run):
+    few = ["--networks", "lenet", "--steps", 4, "--rounds", 1]
+    done = run("device_overhead.py", "--device", "cpu", *few)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\| lenet \| plain \| \S+ \| 0 \| 0 \| 0 \|", done.stdout)
+    assert {"Pruner.record", "LabelWatch.record"} <= set(re.findall(r"\w+\.record", done.stdout))
+
+
 def test_updates_measures_their_cost_and_loading_that_overlaps(run):
     pytest.importorskip("ray")
     done = run("updates.py", "--rounds", 1, "--updates", 5, "--json")

@@ -285,9 +285,10 @@ def test_a_lack_of_memory_is_one_line(python):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-def test_a_full_disk_under_the_output_is_one_line(python):
+@pytest.mark.parametrize("arguments", ["recipes", "--help", "train --help", "--version"])
+def test_a_full_disk_under_the_output_is_one_line(python, arguments):
     with open("/dev/full", "w") as full:
-        command = [*python, "-m", "fineprune", "recipes"]
+        command = [*python, "-m", "fineprune", *arguments.split()]
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert result.returncode == 1
     assert result.stderr.startswith("fineprune: no space left for the output: ")

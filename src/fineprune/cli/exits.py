@@ -81,6 +81,12 @@ class Verbs(TyperGroup):
         except typer.TyperException as error:
             _say(_usage(error))
             sys.exit(WRONG_INPUT)
+        except OSError as error:  # The help and the version are printed outside the verbs.
+            lack = lack_of(error)
+            if lack is None:
+                raise
+            _say(f"{lack}: {first_line(error)}")
+            sys.exit(FAILED)
         sys.exit(status if arguments else WRONG_INPUT)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
 from fineprune.runs.run import Run
 
@@ -19,7 +18,7 @@ def show_results(
     from fineprune.report.comparison_table import row_dicts, terminal_tables
     from fineprune.report.facts import chosen_rates, unequal
     from fineprune.report.html import write_report
-    from fineprune.report.table import rich_table
+    from fineprune.report.table import print_tables
     from fineprune.report.verdict import headline
     from fineprune.report.wrong_labels import found_line, found_rows
 
@@ -46,9 +45,7 @@ def show_results(
         content = {"headlines": headlines, "rows": dicts, **wrong_labels, **differing}
         typer.echo(json.dumps({**about, **content}))
         return
-    console = Console(markup=False, emoji=False)
-    for table in terminal_tables(rows):
-        console.print(rich_table(table, console.width))
+    console = print_tables(terminal_tables(rows))
     if found:
         typer.echo(found_line(found))
     for sentence in [*rates, *cautions]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import (
@@ -103,7 +102,7 @@ def scale(
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.report.scaling.page import scale_caveats, write_scale_report
     from fineprune.report.scaling.tables import scale_tables
-    from fineprune.report.table import rich_table
+    from fineprune.report.table import print_tables
 
     words, more = split_changes(configurations)
     made = read_recipe(recipe, all_changes(changes, more))
@@ -159,9 +158,7 @@ def scale(
         lines = [dataclasses.asdict(row) for row in rows]
         typer.echo(json.dumps({"folder": str(folder), "rows": lines}))
         return
-    console = Console(markup=False, emoji=False)
-    for table in scale_tables(rows):
-        console.print(rich_table(table, console.width))
+    console = print_tables(scale_tables(rows))
     for sentence in scale_caveats(read):
         console.print(f"- {sentence}", style="dim", highlight=False)
     typer.echo(f"report: {page}")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from fineprune.experiments.calibration import calibrated
 from fineprune.experiments.cluster_costs import ClusterFile, ClusterShape, Target, read_cluster
@@ -38,7 +37,7 @@ def predict(
     """Predict configurations, print them, and write ``predicted.html`` and ``predicted.json``."""
     # Imported here, because matplotlib would delay the start of every command.
     from fineprune.report.scaling.planned import planned_facts, planned_tables, write_plan_page
-    from fineprune.report.table import rich_table
+    from fineprune.report.table import print_tables
 
     single = resolved(recipe)
     costs, num_samples = calibrated(
@@ -66,9 +65,7 @@ def predict(
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), **found}))
         return
-    console = Console(markup=False, emoji=False)
-    for table in planned_tables(plan):
-        console.print(rich_table(table, console.width))
+    console = print_tables(planned_tables(plan))
     for term, fact in planned_facts(plan, costs, described.cluster):
         console.print(f"{term}: {fact}", highlight=False)
     typer.echo(f"report: {page}")

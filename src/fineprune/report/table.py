@@ -5,10 +5,11 @@ The template ``table.html.j2`` shows it in a page.
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich import box
+from rich.console import Console
 from rich.table import Table as TerminalTable
 from rich.text import Text
 
@@ -40,6 +41,14 @@ class Table:
     note: str = ""
     paper: Sequence[tuple[str, ...]] = ()
     main: str | None = None
+
+
+def print_tables(tables: Iterable[Table]) -> Console:
+    """Print tables, as wide as the terminal allows, and return it for what stands below them."""
+    console = Console(markup=False, emoji=False)
+    for table in tables:
+        console.print(rich_table(table, console.width))
+    return console
 
 
 def rich_table(table: Table, width: int) -> TerminalTable:
