@@ -11,11 +11,12 @@ import numpy as np
 from fineprune.experiments.arm_table import Row, group_rows, grouped
 from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
-from fineprune.runs.files import append_metrics, epoch_file, write_atomically, write_json
+from fineprune.runs.files import append_metrics, epoch_file, write_json
 from fineprune.runs.history import pack_epoch
 from fineprune.runs.run import Run
 from fineprune.runs.summary import Hardware, Summary, write_summary
 from fineprune.training.recipe import Recipe, make_recipe
+from fineprune.writing import write_atomically
 
 # The difference between the final accuracies of each arm and of the full arm.
 _SHIFTS = {"full": 0.0, "fine-pruning": -0.002, "random": -0.006, "fewer-epochs": -0.004}

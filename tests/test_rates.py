@@ -137,9 +137,9 @@ def numbers(pruner, step=lambda: None):
 def test_rates_may_be_given_after_the_pruner_was_made():
     rates = [1.0] * 6 + [0.1] * 4
     late = made()
-    assert late.policy.wants_rates
+    assert late.policy.without_rates
     late.set_rates(rates)
-    assert not late.policy.wants_rates
+    assert not late.policy.without_rates
     assert numbers(late) == numbers(made(rates=rates))
 
 

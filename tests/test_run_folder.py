@@ -23,7 +23,7 @@ from fineprune.distributed.parameter_servers.flat_layout import flat_layout
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
 from fineprune.distributed.parameter_servers.server import ParameterServer
 from fineprune.errors import InputError, RunError
-from fineprune.runs.files import append_metrics, cannot_write, read_metrics
+from fineprune.runs.files import append_metrics, read_metrics
 from fineprune.runs.lock import only_writer
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
@@ -31,6 +31,7 @@ from fineprune.training.epoch_metrics import TrainingDiverged
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.stop import Stopped
+from fineprune.writing import cannot_write
 
 RECIPE = {
     "data": {"name": "digits", "train_size": 256},

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from fineprune.cli.main import app
 from fineprune.datasets.image_index import load_index
 from fineprune.errors import RunError
-from fineprune.runs.files import WriteError, temporary_of
 from fineprune.runs.run import read_run
 from fineprune.training.loop import train
 from fineprune.training.recipe import read_recipe
+from fineprune.writing import WriteError, temporary_of
 
 RECIPE = """\
 # Written by hand.
@@ -302,7 +302,7 @@ def test_a_full_disk_leaves_the_old_file(command, folder, monkeypatch):
     def full(number):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fineprune.runs.files.os.fsync", full)
+    monkeypatch.setattr("fineprune.writing.os.fsync", full)
     result = run(command)
     assert result.exit_code == 1
     assert result.stderr == "fineprune: cannot write f: No space left on device\n"

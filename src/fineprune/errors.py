@@ -46,20 +46,6 @@ def lack_of(error: Exception) -> str | None:
     return "out of memory" if memory else None
 
 
-@contextlib.contextmanager
-def error_of_file() -> Iterator[None]:
-    """Raise the error of a file that ``torch.save`` writes in place of torch's own.
-
-    While torch closes its archive, an error of its own can replace that of the file.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
-
-
 def check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     """Raise InputError unless ``value`` is known, naming a known value that is like it."""
     if value not in known:

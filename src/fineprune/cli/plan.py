@@ -23,11 +23,12 @@ from fineprune.cli.options import (
 from fineprune.cli.outputs import check_file, inputs_of
 from fineprune.errors import InputError, check_above, check_at_least
 from fineprune.inspection.inspected import advice_for
-from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY, write_atomically
+from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY
 from fineprune.runs.run import read_run
 from fineprune.training.forecast import forecast, known_training_samples
 from fineprune.training.packaged_recipes import recipe_file
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
+from fineprune.writing import write_atomically
 
 # A plan takes up to sixteen bytes per sample.
 _MOST_SAMPLES = 1_000_000_000

@@ -13,8 +13,9 @@ from fineprune.cli.outputs import check_file
 from fineprune.errors import InputError
 from fineprune.inspection.inspected import read_inspected
 from fineprune.inspection.relabel import label_table
-from fineprune.runs.files import RECIPE, write_atomically
+from fineprune.runs.files import RECIPE
 from fineprune.runs.run import read_run
+from fineprune.writing import write_atomically
 
 
 @exits()

@@ -27,8 +27,8 @@ from fineprune.experiments.configurations import (
     configured,
 )
 from fineprune.launch.slurm import ALONE, JOB_STRATEGIES, batch_script, fit_servers, job_command
-from fineprune.runs.files import write_atomically
 from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.writing import write_atomically
 
 _VERBS = ("train", "compare", "scale")
 

@@ -22,14 +22,7 @@ from fineprune.experiments.tuning import (
     untuned,
     with_chosen_rates,
 )
-from fineprune.runs.files import (
-    COMPARISON,
-    RECIPE,
-    SUMMARY,
-    read_json,
-    write_atomically,
-    write_json,
-)
+from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY, read_json, write_json
 from fineprune.runs.lock import only_writer
 from fineprune.runs.summary import read_summary
 from fineprune.training.data import Data, load_data
@@ -37,6 +30,7 @@ from fineprune.training.hardware import resolved
 from fineprune.training.recipe import Recipe, read_recipe
 from fineprune.training.scores_of_run import check_same_samples
 from fineprune.training.summary import input_digests
+from fineprune.writing import write_atomically
 
 # All runs of a comparison are planned before the first one is trained.
 _MOST_SEEDS = 1000

@@ -17,13 +17,13 @@ from typing import Any
 from fineprune.errors import InputError
 from fineprune.experiments.controls import COOLDOWN
 from fineprune.experiments.planned_run import PlannedRun
-from fineprune.runs.files import cannot_write, temporary_of, write_atomically
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.lock import LOCK
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.learning_rate import begin_of_cooldown
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.writing import cannot_write, temporary_of, write_atomically
 
 # The lengths of the trainings, as shares of the epochs of the recipe.
 _LENGTHS = (0.25, 0.5, 0.75, 1.0)

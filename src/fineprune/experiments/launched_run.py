@@ -13,8 +13,9 @@ from fineprune.experiments.configurations import ALL_REDUCE, Configuration
 from fineprune.experiments.planned_run import PlannedRun
 from fineprune.launch.follow_parent import PARENT_VARIABLE
 from fineprune.launch.slurm import torchrun_in_job
-from fineprune.runs.files import DURATION, write_atomically, write_json
+from fineprune.runs.files import DURATION, write_json
 from fineprune.training.stop import Stopped, stop_requests
+from fineprune.writing import write_atomically
 
 _POLL_SECONDS = 0.5
 

@@ -21,7 +21,7 @@ from fineprune.runs.run import Run, read_run
 # The phases of a step, in the order in which a gradient passes through them. The phases of the
 # servers take place while a worker waits for them.
 WORKER_PHASES = ("data", "compute", "group reduce", "push", "pull", "wait")
-SERVER_PHASES = ("queue", "apply", "send")
+SERVER_PHASES = ("apply", "send")
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def _row(
         ),
         staleness=tuple(staleness),
         staleness_mean=_mean(staleness),
-        staleness_p95=_percentile(staleness, 95),
+        staleness_p95=_p95(staleness),
         staleness_max=len(staleness) - 1 if staleness else None,
         updates=statistics.mean(sum(line["steps"] for line in run.metrics) for run in runs),
         dropped=dropped / (gradients + dropped) if gradients else None,
@@ -376,10 +376,10 @@ def _mean(histogram: Sequence[int]) -> float | None:
     return sum(value * count for value, count in enumerate(histogram)) / sum(histogram)
 
 
-def _percentile(histogram: Sequence[int], percent: float) -> float | None:
+def _p95(histogram: Sequence[int]) -> float | None:
     if not sum(histogram):
         return None
-    return float(np.percentile(np.repeat(np.arange(len(histogram)), histogram), percent))
+    return float(np.percentile(np.repeat(np.arange(len(histogram)), histogram), 95))
 
 
 def _phases(seconds: Sequence[Mapping[str, float]], gradients: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fineprune.errors import check_installed
 from fineprune.inspection.inspected import Inspected
 from fineprune.inspection.suspects import suspects_of
-from fineprune.runs.files import replacing, write_atomically
+from fineprune.writing import replacing, write_atomically
 
 Columns = dict[str, npt.NDArray[Any]]
 

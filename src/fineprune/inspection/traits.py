@@ -28,17 +28,14 @@ class Trait:
     difference: float
 
 
-def traits(
-    pictures: npt.NDArray[np.uint8], chosen: npt.NDArray[np.int64], seed: int = 0
-) -> list[Trait]:
-    """Compare some pictures with all others.
+def traits(pictures: npt.NDArray[np.uint8], chosen: npt.NDArray[np.int64]) -> list[Trait]:
+    """Compare some pictures with all others; of each group, at most 2,000 that are drawn.
 
     Args:
         pictures: The pictures; uint8, shape (N, channels, height, width).
         chosen: The indices of the pictures to compare with the others; int64, shape (n,).
-        seed: Seeds the choice of the pictures that are measured, at most 2,000 of each group.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     others = np.setdiff1d(np.arange(len(pictures)), chosen)
     groups = [
         _measured(pictures[np.sort(rng.permutation(group)[:_MOST])]) for group in (chosen, others)

@@ -74,7 +74,7 @@ class Review:
     notes: Sequence[str] = ()
 
 
-def review_document(review: Review, title: str) -> str:
+def review_document(review: Review) -> str:
     """Return the whole page as HTML."""
     return f"""<!doctype html>
 <html lang="en">
@@ -83,13 +83,13 @@ def review_document(review: Review, title: str) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="{html.escape(POLICY)}">
-<title>{html.escape(title)}</title>
+<title>Labels to review</title>
 <style>
 {_resource("page.css")}</style>
 </head>
 <body>
 <main>
-<h1>{html.escape(title)}</h1>
+<h1>Labels to review</h1>
 {review_section(review)}
 </main>
 </body>

@@ -13,6 +13,7 @@ from fineprune.errors import InputError
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.review_page import Card, Review, review_document
 from fineprune.labels.sample_view import view_of
+from fineprune.writing import replacing
 
 
 def cards_of(
@@ -91,15 +92,13 @@ def _label_of(item: Any) -> int | None:
 def write_review(review: Review, path: str | os.PathLike[str]) -> None:
     """Write the page. An existing file is replaced, and is never half written."""
     target = Path(path)
-    temporary = target.with_name(f"{target.name}.tmp")
     # Keys may be paths with bytes that are no UTF-8.
-    text = review_document(review, "Labels to review").encode("utf-8", "backslashreplace")
+    text = review_document(review).encode("utf-8", "backslashreplace")
     try:
-        temporary.write_bytes(text)
-        temporary.replace(target)
+        with replacing(target) as file:
+            file.write(text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"expected a file to write the page to, got {target}: {error}") from error
+        raise InputError(f"expected a file to write the page to, {error}") from error
 
 
 def _card(

@@ -62,7 +62,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         replicas: The ranks that learn together.
         cycle: The state of the current epoch.
         sampler: The sampler of this rank.
-        recorder: Keeps the losses; None if the policy needs none.
+        recorder: Keeps the losses.
         checks: Compares the loop with the plans.
         samples_per_loss: As how many samples each loss that this rank records is counted.
         samples_per_batch: As how many samples a full batch is counted; None if it is not known.
@@ -672,8 +672,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self,
         index: torch.Tensor,
         losses: torch.Tensor,
-        logits: torch.Tensor | None = None,
-        labels: Any = None,
+        logits: torch.Tensor | None,
+        labels: Any,
     ) -> None:
         cycle = self._cycle
         check_batch(index, losses)
@@ -712,7 +712,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def _new_watch(self, num_classes: int) -> LabelWatch:
         """Return a watch without evidence. A subclass may refuse it."""
         return LabelWatch(
-            self._num_samples, num_classes, process_group=self._replicas.group_for("logits")
+            self._num_samples, num_classes, process_group=self._replicas.group_for_logits()
         )
 
     def _count(self, batches: Sequence[Batch]) -> None:

@@ -403,7 +403,7 @@ class Pruner(EpochLoop[EpochPlan]):
 
     def _check_first(self) -> None:
         check_exchange(self._policy, self._shape.num_replicas, self._replicas)
-        if self._policy.wants_rates and not self._warned_of_rates:
+        if self._policy.without_rates and not self._warned_of_rates:
             self._warned_of_rates = True
             warn_user(self._policy.without_rates, UserWarning)
 

@@ -50,13 +50,13 @@ class Replicas:
         self.group = process_group
         self.rank, self.size = rank_and_size(process_group, "making a Pruner")
 
-    def group_for(self, what: str) -> Any:
-        """Return the process group, for something that only a group of torch can exchange."""
+    def group_for_logits(self) -> Any:
+        """Return the process group, without which logits cannot be exchanged."""
         if self._all_gather is not None:
             raise InputError(
-                f"expected record() without {what} if the pruner has all_gather, since {what} are "
-                f"exchanged by a process group of torch: use a LabelWatch of your own on each "
-                f"rank, and merge their states after the training"
+                "expected record() without logits if the pruner has all_gather, since logits are "
+                "exchanged by a process group of torch: use a LabelWatch of your own on each "
+                "rank, and merge their states after the training"
             )
         return self.group
 

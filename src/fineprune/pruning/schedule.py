@@ -158,14 +158,8 @@ class Schedule:
     def boundaries(self) -> tuple[int, ...]:
         """The epochs ``e`` (counted from 1, ascending) at whose end the counts are cleared."""
         lengths = self.window if isinstance(self.window, tuple) else (self.window,)
-        ends: list[int] = []
-        end = 0
-        for length in itertools.chain(lengths, itertools.repeat(lengths[-1])):
-            end += length
-            if end > self.epochs:
-                return tuple(ends)
-            ends.append(end)
-        raise AssertionError("unreachable: the last window is repeated without end")
+        ends = itertools.accumulate(itertools.chain(lengths, itertools.repeat(lengths[-1])))
+        return tuple(itertools.takewhile(lambda end: end <= self.epochs, ends))
 
     @property
     def longest_window(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from fineprune.runs.files import write_atomically
+from fineprune.writing import write_atomically
 
 # A space between a number and its unit, or before the half width of an interval.
 _IN_QUANTITY = re.compile(

@@ -5,20 +5,20 @@ the new one. The metrics are appended, one line per epoch, and each line is on d
 that depends on it is written.
 """
 
-import contextlib
 import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import InputError, RunError, error_of_file, explaining
+from fineprune.errors import InputError, explaining
+from fineprune.writing import TEMPORARY, cannot_write, replacing, write_atomically
 
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
@@ -31,10 +31,6 @@ SCALING = "scale.json"
 DURATION = "duration.json"
 HISTORY = "history"
 
-# The end of the name of a file that is not written completely. It is ours, because such files are
-# replaced and removed.
-_TEMPORARY = ".fineprune.tmp"
-
 _EPOCH_FILE = re.compile(r"epoch-([0-9]{4,9})\.npy")
 
 # The files of runs, comparisons and scaling experiments.
@@ -42,49 +38,6 @@ RESULTS = (SUMMARY, METRICS, RECIPE, CHECKPOINT, COMPARISON, RATES, SCALING, DUR
 
 # The page about the runs in a folder, which can be written again.
 REPORT = "report.html"
-
-
-class WriteError(RunError, OSError):
-    """A file cannot be written, for example because the disk is full."""
-
-
-def cannot_write(path: Path, error: OSError) -> WriteError:
-    """Return the error to raise if a file cannot be written."""
-    return WriteError(f"cannot write {path}: {error.strerror or error}")
-
-
-def temporary_of(path: Path) -> Path:
-    """Return where a file is written before it replaces ``path``."""
-    return path.with_name(path.name + _TEMPORARY)
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces ``path`` if the block ends without an exception.
-
-    After an exception, the old file is unchanged, and the temporary file is removed.
-    """
-    temporary = temporary_of(path)
-    try:
-        with temporary.open("wb") as file, error_of_file():
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        _remove(temporary)
-        raise cannot_write(path, error) from None
-    except BaseException:
-        _remove(temporary)
-        raise
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write text in UTF-8, and replace a file at ``path`` atomically."""
-    if path.is_dir():
-        raise InputError(f"expected a file to write, got the folder {path}: add a file name")
-    with replacing(path) as file:
-        file.write(text.encode("utf-8"))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -134,7 +87,7 @@ def epoch_files(folder: Path, *, unfinished: bool = False) -> dict[int, Path]:
         folder: The folder, which does not need to exist.
         unfinished: Whether to return the temporary files of a killed process instead.
     """
-    end = _TEMPORARY if unfinished else ""
+    end = TEMPORARY if unfinished else ""
     found = (
         (_EPOCH_FILE.fullmatch(path.name.removesuffix(end)), path)
         for path in folder.glob(f"epoch-*.npy{end}")
@@ -147,20 +100,21 @@ def is_run_file(path: Path) -> bool:
     return path.name in RESULTS or (path.parent.name in (COUNTS, HISTORY) and path.suffix == ".npy")
 
 
-def metrics_line(metrics: dict[str, Any]) -> str:
-    """Return the metrics of one epoch as one line of JSON. Non-finite numbers become null."""
-    return json.dumps(finite(metrics), allow_nan=False) + "\n"
+def append_metrics(path: Path, metrics: dict[str, Any]) -> str:
+    """Append the metrics of one epoch as one line of JSON, which is on disk afterwards.
 
-
-def append_metrics(path: Path, metrics: dict[str, Any]) -> None:
-    """Append the metrics of one epoch as one line, which is on disk afterwards."""
+    Returns:
+        The line. Non-finite numbers become null.
+    """
+    line = json.dumps(finite(metrics), allow_nan=False) + "\n"
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(metrics_line(metrics))
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise cannot_write(path, error) from None
+    return line
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -198,8 +152,3 @@ def finite(content: Any) -> Any:
     if isinstance(content, float) and not math.isfinite(content):
         return None
     return content
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()

@@ -22,14 +22,14 @@ from fineprune.runs.files import (
     append_metrics,
     digest,
     epoch_files,
-    metrics_line,
-    temporary_of,
     whole_lines,
-    write_atomically,
 )
 from fineprune.runs.history import EVALUATED, EVIDENCE, LABELS
-from fineprune.runs.summary import Summary, write_summary
 from fineprune.runs.training_set import TRAINING_SET
+from fineprune.writing import temporary_of, write_atomically
+
+# The files of the history that are not of one epoch.
+_OF_THE_RUN = (LABELS, EVALUATED, EVIDENCE, TRAINING_SET)
 
 
 class RunFolder:
@@ -60,7 +60,7 @@ class RunFolder:
         """Start a run: write its recipe, and remove the epochs of a run that has no checkpoint."""
         self._clean(from_epoch=0)
         self.metrics.unlink(missing_ok=True)
-        for name in (LABELS, EVALUATED, EVIDENCE, TRAINING_SET):
+        for name in _OF_THE_RUN:
             (self.history / name).unlink(missing_ok=True)
         write_atomically(self.recipe, recipe)
 
@@ -91,8 +91,7 @@ class RunFolder:
 
     def append(self, metrics: dict[str, Any]) -> None:
         """Append the metrics of one epoch."""
-        append_metrics(self.metrics, metrics)
-        self._written.update(metrics_line(metrics).encode())
+        self._written.update(append_metrics(self.metrics, metrics).encode())
 
     def metrics_digest(self) -> str:
         """Return the digest of all metrics so far, which the next checkpoint stores."""
@@ -103,13 +102,9 @@ class RunFolder:
             )
         return self._written.hexdigest()
 
-    def finish(self, summary: Summary) -> None:
-        """Write the summary, which marks the run as finished."""
-        write_summary(self.summary, summary)
-
     def _clean(self, from_epoch: int) -> None:
         """Remove what a killed process left unfinished, and the arrays of later epochs."""
-        others = [self.history / name for name in (LABELS, EVALUATED, EVIDENCE, TRAINING_SET)]
+        others = [self.history / name for name in _OF_THE_RUN]
         for path in (self.recipe, self.metrics, self.checkpoint, self.summary, *others):
             temporary_of(path).unlink(missing_ok=True)
         for folder in (self.counts, self.history):

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError, explaining
-from fineprune.runs.files import HISTORY, replacing
+from fineprune.runs.files import HISTORY
+from fineprune.writing import replacing
 
 TRAINING_SET = "training_set.npz"
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from fineprune.errors import InputError, explaining
-from fineprune.runs.files import replacing
+from fineprune.writing import replacing
 
 CHECKPOINT_VERSION = 3
 

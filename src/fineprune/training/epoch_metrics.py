@@ -10,7 +10,7 @@ import torch
 
 from fineprune.errors import RunError
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
-from fineprune.runs.files import epoch_file, replacing, write_array
+from fineprune.runs.files import epoch_file, write_array
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.history import EVALUATED, EVIDENCE, LABELS, Records, pack_classes, pack_epoch
 from fineprune.runs.training_set import TRAINING_SET, UNKNOWN, write_training_set
@@ -18,6 +18,7 @@ from fineprune.training.evaluate import Evaluation, evaluate
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.suspicion import Suspicion, detection, suspicion_by_evidence, suspicion_of
 from fineprune.training.train_state import EpochTotals, TrainState
+from fineprune.writing import replacing
 
 
 class TrainingDiverged(RunError):

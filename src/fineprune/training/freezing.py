@@ -7,6 +7,7 @@ from torch import nn
 # All batch normalisations, which have no public base class.
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fineprune.distributed.parameter_servers.flat_layout import trained_parameters
 from fineprune.errors import InputError
 from fineprune.training.prefixes import check_prefixes, covers
 
@@ -23,11 +24,6 @@ def freeze(network: nn.Module, prefixes: Sequence[str]) -> None:
             f"expected network.freeze to leave parameters to train, got {list(prefixes)}, which "
             f"cover all {len(named)} of them"
         )
-
-
-def trained_parameters(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters that are not frozen, each with its name."""
-    return [(name, p) for name, p in network.named_parameters() if p.requires_grad]
 
 
 def training_mode(network: nn.Module, prefixes: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from fineprune.errors import check_installed
 from fineprune.runs.files import read_metrics
 from fineprune.runs.folder import RunFolder
 from fineprune.runs.lock import only_writer
-from fineprune.runs.summary import Summary
+from fineprune.runs.summary import Summary, write_summary
 from fineprune.training.checkpoint import save_checkpoint
 from fineprune.training.epoch_local import local_training, train_epoch_locally
 from fineprune.training.epoch_metrics import (
@@ -180,5 +180,5 @@ def _save(state: TrainState, files: RunFolder, totals: EpochTotals | None) -> No
 def _finish(state: TrainState, files: RunFolder) -> Summary:
     files.metrics_digest()  # Raises an error if the metrics are not those of this run.
     result = summary(state, read_metrics(files.metrics))
-    files.finish(result)
+    write_summary(files.summary, result)
     return result

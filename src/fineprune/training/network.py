@@ -4,10 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fineprune.distributed.parameter_servers.flat_layout import trained_parameters
 from fineprune.errors import InputError, first_line
 from fineprune.networks.registry import build_network
 from fineprune.training.data import Data
-from fineprune.training.freezing import freeze, trained_parameters
+from fineprune.training.freezing import freeze
 from fineprune.training.prefixes import check_prefixes
 from fineprune.training.random_state import random_state, set_random_state
 from fineprune.training.recipe import Recipe

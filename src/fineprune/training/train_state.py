@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from fineprune.distributed.all_reduce import RankGroup, StopVote
+from fineprune.distributed.parameter_servers.flat_layout import trained_parameters
 from fineprune.distributed.simulated_workers import SimulatedWorkers
 from fineprune.errors import InputError
 from fineprune.networks.weights import load_weights
 from fineprune.pruning.pruner import Pruner
 from fineprune.training.data import Data, load_data
-from fineprune.training.freezing import trained_parameters
 from fineprune.training.moving_average import MovingAverage
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.optimizer import build_optimizer, load_optimizer

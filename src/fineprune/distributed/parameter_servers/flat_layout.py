@@ -104,7 +104,7 @@ class FlatLayout:
 
     def flat(self, model: nn.Module) -> Tensor:
         """Return a flat copy of a model's parameters, shape (elements,), on the same device."""
-        parameters = [parameter for _, parameter in _trained(model)]
+        parameters = [parameter for _, parameter in trained_parameters(model)]
         flat = torch.empty(self.elements, dtype=self.dtype, device=parameters[0].device)
         for view, parameter in zip(self.views(flat), parameters, strict=True):
             view.copy_(parameter.detach())
@@ -112,7 +112,7 @@ class FlatLayout:
 
     def load(self, model: nn.Module, flat: Tensor) -> None:
         """Copy a flat tensor of all elements into a model's parameters."""
-        for view, (_, parameter) in zip(self.views(flat), _trained(model), strict=True):
+        for view, (_, parameter) in zip(self.views(flat), trained_parameters(model), strict=True):
             parameter.data.copy_(view)
 
     def bind(self, model: nn.Module) -> tuple[Tensor, Tensor]:
@@ -124,7 +124,9 @@ class FlatLayout:
         """
         values = self.flat(model)
         gradients = torch.zeros_like(values)
-        views = zip(_trained(model), self.views(values), self.views(gradients), strict=True)
+        views = zip(
+            trained_parameters(model), self.views(values), self.views(gradients), strict=True
+        )
         for (_, parameter), value, gradient in views:
             parameter.data = value
             parameter.grad = gradient
@@ -133,7 +135,7 @@ class FlatLayout:
 
 def flat_layout(model: nn.Module, servers: int = 1) -> FlatLayout:
     """Return the layout of a model's trained parameters on a number of servers."""
-    named = _trained(model)
+    named = trained_parameters(model)
     if not named:
         raise InputError("expected a model with parameters to train, got one without")
     types = {p.dtype for _, p in named}
@@ -160,7 +162,8 @@ def not_served(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_buffers()), **frozen}
 
 
-def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that are not frozen, each with its name."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 

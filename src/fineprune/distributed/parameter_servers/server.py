@@ -7,7 +7,6 @@ the same version to a worker.
 
 import copy
 import io
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -37,7 +36,7 @@ from fineprune.distributed.parameter_servers.messages import (
     Written,
 )
 from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
-from fineprune.errors import RunError, error_of_file
+from fineprune.writing import replacing
 
 MakeOptimizer = Callable[[list[tuple[str, Tensor]]], torch.optim.Optimizer]
 
@@ -167,15 +166,8 @@ class ParameterServer:
             "version": self._version,
             "keys": torch.tensor(sorted(self._applied), dtype=torch.int64).view(-1, 2),
         }
-        partial = path.with_name(path.name + ".partial")
-        try:
-            with partial.open("wb") as file, error_of_file():
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except OSError as error:
-            raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+        with replacing(path) as file:
+            torch.save(state, file)
 
     def restore(self, source: Restore) -> None:
         """Close all links, and return to a snapshot or to the state of a checkpoint."""

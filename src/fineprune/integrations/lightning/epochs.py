@@ -97,7 +97,7 @@ class DataPruning(LossRecording):
         self._restore_max_steps(trainer)
         trainer.fit_loop._combined_loader = None  # It may have the length that was shown.
         # Afterwards, Lightning loads the state of the schedulers.
-        if self.pruner.policy.wants_rates and pl_module.automatic_optimization:
+        if self.pruner.policy.without_rates and pl_module.automatic_optimization:
             for config in trainer.lr_scheduler_configs[:1]:
                 by = f"{config.interval}s" if config.frequency == 1 else None
                 rank_zero_info(give_rates(self.pruner, config.scheduler, by))

@@ -163,7 +163,7 @@ class PlannedEpochs(_Base):
         later. The one that is made here has an optimizer of its own, with the same groups.
         """
         policy, planned = self.pruner.policy, self._planned_steps()
-        if not policy.wants_rates:
+        if not policy.without_rates:
             return
         if planned is not None and max_steps < planned:
             self._say(

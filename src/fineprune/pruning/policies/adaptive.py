@@ -13,7 +13,7 @@ from fineprune.labels.ranking import Ranking
 from fineprune.pruning.dropping_count import add_marks, keep_least_counted
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options
+from fineprune.pruning.plan_options import Options, check_share
 from fineprune.pruning.policies.budgeted import BudgetedPolicy
 from fineprune.pruning.policies.epoch_losses import EpochLosses
 from fineprune.pruning.policies.policy import LossRecords
@@ -110,8 +110,7 @@ class Adaptive(BudgetedPolicy):
     ) -> None:
         super().__init__(epochs, save, rates, returning, **options)
         patience = check_whole_number("patience", patience, 0)
-        if not 0 <= evidence <= 1:
-            raise InputError(f"expected evidence as a share in [0, 1], got {evidence!r}")
+        check_share("evidence", evidence)
         if patience > _LONGEST_STREAK:
             raise InputError(f"expected patience of at most {_LONGEST_STREAK}, got {patience}")
         if chance is not None and not (math.isfinite(chance) and chance > 0):

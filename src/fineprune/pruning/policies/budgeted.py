@@ -16,7 +16,7 @@ from fineprune.pruning.learning_rates import (
     rates_of_steps,
     relative_rates,
 )
-from fineprune.pruning.plan_options import Options, annealed_epochs
+from fineprune.pruning.plan_options import Options, annealed_epochs, check_share
 from fineprune.pruning.policies.even_saving import check_save
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.step_budget import rates_along_steps, smooth_weights, steps_of_epoch
@@ -54,8 +54,7 @@ class BudgetedPolicy(Policy):
         super().__init__(epochs, **options)
         if not 0 <= save < 1:
             raise InputError(f"expected save as a share in [0, 1), got {save!r}")
-        if not 0 <= returning <= 1:
-            raise InputError(f"expected returning as a share in [0, 1], got {returning!r}")
+        check_share("returning", returning)
         self._annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
         if save:
             check_save(save, self.epochs - self._annealed, self.epochs)
@@ -70,13 +69,10 @@ class BudgetedPolicy(Policy):
             self.set_rates(rates)
 
     @property
-    def wants_rates(self) -> bool:
-        """Whether a constant learning rate is assumed because none was given."""
-        return not self._has_rates and self.save > 0
-
-    @property
-    def without_rates(self) -> str:
+    def without_rates(self) -> str | None:
         """What a constant rate means for the training, and how to give the rates."""
+        if self._has_rates or not self.save:
+            return None
         return (
             f"{type(self).__name__} was given no learning rates and takes them to be constant, so "
             f"all epochs are shortened alike; if the rate falls, this costs more accuracy than to "

@@ -93,14 +93,12 @@ class Policy(ABC):
         return epoch >= self.epochs - annealed_epochs(self.plan_options.anneal, self.epochs)
 
     @property
-    def wants_rates(self) -> bool:
-        """Whether the policy uses learning rates and was given none."""
-        return False
+    def without_rates(self) -> str | None:
+        """What the policy assumes because it was given no learning rates, for a warning.
 
-    @property
-    def without_rates(self) -> str:
-        """What the policy assumes if it wants learning rates and was given none, for a warning."""
-        return ""
+        None if it uses none, or has been given them.
+        """
+        return None
 
     def rate_deviation(self, epochs: int, steps: int) -> tuple[float, float] | None:
         """Return the learning rate that was expected at the end of an epoch, and another one.

@@ -39,7 +39,6 @@ _PHASE_COLOURS = {
     "push": "#d55e00",
     "pull": "#0072b2",
     "wait": "#e0e0e0",
-    "queue": "#f0e442",
     "apply": "#009e73",
     "send": "#56b4e9",
 }

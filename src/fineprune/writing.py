@@ -1,0 +1,75 @@
+"""Writes files atomically: there is always either the old file or the new one, never a part."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from fineprune.errors import InputError, RunError
+
+# The end of the name of a file that is not written completely. It is ours, because such files are
+# replaced and removed.
+TEMPORARY = ".fineprune.tmp"
+
+
+class WriteError(RunError, OSError):
+    """A file cannot be written, for example because the disk is full."""
+
+
+def cannot_write(path: Path, error: OSError) -> WriteError:
+    """Return the error to raise if a file cannot be written."""
+    return WriteError(f"cannot write {path}: {error.strerror or error}")
+
+
+def temporary_of(path: Path) -> Path:
+    """Return where a file is written before it replaces ``path``."""
+    return path.with_name(path.name + TEMPORARY)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file that replaces ``path`` if the block ends without an exception.
+
+    After an exception, the old file is unchanged, and the temporary file is removed.
+    """
+    temporary = temporary_of(path)
+    try:
+        with temporary.open("wb") as file, _error_of_file():
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        _remove(temporary)
+        raise cannot_write(path, error) from None
+    except BaseException:
+        _remove(temporary)
+        raise
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write text in UTF-8, and replace a file at ``path`` atomically."""
+    if path.is_dir():
+        raise InputError(f"expected a file to write, got the folder {path}: add a file name")
+    with replacing(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def _error_of_file() -> Iterator[None]:
+    """Raise the error of a file that ``torch.save`` writes in place of torch's own.
+
+    While torch closes its archive, an error of its own can replace that of the file.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
