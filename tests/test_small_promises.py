@@ -1,12 +1,19 @@
 """Small promises of ``Pruner`` that the larger tests would not notice if they were broken."""
 
+import pickle
 import re
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 import fineprune as fp
 from fineprune.errors import InputError
+from fineprune.labels.dataset_names import unambiguous
+from fineprune.pruning.policies.matched import Matched
+from fineprune.pruning.policies.registry import POLICIES
 
 N, EPOCHS = 24, 4
 
@@ -324,3 +331,176 @@ def test_losses_of_an_earlier_epoch_end_the_one_that_a_state_was_taken_in():
     resumed.record(torch.arange(8), torch.ones(8))
     assert (resumed.position.epoch, resumed.position.batches) == (1, 1)
     assert resumed.steps_done == 2 * 3 + 1 + 1
+
+
+# What a user has set for all of torch
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_the_default_type_and_device_of_torch_make_no_difference(name):
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        seen = losses_of_a_training(policy_named(name))
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert seen == losses_of_a_training(policy_named(name))
+
+
+def policy_named(name):
+    """A policy that skips samples, with as few arguments as possible."""
+    rates = [0.1] * 6
+    any_policy: dict[str, Any] = {**POLICIES}
+    needed = {
+        "adaptive": lambda: fp.Adaptive(6, 0.3, rates),
+        "progressive-dropout": lambda: fp.ProgressiveDropout(6),
+        "seta": lambda: fp.SeTa(6),
+        "fine-pruning": lambda: fp.FinePruning(fp.Schedule(6, 3, 1), 0.3),
+        "random": lambda: fp.RandomPruning(fp.Schedule(6, 3, 1), 0.3),
+        "matched": lambda: Matched(6, [40, 40, 20, 20, 20, 20], [1, 1, 2, 2, 2, 2]),
+        "full": lambda: fp.FullData(6),
+        "kakurenbo": lambda: fp.Kakurenbo(6, 0.3, rescale=True),
+        "ranked": lambda: fp.Ranked(6, np.arange(40.0), 0.3, rates, suspects=0.1),
+    }
+    return needed.get(name, lambda: any_policy[name](6, save=0.3))()
+
+
+def losses_of_a_training(policy):
+    pruner = fp.Pruner(40, policy, batch_size=4)
+    seen = []
+    for epoch in pruner.epochs():
+        for batch in torch.from_numpy(np.array(list(pruner.sampler))).split(4):
+            losses = torch.from_numpy((batch.numpy() % 7 + 1) / np.float32(1 + epoch))
+            mean = pruner.record(batch, losses.requires_grad_())
+            mean.backward()
+            seen.append((batch.tolist(), mean.item()))
+        wanted = pruner.to_rescore()
+        if wanted is not None:
+            pruner.rescore(wanted, torch.ones(len(wanted), device="cpu", dtype=torch.float32))
+    return seen
+
+
+# What was trained is known after a resume
+
+
+@pytest.mark.parametrize("changed", [{"num_replicas": 2, "rank": 1}, {"batch_size": 5}])
+def test_a_trained_epoch_stays_trained_with_other_ranks_or_batches(changed):
+    options: dict[str, Any] = {"num_replicas": 1, "rank": 0, "batch_size": 10}
+    options["drop_last"] = "batch_size" in changed
+    pruner = fp.Pruner(105, fp.FullData(2), **options)
+    for _ in pruner.epochs():
+        for index in torch.tensor(list(pruner.sampler)).split(10):
+            if len(index) == 10 or not options["drop_last"]:
+                pruner.record(index, torch.ones(len(index)))
+        break
+    resumed = fp.Pruner(105, fp.FullData(2), **{**options, **changed})
+    resumed.load_state_dict(pruner.state_dict())
+    assert next(iter(resumed.epochs())) == 1
+
+
+def test_a_state_that_does_not_tell_that_its_epoch_was_trained_says_so():
+    dataset = TensorDataset(torch.zeros(N))
+    pruner = fp.Pruner(dataset, fp.RS2(EPOCHS, 0.5), batch_size=4)
+    loader = pruner.loader()
+    pruner.state_dict()  # Nothing was loaded yet.
+    list(loader)
+    with pytest.warns(RuntimeWarning, match="all samples of epoch 0 were loaded and none was rec"):
+        pruner.state_dict()
+    pruner.end_epoch()
+    pruner.state_dict()
+
+
+def test_a_pruner_can_be_pickled_while_its_loader_is_in_use():
+    pruner = fp.Pruner(TensorDataset(torch.zeros(N)), fp.FullData(EPOCHS), batch_size=4)
+    loader = pruner.loader()
+    again = pickle.loads(pickle.dumps(pruner))
+    assert len(list(again.loader())) == len(list(loader)) == N // 4
+
+
+# Losses and indices of unusual kinds
+
+
+def test_losses_below_zero_cannot_tell_what_was_learned():
+    pruner = fp.Pruner(N, fp.Adaptive(EPOCHS, 0.0), batch_size=4)
+    pruner.record(torch.arange(4), torch.full((4,), -2.0))
+    with pytest.raises(InputError, match=r"losses that are at least 0, .* the mean -2: give Adap"):
+        pruner.end_epoch()
+    pruner = fp.Pruner(N, fp.Adaptive(EPOCHS, 0.0, patience=0), batch_size=4)
+    pruner.record(torch.arange(4), torch.full((4,), -2.0))
+    pruner.end_epoch()
+
+
+def test_large_losses_are_ranked():
+    pruner = fp.Pruner(N, fp.Adaptive(EPOCHS, 0.0), batch_size=N)
+    for _ in pruner.epochs():
+        order = torch.tensor(list(pruner.sampler))
+        pruner.record(order, 1e6 * (1 + order))
+    assert pruner.policy.suspicion().argsort(descending=True).tolist() == [*range(N)][::-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.int32])
+def test_indices_of_any_integer_type_are_the_same_samples(dtype):
+    pruners = [fp.Pruner(N, Matched(1, [N], [2.0]), batch_size=4) for _ in range(2)]
+    losses = torch.arange(4.0)
+    index = torch.arange(4, 8)
+    means = [p.record(i, losses) for p, i in zip(pruners, (index, index.to(dtype)), strict=True)]
+    assert means[0] == means[1]
+    assert pruners[1].position.samples == 4
+
+
+def test_no_epoch_may_skip_samples():
+    with pytest.raises(InputError, match="got none of 1: train more epochs"):
+        fp.UCB(1, 0.3)
+
+
+# Labels that are watched
+
+
+def test_a_refused_first_batch_can_be_recorded_again():
+    index, logits, labels = torch.arange(4), torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    pruner = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=4)
+    for wrong in ((logits, labels + 1), (torch.randn(4, 2), labels)):
+        with pytest.raises(InputError):
+            pruner.record(index, torch.ones(4), *wrong)
+    pruner.record(index, torch.ones(4), logits, labels)
+    assert pruner.position.samples == 4
+    assert pruner.watch.labels()[:4].equal(labels)
+
+
+def test_logits_that_were_changed_in_place_do_not_count_later():
+    watch = fp.LabelWatch(N, 3)
+    watch.record(torch.arange(4), torch.randn(4, 3), torch.zeros(4, dtype=torch.int64))
+    logits = torch.randn(4, 3)
+    watch.record(torch.arange(4, 8), logits, torch.zeros(4, dtype=torch.int64))
+    logits += 1
+    with pytest.raises(InputError, match="changed in place"):
+        watch.suspects()
+    assert watch.labels()[3:5].tolist() == [0, -1]
+
+
+def test_class_names_are_never_equal():
+    with pytest.warns(UserWarning, match="one name for each class"):
+        assert unambiguous(["a", "a", "0"]) == ["0", "1", "2"]
+    with pytest.warns(UserWarning, match="one name for each class"):
+        assert unambiguous(["drop", "b", "b", "c"]) == ["0", "1", "2", "c"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"most": -5}, "most to be a whole number"),
+        ({"most": 2.5}, "most to be a whole number"),
+        ({"keys": ["a", "b", "a"]}, "a key of its own for each sample, got 'a' for 2 samples"),
+        ({"dataset": iter([])}, "a data set of 3 samples, got one of unknown"),
+        ({"path": "page.html/audit.html"}, "expected a file to write the page to, cannot write"),
+    ],
+)
+def test_a_page_that_cannot_be_made_is_one_error(options, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    watch = fp.LabelWatch(3, 2)
+    watch.record(torch.arange(3), torch.randn(3, 2), torch.tensor([0, 1, 0]))
+    watch.page("page.html")
+    with pytest.raises(InputError, match=message):
+        watch.page(**{"path": "other.html", **options})
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]

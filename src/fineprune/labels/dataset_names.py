@@ -39,13 +39,15 @@ def unambiguous(classes: Sequence[str]) -> list[str]:
     """Return names that a table of labels can be read with, with a warning if some are changed.
 
     A class whose name another one has, or that is named like the word ``drop``, which leaves a
-    sample out, is named by its number.
+    sample out, is named by its number. If this is the name of another class, all are named so.
     """
     times = Counter(classes)
     clear = [
         str(number) if times[name] > 1 or name == "drop" else name
         for number, name in enumerate(classes)
     ]
+    if len(set(clear)) < len(clear):
+        clear = [str(number) for number in range(len(classes))]
     changed = [name for name in times if name not in clear]
     if changed:
         warnings.warn(

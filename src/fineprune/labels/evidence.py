@@ -116,6 +116,9 @@ class Evidence:
         self.shares = ClassShares(number, self.num_classes, self._strongest, self._device)
         # How many records were out of range, had another label than before, or were not finite.
         self._faults = zeros(3, torch.int64)
+        self._empty_buffer()
+
+    def _empty_buffer(self) -> None:
         self._index: list[Tensor] = []
         self._logits: list[Tensor] = []
         self._given: list[Tensor] = []
@@ -150,7 +153,12 @@ class Evidence:
         self._weights.append((self.recorded / self.num_samples) ** 2)
         self._buffered += logits.numel()
         if is_first:
-            self.flush()
+            try:
+                self.flush()
+            except InputError:  # Nothing of it counts, so that it can be recorded again.
+                self.clear()
+                self.recorded = 0
+                raise
         elif self._buffered >= _BLOCK or len(self._given) >= _MOST_BATCHES:
             self._add_buffer()
 
@@ -305,9 +313,7 @@ class Evidence:
         sizes = [len(labels) for labels in self._given]
         weights = torch.from_numpy(np.repeat(np.array(self._weights, np.float32), sizes))
         index, logits, labels = map(self._joined, (self._index, self._logits, self._given))
-        self._index, self._logits, self._given = [], [], []
-        self._weights, self._versions = [], []
-        self._buffered = 0
+        self._empty_buffer()
         self._add(
             index.long(), logits.float(), labels.long(), weights.to(self._device, non_blocking=True)
         )
@@ -323,7 +329,7 @@ class Evidence:
 
     def _check_unchanged(self) -> None:
         if any(logits._version != version for logits, version in self._versions):
-            self._versions = []
+            self._empty_buffer()  # What was changed does not count.
             raise InputError(
                 "expected the logits of a batch to stay as they were recorded, got some that were "
                 "changed in place afterwards: record a copy, such as logits.clone()"

@@ -272,9 +272,11 @@ class LabelWatch(Untraced):
 
         Raises:
             InputError: As for ``suspects``; a sample was never recorded, so that its label is not
-                known; there are fewer names than classes; or the keys or the data set have another
-                number of samples.
+                known; there are fewer names than classes; the keys or the data set have another
+                number of samples; or two samples have the same key.
         """
+        if most is not None:
+            most = check_whole_number("most", most, 0)
         ranking = self.ranking()
         if most is None:
             most = min(max(ranking.num_suspects, FEWEST_REVIEWED), MOST_REVIEWED)
@@ -282,7 +284,8 @@ class LabelWatch(Untraced):
             names = classes_of(dataset, self.num_classes)
         if keys is None:
             found = keys_of(dataset)  # The attribute may be of another kind, such as of columns.
-            keys = found if found is not None and len(found) == self.num_samples else None
+            own = found is not None and len(found) == len(set(found)) == self.num_samples
+            keys = found if own else None
         classes = unambiguous(self._class_names(names))
         ranked = [part[:most].tolist() for part in ranking.suspects()]
         cards = cards_of(self._evidence, ranked, dataset, keys, show)

@@ -3,6 +3,7 @@
 import operator
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,18 @@ def cards_of(
     """
     samples = evidence.num_samples
     for what, given in (("data set", dataset), ("list of keys", keys)):
-        if given is not None and len(given) != samples:
+        number = None if given is None else len(given) if hasattr(given, "__len__") else "unknown"
+        if number not in (None, samples):
             raise InputError(
-                f"expected a {what} of {samples} samples, got one of {len(given)}: give that of "
+                f"expected a {what} of {samples} samples, got one of {number}: give that of "
                 f"the samples whose indices were recorded"
             )
+    if keys is not None and len(set(keys)) < len(keys):
+        twice, times = Counter(keys).most_common(1)[0]
+        raise InputError(
+            f"expected a key of its own for each sample, got {twice!r} for {times} samples: give "
+            f"keys such as paths below one folder, by which the table can be read"
+        )
     unknown = int((evidence.labels < 0).sum())
     if unknown:
         raise InputError(

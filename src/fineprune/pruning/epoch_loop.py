@@ -70,8 +70,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
     Attributes:
         sampler: The sampler of this rank.
-        nonfinite: Number of losses that all ranks together recorded in the last epoch that ended
-            and that were NaN or infinite. It is 0 if the policy needs no losses.
+        nonfinite: Number of losses that all ranks together recorded in the last epoch that this
+            process ended and that were NaN or infinite. It is 0 if the policy needs no losses.
     """
 
     def __init__(
@@ -697,15 +697,16 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 "expected logits and labels together, got one of them only: give record both, so "
                 "that the labels are watched, or none"
             )
-        first = self._watch is None
-        if self._watch is None:
+        watch = self._watch
+        if watch is None:
             if logits.ndim != 2:
                 raise InputError(
                     f"expected logits of shape (B, C), got {tuple(logits.shape)}: give record one "
                     f"row of logits per sample, or leave out logits and labels"
                 )
-            self._watch = self._new_watch(logits.shape[1])
-        self._watch.record(index, logits, labels)
+            watch = self._new_watch(logits.shape[1])
+        watch.record(index, logits, labels)
+        first, self._watch = self._watch is None, watch
         if first and self._learns:
             warn_of_class_weights(losses, logits, as_numbers("labels", labels))
 
@@ -741,6 +742,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         if self._learns:
             check_not_expanded(losses)
         if index.is_cpu:
+            index = index.long()  # Not all types have a minimum.
             check_range(int(index.min()), int(index.max()), self._num_samples)
         if cycle.unfinished not in (None, cycle.current):
             # It comes from a loaded state, and the user went back before it.

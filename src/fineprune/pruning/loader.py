@@ -119,6 +119,10 @@ class PrunedLoaders:
         sampler = copy.deepcopy(self._sampler, memo)
         return PrunedLoaders(sampler, self._num_samples, self._batch_size, self._drop_last)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes of a copy, which has made no loader."""
+        return {**vars(self), "_last": None}
+
     def get(
         self,
         dataset: Any,

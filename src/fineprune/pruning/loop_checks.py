@@ -23,6 +23,8 @@ Warnings, at the end of an epoch, for what may be intended:
 - All samples of a batch have the same loss.
 - A framework gives each epoch as many batches as the loader had in the first one.
 
+A warning when a state is saved: all samples of the epoch were loaded and none was recorded.
+
 The indices of the first batches of each epoch are kept, and they are compared with the plan when
 the epoch ends. This is cheap, needs no synchronisation inside the epoch, and works for policies
 that need no losses too.
@@ -340,6 +342,24 @@ class LoopChecks:
         self._batches: list[torch.Tensor] = []
         self._watched = 0
         self.watching = True
+
+    def before_saving(self, cycle: "EpochCycle[Any]", unread: int) -> list[str]:
+        """Return the warning of a state that does not tell that its epoch was trained.
+
+        Args:
+            cycle: Says what the loop has read and recorded.
+            unread: The number of samples that the sampler of this rank has yet to yield.
+        """
+        trained = cycle.unfinished is None and cycle.is_open and cycle.sampler_read and not unread
+        if not trained or self._has_recorded:
+            return []
+        return self._once(
+            {
+                "saved": f"all samples of epoch {cycle.epoch} were loaded and none was recorded, "
+                f"so a training that continues from this state trains the epoch again: call "
+                f"record() in each step, or end_epoch() before state_dict()"
+            }
+        )
 
     def end_epoch(
         self,

@@ -2,6 +2,7 @@
 
 import zlib
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,11 @@ class EpochPlan:
             _check_vector("weights", self.weights, torch.float32)
             if not self.weights.isfinite().all():
                 raise InputError("expected finite weights, got some that are NaN or infinite")
+
+    @classmethod
+    def full(cls, epoch: int, num_samples: int) -> Self:
+        """Return a plan that keeps all samples."""
+        return cls(epoch, torch.from_numpy(np.arange(num_samples)))
 
     @property
     def number(self) -> int:

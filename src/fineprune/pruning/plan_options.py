@@ -6,6 +6,7 @@ samples must not be left out for too long, and how the losses are weighted.
 
 import math
 from dataclasses import asdict, dataclass, fields
+from numbers import Real
 from typing import Any, TypedDict
 
 import numpy as np
@@ -88,7 +89,7 @@ NAMES = tuple(field.name for field in fields(PlanOptions))
 
 def check_share(name: str, value: object) -> None:
     """Raise InputError unless ``value`` is a number in [0, 1]."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) <= 1:
         raise InputError(f"expected {name} as a share in [0, 1], got {value!r}")
 
 

@@ -4,6 +4,7 @@ import copy
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 
 from fineprune.errors import InputError, check_whole_number
@@ -246,8 +247,8 @@ class Pruner(EpochLoop[EpochPlan]):
             return None
         # Every rank gets equally many, at least one; a few may be repeated.
         each = -(-len(wanted) // self._replicas.size)
-        position = self._replicas.rank + self._replicas.size * torch.arange(each)
-        return wanted[position % len(wanted)]
+        position = self._replicas.rank + self._replicas.size * np.arange(each)
+        return wanted[torch.from_numpy(position % len(wanted))]
 
     def rescore(self, index: Any, losses: torch.Tensor) -> None:
         """Record the losses of samples that the current epoch did not train.
@@ -282,10 +283,10 @@ class Pruner(EpochLoop[EpochPlan]):
         # After the last epoch, this is so, too.
         next_trains_all = self._policy.anneals(plan.epoch + 1)
         if next_trains_all or not self._policy.rescores:
-            return torch.arange(0)
-        skipped = torch.full((self._num_samples,), True)
-        skipped[plan.kept] = False
-        return self._policy.to_rescore(plan, skipped.nonzero().flatten())
+            return torch.from_numpy(np.arange(0))
+        skipped = np.ones(self._num_samples, dtype=np.bool_)
+        skipped[plan.kept.numpy()] = False
+        return self._policy.to_rescore(plan, torch.from_numpy(np.flatnonzero(skipped)))
 
     def _is_complete(self) -> bool:
         if not super()._is_complete():
@@ -313,7 +314,12 @@ class Pruner(EpochLoop[EpochPlan]):
         epoch = self._in_progress.plan.epoch
         if not (self._recorder.flushed and (watch is None or watch.is_complete)):
             raise InputError(unsynchronized(epoch))
-        progress = None if unfinished is None else pack_progress(unfinished, self._num_samples)
+        progress = None
+        if unfinished is not None:
+            trained = self._is_trained(unfinished)
+            progress = pack_progress(unfinished, self._num_samples, trained)
+        for message in self._checks.before_saving(self._cycle, self.sampler.unread):
+            warn_user(message)
         packed = {
             **self._identity(),
             "epoch": epoch,
@@ -357,20 +363,22 @@ class Pruner(EpochLoop[EpochPlan]):
             self._watch = self._new_watch(state["watch"]["num_classes"])
             self._watch.load_state_dict(state["watch"])
         if progress is not None:
-            plan, counts = progress
+            plan, trained, counts = progress
             self._restore(plan, Phase.RESTORED, **counts)
+            if trained:
+                self._cycle.current.samples = self._cycle.current.planned
         elif state["open"]:
             self._restore(self._choose(epoch), Phase.PLANNED)
         else:
             # The policy has learned from this epoch since, so that it cannot be planned again.
-            self._restore(EpochPlan(epoch, torch.arange(self._num_samples)), Phase.ENDED)
+            self._restore(EpochPlan.full(epoch, self._num_samples), Phase.ENDED)
 
     # -- internals ----------------------------------------------------------------------------
 
     def _choose(self, epoch: int) -> EpochPlan:
         num_kept = self.num_kept(epoch)
         if num_kept is not None and num_kept >= self._num_samples:
-            return EpochPlan(epoch, torch.arange(self._num_samples))
+            return EpochPlan.full(epoch, self._num_samples)
         try:
             plan = self._policy.select(epoch, num_kept, stream(self._seed, epoch, "select"))
             check_plan(plan, epoch, num_kept, self._num_samples)

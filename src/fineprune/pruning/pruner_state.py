@@ -18,25 +18,33 @@ _MOST_SHOWN = 200
 _COUNTS = ("batches", "samples", "rescored")
 
 
-def pack_progress(progress: Progress[EpochPlan], num_samples: int) -> dict[str, Any]:
-    """Return the plan of an epoch in progress, with its kept samples as bits, and its counts."""
+def pack_progress(progress: Progress[EpochPlan], num_samples: int, trained: bool) -> dict[str, Any]:
+    """Return the plan of an epoch in progress, with its kept samples as bits, and its counts.
+
+    Args:
+        progress: The epoch.
+        num_samples: Number of samples N in the data set.
+        trained: Whether all of its batches were recorded. With another number of ranks or another
+            batch size, the counts would not tell.
+    """
     kept = np.zeros(num_samples, dtype=np.bool_)
     kept[progress.plan.kept.numpy()] = True
     return {
         "kept": torch.from_numpy(np.packbits(kept)),
         "weights": progress.plan.weights,
+        "trained": trained,
         **{name: getattr(progress, name) for name in _COUNTS},
     }
 
 
 def unpack_progress(
     packed: dict[str, Any], epoch: int, num_samples: int
-) -> tuple[EpochPlan, dict[str, int]]:
-    """Return the plan and the counts that ``pack_progress`` packed."""
+) -> tuple[EpochPlan, bool, dict[str, int]]:
+    """Return the plan, whether it was trained, and the counts that ``pack_progress`` packed."""
     mask = np.unpackbits(packed["kept"].numpy(), count=num_samples)
     plan = EpochPlan(epoch, torch.from_numpy(np.flatnonzero(mask)), packed["weights"])
     check_plan(plan, epoch, None, num_samples)
-    return plan, {name: packed[name] for name in _COUNTS}
+    return plan, packed["trained"], {name: packed[name] for name in _COUNTS}
 
 
 def plain(value: Any, name: str) -> Any:

@@ -47,7 +47,7 @@ class Rescaling:
             losses: The losses of each sample, floating point, shape (B,) or (B, ...).
         """
         self._weights = self._weights.to(losses.device)
-        weights = self._weights[index.to(losses.device, non_blocking=True)]
+        weights = self._weights[index.to(losses.device, torch.int64, non_blocking=True)]
         if losses.ndim > 1:
             weights = weights.view(-1, *[1] * (losses.ndim - 1))
         weighted = losses * weights

@@ -100,7 +100,7 @@ class PruningSampler(DistributedSampler[Any]):
         shuffle = torch.Generator()
         shuffle.manual_seed(self.seed + self.epoch)
         kept = self._plan.kept
-        order = torch.randperm(len(kept), generator=shuffle)
+        order = torch.randperm(len(kept), generator=shuffle, device="cpu")
         # A full plan is 0..N-1.
         if len(kept) == self._num_samples:
             return order
@@ -113,11 +113,14 @@ class PruningSampler(DistributedSampler[Any]):
         """Return the number of indices of this rank in the whole epoch, even after a resume."""
         return self.num_samples
 
+    @property
+    def unread(self) -> int:
+        """The number of indices of the epoch that this rank has yet to yield."""
+        return self.num_samples - self._yielded()
+
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and how many indices this rank has yielded (``StatefulDataLoader``)."""
-        # Counting what is left of the chunk is faster than counting every index that is yielded.
-        yielded = self._chunk_end - operator.length_hint(self._chunk)
-        return {"epoch": self.epoch, "yielded": self._start // self.num_replicas + yielded}
+        return {"epoch": self.epoch, "yielded": self._yielded()}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue from a state, if it belongs to the current epoch or no epoch was set."""
@@ -125,6 +128,11 @@ class PruningSampler(DistributedSampler[Any]):
             self.set_epoch(state["epoch"])
         if state["epoch"] == self.epoch:
             self._start = state["yielded"] * self.num_replicas
+
+    def _yielded(self) -> int:
+        # Counting what is left of the chunk is faster than counting every index that is yielded.
+        chunk = self._chunk_end - operator.length_hint(self._chunk)
+        return self._start // self.num_replicas + chunk
 
     def _chunks(self) -> Iterator[Iterator[int]]:
         order = self.order()
@@ -142,4 +150,4 @@ def samples_per_rank(number: int, num_replicas: int, drop_last: bool) -> int:
 def _fitted(order: torch.Tensor, length: int) -> torch.Tensor:
     if length <= len(order):
         return order[:length]
-    return order[torch.arange(length) % len(order)]
+    return order[torch.from_numpy(np.arange(length) % len(order))]

@@ -19,8 +19,8 @@ class SharedPlan:
     """
 
     def __init__(self, num_samples: int) -> None:
-        self._mask = torch.zeros(num_samples, dtype=torch.bool).share_memory_()
-        self._numbers = torch.zeros(4, dtype=torch.int64).share_memory_()
+        self._mask = torch.from_numpy(np.zeros(num_samples, np.bool_)).share_memory_()
+        self._numbers = torch.from_numpy(np.zeros(4, np.int64)).share_memory_()
 
     def publish(self, epoch: int, kept: torch.Tensor, trained: int, workers: int) -> int:
         """Write what the next pass yields.

@@ -99,9 +99,11 @@ class StreamLoader:
     def state_dict(self) -> dict[str, int]:
         """Return what the order of the samples within an epoch depends on."""
         pruner = self._stream.pruner
+        position = pruner.position
+        within = position.batches > 0 and position.batches < pruner.batches(position.epoch)
         return {
             "index": self._stream.index.digest(),
-            "within_epoch": int(pruner.position.samples > 0),
+            "within_epoch": int(within),
             "num_workers": self._num_workers,
             "num_replicas": pruner.sampler.num_replicas,
             "shuffle_buffer": self._stream.shuffle_buffer,

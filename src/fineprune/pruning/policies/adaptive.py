@@ -145,7 +145,7 @@ class Adaptive(BudgetedPolicy):
         self._lengths: list[float | None] = []
 
     def bind(self, num_samples: int) -> None:
-        """Allocate nine bytes per sample, and count each sample as an optimizer step."""
+        """Allocate eleven bytes per sample, and count each sample as an optimizer step."""
         self._chance = math.nan if self._given_chance is None else self._given_chance
         self._mostly_learned = False
         self._consistent_epochs = 0
@@ -169,7 +169,7 @@ class Adaptive(BudgetedPolicy):
         total = self._num_samples
         number = self._number_kept(self._steps_now(epoch))
         if number == total:
-            return EpochPlan(epoch, torch.arange(total))
+            return EpochPlan.full(epoch, total)
         skipped = self._contradicting()
         # Samples with a smaller number are preferred: those that return, those not yet chosen in
         # this round, those chosen already, and the others that contradict.
@@ -186,6 +186,7 @@ class Adaptive(BudgetedPolicy):
             finite = records.batch_means[np.isfinite(records.batch_means)]
             if len(finite):
                 self._chance = float(finite[0])
+                self._check_chance()
         self._losses.observe(records)
 
     def merge(self, replicas: Replicas) -> None:
@@ -224,7 +225,7 @@ class Adaptive(BudgetedPolicy):
         It finds more wrong labels than the streaks, by which samples are skipped: the streaks are
         equal for many samples.
         """
-        return self._losses.averages.float()
+        return self._losses.averages.clone()
 
     def num_suspects(self) -> int | None:
         """Return how many samples contradict the others; None without ``patience``."""
@@ -274,6 +275,15 @@ class Adaptive(BudgetedPolicy):
 
     # -- internals ----------------------------------------------------------------------------
 
+    def _check_chance(self) -> None:
+        # Shares of it tell how much was learned, which means nothing if losses may be negative.
+        if self._chance < 0 and self.patience:
+            raise InputError(
+                f"expected losses that are at least 0, such as a cross-entropy, got a first batch "
+                f"with the mean {self._chance:.3g}: give Adaptive patience=0, with which no sample "
+                f"is skipped for its loss"
+            )
+
     def _contradicting(self) -> npt.NDArray[np.bool_]:
         """Return a mask of the samples to skip, as far as the budget allows it."""
         contradicting = np.zeros(len(self._streaks), dtype=np.bool_)
@@ -284,7 +294,7 @@ class Adaptive(BudgetedPolicy):
         if np.count_nonzero(often_above) >= enough:
             contradicting |= often_above
             if self._mostly_learned:
-                contradicting |= self._losses.averages.numpy() > np.float16(self._chance)
+                contradicting |= self._losses.averages.numpy() > np.float32(self._chance)
         if np.count_nonzero(self._confused) >= enough:
             contradicting |= self._confused
         return contradicting

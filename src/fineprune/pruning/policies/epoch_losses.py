@@ -1,5 +1,6 @@
 """EpochLosses: the loss of each sample in the epoch in progress, and its moving average."""
 
+import numpy as np
 import torch
 
 from fineprune.pruning.policies.policy import LossRecords
@@ -10,25 +11,24 @@ from fineprune.pruning.replicas import Replicas
 _WEIGHT = 0.2
 
 _NOT_FINITE = torch.finfo(torch.float32).max
-_LARGEST = torch.finfo(torch.float16).max
 
 
 class EpochLosses:
     """The loss of each sample in the epoch in progress, and its average over earlier epochs.
 
-    This takes six bytes per sample. If a sample is trained twice in an epoch, its smaller loss
+    This takes eight bytes per sample. If a sample is trained twice in an epoch, its smaller loss
     counts.
 
     Attributes:
         values: The losses of the epoch in progress, float32, shape (N,); infinity for a sample that
             was not trained, and the largest finite number for a loss that was not finite.
-        averages: The exponential moving average of each sample's finite losses, float16, shape
+        averages: The exponential moving average of each sample's finite losses, float32, shape
             (N,); NaN for a sample without one.
     """
 
     def __init__(self, num_samples: int) -> None:
-        self.values = torch.full((num_samples,), torch.inf)
-        self.averages = torch.full((num_samples,), torch.nan, dtype=torch.float16)
+        self.values = torch.from_numpy(np.full(num_samples, np.inf, np.float32))
+        self.averages = torch.from_numpy(np.full(num_samples, np.nan, np.float32))
 
     def observe(self, records: LossRecords) -> None:
         """Take losses of the epoch in progress."""
@@ -49,9 +49,8 @@ class EpochLosses:
     def end_epoch(self) -> None:
         """Add the losses of the epoch to the averages, and forget them."""
         known = self.values < _NOT_FINITE
-        latest = self.values.clamp(-_LARGEST, _LARGEST).half()
-        before = torch.where(self.averages.isnan(), latest, self.averages)
-        self.averages = torch.where(known, before.lerp(latest, _WEIGHT), self.averages)
+        before = torch.where(self.averages.isnan(), self.values, self.averages)
+        self.averages = torch.where(known, before.lerp(self.values, _WEIGHT), self.averages)
         self.values.fill_(torch.inf)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -61,4 +60,4 @@ class EpochLosses:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Continue from a state."""
         self.values = state["values"].clone()
-        self.averages = state["averages"].clone()
+        self.averages = state["averages"].to(torch.float32, copy=True)

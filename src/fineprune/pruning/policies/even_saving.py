@@ -15,6 +15,11 @@ def check_save(save: float, shortened: int, epochs: int) -> float:
     """
     if not 0 < save < 1:
         raise InputError(f"expected save as a share in (0, 1), got {save!r}")
+    if shortened <= 0:
+        raise InputError(
+            f"expected epochs that may skip samples, got none of {epochs}: train more epochs, or "
+            f"let fewer of them train all samples"
+        )
     if save * epochs >= shortened:
         raise InputError(
             f"expected save below {shortened / epochs:.3g}, the share of the epochs that may skip "

@@ -92,7 +92,8 @@ class Kakurenbo(LastLosses):
         kept[lowest(np.where(np.isnan(self.losses), np.inf, self.losses), hidden, rng)] = False
         weights = None
         if self.plan_options.rescale and epoch:
-            weights = torch.full((total,), total / (total - self._most(epoch)))
+            factor = total / (total - self._most(epoch))
+            weights = torch.from_numpy(np.full(total, factor, np.float32))
         return EpochPlan(epoch, torch.from_numpy(np.flatnonzero(kept)), weights)
 
     def _most(self, epoch: int) -> int:

@@ -76,5 +76,7 @@ class Matched(Policy):
         else:
             kept = rng.choice(self._num_samples, size=number, replace=False, shuffle=False)
             kept.sort()
-        weights = None if weight == 1 else torch.full((self._num_samples,), weight)
+        weights = None
+        if weight != 1:
+            weights = torch.from_numpy(np.full(self._num_samples, weight, np.float32))
         return EpochPlan(epoch, torch.from_numpy(kept), weights)
