@@ -178,6 +178,13 @@ COMMANDS = [
         f"train {QUICK} --set data.name=synthetic data.image_size=16 network.name=vgg13",
         ": set another network.name or data.image_size",
     ),
+    (f"train {QUICK} --set run.threads=100000", "run.threads of at most 1024, got 100000"),
+    (f"train {QUICK} --set training.=3", "expected --set section.key=value, got 'training.=3'"),
+    ("train empty.toml", "expected the settings of a recipe in empty.toml, got none"),
+    (
+        f"train {QUICK} --set {own('labelled')} data.workers=100000",
+        "on this machine, got 100000: set about as many as there are cores",
+    ),
     (f"train {QUICK} --set network.classes=9", "at least 10, the classes of digits, got 9"),
     (f"train {QUICK} --set network.name=resnet188", "did you mean 'resnet18'"),
     (f"train {QUICK} --set network.name=own_inputs", "own_inputs"),
@@ -341,6 +348,7 @@ def prepared(tmp_path_factory):
     (folder / "file").write_text("a file")
     (folder / "not-toml.toml").write_text("[training\nepochs = 3\n")
     (folder / "latin1.toml").write_bytes('[data]\ndir = "d\xe4ta"\n'.encode("latin-1"))
+    (folder / "empty.toml").write_text("# nothing\n")
     (folder / "flat.toml").write_text("epochs = 3\n")
     (folder / "cut-short").mkdir()
     (folder / "cut-short/cifar-10-binary.tar.gz").write_bytes(b"the first bytes")

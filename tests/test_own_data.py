@@ -3,14 +3,17 @@
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from processes import in_session, wait_until_ended
 from torch.utils.data import DataLoader, Dataset
 
-from fineprune.datasets.loader_process import LoaderPool
+from fineprune.datasets.loader_process import LoaderPool, TrainingLoader
 from fineprune.errors import InputError
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
@@ -217,6 +220,43 @@ def test_the_loader_processes_of_a_worker_load_what_it_would_load_itself():
 def test_loader_processes_are_not_forked_from_a_process_with_threads():
     [parent] = LoaderPool(1, reading_parents).map([None])
     assert parent != os.getpid()
+
+
+ORPHAN = """
+import multiprocessing, os, sys, time
+from fineprune.datasets.loader_process import follow_training
+
+def load():
+    print(os.getpid(), flush=True)
+    time.sleep(1)
+    follow_training(0)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    multiprocessing.Process(target=load).start()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_loader_process_whose_training_died_before_it_began_ends(method, tmp_path):
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN)
+    command = [sys.executable, str(script), method]
+    training = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert training.stdout is not None
+    assert int(training.stdout.readline()) in in_session(training.pid)
+    training.kill()
+    training.wait()
+    training.stdout.close()
+    assert not wait_until_ended(training.pid, seconds=20)
+
+
+def test_there_are_no_more_loader_processes_than_batches():
+    loader = TrainingLoader(range(10), batch_size=4, num_workers=50)
+    assert loader.num_workers == 3
 
 
 def test_what_a_data_set_says_in_a_loader_process_reaches_the_run():

@@ -187,6 +187,20 @@ def test_a_table_may_be_in_any_order_and_have_other_columns(tmp_path):
     assert read_labels(path, ["a", "b"], 2).tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_a_table_may_have_the_separators_of_a_spreadsheet(separator, tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text(separator.join(("index", "label\n0", "a\n1", "b\n")))
+    assert read_labels(path, ["a", "b"], 2).tolist() == [0, 1]
+
+
+def test_a_table_in_another_encoding_says_what_to_do(tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text("index,label\n0,a\n1,b\n", encoding="utf-16")
+    with pytest.raises(InputError, match=r"cannot read it: .*: save it as UTF-8"):
+        read_labels(path, ["a", "b"], 2)
+
+
 def test_the_word_that_leaves_a_sample_out_may_have_capitals_unless_a_class_is_named_so(tmp_path):
     path = tmp_path / "labels.csv"
     path.write_text("index,label\n0,a\n1,Drop\n")

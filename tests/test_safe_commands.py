@@ -159,6 +159,52 @@ def test_an_output_never_replaces_an_input(command, message, done, finished):
     assert (state_of(done), state_of(finished)) == before
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report done --out pipe",
+        "inspect done --csv pipe",
+        "plan q.toml --svg pipe",
+        "slurm q.toml --nodes 2 --out pipe",
+        "report done --out link",
+    ],
+)
+def test_a_device_or_a_pipe_is_never_replaced(command, done):
+    (done / "q.toml").write_text(RECIPE)
+    os.mkfifo(done / "pipe")
+    (done / "link").symlink_to("pipe")
+    refused(run(command), "which is a device or a pipe: give the name of a file")
+    assert (done / "pipe").is_fifo()
+    assert (done / "link").is_symlink()
+
+
+def test_a_symbolic_link_stays_one(done):
+    (done / "pages").mkdir()
+    (done / "link.html").symlink_to("pages/page.html")
+    for _ in range(2):
+        assert run("report done --out link.html --json").exit_code == 0
+        assert (done / "link.html").is_symlink()
+        assert [path.name for path in (done / "pages").iterdir()] == ["page.html"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report done --out {long}.html",
+        "report {long}",
+        "train q.toml --out {long}",
+        "inspect done --csv a/{long}/b.csv",
+    ],
+)
+def test_a_path_that_cannot_be_used_is_one_line(command, done):
+    (done / "q.toml").write_text(RECIPE)
+    result = run(command.format(long=300 * "x"))
+    assert result.exit_code in (1, 2)
+    assert "File name too long" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_a_page_may_stand_beside_the_run_and_be_replaced(done):
     for _ in range(2):
         assert run("report done --out done/report.html --json").exit_code == 0

@@ -33,10 +33,19 @@ class RunError(RuntimeError):
     exit_status = 1
 
 
+# The path needs rights that this user does not have, or it is too long.
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+
+
 def lack_of(error: Exception) -> str | None:
-    """Return what Python, NumPy or torch lacked, on the CPU or on a GPU; None if it is no lack."""
+    """Return what was lacking: space, memory on the CPU or on a GPU, or a path that can be used.
+
+    None if it is no lack.
+    """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "no space left for the output"
+    if isinstance(error, OSError) and error.errno in _UNUSABLE:
+        return "cannot use a path"
     # torch, whose import takes long, says it by an exception of its own for a GPU only.
     memory = (
         isinstance(error, MemoryError)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -22,6 +23,14 @@ def cannot_write(path: Path, error: OSError) -> WriteError:
     return WriteError(f"cannot write {path}: {error.strerror or error}")
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder for results, if it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+
+
 def temporary_of(path: Path) -> Path:
     """Return where a file is written before it replaces ``path``."""
     return path.with_name(path.name + TEMPORARY)
@@ -31,15 +40,21 @@ def temporary_of(path: Path) -> Path:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces ``path`` if the block ends without an exception.
 
-    After an exception, the old file is unchanged, and the temporary file is removed.
+    After an exception, the old file is unchanged, and the temporary file is removed. A symbolic
+    link stays one: what it points to is replaced.
+
+    Raises:
+        InputError: The path is that of a folder, a device or a pipe.
+        WriteError: The file cannot be written.
     """
-    temporary = temporary_of(path)
+    target = _target(path)
+    temporary = temporary_of(target)
     try:
         with temporary.open("wb") as file, _error_of_file():
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
         _remove(temporary)
         raise cannot_write(path, error) from None
@@ -49,11 +64,28 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write text in UTF-8, and replace a file at ``path`` atomically."""
-    if path.is_dir():
-        raise InputError(f"expected a file to write, got the folder {path}: add a file name")
+    """Write text in UTF-8, and replace a file at ``path`` atomically, as ``replacing`` does."""
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
+
+
+def _target(path: Path) -> Path:
+    """Return the file that a path leads to, which exists or can be made."""
+    target = Path(os.path.realpath(path))
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return target
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    if stat.S_ISDIR(mode):
+        raise InputError(f"expected a file to write, got the folder {path}: add a file name")
+    if not stat.S_ISREG(mode):  # As root, replacing /dev/null would break other programs.
+        raise InputError(
+            f"expected a file to write, got {path}, which is a device or a pipe: give the name of "
+            f"a file"
+        )
+    return target
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Exit statuses: 0 on success, 2 on wrong input, 1 on a failure, 128 plus its number on a signal.
 
-``InputError``, ``RunError`` and a lack of memory or of space on a disk become one line on standard
-error. Every other exception keeps its traceback, because it is a fault of the program or of the
-user's own code.
+``InputError``, ``RunError`` and a lack of memory, of space on a disk or of rights become one line
+on standard error. Every other exception keeps its traceback, because it is a fault of the program
+or of the user's own code.
 """
 
 import functools

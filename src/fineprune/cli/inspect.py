@@ -14,6 +14,7 @@ from fineprune.cli.outputs import check_distinct, check_file, inputs_of_runs
 from fineprune.errors import InputError
 from fineprune.runs.files import finite
 from fineprune.runs.run import read_runs
+from fineprune.writing import make_folder
 
 if TYPE_CHECKING:
     from fineprune.inspection.inspected_arm import InspectedArm
@@ -78,7 +79,7 @@ def inspect(
     inspected = read_inspected(read)
     for path in (csv, parquet):
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
     if csv is not None or parquet is not None:
         columns = sample_columns(inspected)
         if csv is not None:

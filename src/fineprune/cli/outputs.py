@@ -22,13 +22,19 @@ def check_file(option: str, path: Path, inputs: Iterable[Path] = ()) -> None:
     if _is_dir(path):
         raise InputError(f"expected {option} to be a file, got the folder {path}: add a file name")
     _check_above(option, path, path.parent)
+    there = _exists(path)
+    if there and not path.is_file():
+        raise InputError(
+            f"expected {option} to be a file, got {path}, which is a device or a pipe: give the "
+            f"name of a file"
+        )
     for source in inputs:
-        if _same(path, source) or (path.exists() and _contains(source, path)):
+        if _same(path, source) or (there and _contains(source, path)):
             raise InputError(
                 f"expected {option} to be another file than {source}, which is an input, got "
                 f"{path}: give another name"
             )
-    if is_run_file(path) and path.exists():
+    if is_run_file(path) and there:
         raise InputError(
             f"expected {option} not to be a file of a run, got {path}: give another name"
         )

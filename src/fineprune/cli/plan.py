@@ -28,7 +28,7 @@ from fineprune.runs.run import read_run
 from fineprune.training.forecast import forecast, known_training_samples
 from fineprune.training.packaged_recipes import recipe_file
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
-from fineprune.writing import write_atomically
+from fineprune.writing import make_folder, write_atomically
 
 # A plan takes up to sixteen bytes per sample.
 _MOST_SAMPLES = 1_000_000_000
@@ -114,7 +114,7 @@ def plan(
     samples: Annotated[
         int | None, typer.Option(help="The number of training samples [50000].")
     ] = None,
-    ranks: Annotated[int, typer.Option(help="The number of processes of torchrun.")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, help="The number of processes of torchrun.")] = 1,
     step_time: Annotated[
         float | None,
         typer.Option(help="The seconds per optimizer step, of one worker if they do not wait."),
@@ -168,7 +168,7 @@ def plan(
         from fineprune.report.figures import schedule_svg
 
         boundaries = () if made.schedule is None else made.schedule.boundaries
-        svg.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(svg.parent)
         write_atomically(svg, schedule_svg(made.prunes, boundaries))
     say_ignored(recipe)
     if as_json:

@@ -15,7 +15,7 @@ from fineprune.inspection.inspected import read_inspected
 from fineprune.inspection.relabel import label_table
 from fineprune.runs.files import RECIPE
 from fineprune.runs.run import read_run
-from fineprune.writing import write_atomically
+from fineprune.writing import make_folder, write_atomically
 
 
 @exits()
@@ -63,7 +63,7 @@ def relabel(
         raise InputError(f"expected --accept above 0 and at most 1, got {accept:g}")
     read = [read_run(run) for run in runs]
     table = label_table(read_inspected(read), most, accept)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     write_atomically(out, table.text)
     settings = [f"data.labels={out}"]
     settings += [

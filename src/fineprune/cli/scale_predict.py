@@ -15,6 +15,7 @@ from fineprune.experiments.planner import plan_cluster, plan_dict, sample_steps
 from fineprune.runs.files import write_json
 from fineprune.training.hardware import resolved
 from fineprune.training.recipe import Recipe
+from fineprune.writing import make_folder
 
 
 def cluster_of(file: Path | None, flags: dict[str, Any]) -> ClusterFile:
@@ -52,7 +53,7 @@ def predict(
         saved=saved,
         configurations=configurations,
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     page = folder / "predicted.html"
     write_plan_page(plan, costs, described.cluster, title, single.to_toml(), page)
     found = {

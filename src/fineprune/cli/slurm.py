@@ -28,7 +28,7 @@ from fineprune.experiments.configurations import (
 )
 from fineprune.launch.slurm import ALONE, JOB_STRATEGIES, batch_script, fit_servers, job_command
 from fineprune.training.recipe import Recipe, read_recipe
-from fineprune.writing import write_atomically
+from fineprune.writing import make_folder, write_atomically
 
 _VERBS = ("train", "compare", "scale")
 
@@ -141,7 +141,7 @@ def slurm(
         setup=setup or (),
     )
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
         write_atomically(out, script)
     if as_json:
         written = None if out is None else str(out)

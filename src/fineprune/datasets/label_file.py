@@ -101,7 +101,10 @@ def _from_text(path: Path, classes: Sequence[str]) -> npt.NDArray[np.int64]:
 def _from_table(
     path: Path, classes: Sequence[str], images: int, keys: Sequence[str] | None
 ) -> npt.NDArray[np.int64]:
-    table = csv.DictReader(io.StringIO(_text(path), newline=""))
+    text = _text(path)
+    first = text.partition("\n")[0]
+    separator = max(",;\t", key=first.count)  # Spreadsheets of some countries write semicolons.
+    table = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
     columns = [(name or "").strip() for name in table.fieldnames or ()]
     if "label" not in columns or not {"key", "index"} & set(columns):
         raise InputError(
@@ -180,5 +183,6 @@ def _numbers(
 
 
 def _text(path: Path) -> str:
-    with explaining(f"expected labels in {path}, cannot read it"):
+    expected = f"expected labels in {path}, cannot read it"
+    with explaining(expected, OSError), explaining(expected, ValueError, ": save it as UTF-8"):
         return path.read_text(encoding="utf-8-sig")

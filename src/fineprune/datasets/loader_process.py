@@ -35,14 +35,24 @@ class TrainingLoader(DataLoader[Any]):
 
     Args:
         dataset: The data set.
+        batch_size: The number of samples per batch.
+        num_workers: The largest number of processes; there are no more than batches.
         options: Further arguments of ``DataLoader``, except for ``worker_init_fn`` and
             ``generator``.
     """
 
-    def __init__(self, dataset: Any, **options: Any) -> None:
-        # By default, the loader draws a seed for its workers from torch's global generator.
-        generator = torch.Generator()
-        super().__init__(dataset, worker_init_fn=follow_training, generator=generator, **options)
+    def __init__(
+        self, dataset: Any, *, batch_size: int, num_workers: int = 0, **options: Any
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            num_workers=min(num_workers, -(-len(dataset) // batch_size)),
+            worker_init_fn=follow_training,
+            # By default, the loader draws a seed for its workers from torch's global generator.
+            generator=torch.Generator(),
+            **options,
+        )
 
     def __iter__(self) -> Any:
         with _stops_blocked():
@@ -149,15 +159,15 @@ def follow_training(worker: int) -> None:
     else:
         for number in STOPS - {signal.SIGTERM}:
             signal.signal(number, signal.SIG_IGN)
-    threading.Thread(
-        target=_watch, args=(os.getppid(),), name="follow-training", daemon=True
-    ).start()
+    threading.Thread(target=_watch, name="follow-training", daemon=True).start()
 
 
-def _watch(parent: int) -> None:
-    training = multiprocessing.parent_process()
-    senders = {parent, training.pid if training else parent}  # They differ with a fork server.
-    while os.getppid() == parent:
+def _watch() -> None:
+    parent, training = os.getppid(), multiprocessing.parent_process()
+    assert training is not None
+    senders = {parent, training.pid}  # They differ with a fork server.
+    # If the training died before this process came so far, another one is its parent already.
+    while os.getppid() == parent and training.is_alive():
         if not hasattr(signal, "sigtimedwait"):
             time.sleep(_POLL_SECONDS)
             continue

@@ -14,7 +14,7 @@ from fineprune.errors import InputError
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.review_page import Card, Review, review_document
 from fineprune.labels.sample_view import view_of
-from fineprune.writing import replacing
+from fineprune.writing import make_folder, replacing
 
 
 def cards_of(
@@ -98,11 +98,12 @@ def _label_of(item: Any) -> int | None:
 
 
 def write_review(review: Review, path: str | os.PathLike[str]) -> None:
-    """Write the page. An existing file is replaced, and is never half written."""
+    """Write the page, with its folder. An existing file is replaced, and is never half written."""
     target = Path(path)
     # Keys may be paths with bytes that are no UTF-8.
     text = review_document(review).encode("utf-8", "backslashreplace")
     try:
+        make_folder(target.parent)
         with replacing(target) as file:
             file.write(text)
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from fineprune.writing import write_atomically
+from fineprune.writing import make_folder, write_atomically
 
 # A space between a number and its unit, or before the half width of an interval.
 _IN_QUANTITY = re.compile(
@@ -40,7 +40,7 @@ def template(name: str) -> jinja2.Template:
 def write_page(path: Path, name: str, **values: Any) -> None:
     """Write a page with its folder, and replace a file at ``path`` atomically."""
     page = template(name).render(**values)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, page)
 
 

@@ -57,8 +57,14 @@ def rich_table(table: Table, width: int) -> TerminalTable:
     Args:
         table: The table.
         width: The width of the terminal. In a table that is wider, texts are broken between words,
-            and if this is not enough, the names of the lines also at their hyphens.
+            and if this is not enough, the names of the lines also at their hyphens. If even this is
+            too wide, each cell has a line of its own, since parts of numbers would be misread.
     """
+    columns = list(zip(table.headers, *table.lines, *table.paper, strict=True))
+    if _width(columns) > width:
+        columns = [_narrow(column, r"[ \n]") for column in columns]
+    if _width(columns) > width:
+        columns[0] = _narrow(columns[0], r"[ \n]|(?<=-)", least=_NAME_WIDTH)
     rich = TerminalTable(
         title=Text(table.title),
         caption=Text(table.note),
@@ -68,17 +74,26 @@ def rich_table(table: Table, width: int) -> TerminalTable:
         title_justify="left",
         caption_justify="left",
     )
-    columns = list(zip(table.headers, *table.lines, *table.paper, strict=True))
     if _width(columns) > width:
-        columns = [_narrow(column, r"[ \n]") for column in columns]
-    if _width(columns) > width:
-        columns[0] = _narrow(columns[0], r"[ \n]|(?<=-)", least=_NAME_WIDTH)
+        return _one_cell_per_line(table, rich)
     headers, *lines = zip(*columns, strict=True)
     for number, header in enumerate(headers):
         rich.add_column(Text(header), justify="right" if number else "left", overflow="fold")
     for number, line in enumerate(lines):
         style = "dim" if number >= len(table.lines) else ""
         rich.add_row(*(Text(cell, style=style) for cell in line))
+    return rich
+
+
+def _one_cell_per_line(table: Table, rich: TerminalTable) -> TerminalTable:
+    """Fill a table for a terminal that is narrower than the lines of the table."""
+    first, *others = (header.replace("\n", " ") for header in table.headers)
+    rich.add_column(Text(first), overflow="fold")
+    rich.add_column("", justify="right", no_wrap=True)
+    for name, *cells in [*table.lines, *table.paper]:
+        rich.add_row(Text(name, style="bold"), "")
+        for header, cell in zip(others, cells, strict=True):
+            rich.add_row(Text(f"  {header}"), Text(cell.replace("\n", " ")))
     return rich
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 import torch
 
 from fineprune.distributed.all_reduce import local_size
-from fineprune.errors import explaining
+from fineprune.errors import InputError, explaining
 from fineprune.runs.summary import Hardware
 from fineprune.training.recipe import Recipe
 
 # Compiling LeNet took 18 s on an H100, in which it trains some 6,000 steps without.
 _STEPS_WORTH_COMPILING = 5_000
+
+# Each loader process needs some 200 MB. More of them than cores pay off if files are far away.
+_MOST_WORKERS, _WORKERS_PER_CORE = 64, 4
 
 
 def resolved(recipe: Recipe, *, frozen: Recipe | None = None, sharing: int = 1) -> Recipe:
@@ -38,6 +41,12 @@ def resolved(recipe: Recipe, *, frozen: Recipe | None = None, sharing: int = 1) 
             rate_factor=previous.rate_factor,
         )
         run = recipe.run
+    most = max(_MOST_WORKERS, _WORKERS_PER_CORE * available_cores())
+    if recipe.data.workers > most:
+        raise InputError(
+            f"expected data.workers of at most {most} on this machine, got {recipe.data.workers}: "
+            f"set about as many as there are cores"
+        )
     device = run.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -259,6 +259,11 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
         raise InputError(f"expected a recipe file, cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"expected TOML in {path}, cannot parse it: {error}") from error
+    if not sections:
+        raise InputError(
+            f"expected the settings of a recipe in {path}, got none: start from a recipe that "
+            f"'fineprune recipes NAME' prints"
+        )
     return make_recipe(sections, changes)
 
 
@@ -272,8 +277,8 @@ def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Rec
     merged = {key: dict(_section(key, value)) for key, value in sections.items()}
     for change in changes:
         name, separator, text = change.partition("=")
-        section, dot, key = name.strip().partition(".")
-        if not separator or not dot:
+        section, _, key = name.strip().partition(".")
+        if not separator or not section or not key:
             raise InputError(f"expected --set section.key=value, got {change!r}")
         merged.setdefault(section, {})[key] = _parse(text.strip())
     kinds = get_type_hints(Recipe)

@@ -8,6 +8,9 @@ from fineprune.errors import InputError, check_above, check_at_least, check_one_
 # TOML's integers are signed and have 64 bits, and an epoch's order is drawn from seed + epoch.
 _LARGEST_SEED = 2**63 - 1
 
+# With very many threads, OpenMP ends the process without a message.
+_MOST_THREADS = 1024
+
 _DEVICES = re.compile(r"auto|cpu|cuda(:[0-9]+)?|mps")
 
 
@@ -61,5 +64,7 @@ class RunSettings:
             check_at_least(f"run.{name}", getattr(self, name), 0)
         if self.rate_factor is not None:
             check_above("run.rate_factor", self.rate_factor, 0)
+        if self.threads > _MOST_THREADS:
+            raise InputError(f"expected run.threads of at most {_MOST_THREADS}, got {self.threads}")
         if self.seed > _LARGEST_SEED:
             raise InputError(f"expected run.seed to be at most 2^63 - 1, got {self.seed}")
