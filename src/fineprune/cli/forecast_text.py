@@ -66,10 +66,10 @@ def forecast_text(made: Forecast, block: str = "█") -> Iterator[str | Text]:
                 else f"labels are suspects after {policy.suspects_after} epochs"
             )
             yield (
-                f"a sample whose loss is above chance in {policy.patience} epochs in a row, or on "
-                f"average once most samples are learned, is skipped too, and so are those whose "
-                f"{labels}, also in an epoch that is full here; later "
-                f"epochs then keep more, so the number of steps does not change"
+                f"also skipped, even in epochs that are full here: samples whose loss stays above "
+                f"chance for {policy.patience} epochs (or is so on average, once most samples are "
+                f"learned), and samples whose {labels}; later epochs then keep more, so the number "
+                f"of steps does not change"
             )
     yield from _totals(made)
 
