@@ -394,9 +394,11 @@ def test_a_trained_epoch_stays_trained_with_other_ranks_or_batches(changed):
             if len(index) == 10 or not options["drop_last"]:
                 pruner.record(index, torch.ones(len(index)))
         break
-    resumed = fp.Pruner(105, fp.FullData(2), **{**options, **changed})
-    resumed.load_state_dict(pruner.state_dict())
-    assert next(iter(resumed.epochs())) == 1
+    for start, rest in ((None, (1, True)), (0, (0, False))):
+        resumed = fp.Pruner(105, fp.FullData(2), **{**options, **changed})
+        resumed.load_state_dict(pruner.state_dict())
+        epoch = next(iter(resumed.epochs(start)))
+        assert (epoch, bool(list(resumed.sampler))) == rest
 
 
 def test_a_state_that_does_not_tell_that_its_epoch_was_trained_says_so():

@@ -52,6 +52,7 @@ class Progress(Generic[Plan]):
             that the number of ranks may change, and those of this rank for ``ShardedPruner``.
         rescored: Number of samples that all ranks have rescored so far.
         restored: Whether a part of it comes from a loaded state.
+        trained: Whether that state has all batches of it, however large batches are now.
     """
 
     plan: Plan
@@ -60,6 +61,7 @@ class Progress(Generic[Plan]):
     samples: int = 0
     rescored: int = 0
     restored: bool = False
+    trained: bool = False
 
 
 class EpochCycle(Generic[Plan]):

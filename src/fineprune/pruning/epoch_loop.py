@@ -302,7 +302,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             self._commit()
         self.set_epoch(epoch)
         if cycle.unfinished is not None:
-            self._follow(cycle.current.plan, cycle.current.samples)
+            current = cycle.current
+            self._follow(current.plan, current.planned if current.trained else current.samples)
         cycle.drive(self)
 
     def set_epoch(self, epoch: int) -> None:
@@ -477,11 +478,11 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """
         self.load_state_dict(from_bytes(data))
 
-    def _restore(self, plan: Plan, phase: Phase, **counts: int) -> None:
+    def _restore(self, plan: Plan, phase: Phase, **recorded: Any) -> None:
         """Continue with an epoch of a loaded state, of which so much was recorded."""
         self._total_steps = None
         self._checks.forget()
-        self._cycle.restore(Progress(plan, self._follow(plan), restored=True, **counts), phase)
+        self._cycle.restore(Progress(plan, self._follow(plan), restored=True, **recorded), phase)
 
     # -- numbers known in advance -----------------------------------------------------------------
 
@@ -654,6 +655,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
     def _is_trained(self, progress: Progress[Plan]) -> bool:
         """Return whether all batches of an epoch were recorded."""
+        if progress.trained:
+            return True
         # With drop_last, an incomplete last batch is left out.
         least = (self._samples_per_batch or 1) if self._shape.drop_last else 1
         return progress.planned - progress.samples < least

@@ -363,10 +363,8 @@ class Pruner(EpochLoop[EpochPlan]):
             self._watch = self._new_watch(state["watch"]["num_classes"])
             self._watch.load_state_dict(state["watch"])
         if progress is not None:
-            plan, trained, counts = progress
-            self._restore(plan, Phase.RESTORED, **counts)
-            if trained:
-                self._cycle.current.samples = self._cycle.current.planned
+            plan, recorded = progress
+            self._restore(plan, Phase.RESTORED, **recorded)
         elif state["open"]:
             self._restore(self._choose(epoch), Phase.PLANNED)
         else:

@@ -39,12 +39,12 @@ def pack_progress(progress: Progress[EpochPlan], num_samples: int, trained: bool
 
 def unpack_progress(
     packed: dict[str, Any], epoch: int, num_samples: int
-) -> tuple[EpochPlan, bool, dict[str, int]]:
-    """Return the plan, whether it was trained, and the counts that ``pack_progress`` packed."""
+) -> tuple[EpochPlan, dict[str, Any]]:
+    """Return the plan and the other attributes of the progress that ``pack_progress`` packed."""
     mask = np.unpackbits(packed["kept"].numpy(), count=num_samples)
     plan = EpochPlan(epoch, torch.from_numpy(np.flatnonzero(mask)), packed["weights"])
     check_plan(plan, epoch, None, num_samples)
-    return plan, packed["trained"], {name: packed[name] for name in _COUNTS}
+    return plan, {name: packed[name] for name in (*_COUNTS, "trained")}
 
 
 def plain(value: Any, name: str) -> Any:
