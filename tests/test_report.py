@@ -79,8 +79,8 @@ def one_group(runs):
     return group
 
 
-def terminal(*groups):
-    console = Console(width=80, no_color=True)
+def terminal(*groups, width=80):
+    console = Console(width=width, no_color=True)
     with console.capture() as captured:
         for table in terminal_tables(groups):
             console.print(rich_table(table, console.width))
@@ -106,6 +106,15 @@ def test_the_table_for_the_terminal_fits_80_characters_without_truncation(runs):
     for arm in ("full", "fine-pruning", "random", "fewer-epochs"):
         assert re.search(rf"^ *{arm} +3 ", text, re.MULTILINE)
     assert "selects epochs on the evaluated set" in " ".join(text.split())
+
+
+def test_in_a_narrow_terminal_each_number_stays_whole(runs):
+    rows = table_rows(runs)
+    text = terminal(rows, width=40)
+    assert max(map(len, text.splitlines())) <= 40
+    for row in rows:
+        assert re.search(rf"^ *{row.arm}\s.*\n +seeds +3 *$", text, re.MULTILINE)
+        assert re.search(rf" best three % +{100 * (row.accuracy_best3 or 0):.2f} *\n", text)
 
 
 def test_the_header_in_the_terminal_has_at_most_two_lines(runs):
