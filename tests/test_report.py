@@ -114,7 +114,7 @@ def test_in_a_narrow_terminal_each_number_stays_whole(runs):
     assert max(map(len, text.splitlines())) <= 40
     for row in rows:
         assert re.search(rf"^ *{row.arm}\s.*\n +seeds +3 *$", text, re.MULTILINE)
-        assert re.search(rf" best three % +{100 * (row.accuracy_best3 or 0):.2f} *\n", text)
+        assert re.search(rf" best three\s%\s+{100 * (row.accuracy_best3 or 0):.2f} *\n", text)
 
 
 def test_the_header_in_the_terminal_has_at_most_two_lines(runs):
