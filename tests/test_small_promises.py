@@ -169,7 +169,8 @@ def test_a_resumed_epoch_may_have_another_number_of_batches():
             half.record(index, torch.ones(4))
         break
     resumed = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=6)
-    resumed.load_state_dict(half.state_dict())
+    with pytest.warns(UserWarning, match="a step has 6 samples .*, and 4 in the loaded state"):
+        resumed.load_state_dict(half.state_dict())
     epochs = []
     for epoch in resumed.epochs():  # A warning would be an error here.
         epochs.append(epoch)
@@ -328,7 +329,8 @@ def test_losses_of_an_earlier_epoch_end_the_one_that_a_state_was_taken_in():
     resumed.load_state_dict(stopped.state_dict())
     resumed.set_epoch(1)
     assert resumed.position.epoch == 2  # It is set aside, and waits for its turn.
-    resumed.record(torch.arange(8), torch.ones(8))
+    with pytest.warns(RuntimeWarning, match=r"epoch 1 is trained again, .* in epoch 2: begin"):
+        resumed.record(torch.arange(8), torch.ones(8))
     assert (resumed.position.epoch, resumed.position.batches) == (1, 1)
     assert resumed.steps_done == 2 * 3 + 1 + 1
 
@@ -396,9 +398,54 @@ def test_a_trained_epoch_stays_trained_with_other_ranks_or_batches(changed):
         break
     for start, rest in ((None, (1, True)), (0, (0, False))):
         resumed = fp.Pruner(105, fp.FullData(2), **{**options, **changed})
-        resumed.load_state_dict(pruner.state_dict())
+        with pytest.warns(UserWarning, match="the number of steps is another one"):
+            resumed.load_state_dict(pruner.state_dict())
         epoch = next(iter(resumed.epochs(start)))
         assert (epoch, bool(list(resumed.sampler))) == rest
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("full", {"batch_size": 5}, {"batch_size": 5, "num_replicas": 2, "rank": 1}),
+        *(
+            (name, before, after)
+            for name in ("full", "adaptive", "fine-pruning")
+            for before, after in (
+                ({"batch_size": 4}, {"batch_size": 10}),
+                ({"batch_size": 10}, {"batch_size": 4, "accumulation": 3}),
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize("stop", [0, 3, 33, 70])
+def test_all_steps_are_taken_after_a_resume_with_larger_or_smaller_ones(name, before, after, stop):
+    pruner = fp.Pruner(200, policy_named(name), **{"num_replicas": 1, "rank": 0, **before})
+    steps_of_a_training(pruner, stop)
+    resumed = fp.Pruner(200, policy_named(name), **{"num_replicas": 1, "rank": 0, **after})
+    with pytest.warns(UserWarning, match="make schedulers that count steps anew"):
+        resumed.load_state_dict(pruner.state_dict())
+    assert resumed.steps_done + resumed.steps_left == resumed.total_steps()
+    left = resumed.steps_left
+    assert steps_of_a_training(resumed) == left
+    assert (resumed.steps_done, resumed.steps_left) == (resumed.total_steps(), 0)
+
+
+def steps_of_a_training(pruner, most=None):
+    """Train, at most so many batches, and return the number of steps."""
+    steps = batches = 0
+    for _ in pruner.epochs():
+        if batches == most:
+            return steps
+        indices = list(pruner.sampler)
+        for begin in range(0, len(indices), pruner.shape.batch_size):
+            if batches == most:
+                return steps
+            index = torch.tensor(indices[begin : begin + pruner.shape.batch_size])
+            pruner.record(index, torch.ones(len(index)))
+            batches += 1
+            steps += pruner.step_is_due
+    return steps
 
 
 def test_a_state_that_does_not_tell_that_its_epoch_was_trained_says_so():
@@ -418,6 +465,70 @@ def test_a_pruner_can_be_pickled_while_its_loader_is_in_use():
     loader = pruner.loader()
     again = pickle.loads(pickle.dumps(pruner))
     assert len(list(again.loader())) == len(list(loader)) == N // 4
+
+
+# A line was forgotten
+
+
+def test_a_loop_that_begins_no_epoch_is_noticed():
+    pruner = fp.Pruner(TensorDataset(torch.zeros(N)), fp.RS2(EPOCHS, 0.5), batch_size=4)
+    list(pruner.loader())
+    list(pruner.loader())
+    with pytest.warns(RuntimeWarning, match=r"loaded 3 times, .*: loop over pruner.epochs\(\)"):
+        list(pruner.loader())
+
+
+def test_a_last_batch_that_the_loader_drops_is_noticed():
+    pruner = fp.Pruner(N + 2, fp.FullData(EPOCHS), batch_size=4)
+    for batch in torch.tensor(list(pruner.sampler)).split(4)[:-1]:
+        pruner.record(batch, torch.ones(4))
+    with pytest.warns(RuntimeWarning, match="last batch of epoch 0, of 2 samples, .*drop_last=Tru"):
+        pruner.end_epoch()
+
+
+def test_a_scheduler_of_too_many_steps_is_refused():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    pruner = fp.Pruner(40, fp.Adaptive(10, 0.3), batch_size=4)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
+    with pytest.raises(InputError, match="a OneCycleLR for 70 steps, got one for 100"):
+        pruner.set_rates(scheduler, by="steps")
+
+
+def test_rates_that_are_lists_are_refused():
+    with pytest.raises(InputError, match=r"expected learning rates as numbers, got \[0.1\]"):
+        fp.Adaptive(2, 0.3, lambda _: [0.1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("data/train", "got the text 'data/train'"),
+        ([torch.zeros(9, 2), torch.zeros(9)], r"a list of 2 arrays: give TensorDataset\(x, y\)"),
+    ],
+)
+def test_what_is_no_data_set_is_refused(given, message):
+    with pytest.raises(TypeError, match=message):
+        fp.Pruner(given, fp.FullData(EPOCHS))
+
+
+def test_arrays_in_memory_continue_where_they_were():
+    seen: list[int] = []
+    state = fp.Pruner(40, fp.FullData(2)).state_dict()
+    for stop in (15, 100):
+        pruner = fp.Pruner(40, fp.FullData(2))
+        pruner.load_state_dict(state)
+        done = 0
+        for _ in pruner.epochs():
+            for index in pruner.sampler.order().split(4):
+                pruner.record(index, torch.ones(len(index)))
+                seen += index.tolist()
+                done += 1
+                if done == stop:
+                    break
+            if done == stop:
+                break
+        state = pruner.state_dict()
+    assert sorted(seen) == sorted([*range(40)] * 2)
 
 
 # Losses and indices of unusual kinds
@@ -479,6 +590,13 @@ def test_logits_that_were_changed_in_place_do_not_count_later():
     with pytest.raises(InputError, match="changed in place"):
         watch.suspects()
     assert watch.labels()[3:5].tolist() == [0, -1]
+
+
+def test_the_names_of_a_page_may_be_a_dict_of_numbers(tmp_path):
+    watch = fp.LabelWatch(3, 2)
+    watch.record(torch.arange(3), torch.randn(3, 2), torch.tensor([0, 1, 0]))
+    watch.page(tmp_path / "page.html", names={1: "bird", 0: "frog"})
+    assert "frog" in (tmp_path / "page.html").read_text()
 
 
 def test_class_names_are_never_equal():

@@ -30,6 +30,10 @@ STATE_VERSION = 1
 FEWEST_REVIEWED, MOST_REVIEWED = 20, 500
 
 
+# The names of the classes, in their order or by their numbers.
+Names = Sequence[str] | Mapping[int, str]
+
+
 class LabelWatch(Untraced):
     """Watches any training of a classifier, and finds the labels that are probably wrong::
 
@@ -154,9 +158,7 @@ class LabelWatch(Untraced):
         self._evidence.flush()
         return rank(self._evidence) if self._evidence.visits.any() else None
 
-    def so_far(
-        self, most: int, names: Sequence[str] | None, cost: FullCost
-    ) -> tuple[list[int], list[str]]:
+    def so_far(self, most: int, names: Names | None, cost: FullCost) -> tuple[list[int], list[str]]:
         """Return the first suspects and the ``advice`` in the middle of a training.
 
         Both are empty if nothing finite was recorded, or the ranks have not merged. The evidence is
@@ -219,7 +221,10 @@ class LabelWatch(Untraced):
         return self.ranking().joint.cpu()
 
     def advice(
-        self, names: Sequence[str] | None = None, *, cost: FullCost | None = None
+        self,
+        names: Names | None = None,
+        *,
+        cost: FullCost | None = None,
     ) -> list[str]:
         """Say in plain words what the evidence allows, one sentence each.
 
@@ -243,7 +248,7 @@ class LabelWatch(Untraced):
         path: str | os.PathLike[str],
         dataset: Any = None,
         *,
-        names: Sequence[str] | None = None,
+        names: Names | None = None,
         keys: Sequence[str] | None = None,
         show: Callable[[Any], Any] | None = None,
         most: int | None = None,
@@ -259,9 +264,9 @@ class LabelWatch(Untraced):
             path: The HTML file. An existing one is replaced.
             dataset: The data set whose samples are shown: ``dataset[index]`` for each suspect. None
                 for no pictures and texts.
-            names: The name of each class; None for those that the data set has (its attribute
-                ``classes``, or those of Hugging Face's column ``label``), or the one that it is a
-                ``Subset`` of, or else for their numbers.
+            names: The name of each class, which may be a dict of them by their numbers; None for
+                those that the data set has (its attribute ``classes``, or those of Hugging Face's
+                column ``label``), or the one that it is a ``Subset`` of, or else for their numbers.
             keys: What names each sample, such as its path; shape (N,). None for the attribute
                 ``keys`` of the data set or the paths of torchvision's ``ImageFolder``, or else for
                 indices.
@@ -293,7 +298,9 @@ class LabelWatch(Untraced):
         said = advice_of(self._evidence, ranking, classes)
         write_review(Review(cards, classes, labels, keys, said), path)
 
-    def _class_names(self, names: Sequence[str] | None) -> list[str]:
+    def _class_names(self, names: Names | None) -> list[str]:
+        if isinstance(names, Mapping):  # such as id2label of Hugging Face
+            names = [names[key] for key in sorted(names, key=int)]
         named = [] if names is None else [str(name) for name in names]
         if names is not None and len(named) < self.num_classes:
             raise InputError(

@@ -17,7 +17,12 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from fineprune.errors import InputError
+from fineprune.pruning.loop_checks import warn_user
 from fineprune.pruning.loss_buffer import Batch
+
+# How often the samples of an epoch are loaded before a warning, if none is recorded. Two passes may
+# be for a look at the data.
+_MOST_READS = 3
 
 
 class Phase(enum.Enum):
@@ -84,6 +89,7 @@ class EpochCycle(Generic[Plan]):
     limit: int
     sampler_read: bool
     plan_read: bool
+    _times_read: int
     _current: Progress[Plan]
     _most: float
 
@@ -196,6 +202,13 @@ class EpochCycle(Generic[Plan]):
                 f"other batches, such as those of a validation or a trial, and make a new Pruner"
             )
         self.sampler_read = True
+        self._times_read += not self.named
+        if self._times_read == _MOST_READS and self.phase is Phase.PLANNED:
+            warn_user(
+                f"the samples of epoch {self.epoch} were loaded {_MOST_READS} times, and no epoch "
+                f"was begun, so the same samples are trained each time: loop over "
+                f"pruner.epochs(), or call pruner.set_epoch(epoch)"
+            )
         self._limit()
 
     def read_plan(self) -> None:
@@ -236,3 +249,4 @@ class EpochCycle(Generic[Plan]):
         self._phase = phase
         self.limit = 1
         self.sampler_read = self.plan_read = False
+        self._times_read = 0

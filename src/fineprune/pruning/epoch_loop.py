@@ -26,6 +26,7 @@ from fineprune.pruning.loop_checks import (
     check_batch,
     check_epochs_left,
     check_in_progress,
+    check_no_trial,
     check_not_driven,
     check_not_ended,
     check_not_expanded,
@@ -141,7 +142,10 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         What is noticed then is only a loop that begins a complete epoch anew.
         """
         batch = self._samples_per_batch
-        return math.inf if batch is None else -(-planned // batch) * batch
+        if batch is None:
+            alone = self._cycle.current.restored and self._replicas.size == 1
+            return planned if alone else math.inf
+        return -(-planned // batch) * batch
 
     # -- the data ---------------------------------------------------------------------------------
 
@@ -253,6 +257,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             raise InputError(f"expected start in 0..{epochs - 1}, got {start}")
         if start is None:
             check_epochs_left(epochs, cycle.next_epoch < epochs or not cycle.ended_here)
+            check_no_trial(cycle)
             if self._is_complete():
                 self._commit()
         driver = object()
@@ -653,6 +658,10 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         unfinished = self._cycle.unfinished
         return unfinished is not None and self._is_trained(unfinished)
 
+    def _unread(self) -> int:
+        """Return how many samples the sampler of this rank has yet to yield."""
+        return len(self.sampler) - int(self.sampler.state_dict()["yielded"])
+
     def _is_trained(self, progress: Progress[Plan]) -> bool:
         """Return whether all batches of an epoch were recorded."""
         if progress.trained:
@@ -750,6 +759,11 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         if cycle.unfinished not in (None, cycle.current):
             # It comes from a loaded state, and the user went back before it.
             assert cycle.unfinished is not None
+            warn_user(
+                f"epoch {cycle.epoch} is trained again, since the loaded state is in epoch "
+                f"{cycle.unfinished.plan.epoch}: begin with pruner.position.epoch, or loop over "
+                f"pruner.epochs()"
+            )
             self._end(cycle.unfinished)
         self._check_first()
         cycle.begin(self._most(cycle.current.planned))
@@ -777,8 +791,16 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             planned = None
             if self._shape.batch_size is not None and not progress.restored:
                 planned = batches_of(number, self._shape)
+            read = cycle.sampler_read and progress is cycle.current
+            unread = self._unread() if read else None
             messages = self._checks.end_epoch(
-                progress, cycle, self.sampler, planned, self._recorder.flat, self._report.totals
+                progress,
+                cycle,
+                self.sampler,
+                planned,
+                unread,
+                self._recorder.flat,
+                self._report.totals,
             )
             if self._recorder.nonfinite:
                 messages.append(

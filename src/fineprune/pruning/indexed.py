@@ -9,11 +9,22 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from fineprune.errors import InputError, check_whole_number
 
+# A list of more arrays is taken for one of samples.
+_MOST_COLUMNS = 3
+
 
 class IndexedItem(tuple[int, Any]):
     """The pair ``(index, item)``, of a type of its own, so that collate functions recognise it."""
 
     __slots__ = ()
+
+
+def _are_columns(parts: Sequence[Any]) -> bool:
+    """Return whether a list has inputs and labels, rather than samples."""
+    if not 2 <= len(parts) <= _MOST_COLUMNS or not all(hasattr(part, "shape") for part in parts):
+        return False
+    shapes = [tuple(part.shape) for part in parts]
+    return all(shapes) and len({shape[0] for shape in shapes}) == 1 and shapes[-1] != shapes[0]
 
 
 class Indexed(Dataset[tuple[int, Any]]):
@@ -39,10 +50,16 @@ class Indexed(Dataset[tuple[int, Any]]):
                 f"keys {', '.join(map(str, dataset))}: give one data set, such as "
                 f"TensorDataset(x, y), or the number of samples"
             )
-        if isinstance(dataset, tuple) and any(hasattr(part, "shape") for part in dataset):
+        if isinstance(dataset, str):
             raise TypeError(
-                f"expected a data set of samples, got a tuple of {len(dataset)} arrays: give "
-                f"TensorDataset(x, y), or the number of samples"
+                f"expected a data set, got the text {dataset!r}: give a data set that reads it, or "
+                f"the number of samples"
+            )
+        shaped = isinstance(dataset, tuple | list) and [hasattr(part, "shape") for part in dataset]
+        if shaped and (any(shaped) if isinstance(dataset, tuple) else _are_columns(dataset)):
+            raise TypeError(
+                f"expected a data set of samples, got a {type(dataset).__name__} of {len(dataset)} "
+                f"arrays: give TensorDataset(x, y), or the number of samples"
             )
         if isinstance(dataset, IterableDataset) or not (
             hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")

@@ -105,6 +105,11 @@ def rates_of_steps(rates: Rates, steps: int) -> list[float]:
         steps: Number of optimizer steps in the training.
     """
     if isinstance(rates, LRScheduler):
+        if isinstance(rates, OneCycleLR) and rates.total_steps > steps:
+            raise InputError(
+                f"expected a OneCycleLR for {steps} steps, got one for {rates.total_steps}, whose "
+                f"rate would not fall to its end: make it with pruner.total_steps()"
+            )
         return _checked(_stepped(rates, steps))
     if callable(rates):
         return _checked([rates(step) for step in range(steps)])
@@ -137,7 +142,7 @@ def _listed(rates: object) -> list[float]:
             f"expected rates as one number per epoch, a function, or a torch learning-rate "
             f"scheduler, got {type(rates).__name__}"
         )
-    return [float(rate) for rate in rates]
+    return list(rates)
 
 
 def _checked(rates: Sequence[float]) -> list[float]:

@@ -219,6 +219,16 @@ def check_range(lowest: int, highest: int, num_samples: int) -> None:
         raise InputError(f"expected indices in 0..{num_samples - 1}, got {lowest}..{highest}")
 
 
+def check_no_trial(cycle: "EpochCycle[Any]") -> None:
+    """Raise InputError if losses were recorded before the first loop over the epochs."""
+    if cycle.phase.value == "recording" and not cycle.named:
+        raise InputError(
+            f"expected no losses before the loop over the epochs, got those of "
+            f"{cycle.current.batches} batches of epoch {cycle.epoch}, such as of a trial: make a "
+            f"new Pruner for the training"
+        )
+
+
 def check_length(dataset: Any, num_samples: int) -> None:
     """Raise InputError if a data set has not the number of samples that it had at the start."""
     if len(dataset) != num_samples:
@@ -367,6 +377,7 @@ class LoopChecks:
         cycle: "EpochCycle[Any]",
         sampler: Leading,
         planned_batches: int | None,
+        unread: int | None,
         flat: bool,
         totals: "RunTotals",
     ) -> list[str]:
@@ -377,6 +388,7 @@ class LoopChecks:
             cycle: Says what the loop has read.
             sampler: The sampler of this rank, which follows the plan.
             planned_batches: The number of batches of this rank; None if it is not known.
+            unread: The number of samples that the sampler has yet to yield; None if not known.
             flat: Whether all samples of each batch had the same loss.
             totals: The sums over the epochs so far, with this one.
         """
@@ -392,6 +404,7 @@ class LoopChecks:
             "unplanned": self._of_unplanned(progress, watched),
             "gaps": self._of_gaps(progress, watched, sampler),
             "batches": _of_batches(progress, planned_batches),
+            "dropped": _of_dropped(progress, planned_batches) if unread == 0 else None,
             "cut": self._of_cut(progress, planned_batches),
             "flat": _of_flat_losses(progress) if flat else None,
             "rate": self._of_rate(progress.plan.epoch, totals),
@@ -537,6 +550,18 @@ def _of_batches(progress: "Progress[Any]", planned: int | None) -> str | None:
         f"epoch {progress.plan.epoch} was recorded in {batches} batches instead of {planned}, so "
         f"total_steps() counts other optimizer steps than were taken: give Pruner the batch size "
         f"of the loader"
+    )
+
+
+def _of_dropped(progress: "Progress[Any]", planned: int | None) -> str | None:
+    """Warn if only an incomplete last batch was not recorded, although it was loaded."""
+    missing, batches = progress.planned - progress.samples, progress.batches
+    if planned is None or batches != planned - 1 or not 0 < missing < progress.samples / batches:
+        return None
+    return (
+        f"the last batch of epoch {progress.plan.epoch}, of {missing} samples, was loaded but not "
+        f"recorded, so total_steps() counts a step that is not taken: give Pruner drop_last=True "
+        f"if your loader has it, or record every batch"
     )
 
 

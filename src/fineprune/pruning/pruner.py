@@ -39,7 +39,13 @@ from fineprune.pruning.replicas import AllGather, Replicas, share_of_rank
 from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.run_report import RunTotals
 from fineprune.pruning.sampler import PruningSampler
-from fineprune.pruning.step_counts import BatchShape, bind, check_rounding
+from fineprune.pruning.step_counts import (
+    BatchShape,
+    batches_of,
+    bind,
+    check_rounding,
+    steps_of,
+)
 
 STATE_VERSION = 1
 
@@ -47,6 +53,7 @@ _KEYS = (
     "epoch",
     "open",
     "synchronized",
+    "shape",
     "nonfinite",
     "asked_to_rescore",
     "progress",
@@ -67,7 +74,7 @@ class Pruner(EpochLoop[EpochPlan]):
 
     Args:
         dataset_or_length: The data set (map-style), or the number of samples N for a loop that
-            indexes its own arrays with ``plan.kept``.
+            indexes its own arrays with ``sampler.order()``.
         policy: Chooses the samples. The pruner works on a copy of it, which has learned nothing.
         labels: The class of each sample, for a policy with the option ``keep_per_class``: integers,
             shape (N,), as a sequence, an array or a tensor.
@@ -318,13 +325,14 @@ class Pruner(EpochLoop[EpochPlan]):
         if unfinished is not None:
             trained = self._is_trained(unfinished)
             progress = pack_progress(unfinished, self._num_samples, trained)
-        for message in self._checks.before_saving(self._cycle, self.sampler.unread):
+        for message in self._checks.before_saving(self._cycle, self._unread()):
             warn_user(message)
         packed = {
             **self._identity(),
             "epoch": epoch,
             "open": self._cycle.is_open or unfinished is not None,
             "synchronized": True,
+            "shape": asdict(self._shape),
             "nonfinite": self._recorder.nonfinite,
             "asked_to_rescore": self._asked_to_rescore,
             "progress": progress,
@@ -338,6 +346,9 @@ class Pruner(EpochLoop[EpochPlan]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state. The number of ranks and the batch size may have changed.
+
+        ``steps_done`` then counts as if all steps had been as large as they are now, so that it has
+        the same part in ``total_steps()`` as before.
 
         Raises:
             InputError: The state has another version, comes from a run with another N, seed or
@@ -370,8 +381,37 @@ class Pruner(EpochLoop[EpochPlan]):
         else:
             # The policy has learned from this epoch since, so that it cannot be planned again.
             self._restore(EpochPlan.full(epoch, self._num_samples), Phase.ENDED)
+        self._count_anew(BatchShape(**state["shape"]))
 
     # -- internals ----------------------------------------------------------------------------
+
+    def _count_anew(self, before: BatchShape) -> None:
+        """Count what a loaded state has trained in the batches and steps of today."""
+        shape, cycle = self._shape, self._cycle
+        if before == shape or shape.batch_size is None:
+            return
+        first = cycle.next_epoch
+        steps = self._policy.steps_before(first)
+        if steps is None:
+            kept = [self.num_kept(epoch) for epoch in range(first)]
+            known = [number for number in kept if number is not None]
+            if len(known) < len(kept):
+                return
+            steps = sum(steps_of(number, shape) for number in known)
+        self._report.totals.steps = steps
+        if cycle.unfinished is not None:
+            progress = cycle.unfinished
+            rest = 0 if progress.trained else max(progress.planned - progress.samples, 0)
+            whole = batches_of(self._number(progress.plan), shape)
+            progress.batches = whole - batches_of(rest, shape)
+        if before.multiple != shape.multiple:
+            warn_user(
+                f"a step has {shape.multiple} samples (batch x ranks x accumulation), and "
+                f"{before.multiple} in the loaded state, so the number of steps is another one: "
+                f"make schedulers that count steps anew, with pruner.total_steps(), and step them "
+                f"pruner.steps_done times",
+                UserWarning,
+            )
 
     def _choose(self, epoch: int) -> EpochPlan:
         num_kept = self.num_kept(epoch)

@@ -97,7 +97,9 @@ class DataPruning(LossRecording):
         self._restore_max_steps(trainer)
         trainer.fit_loop._combined_loader = None  # It may have the length that was shown.
         # Afterwards, Lightning loads the state of the schedulers.
-        if self.pruner.policy.without_rates and pl_module.automatic_optimization:
+        # A fast_dev_run has a scheduler for its few batches.
+        own = pl_module.automatic_optimization and not trainer.fast_dev_run
+        if own and self.pruner.policy.without_rates:
             for config in trainer.lr_scheduler_configs[:1]:
                 by = f"{config.interval}s" if config.frequency == 1 else None
                 rank_zero_info(give_rates(self.pruner, config.scheduler, by))

@@ -321,8 +321,8 @@ class Adaptive(BudgetedPolicy):
     def _number_contradicting(self) -> int:
         return int(np.count_nonzero(self._contradicting()))
 
-    def _steps_now(self, epoch: int) -> int:
-        """Return the number of steps of an epoch, after those that were trained before it.
+    def steps_before(self, epoch: int) -> int:
+        """Return the number of steps that the epochs before this one used.
 
         Epochs that the training left out count as if they had been trained as planned.
         """
@@ -332,7 +332,11 @@ class Adaptive(BudgetedPolicy):
                 used += self._steps(earlier, used, skipped=0)
             else:
                 used += round(length * self._full_steps)
-        return self._steps(epoch, used, self._number_contradicting())
+        return used
+
+    def _steps_now(self, epoch: int) -> int:
+        """Return the number of steps of an epoch, after those that were trained before it."""
+        return self._steps(epoch, self.steps_before(epoch), self._number_contradicting())
 
     def _note_chosen(self) -> None:
         """Note the samples of a shortened epoch; begin a new round if none is left to choose."""

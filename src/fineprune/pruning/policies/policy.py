@@ -152,6 +152,11 @@ class Policy(ABC):
         depend on data; else None."""
         return None
 
+    def steps_before(self, epoch: int) -> int | None:
+        """Number of optimizer steps of all epochs before ``epoch``, if single epochs depend on data
+        and ``total_steps`` is fixed; else None."""
+        return None
+
     def planned_numbers(self) -> list[int] | None:
         """Return how many samples each epoch keeps if nothing is learned from the losses.
 
