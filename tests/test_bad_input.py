@@ -180,6 +180,10 @@ COMMANDS = [
     ),
     (f"train {QUICK} --set run.threads=100000", "run.threads of at most 1024, got 100000"),
     (f"train {QUICK} --set training.=3", "expected --set section.key=value, got 'training.=3'"),
+    (
+        f"plan {QUICK} --ranks 4 --set distributed.strategy=sync distributed.workers=4",
+        "expected one process of torchrun with distributed.strategy or distributed.simulate",
+    ),
     ("train empty.toml", "expected the settings of a recipe in empty.toml, got none"),
     (
         f"train {QUICK} --set {own('labelled')} data.workers=100000",

@@ -1,5 +1,6 @@
 """Predictions for a cluster: the simulation, the plan, its file, and the command."""
 
+import dataclasses
 import json
 import runpy
 import sys
@@ -176,11 +177,26 @@ def test_a_plan_stops_where_more_nodes_do_not_pay():
     # Stale gradients and large batches that need more samples stop it earlier.
     dear = Target(critical_batch=64, per_staleness=0.5)
     costly = plan_cluster(COSTS, ClusterShape(nodes=32), samples=1e6, target=dear)
-    for cheap, row in zip(plan.stops, costly.stops, strict=True):
-        assert row.workers < cheap.workers or row.workers <= 8
+    cheap = {row.kind: row.workers for row in plan.stops}
+    for row in costly.stops:
+        assert row.workers < cheap[row.kind] or row.workers <= 8
     assert "more samples" in costly.reason
     drawing = draw_planned(plan)
     assert xml.dom.minidom.parseString(drawing.svg).documentElement.tagName == "svg"
+
+
+@pytest.mark.parametrize("gigabits", [0.05, 1, 10])
+@pytest.mark.parametrize("accelerators", [1, 4])
+def test_nothing_slower_than_one_node_is_recommended(gigabits, accelerators):
+    costs = dataclasses.replace(COSTS, steps=(0.1,), megabytes=500.0)
+    cluster = ClusterShape(nodes=64, accelerators=accelerators, gigabits=gigabits)
+    plan = plan_cluster(costs, cluster, samples=1e6)
+    one = plan.rows[0]
+    assert all(row.hours < one.hours for row in plan.stops)
+    assert plan.recommended.hours <= one.hours
+    if not plan.stops:
+        assert plan.recommended is one
+        assert f"{one.configuration}, on one node" in plan.reason
 
 
 def test_nodes_with_several_accelerators_are_compared_with_one_such_node():

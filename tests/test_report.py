@@ -25,7 +25,7 @@ from fineprune.report.comparison_table import (
     row_dicts,
     terminal_tables,
 )
-from fineprune.report.facts import facts
+from fineprune.report.facts import facts, unequal
 from fineprune.report.figures import (
     draw_counts,
     draw_curves,
@@ -461,7 +461,8 @@ def test_the_matched_control_and_one_with_a_larger_rate_are_described(runs):
         arm = names.get(run.summary.arm, run.summary.arm)
         lr = 0.15 if arm == "shorter-1.5" else 0.1
         recipe = {**run.recipe, "training": {**run.recipe["training"], "lr": lr}}
-        renamed.append(dataclasses.replace(with_summary(run, arm=arm), recipe=recipe))
+        own = {"recipe": recipe, "metrics": [*run.metrics]}
+        renamed.append(dataclasses.replace(with_summary(run, arm=arm), **own))
     _, matched, scaled = verdict_on(renamed)
     assert matched.startswith("Skipping as many samples in every epoch, but at random, reaches")
     assert "times the learning rate, at about the same" in scaled
@@ -469,6 +470,27 @@ def test_the_matched_control_and_one_with_a_larger_rate_are_described(runs):
         if run.summary.arm == "matched":
             run.metrics[-1] = {**run.metrics[-1], "skipped": 1}
     assert verdict_on(renamed)[1].startswith("Matched, the control of another method, at about")
+
+
+def test_a_method_is_described_beside_the_control_of_the_same_seed(runs):
+    """The first seed of the control is missing, and that of the method skipped other samples."""
+    kept = []
+    for run in runs:
+        if run.summary.arm == "random":
+            run = with_summary(run, arm="matched")
+        first = run.summary.seed == min(other.summary.seed for other in runs)
+        if first and run.summary.arm == "fine-pruning":
+            lines = [*run.metrics[:-1], {**run.metrics[-1], "skipped": 1}]
+            run = dataclasses.replace(run, metrics=lines)
+        if not (first and run.summary.arm == "matched"):
+            kept.append(run)
+    assert verdict_on(kept)[1].startswith("Skipping as many samples in every epoch")
+
+
+def test_runs_of_other_numbers_of_processes_are_said_to_be_unequal(runs):
+    assert unequal(runs) == []
+    (sentence,) = unequal([with_summary(runs[0], ranks=2), *runs[1:]])[:1]
+    assert "trained by different numbers of processes (2 and 1)" in sentence
 
 
 def test_equal_differences_in_all_seeds_do_not_make_an_arm_better_or_worse(runs):

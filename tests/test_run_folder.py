@@ -211,6 +211,12 @@ def test_a_run_can_be_resumed_with_another_data_folder(unfinished):
     assert read_recipe(unfinished / "recipe.toml") == small(*changes)
 
 
+def test_a_history_cannot_begin_in_the_middle_of_a_run(tmp_path):
+    folder = stopped(tmp_path / "run", 1, "run.history=false")
+    with pytest.raises(InputError, match=r"run\.history is false and true"):
+        train(small(), folder, resume=True)
+
+
 def test_the_counts_of_an_earlier_start_are_removed(tmp_path):
     folder = stopped(tmp_path / "run", 2, "run.checkpoint_every=4", "pruning.window=1")
     assert sorted(p.name for p in (folder / "counts").iterdir()) == [

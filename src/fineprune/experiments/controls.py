@@ -139,6 +139,10 @@ def arm_recipe(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
     return recipe.replaced("pruning", policy=arm, **_UNSET)
 
 
+class NothingSkipped(InputError):
+    """A run that ``matched`` is to repeat skipped no sample."""
+
+
 def matched_recipe(recipe: Recipe, method: Run) -> Recipe:
     """Return the recipe that keeps as many samples in each epoch as a run did, chosen at random.
 
@@ -148,7 +152,7 @@ def matched_recipe(recipe: Recipe, method: Run) -> Recipe:
     total = method.summary.train_samples
     numbers = tuple(total - line["skipped"] for line in method.metrics)
     if all(number == total for number in numbers):
-        raise InputError(
+        raise NothingSkipped(
             f"expected a run that skipped samples for the arm {MATCHED!r}, got {method.path}, "
             f"which skipped none: leave this arm out"
         )

@@ -154,9 +154,9 @@ def plan_cluster(
                 break  # More workers make it slower.
             workers *= 2
         rows += chain
-        if chain:
-            stops.append(_last_that_pays(chain))
-    return ClusterPlan(rows, stops, *_recommended(stops or rows, rows))
+        if chain and (last := _last_that_pays(chain)).hours < first.hours:
+            stops.append(last)
+    return ClusterPlan(rows, stops, *_recommended([first, *stops], rows))
 
 
 def sample_steps(recipe: Recipe, num_samples: int, target: Target) -> tuple[float, float | None]:
@@ -256,10 +256,11 @@ def _recommended(among: Sequence[Predicted], rows: Sequence[Predicted]) -> tuple
     fastest = min(row.hours for row in among)
     good = [row for row in among if row.hours <= 1.02 * fastest]
     best = min(good, key=lambda row: row.node_hours)
-    reason = (
-        f"{best.configuration}: {best.speedup:.3g} times one node on {best.nodes} nodes "
-        f"(efficiency {best.efficiency:.2f}), {best.hours:.3g} h"
-    )
+    reason = f"{best.configuration}: {best.speedup:.3g} times one node on {best.nodes} nodes "
+    reason += f"(efficiency {best.efficiency:.2f}), {best.hours:.3g} h"
+    if best.nodes == 1:
+        reason = f"{best.configuration}, on one node, {best.hours:.3g} h; "
+        reason += "no configuration on more nodes takes clearly less"
     larger = [row for row in rows if row.kind == best.kind and row.workers > best.workers]
     if larger:
         following = min(larger, key=lambda row: row.workers)

@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures.process import BrokenProcessPool
 
 from fineprune.errors import RunError
+from fineprune.experiments.controls import NothingSkipped
 from fineprune.experiments.cooldowns import train_trunk
 from fineprune.experiments.planned_run import PlannedRun
 from fineprune.launch.follow_parent import end_with_parent
@@ -62,9 +63,14 @@ def train_runs(
                     if run.matches is not None and run.finished():
                         yield run  # Only its method had to be trained again.
                         continue
-                    recipe = run.complete()
+                    try:
+                        recipe = run.complete()
+                    except NothingSkipped:
+                        if not may_diverge:
+                            raise
+                        recipe = None
                     if recipe is None and may_diverge:
-                        yield run  # Its method diverged.
+                        yield run  # Its method diverged, or skipped nothing.
                         continue
                     assert recipe is not None
                     copies = [

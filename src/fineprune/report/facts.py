@@ -85,9 +85,15 @@ def unequal(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         precisions.setdefault(run.summary.precision, []).append(run.path.name)
     if len(precisions) > 1:
-        listed = "; ".join(f"{name}: {', '.join(paths)}" for name, paths in precisions.items())
+        named = "; ".join(f"{name}: {', '.join(paths)}" for name, paths in precisions.items())
         sentences.append(
-            f"The runs have different precisions ({listed}), which change accuracies and times."
+            f"The runs have different precisions ({named}), which change accuracies and times."
+        )
+    ranks = distinct(run.summary.ranks for run in runs)
+    if len(ranks) > 1:
+        sentences.append(
+            f"The runs were trained by different numbers of processes ({listed(ranks)}), so their "
+            f"updates may have different sizes, which change accuracies and times."
         )
     if not same_machine(runs):
         sentences.append("The runs used different hardware, so their times cannot be compared.")
@@ -96,15 +102,16 @@ def unequal(runs: Sequence[Run]) -> list[str]:
 
 def same_machine(runs: Sequence[Run]) -> bool:
     """Return whether all runs used the same hardware, so that their times can be compared."""
-    return len({_machine(run.summary) for run in runs}) == 1
+    return len({(machine(run.summary), run.summary.ranks) for run in runs}) == 1
 
 
 def hardware(summary: Summary) -> str:
     """Return the hardware and the precision of a run as text, from its summary."""
-    return f"{_machine(summary)}, {summary.precision}"
+    return f"{machine(summary)}, {summary.precision}"
 
 
-def _machine(summary: Summary) -> str:
+def machine(summary: Summary) -> str:
+    """Return the hardware of a run as text, with its number of threads."""
     parts = summary.hardware
     cpu = f"{parts.cpu}, {parts.threads} thread{'' if parts.threads == 1 else 's'}"
     return cpu if parts.gpu is None else f"{parts.gpu} ({cpu})"

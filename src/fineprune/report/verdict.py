@@ -82,7 +82,7 @@ def headline(group: Group, rows: list[Row], margin: float = MARGIN) -> str:
     parts += f", {_beside_full(row.last_difference, margin)}"
     controls = []
     for arm, difference in _to_others(group, name):
-        method, control = group.of(name)[0], group.of(arm)[0]
+        method, control = _same_seed(group, name, arm)
         cheaper = control.summary.samples_trained < method.summary.samples_trained
         if cheaper or _cost(method, control) == _EQUAL:
             controls.append((difference, _short_name(method, control)))
@@ -199,7 +199,7 @@ def _against_full(row: Row, margin: float) -> str:
 
 
 def _control(group: Group, name: str, row: Row, difference: Difference, margin: float) -> str:
-    method, control = group.of(name)[0], group.of(row.arm)[0]
+    method, control = _same_seed(group, name, row.arm)
     if row.arm == "random":
         control_name = _random_control(method, control)
     elif row.arm == MATCHED:
@@ -226,6 +226,13 @@ def _control(group: Group, name: str, row: Row, difference: Difference, margin: 
         f"{control_name} reaches {_percent(row.accuracy_last, 2)}: {name} is "
         f"{_size(difference, 'it')}, {_significance(difference, margin)}."
     )
+
+
+def _same_seed(group: Group, name: str, arm: str) -> tuple[Run, Run]:
+    """Return the runs of two arms with the first seed that both have; their first ones if none."""
+    runs, others = group.of(name), {run.summary.seed: run for run in group.of(arm)}
+    pairs = ((run, others[run.summary.seed]) for run in runs if run.summary.seed in others)
+    return next(pairs, (runs[0], group.of(arm)[0]))
 
 
 def _random_control(method: Run, control: Run) -> str:

@@ -229,7 +229,12 @@ def _bound(recipe: Recipe, num_samples: int, ranks: int = 1) -> tuple[Policy, Ba
 
 
 def _shape(recipe: Recipe, ranks: int) -> BatchShape:
-    training = recipe.training
+    training, strategy = recipe.training, recipe.distributed
+    if ranks > 1 and (strategy.served or strategy.simulate):
+        raise InputError(
+            f"expected one process of torchrun with distributed.strategy or distributed.simulate, "
+            f"got {ranks}: leave out --ranks, or set distributed.strategy=none"
+        )
     # The number of samples per update and rank; kept sets are rounded up to a multiple of it.
     size = training.batch_size * recipe.distributed.batches_per_update
     return BatchShape(size, recipe.accumulation, ranks, training.drop_last)

@@ -99,6 +99,9 @@ def _check_recipe(recipe: Recipe, folder: RunFolder) -> Recipe:
     if recipe.run.arm not in (None, previous.run.arm):
         arms = json.dumps(previous.run.arm), json.dumps(recipe.run.arm)
         changed.append("run.arm is {} and {}".format(*arms))
+    if recipe.run.history and not previous.run.history:  # It would have a part of the epochs only.
+        values = (json.dumps(made.run.history) for made in (previous, recipe))
+        changed.append("run.history is {} and {}".format(*values))
     if changed:
         raise InputError(_different_recipe(folder, changed))
     return previous

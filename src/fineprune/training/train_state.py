@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -309,7 +310,10 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
     state.model.load_state_dict(saved["model"])
     if state.average is not None:
         state.average.load_state_dict(saved["average"])
-    state.pruner.load_state_dict(saved["pruner"])
+    with warnings.catch_warnings():
+        # The rates of a recipe do not depend on the number of steps.
+        warnings.filterwarnings("ignore", "a step has .* in the loaded state")
+        state.pruner.load_state_dict(saved["pruner"])
     if ranks.rank < len(saved["random"]):
         set_random_state(saved["random"][ranks.rank], recipe.run.device)
     if state.local is not None:

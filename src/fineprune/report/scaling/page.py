@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fineprune.experiments.scale_table import ScaleRow, Scaling
-from fineprune.report.facts import facts
+from fineprune.report.facts import distinct, facts, machine
 from fineprune.report.figures.drawing import drawn
 from fineprune.report.page_template import write_page
 from fineprune.report.scaling.figures import (
@@ -51,10 +51,9 @@ def scale_caveats(scaling: Scaling) -> list[str]:
     """Return sentences on the limits of the results."""
     runs = [scaled.run for scaled in scaling.runs]
     hardware = runs[0].summary.hardware
-    threads = max(run.summary.hardware.threads for run in runs)
     # Servers and the driver also need a core each, on whichever node they are.
     busy = max(
-        scaled.configuration.workers * threads
+        scaled.configuration.workers * scaled.run.summary.hardware.threads
         + (scaled.configuration.servers + 1 if scaled.configuration.servers else 0)
         for scaled in scaling.runs
     )
@@ -79,5 +78,12 @@ def scale_caveats(scaling: Scaling) -> list[str]:
             f"If all processes ran on one machine, up to {busy} threads of workers, servers and "
             f"the driver shared {hardware.cores} cores. Speedups are then lower than on "
             f"separate machines.",
+        )
+    machines = distinct(machine(run.summary) for run in runs)
+    if len(machines) > 1:
+        caveats.insert(
+            0,
+            f"The configurations used different hardware or threads ({'; '.join(machines)}), so "
+            f"speedups are not those of the configurations alone.",
         )
     return caveats
