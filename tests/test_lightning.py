@@ -379,6 +379,9 @@ def test_settings_that_fit_the_shortest_epoch_are_accepted(runs, pruning):
     assert net.validations == sum(runs.BATCHES) // 20
     net = runs.fit(pruning(runs.POLICY), fast_dev_run=2)
     assert net.trainer.global_step == 2
+    with pytest.warns(UserWarning, match="takes them to be constant"):
+        net = runs.fit(pruning(fp.Adaptive(runs.EPOCHS, 0.3)), fast_dev_run=2)
+    assert net.trainer.global_step == 2
 
 
 def test_numbers_that_depend_on_the_losses_are_refused_where_they_are_needed(runs, pruning):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -503,12 +503,19 @@ def test_rates_that_are_lists_are_refused():
     ("given", "message"),
     [
         ("data/train", "got the text 'data/train'"),
+        (DataLoader(TensorDataset(torch.zeros(9))), "got a DataLoader, .*: give loader.dataset"),
         ([torch.zeros(9, 2), torch.zeros(9)], r"a list of 2 arrays: give TensorDataset\(x, y\)"),
     ],
 )
 def test_what_is_no_data_set_is_refused(given, message):
     with pytest.raises(TypeError, match=message):
         fp.Pruner(given, fp.FullData(EPOCHS))
+
+
+def test_the_whole_checkpoint_is_no_state():
+    pruner = fp.Pruner(N, fp.FullData(EPOCHS))
+    with pytest.raises(InputError, match=r"the keys \['model', 'pruner'\]: give what pruner.state"):
+        pruner.load_state_dict({"model": {}, "pruner": pruner.state_dict()})
 
 
 def test_arrays_in_memory_continue_where_they_were():

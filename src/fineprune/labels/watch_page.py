@@ -49,7 +49,8 @@ def cards_of(
     if unknown:
         raise InputError(
             f"expected evidence on all {samples} samples, got none on {unknown}: the page writes a "
-            f"table with the label of each sample, so train one epoch on all of them"
+            f"table with the label of each sample, so train one epoch on all of them, or number "
+            f"the training part alone: fp.Indexed(subset) and LabelWatch(len(subset))"
         )
     items = [None if dataset is None else _item(dataset, index) for index in ranked[0]]
     shown = torch.tensor(ranked[0], dtype=torch.int64, device=evidence.labels.device)

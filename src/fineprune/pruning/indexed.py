@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, cast
 
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fineprune.errors import InputError, check_whole_number
 
@@ -60,6 +60,11 @@ class Indexed(Dataset[tuple[int, Any]]):
             raise TypeError(
                 f"expected a data set of samples, got a {type(dataset).__name__} of {len(dataset)} "
                 f"arrays: give TensorDataset(x, y), or the number of samples"
+            )
+        if isinstance(dataset, DataLoader):
+            raise TypeError(
+                "expected a data set, got a DataLoader, whose batches have no indices: give "
+                "loader.dataset"
             )
         if isinstance(dataset, IterableDataset) or not (
             hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")

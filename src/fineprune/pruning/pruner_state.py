@@ -84,6 +84,11 @@ def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -
     """Raise InputError unless a state is a dict that has these values and these further keys."""
     if not isinstance(packed, dict):
         raise InputError(f"expected a pruner state as a dict, got {type(packed).__name__}")
+    if not identity.keys() & packed.keys():
+        raise InputError(
+            f"expected a pruner state, got a dict with the keys {_brief(list(packed))}: give what "
+            f"pruner.state_dict() returned"
+        )
     for key, value in identity.items():
         given = packed.get(key)
         if isinstance(value, dict) and isinstance(given, dict):
