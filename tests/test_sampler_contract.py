@@ -109,6 +109,7 @@ def shapes(draw):
     return n, ranks, batch, accumulation, n - wanted, kept
 
 
+@pytest.mark.filterwarnings("ignore:the samples of epoch")
 @quiet(80)
 @given(
     shape=shapes(),

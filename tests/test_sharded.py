@@ -357,6 +357,7 @@ def test_full_epochs_repeat_a_sample_where_they_do_not_divide():
     assert len(samples) == 3
 
 
+@pytest.mark.filterwarnings("ignore:the samples of epoch")
 def test_a_loader_with_its_own_state_continues_where_it_was():
     pruner = make()
     pruner.set_epoch(PRUNED[0])

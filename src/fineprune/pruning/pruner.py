@@ -388,7 +388,7 @@ class Pruner(EpochLoop[EpochPlan]):
     def _count_anew(self, before: BatchShape) -> None:
         """Count what a loaded state has trained in the batches and steps of today."""
         shape, cycle = self._shape, self._cycle
-        if before == shape or shape.batch_size is None:
+        if before == shape or None in (before.batch_size, shape.batch_size):
             return
         first = cycle.next_epoch
         steps = self._policy.steps_before(first)
@@ -404,7 +404,7 @@ class Pruner(EpochLoop[EpochPlan]):
             rest = 0 if progress.trained else max(progress.planned - progress.samples, 0)
             whole = batches_of(self._number(progress.plan), shape)
             progress.batches = whole - batches_of(rest, shape)
-        if before.multiple != shape.multiple:
+        if before.multiple != shape.multiple and self.steps_done:
             warn_user(
                 f"a step has {shape.multiple} samples (batch x ranks x accumulation), and "
                 f"{before.multiple} in the loaded state, so the number of steps is another one: "
