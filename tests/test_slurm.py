@@ -94,6 +94,10 @@ def start_with_stand_ins(text, folder, **changed):
     return subprocess.Popen([BASH, "job.sh"], cwd=folder, env=job)
 
 
+def log_of(folder):
+    return (folder / "runs/a/slurm-123456.log").read_text()
+
+
 def words(file):
     return file.read_bytes().decode().split("\0")[:-1]
 
@@ -142,7 +146,7 @@ def test_a_signal_reaches_the_training_whenever_it_comes(seconds, tmp_path):
         time.sleep(0.01)
     time.sleep(seconds)
     job.send_signal(signal.SIGUSR1)
-    assert job.wait(30) == 0
+    assert job.wait(30) == 0, log_of(tmp_path)
     assert (tmp_path / "stopped").exists()
     assert [file.suffix for file in (tmp_path / "runs/a").iterdir()] == [".log"]
 
@@ -180,7 +184,7 @@ def test_a_signal_reaches_no_process_of_an_earlier_job(tmp_path):
         while not (tmp_path / "begun").exists():
             time.sleep(0.01)
         job.send_signal(signal.SIGUSR1)
-        assert job.wait(30) == 0
+        assert job.wait(30) == 0, log_of(tmp_path)
         assert bystander.poll() is None
         bystander.kill()
 
