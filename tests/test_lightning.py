@@ -301,7 +301,10 @@ def test_other_numbers_within_an_epoch_and_checkpoints_without_pruning_are_refus
 ):
     _, folder = undisturbed
     data = runs.loader(batch_size=runs.BATCH // 2)
-    with pytest.raises(InputError, match="with the same batch size and number of ranks"):
+    with (
+        pytest.warns(UserWarning, match="the number of steps is another one"),
+        pytest.raises(InputError, match="with the same batch size and number of ranks"),
+    ):
         runs.fit(pruning(runs.POLICY), data=data, ckpt_path=folder / "step=12.ckpt")
     alone = runs.fit(max_epochs=1)
     alone.trainer.save_checkpoint(tmp_path / "alone.ckpt")
