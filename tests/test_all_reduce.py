@@ -258,9 +258,9 @@ def test_signals_end_a_process_that_waits_for_other_ranks(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("batches", "steps"),
     [
-        (14, [6, 4, 3, 4]),  # After the last batch of epoch 1, before the epoch has ended.
-        # After 4 of the 6 batches of epoch 2: 2 of 3 with two ranks.
-        pytest.param(18, [6, 8, 2 + 1, 4], marks=pytest.mark.long),
+        (14, [6, 8, 3, 4]),  # After the last batch of epoch 1, before the epoch has ended.
+        # After 4 of the 6 batches of epoch 2, which two ranks continue with one batch each.
+        pytest.param(18, [6, 8, 4 + 1, 4], marks=pytest.mark.long),
     ],
 )
 def test_a_checkpoint_can_be_resumed_with_another_number_of_ranks(
@@ -278,6 +278,21 @@ def test_a_checkpoint_can_be_resumed_with_another_number_of_ranks(
     assert [line["epoch"] for line in metrics] == [0, 1, 2, 3]
     assert [line["steps"] for line in metrics] == steps
     assert [line["samples"] for line in metrics] == [192, 256, 192, 256]
+
+
+def test_accumulation_begins_anew_with_another_number_of_ranks(torchrun, tmp_path, monkeypatch):
+    """One process has taken three steps of two batches. Two have one batch each for the fourth."""
+    folder = tmp_path / "run"
+    changes = ["run.checkpoint_steps=1", "training.accumulation=2", "pruning.prune=128"]
+    train_until(
+        checkpoint_number(5, inside=True), make_recipe(RECIPE, changes), folder, monkeypatch
+    )
+    assert load_checkpoint(folder / "checkpoint.pt")["epoch_so_far"]["samples"] == 192
+    done = torchrun(folder, 2, resume=True)
+    assert done.returncode == 0, done.stderr
+    metrics = read_metrics(folder / "metrics.jsonl")
+    assert [line["steps"] for line in metrics] == [2, 3 + 1, 1, 2]
+    assert [line["samples"] for line in metrics] == [128, 256, 128, 256]
 
 
 @pytest.mark.long

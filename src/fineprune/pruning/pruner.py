@@ -395,10 +395,10 @@ class Pruner(EpochLoop[EpochPlan]):
         if steps is None:
             kept = [self.num_kept(epoch) for epoch in range(first)]
             known = [number for number in kept if number is not None]
-            if len(known) < len(kept):
-                return
-            steps = sum(steps_of(number, shape) for number in known)
-        self._report.totals.steps = steps
+            if len(known) == len(kept):
+                steps = sum(steps_of(number, shape) for number in known)
+        if steps is not None:  # Else, nothing is known of steps in advance.
+            self._report.totals.steps = steps
         if cycle.unfinished is not None:
             progress = cycle.unfinished
             rest = 0 if progress.trained else max(progress.planned - progress.samples, 0)

@@ -77,7 +77,7 @@ def train_epoch_locally(
         if new_rate != rate:
             rate = new_rate
             set_rate(optimizer, rate)
-        ends_window = (totals.batches + 1) % accumulation == 0
+        ends_window = (totals.batches + 1 - totals.first) % accumulation == 0
         step_follows = ends_window or totals.batches + 1 == batches
         with state.autocast, _gradient_averaging(state, step_follows):
             logits = local.forward(x)
@@ -95,7 +95,7 @@ def train_epoch_locally(
             totals.broken = (totals.broken or 0) + local.loader.take_replaced()
         # The last accumulation window of an epoch may have fewer batches. Its gradient is the mean
         # over the batches that it has.
-        before = (totals.batches - 1) // accumulation * accumulation
+        before = totals.batches - 1 - (totals.batches - 1 - totals.first) % accumulation
         window = min(accumulation, batches - before)
         (loss / window if window > 1 else loss).backward()
         if not step_follows:

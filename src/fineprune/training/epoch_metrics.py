@@ -120,7 +120,7 @@ def epoch_metrics(
         "samples": samples,
         "forward_samples": samples + totals.rescored * state.ranks.size,
         "skipped": state.data.num_samples - len(kept),
-        "steps": -(-totals.batches // state.recipe.accumulation),
+        "steps": totals.steps_so_far(state.recipe.accumulation),
         "train_loss": loss,
         "nonfinite": state.pruner.nonfinite,
         "seconds": totals.seconds,

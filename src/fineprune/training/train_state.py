@@ -43,6 +43,9 @@ class EpochTotals:
         loss_sum: The sum of the losses; float32, shape (), on the run's device.
         samples: The number of samples trained. After a resume, those of before are on rank 0.
         batches: The number of batches trained; with parameter servers, the number of updates.
+        first: The number of batches after which the windows of accumulation begin: 0, unless the
+            number of ranks has changed within the epoch.
+        steps: The number of optimizer steps before that.
         rescored: The number of samples that were only evaluated, because the policy needs their
             losses. This happens at the end of an epoch, after its last checkpoint.
         broken: The number of samples that replaced one whose file is broken; None if the data are
@@ -59,6 +62,8 @@ class EpochTotals:
     loss_sum: torch.Tensor
     samples: int = 0
     batches: int = 0
+    first: int = 0
+    steps: int = 0
     rescored: int = 0
     broken: int | None = None
     planned: int = 0
@@ -67,6 +72,10 @@ class EpochTotals:
     distributed: dict[str, Any] = field(default_factory=dict)
     history: SampleHistory | None = None
     started: float = field(default_factory=time.perf_counter)
+
+    def steps_so_far(self, accumulation: int) -> int:
+        """Return the number of optimizer steps, that of an incomplete window included."""
+        return self.steps - (self.first - self.batches) // accumulation
 
     def stop_clock(self) -> None:
         """Add the time since the clock was started to ``seconds``, and start the clock again."""
@@ -253,6 +262,8 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
             "loss_sum": state.ranks.sum(totals.loss_sum),
             "samples": state.of_all_ranks(totals.samples),
             "batches": totals.batches,
+            "first": totals.first,
+            "steps": totals.steps,
             "seconds": totals.seconds,
             "bookkeeping_seconds": totals.bookkeeping_seconds,
             "distributed": totals.distributed,
@@ -328,8 +339,10 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
     if history is not None and totals.history is not None:
         totals.history.load(*history)
     totals.loss_sum = totals.loss_sum.to(recipe.run.device)
-    # The samples trained so far fill this many batches on the current number of ranks.
-    totals.batches = totals.batches * len(saved["random"]) // ranks.size
+    if len(saved["random"]) != ranks.size:
+        totals.steps = totals.steps_so_far(recipe.accumulation)
+        # What is left fills the other batches on the current number of ranks.
+        totals.first = totals.batches = state.pruner.position.batches
     if not ranks.main:
         totals.loss_sum.zero_()
         totals.samples = 0
