@@ -288,7 +288,7 @@ def test_accumulation_begins_anew_with_another_number_of_ranks(torchrun, tmp_pat
         checkpoint_number(5, inside=True), make_recipe(RECIPE, changes), folder, monkeypatch
     )
     assert load_checkpoint(folder / "checkpoint.pt")["epoch_so_far"]["samples"] == 192
-    done = torchrun(folder, 2, resume=True)
+    done = torchrun(folder, 2, *changes, resume=True)
     assert done.returncode == 0, done.stderr
     metrics = read_metrics(folder / "metrics.jsonl")
     assert [line["steps"] for line in metrics] == [2, 3 + 1, 1, 2]
