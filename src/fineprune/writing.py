@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -47,7 +46,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         InputError: The path is that of a folder, a device or a pipe.
         WriteError: The file cannot be written.
     """
-    target = _target(path)
+    check_is_file(path)
+    target = Path(os.path.realpath(path))
     temporary = temporary_of(target)
     try:
         with temporary.open("wb") as file, _error_of_file():
@@ -69,23 +69,23 @@ def write_atomically(path: Path, text: str) -> None:
         file.write(text.encode("utf-8"))
 
 
-def _target(path: Path) -> Path:
-    """Return the file that a path leads to, which exists or can be made."""
-    target = Path(os.path.realpath(path))
-    try:
-        mode = target.stat().st_mode
-    except FileNotFoundError:
-        return target
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    if stat.S_ISDIR(mode):
-        raise InputError(f"expected a file to write, got the folder {path}: add a file name")
-    if not stat.S_ISREG(mode):  # As root, replacing /dev/null would break other programs.
-        raise InputError(
-            f"expected a file to write, got {path}, which is a device or a pipe: give the name of "
-            f"a file"
-        )
-    return target
+def check_is_file(path: Path, expected: str = "a file to write") -> None:
+    """Raise InputError if a path, through symbolic links, leads to anything but a file.
+
+    Args:
+        path: The path. Nothing is wrong if there is nothing. If the path cannot be used, for
+            example because it is too long, this is said by what opens it.
+        expected: What is expected, for the message.
+    """
+    with contextlib.suppress(OSError):
+        if path.is_dir():
+            raise InputError(f"expected {expected}, got the folder {path}: add a file name")
+        # As root, replacing /dev/null would break other programs.
+        if path.exists() and not path.is_file():
+            raise InputError(
+                f"expected {expected}, got {path}, which is a device or a pipe: give the name of a "
+                f"file"
+            )
 
 
 @contextlib.contextmanager

@@ -55,9 +55,7 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
             except (typer.Exit, BrokenPipeError):  # typer ends quietly if a pipe has no reader
                 raise
             except Exception as error:
-                lack = lack_of(error)
-                if lack is not None:
-                    _say(f"{lack}: {first_line(error)}")
+                if _is_lack(error):
                     raise typer.Exit(FAILED) from error
                 traceback.print_exc()
                 # The traceback shows all lines of a long message.
@@ -82,10 +80,8 @@ class Verbs(TyperGroup):
             _say(_usage(error))
             sys.exit(WRONG_INPUT)
         except OSError as error:  # The help and the version are printed outside the verbs.
-            lack = lack_of(error)
-            if lack is None:
+            if not _is_lack(error):
                 raise
-            _say(f"{lack}: {first_line(error)}")
             sys.exit(FAILED)
         sys.exit(status if arguments else WRONG_INPUT)
 
@@ -99,6 +95,14 @@ def _usage(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     command = "fineprune" if context is None else context.command_path
     return f"{message}: see {command} --help"
+
+
+def _is_lack(error: Exception) -> bool:
+    """Return whether an exception is a lack of something, after saying so."""
+    lack = lack_of(error)
+    if lack is not None:
+        _say(f"{lack}: {first_line(error)}")
+    return lack is not None
 
 
 def _say(message: str) -> None:

@@ -9,6 +9,7 @@ from fineprune.runs.files import is_run_file
 from fineprune.runs.run import Run
 from fineprune.runs.unfinished import Unfinished
 from fineprune.training.recipe import Recipe
+from fineprune.writing import check_is_file
 
 
 def check_file(option: str, path: Path, inputs: Iterable[Path] = ()) -> None:
@@ -19,15 +20,9 @@ def check_file(option: str, path: Path, inputs: Iterable[Path] = ()) -> None:
         path: The file. It may exist, but must not be an input, nor a result of a run.
         inputs: The files that the command reads.
     """
-    if _is_dir(path):
-        raise InputError(f"expected {option} to be a file, got the folder {path}: add a file name")
+    check_is_file(path, f"{option} to be a file")
     _check_above(option, path, path.parent)
     there = _exists(path)
-    if there and not path.is_file():
-        raise InputError(
-            f"expected {option} to be a file, got {path}, which is a device or a pipe: give the "
-            f"name of a file"
-        )
     for source in inputs:
         if _same(path, source) or (there and _contains(source, path)):
             raise InputError(

@@ -227,7 +227,7 @@ def paired_difference(group: Group, arm: str, other: str, of: Value) -> Differen
         The mean difference with its 95 % Student confidence interval, which has n - 1 degrees of
         freedom for n pairs; None if the arms have no seed in common.
     """
-    pairs = _pairs(group, arm, other)
+    pairs = paired_runs(group, arm, other)
     if not pairs:
         return None
     return mean_difference([of(run.summary) - of(base.summary) for run, base in pairs])
@@ -239,7 +239,7 @@ def time_difference(group: Group, arm: str) -> Difference | None:
     Returns:
         The mean fraction with its interval; None if the arm has no seed in common with ``full``.
     """
-    saved = _saved(_pairs(group, arm, BASELINE), lambda summary: summary.seconds_train)
+    saved = _saved(paired_runs(group, arm, BASELINE), lambda summary: summary.seconds_train)
     return mean_difference(saved) if saved else None
 
 
@@ -297,9 +297,10 @@ def cost_to_reach(run: Run, accuracy: float) -> tuple[float, int] | None:
 
 def _row(group: Group, arm: str, margin: float) -> Row:
     runs = group.of(arm)
-    pairs = [] if arm == BASELINE else _pairs(group, arm, BASELINE)
+    pairs = [] if arm == BASELINE else paired_runs(group, arm, BASELINE)
     costs = [
-        cost_to_reach(run, base.summary.accuracy_last) for run, base in _pairs(group, arm, BASELINE)
+        cost_to_reach(run, base.summary.accuracy_last)
+        for run, base in paired_runs(group, arm, BASELINE)
     ]
     reached = [cost for cost in costs if cost is not None]
     reached_always = len(reached) == len(costs)
@@ -337,7 +338,8 @@ def _to_baseline(group: Group, arm: str, of: Value) -> Difference | None:
     return None if arm == BASELINE else paired_difference(group, arm, BASELINE, of)
 
 
-def _pairs(group: Group, arm: str, other: str) -> list[tuple[Run, Run]]:
+def paired_runs(group: Group, arm: str, other: str) -> list[tuple[Run, Run]]:
+    """Return the runs of two arms with each seed that both have."""
     by_seed = {run.summary.seed: run for run in group.of(other)}
     return [
         (run, by_seed[run.summary.seed]) for run in group.of(arm) if run.summary.seed in by_seed

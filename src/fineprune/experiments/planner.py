@@ -256,11 +256,13 @@ def _recommended(among: Sequence[Predicted], rows: Sequence[Predicted]) -> tuple
     fastest = min(row.hours for row in among)
     good = [row for row in among if row.hours <= 1.02 * fastest]
     best = min(good, key=lambda row: row.node_hours)
-    reason = f"{best.configuration}: {best.speedup:.3g} times one node on {best.nodes} nodes "
-    reason += f"(efficiency {best.efficiency:.2f}), {best.hours:.3g} h"
-    if best.nodes == 1:
-        reason = f"{best.configuration}, on one node, {best.hours:.3g} h; "
-        reason += "no configuration on more nodes takes clearly less"
+    reason = (
+        f"{best.configuration}, on one node, {best.hours:.3g} h; no configuration on more nodes "
+        f"takes clearly less"
+        if best.nodes == 1
+        else f"{best.configuration}: {best.speedup:.3g} times one node on {best.nodes} nodes "
+        f"(efficiency {best.efficiency:.2f}), {best.hours:.3g} h"
+    )
     larger = [row for row in rows if row.kind == best.kind and row.workers > best.workers]
     if larger:
         following = min(larger, key=lambda row: row.workers)

@@ -68,6 +68,11 @@ class Progress(Generic[Plan]):
     restored: bool = False
     trained: bool = False
 
+    @property
+    def left(self) -> int:
+        """The number of samples that are missing, counted as ``samples``."""
+        return 0 if self.trained else max(self.planned - self.samples, 0)
+
 
 class EpochCycle(Generic[Plan]):
     """The state of the current epoch, and the transitions from one epoch to the next.
@@ -192,6 +197,15 @@ class EpochCycle(Generic[Plan]):
         """Begin to record the current epoch, which takes at most so many samples in all."""
         self._phase = Phase.RECORDING
         self._most = most
+
+    def begin_loop(self) -> None:
+        """Note that a loop over the epochs begins, before which nothing may be recorded."""
+        if self.phase is Phase.RECORDING and not self.named:
+            raise InputError(
+                f"expected no losses before the loop over the epochs, got those of "
+                f"{self.current.batches} batches of epoch {self.epoch}, such as of a trial: make a "
+                f"new Pruner for the training"
+            )
 
     def read_sampler(self) -> None:
         """Note that the loop asks the sampler for indices."""

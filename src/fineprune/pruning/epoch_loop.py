@@ -26,7 +26,6 @@ from fineprune.pruning.loop_checks import (
     check_batch,
     check_epochs_left,
     check_in_progress,
-    check_no_trial,
     check_not_driven,
     check_not_ended,
     check_not_expanded,
@@ -257,7 +256,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             raise InputError(f"expected start in 0..{epochs - 1}, got {start}")
         if start is None:
             check_epochs_left(epochs, cycle.next_epoch < epochs or not cycle.ended_here)
-            check_no_trial(cycle)
+            cycle.begin_loop()
             if self._is_complete():
                 self._commit()
         driver = object()
@@ -307,8 +306,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             self._commit()
         self.set_epoch(epoch)
         if cycle.unfinished is not None:
-            current = cycle.current
-            self._follow(current.plan, current.planned if current.trained else current.samples)
+            self._follow(cycle.current.plan, cycle.current.planned - cycle.current.left)
         cycle.drive(self)
 
     def set_epoch(self, epoch: int) -> None:
@@ -664,11 +662,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
     def _is_trained(self, progress: Progress[Plan]) -> bool:
         """Return whether all batches of an epoch were recorded."""
-        if progress.trained:
-            return True
         # With drop_last, an incomplete last batch is left out.
         least = (self._samples_per_batch or 1) if self._shape.drop_last else 1
-        return progress.planned - progress.samples < least
+        return progress.left < least
 
     def _show(self, epoch: int) -> None:
         """Make ``epoch`` current: with the plan of a restored epoch if it is this one."""

@@ -19,11 +19,13 @@ class IndexedItem(tuple[int, Any]):
     __slots__ = ()
 
 
-def _are_columns(parts: Sequence[Any]) -> bool:
-    """Return whether a list has inputs and labels, rather than samples."""
-    if not 2 <= len(parts) <= _MOST_COLUMNS or not all(hasattr(part, "shape") for part in parts):
+def _are_columns(dataset: Any) -> bool:
+    """Return whether a tuple or a list has inputs and labels, rather than samples."""
+    if isinstance(dataset, tuple):
+        return any(hasattr(part, "shape") for part in dataset)
+    if not isinstance(dataset, list) or not 2 <= len(dataset) <= _MOST_COLUMNS:
         return False
-    shapes = [tuple(part.shape) for part in parts]
+    shapes = [tuple(getattr(part, "shape", ())) for part in dataset]
     return all(shapes) and len({shape[0] for shape in shapes}) == 1 and shapes[-1] != shapes[0]
 
 
@@ -55,8 +57,7 @@ class Indexed(Dataset[tuple[int, Any]]):
                 f"expected a data set, got the text {dataset!r}: give a data set that reads it, or "
                 f"the number of samples"
             )
-        shaped = isinstance(dataset, tuple | list) and [hasattr(part, "shape") for part in dataset]
-        if shaped and (any(shaped) if isinstance(dataset, tuple) else _are_columns(dataset)):
+        if _are_columns(dataset):
             raise TypeError(
                 f"expected a data set of samples, got a {type(dataset).__name__} of {len(dataset)} "
                 f"arrays: give TensorDataset(x, y), or the number of samples"

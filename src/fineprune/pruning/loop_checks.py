@@ -219,16 +219,6 @@ def check_range(lowest: int, highest: int, num_samples: int) -> None:
         raise InputError(f"expected indices in 0..{num_samples - 1}, got {lowest}..{highest}")
 
 
-def check_no_trial(cycle: "EpochCycle[Any]") -> None:
-    """Raise InputError if losses were recorded before the first loop over the epochs."""
-    if cycle.phase.value == "recording" and not cycle.named:
-        raise InputError(
-            f"expected no losses before the loop over the epochs, got those of "
-            f"{cycle.current.batches} batches of epoch {cycle.epoch}, such as of a trial: make a "
-            f"new Pruner for the training"
-        )
-
-
 def check_length(dataset: Any, num_samples: int) -> None:
     """Raise InputError if a data set has not the number of samples that it had at the start."""
     if len(dataset) != num_samples:

@@ -44,7 +44,7 @@ from fineprune.pruning.step_counts import (
     batches_of,
     bind,
     check_rounding,
-    steps_of,
+    steps_before,
 )
 
 STATE_VERSION = 1
@@ -390,20 +390,13 @@ class Pruner(EpochLoop[EpochPlan]):
         shape, cycle = self._shape, self._cycle
         if before == shape or None in (before.batch_size, shape.batch_size):
             return
-        first = cycle.next_epoch
-        steps = self._policy.steps_before(first)
-        if steps is None:
-            kept = [self.num_kept(epoch) for epoch in range(first)]
-            known = [number for number in kept if number is not None]
-            if len(known) == len(kept):
-                steps = sum(steps_of(number, shape) for number in known)
-        if steps is not None:  # Else, nothing is known of steps in advance.
+        steps = steps_before(self._policy, self._num_samples, shape, cycle.next_epoch)
+        if steps is not None:
             self._report.totals.steps = steps
-        if cycle.unfinished is not None:
-            progress = cycle.unfinished
-            rest = 0 if progress.trained else max(progress.planned - progress.samples, 0)
+        progress = cycle.unfinished
+        if progress is not None:
             whole = batches_of(self._number(progress.plan), shape)
-            progress.batches = whole - batches_of(rest, shape)
+            progress.batches = whole - batches_of(progress.left, shape)
         if before.multiple != shape.multiple and self.steps_done:
             warn_user(
                 f"a step has {shape.multiple} samples (batch x ranks x accumulation), and "

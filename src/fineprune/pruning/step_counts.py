@@ -93,14 +93,30 @@ def total_steps(policy: Policy, num_samples: int, shape: BatchShape) -> int:
     _check_batch_size(shape)
     if policy.total_steps is not None:
         return policy.total_steps
+    total = _steps_of_epochs(policy, num_samples, shape, policy.epochs)
+    if total is None:
+        raise InputError(
+            f"expected a policy whose epochs' lengths are known in advance, got {policy.name!r}: "
+            f"drive the learning rate by progress instead"
+        )
+    return total
+
+
+def steps_before(policy: Policy, num_samples: int, shape: BatchShape, epoch: int) -> int | None:
+    """Return the number of optimizer steps of all epochs before one; None if it is not known."""
+    own = policy.steps_before(epoch)
+    return _steps_of_epochs(policy, num_samples, shape, epoch) if own is None else own
+
+
+def _steps_of_epochs(
+    policy: Policy, num_samples: int, shape: BatchShape, number: int
+) -> int | None:
+    """Return the number of optimizer steps of the first epochs; None if it depends on data."""
     total = 0
-    for epoch in range(policy.epochs):
+    for epoch in range(number):
         kept = num_kept(policy, num_samples, epoch, shape)
         if kept is None:
-            raise InputError(
-                f"expected a policy whose epochs' lengths are known in advance, got "
-                f"{policy.name!r}: drive the learning rate by progress instead"
-            )
+            return None
         total += steps_of(kept, shape)
     return total
 

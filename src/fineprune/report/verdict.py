@@ -9,6 +9,7 @@ from fineprune.experiments.arm_table import (
     Group,
     Row,
     paired_difference,
+    paired_runs,
     time_difference,
 )
 from fineprune.experiments.controls import MATCHED, METHODS, is_shorter
@@ -230,9 +231,8 @@ def _control(group: Group, name: str, row: Row, difference: Difference, margin: 
 
 def _same_seed(group: Group, name: str, arm: str) -> tuple[Run, Run]:
     """Return the runs of two arms with the first seed that both have; their first ones if none."""
-    runs, others = group.of(name), {run.summary.seed: run for run in group.of(arm)}
-    pairs = ((run, others[run.summary.seed]) for run in runs if run.summary.seed in others)
-    return next(pairs, (runs[0], group.of(arm)[0]))
+    pairs = paired_runs(group, name, arm)
+    return pairs[0] if pairs else (group.of(name)[0], group.of(arm)[0])
 
 
 def _random_control(method: Run, control: Run) -> str:

@@ -100,7 +100,7 @@ class StreamLoader:
         """Return what the order of the samples within an epoch depends on."""
         pruner = self._stream.pruner
         position = pruner.position
-        within = position.batches > 0 and position.batches < pruner.batches(position.epoch)
+        within = 0 < position.batches < pruner.batches(position.epoch)
         return {
             "index": self._stream.index.digest(),
             "within_epoch": int(within),

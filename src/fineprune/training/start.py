@@ -4,7 +4,6 @@ A run can be new, continue from a checkpoint, or be finished already. This modul
 and it raises an error if the files in the folder do not belong together.
 """
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,12 +95,11 @@ def _check_recipe(recipe: Recipe, folder: RunFolder) -> Recipe:
             f"none: train into a new folder"
         )
     changed = previous.differences(recipe)
-    if recipe.run.arm not in (None, previous.run.arm):
-        arms = json.dumps(previous.run.arm), json.dumps(recipe.run.arm)
-        changed.append("run.arm is {} and {}".format(*arms))
-    if recipe.run.history and not previous.run.history:  # It would have a part of the epochs only.
-        values = (json.dumps(made.run.history) for made in (previous, recipe))
-        changed.append("run.history is {} and {}".format(*values))
+    # An arm may be left out. A history may end, but a later one would have a part of the epochs.
+    names = ["arm"] if recipe.run.arm is not None else []
+    names += ["history"] if recipe.run.history else []
+    own = [{"run": {n: getattr(made.run, n) for n in names}} for made in (previous, recipe)]
+    changed += differences(*own)
     if changed:
         raise InputError(_different_recipe(folder, changed))
     return previous
