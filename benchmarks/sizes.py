@@ -15,6 +15,7 @@ network namespace of their own are they not mixed up with those of other program
 import argparse
 import collections
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -79,15 +80,14 @@ class FirstOfMany(Replicas):
         self._threshold = threshold_of(total, self._num_kept).value
         return total  # type: ignore[no-any-return]
 
-    def gather(self, values: npt.NDArray[Number], length: int) -> list[npt.NDArray[Number]]:
-        padded = np.zeros(length, dtype=values.dtype)
-        padded[: len(values)] = values
+    def gather(self, values: npt.NDArray[Number]) -> list[npt.NDArray[Number]]:
         if self._threshold is not None:  # The numbers of samples below and at the threshold.
             value, self._threshold = self._threshold, None
             others: list[Any] = [np.array([h[:value].sum(), h[value]]) for h in self._others]
-        else:  # The samples that the other ranks hand over.
-            others = [np.arange(owned.start, owned.start + length) for owned in self._owned]
-        return [padded, *others]
+        else:  # The samples that the other ranks hand over, more than they would.
+            number = 10 * math.isqrt(self._num_kept // self.size)
+            others = [np.arange(owned.start, owned.start + number) for owned in self._owned]
+        return [values, *others]
 
 
 def peak_bytes(reset: bool = False) -> int:

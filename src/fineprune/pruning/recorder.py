@@ -19,7 +19,7 @@ from fineprune.pruning.loop_checks import check_range
 from fineprune.pruning.loss_buffer import MOST_WAITING, Batch, Drained, LossBuffer, are_flat
 from fineprune.pruning.plan import EpochPlan, fingerprint
 from fineprune.pruning.policies.policy import LossRecords, Policy
-from fineprune.pruning.replicas import Number, Replicas
+from fineprune.pruning.replicas import Replicas
 
 # A single process flushes the buffer when it holds about so many losses (48 MB), however many
 # samples an epoch has. The host waits for the device in each flush.
@@ -154,14 +154,8 @@ class Recorder(PlanRecorder[EpochPlan]):
 
     def _flush_rescored(self, plan: EpochPlan) -> None:
         own = self._drained(self._rescored)
-        index, losses = own.indices, own.losses
-        if self._replicas.size > 1:
-            numbers = self._replicas.gather(np.array([len(index)]), 1)
-            lengths = [int(number[0]) for number in numbers]
-            if not max(lengths):
-                return
-            index = _joined(self._replicas.gather(index, max(lengths)), lengths)
-            losses = _joined(self._replicas.gather(losses, max(lengths)), lengths)
+        index = np.concatenate(self._replicas.gather(own.indices))
+        losses = np.concatenate(self._replicas.gather(own.losses))
         if len(index):
             self._policy.observe_rescored(plan.epoch, index, losses)
 
@@ -181,16 +175,9 @@ class Recorder(PlanRecorder[EpochPlan]):
 
     def _gathered(self, own: Drained, means: npt.NDArray[np.float64]) -> LossRecords:
         """Return the losses of all ranks, batch after batch, each in the order of the ranks."""
-        sizes = self._replicas.gather(own.sizes, len(means))
-        lengths = [int(of_rank.sum()) for of_rank in sizes]
-        indices = self._replicas.gather(own.indices, max(lengths))
-        losses = self._replicas.gather(own.losses, max(lengths))
-        batch = np.concatenate([np.repeat(np.arange(len(means)), of_rank) for of_rank in sizes])
+        sizes = self._replicas.gather(own.sizes)
+        indices = np.concatenate(self._replicas.gather(own.indices))
+        losses = np.concatenate(self._replicas.gather(own.losses))
+        batch = np.concatenate([np.repeat(np.arange(len(of_rank)), of_rank) for of_rank in sizes])
         order = np.argsort(batch, kind="stable")
-        return LossRecords(
-            _joined(indices, lengths)[order], _joined(losses, lengths)[order], means[batch[order]]
-        )
-
-
-def _joined(parts: list[npt.NDArray[Number]], lengths: list[int]) -> npt.NDArray[Number]:
-    return np.concatenate([part[:length] for part, length in zip(parts, lengths, strict=True)])
+        return LossRecords(indices[order], losses[order], means[batch[order]])

@@ -77,46 +77,50 @@ class Replicas:
 
     def sum(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """Return the sum of an array over all ranks, elementwise, with its shape and dtype."""
-        if self.size == 1:
-            return values
-        if self._all_gather is not None:
-            total: npt.NDArray[Number] = np.sum(
-                self._all_gather(values), axis=0, dtype=values.dtype
-            )
-            return total
-        return self._all_reduce(values, dist.ReduceOp.SUM)
+        return self._reduced(values, np.add, dist.ReduceOp.SUM)
 
     def maximum(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """Return the maximum of an array over all ranks, elementwise, with its shape and dtype."""
-        if self.size == 1:
-            return values
-        if self._all_gather is not None:
-            largest: npt.NDArray[Number] = np.max(self._all_gather(values), axis=0)
-            return largest
-        return self._all_reduce(values, dist.ReduceOp.MAX)
+        return self._reduced(values, np.maximum, dist.ReduceOp.MAX)
 
-    def gather(self, values: npt.NDArray[Number], length: int) -> list[npt.NDArray[Number]]:
+    def gather(self, values: npt.NDArray[Number]) -> list[npt.NDArray[Number]]:
         """Return the arrays of all ranks, in the order of the ranks.
 
         Args:
-            values: An array with one dimension, of the same dtype on every rank.
-            length: The length to which each array is padded with zeros, the same on every rank.
+            values: An array with one dimension, of the same dtype on every rank, and of any length.
         """
-        padded = np.zeros(length, dtype=values.dtype)
-        padded[: len(values)] = values
         if self.size == 1:
-            return [padded]
+            return [values]
+        lengths = [int(length[0]) for length in self._gather_equal(np.array([len(values)]))]
+        if not max(lengths):
+            return [values for _ in lengths]
+        padded = np.zeros(max(lengths), dtype=values.dtype)
+        padded[: len(values)] = values
+        parts = self._gather_equal(padded)
+        return [part[:length] for part, length in zip(parts, lengths, strict=True)]
+
+    def _gather_equal(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """Return the arrays of all ranks, which have the same length."""
         if self._all_gather is not None:
-            return list(self._all_gather(padded))
-        own = self._tensor(padded)
+            return list(self._all_gather(values))
+        own = self._tensor(values)
         parts = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(parts, own, group=self.group)
         return [part.cpu().numpy() for part in parts]
 
-    def _all_reduce(self, values: npt.NDArray[Any], operation: Any) -> npt.NDArray[Any]:
+    def _reduced(
+        self, values: npt.NDArray[Number], function: np.ufunc, operation: Any
+    ) -> npt.NDArray[Number]:
+        if self.size == 1:
+            return values
+        if self._all_gather is not None:
+            gathered: npt.NDArray[Number] = function.reduce(
+                self._all_gather(values), dtype=values.dtype
+            )
+            return gathered
         tensor = self._tensor(values)
         dist.all_reduce(tensor, op=operation, group=self.group)
-        reduced: npt.NDArray[Any] = tensor.cpu().numpy()
+        reduced: npt.NDArray[Number] = tensor.cpu().numpy()
         return reduced
 
     def _tensor(self, values: npt.NDArray[Any]) -> torch.Tensor:

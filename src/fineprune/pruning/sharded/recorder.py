@@ -101,19 +101,9 @@ class ShardedRecorder(PlanRecorder[Share]):
         """
         if self._counts is None:
             return
-        if self._replicas.size > 1:
-            for marked in self._exchanged_marks():
-                _mark(self._counts.marks, marked, share.owned)
+        for marked in self._replicas.gather(self.foreign):
+            _mark(self._counts.marks, marked, share.owned)
         self._counts.end_epoch(clear)
-
-    def _exchanged_marks(self) -> list[Indices]:
-        """Return the samples that each rank marked although another one owns them."""
-        own = np.array([len(self.foreign)])
-        lengths = [int(length[0]) for length in self._replicas.gather(own, 1)]
-        if not max(lengths):
-            return []
-        parts = self._replicas.gather(self.foreign, max(lengths))
-        return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
 
 def _mark(marks: npt.NDArray[np.bool_], index: Indices, owned: range) -> npt.NDArray[np.bool_]:

@@ -81,7 +81,7 @@ def _threshold(
     largest = int(replicas.maximum(np.array([len(own)]))[0])
     own = np.concatenate([own, np.zeros(largest - len(own), dtype=np.int64)])
     value, _, _, wanted = threshold_of(replicas.sum(own), num_kept)
-    numbers = np.stack(replicas.gather(np.array([own[:value].sum(), own[value]]), 2))
+    numbers = np.stack(replicas.gather(np.array([own[:value].sum(), own[value]])))
     below, tied = numbers[:, 0], numbers[:, 1]
     taken = share_ties(tied, wanted, stream(seed, epoch, "ties of each rank"))
     rank = replicas.rank
@@ -125,9 +125,8 @@ def _handed_over(offered: Indices, surplus: Numbers, replicas: Replicas) -> Indi
             (R,), with the sum 0.
         replicas: The ranks.
     """
-    gives, takes = np.maximum(surplus, 0), np.maximum(-surplus, 0)
-    parts = replicas.gather(offered, int(gives.max()))
-    handed = np.concatenate([part[:n] for part, n in zip(parts, gives.tolist(), strict=True)])
+    takes = np.maximum(-surplus, 0)
+    handed = np.concatenate(replicas.gather(offered))
     end = int(takes[: replicas.rank + 1].sum())
     return handed[end - int(takes[replicas.rank]) : end].copy()
 
