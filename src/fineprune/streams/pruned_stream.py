@@ -136,9 +136,9 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         worker = get_worker_info()
-        plan = self.shared_plan
+        begun = self.shared_plan.current
         number, workers = (0, 0) if worker is None else (worker.id, worker.num_workers)
-        if not plan.passes or plan.workers != workers:
+        if not begun.number or begun.workers != workers:
             raise InputError(
                 "expected iteration over PrunedStream.loader(), which says what the epoch keeps "
                 "and what was trained, got another loader (also StatefulDataLoader, which would "
@@ -156,7 +156,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
             worker=worker,
             workers=workers,
             each=self._each(sum(kept)),
-            trained=self.shared_plan.trained,
+            trained=self.shared_plan.current.trained,
         )
         done = own.begin
         while done < own.end:
@@ -179,7 +179,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         samples = itertools.chain.from_iterable(map(self._of_shard, shards))
         # Every worker has shards of its own, and with them an order of its own.
         purpose = f"shuffle buffer {own.shards[0]}"
-        rng = stream(self._seed, self.shared_plan.epoch, purpose)
+        rng = stream(self._seed, self.shared_plan.current.epoch, purpose)
         return itertools.islice(shuffled(samples, self.shuffle_buffer, rng), begin, None)
 
     def _of_shard(self, shard: int) -> Iterator[tuple[int, Any]]:
@@ -217,7 +217,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
 
     def _order(self) -> list[int]:
         """Return all shards in the order of the epoch."""
-        rng = stream(self._seed, self.shared_plan.epoch, "shards")
+        rng = stream(self._seed, self.shared_plan.current.epoch, "shards")
         order: list[int] = rng.permutation(len(self.index.shards)).tolist()
         return order
 

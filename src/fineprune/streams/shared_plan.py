@@ -1,11 +1,26 @@
 """SharedPlan: the plan of the current epoch in memory that loader processes share."""
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
-# The places of the numbers beside the mask.
-_PASSES, _EPOCH, _TRAINED, _WORKERS = range(4)
+
+class Pass(NamedTuple):
+    """Where the training is when it begins a pass over the stream.
+
+    Attributes:
+        number: The number of passes so far; 0 before the first one.
+        epoch: The epoch, counted from 0.
+        trained: Number of samples that this rank has trained in this epoch already.
+        workers: Number of loader processes; 0 if the process of the training reads by itself.
+    """
+
+    number: int
+    epoch: int
+    trained: int
+    workers: int
 
 
 class SharedPlan:
@@ -20,32 +35,21 @@ class SharedPlan:
 
     def __init__(self, num_samples: int) -> None:
         self._mask = torch.from_numpy(np.zeros(num_samples, np.bool_)).share_memory_()
-        self._numbers = torch.from_numpy(np.zeros(4, np.int64)).share_memory_()
+        self._pass = torch.from_numpy(np.zeros(4, np.int64)).share_memory_()
 
     def publish(self, epoch: int, kept: torch.Tensor, trained: int, workers: int) -> int:
-        """Write what the next pass yields.
+        """Write what the next pass yields, and return its number.
 
         Args:
-            epoch: The epoch, counted from 0.
-            kept: Indices of the samples that it keeps, int64, shape (number kept,).
-            trained: Number of samples that this rank has trained in this epoch already.
-            workers: Number of loader processes; 0 if the process of the training reads by itself.
-
-        Returns:
-            The number of passes so far.
+            epoch, trained, workers: As in ``Pass``.
+            kept: Indices of the samples that the epoch keeps, int64, shape (number kept,).
         """
         mask = self.mask
         mask[:] = False
         mask[kept.numpy()] = True
-        passes = self.passes + 1
-        for place, number in (
-            (_EPOCH, epoch),
-            (_TRAINED, trained),
-            (_WORKERS, workers),
-            (_PASSES, passes),
-        ):
-            self._numbers[place] = number
-        return passes
+        number = self.current.number + 1
+        self._pass.numpy()[:] = Pass(number, epoch, trained, workers)
+        return number
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
@@ -54,21 +58,6 @@ class SharedPlan:
         return mask
 
     @property
-    def passes(self) -> int:
-        """How many times ``publish`` was called."""
-        return int(self._numbers[_PASSES])
-
-    @property
-    def epoch(self) -> int:
-        """The epoch, counted from 0."""
-        return int(self._numbers[_EPOCH])
-
-    @property
-    def trained(self) -> int:
-        """Number of samples that this rank had trained in this epoch when the pass began."""
-        return int(self._numbers[_TRAINED])
-
-    @property
-    def workers(self) -> int:
-        """Number of loader processes; 0 if the process of the training reads by itself."""
-        return int(self._numbers[_WORKERS])
+    def current(self) -> Pass:
+        """The pass that was begun last."""
+        return Pass(*self._pass.tolist())

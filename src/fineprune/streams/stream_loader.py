@@ -139,7 +139,7 @@ class StreamLoader:
         shape = self._stream.pruner.shape
         batch: list[Any] = []
         for sample in samples:
-            if self._stream.shared_plan.passes != this:
+            if self._stream.shared_plan.current.number != this:
                 raise RuntimeError(
                     "expected one iteration over the stream at a time, but another one has begun"
                 )
