@@ -40,7 +40,7 @@ ALLOWED = {
         "__init__",
     },
     "integrations": {"pruning"},
-    "streams": {"pruning"},
+    "streams": {"pruning", "writing"},
     "launch": set(),
     "experiments": {"distributed", "runs", "training", "launch", "writing"},
     "inspection": {"labels", "runs", "training", "datasets", "writing"},

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError, check_whole_number, explaining
+from fineprune.writing import replacing
 
 # The version of the files.
 _VERSION = 1
@@ -146,27 +147,19 @@ class KeyIndex:
         The file is a NumPy archive (npz) without pickled objects, whatever its name.
 
         Raises:
+            InputError: The path is that of a folder, a device or a pipe.
             OSError: The file cannot be written.
         """
-        target = Path(path)
         stored = self.checksums
-        temporary = target.with_name(f".{target.name}-{os.getpid()}")
-        try:
-            with temporary.open("wb") as file:
-                np.savez(
-                    file,
-                    version=np.array(_VERSION),
-                    shards=np.array(self.shards),
-                    sizes=np.diff(self.firsts),
-                    has_checksums=np.array(stored is not None),
-                    checksums=np.zeros(0, np.uint32) if stored is None else stored,
-                )
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with replacing(Path(path)) as file:
+            np.savez(
+                file,
+                version=np.array(_VERSION),
+                shards=np.array(self.shards),
+                sizes=np.diff(self.firsts),
+                has_checksums=np.array(stored is not None),
+                checksums=np.zeros(0, np.uint32) if stored is None else stored,
+            )
 
     def __len__(self) -> int:
         return int(self.firsts[-1])
