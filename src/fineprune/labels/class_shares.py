@@ -29,7 +29,6 @@ class ClassShares:
         self, num_samples: int, num_classes: int, strongest: int | None, device: torch.device
     ) -> None:
         self.num_classes = num_classes
-        self.strongest = strongest
         # Without others, column k is class k. Else, column 0 is the label's own class.
         columns = num_classes if strongest is None else strongest + 1
         self.shares = torch.zeros(num_samples, columns, dtype=torch.float16, device=device)
@@ -69,10 +68,9 @@ class ClassShares:
         if self.others is None:
             self.shares.index_copy_(0, index, rows.half())
             return
-        assert self.strongest is not None
         own = rows.gather(1, labels[:, None])
         rows.scatter_(1, labels[:, None], -1.0)
-        shares, others = rows.topk(self.strongest, dim=1)
+        shares, others = rows.topk(self.others.shape[1], dim=1)
         self.shares.index_copy_(0, index, torch.cat([own, shares], 1).half())
         self.others.index_copy_(0, index, others.to(self.others.dtype))
 

@@ -20,8 +20,6 @@ _ROUNDS = 8
 # often than others.
 _STORED = 256
 
-Halves = npt.NDArray[np.uint64]
-
 
 class Permutation:
     """A random order of 0..length-1, which takes memory in proportion to the root of its length.

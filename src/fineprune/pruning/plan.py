@@ -64,8 +64,8 @@ class EpochPlan:
         return included
 
 
-def check_plan(plan: object, epoch: int, num_kept: int | None, num_samples: int) -> EpochPlan:
-    """Return ``plan``, as the result of ``Policy.select``.
+def check_plan(plan: object, epoch: int, num_kept: int | None, num_samples: int) -> None:
+    """Raise InputError if ``plan`` cannot be the result of ``Policy.select``.
 
     Args:
         plan: What the policy returned.
@@ -88,7 +88,6 @@ def check_plan(plan: object, epoch: int, num_kept: int | None, num_samples: int)
         raise InputError(
             f"expected one weight for each of {num_samples} samples, got {len(plan.weights)}"
         )
-    return plan
 
 
 def fingerprint(plan: EpochPlan, seed: int) -> int:
