@@ -291,9 +291,8 @@ class Pruner(EpochLoop[EpochPlan]):
         next_trains_all = self._policy.anneals(plan.epoch + 1)
         if next_trains_all or not self._policy.rescores:
             return torch.from_numpy(np.arange(0))
-        skipped = np.ones(self._num_samples, dtype=np.bool_)
-        skipped[plan.kept.numpy()] = False
-        return self._policy.to_rescore(plan, torch.from_numpy(np.flatnonzero(skipped)))
+        skipped = np.delete(np.arange(self._num_samples), plan.kept.numpy())
+        return self._policy.to_rescore(plan, torch.from_numpy(skipped))
 
     def _is_complete(self) -> bool:
         if not super()._is_complete():

@@ -131,30 +131,26 @@ class Adaptive(BudgetedPolicy):
         self.evidence = float(evidence)
         self.suspects_after = suspects_after
         self._given_chance = None if chance is None else float(chance)
-        self._chance = math.nan
-        self._mostly_learned = False
         self.needs_ranking = patience > 0
         self.needs_logits = suspects_after is not None
-        self._streaks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
-        self._confused: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        self._consistent_epochs = 0
-        self._ranking: Ranking | None = None
-        self._chosen: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        self._losses = EpochLosses(0)
-        # How long each epoch was, as a share of a full one; None for one that was not trained.
-        self._lengths: list[float | None] = []
+        self._forget(0)
 
     def bind(self, num_samples: int) -> None:
         """Allocate eleven bytes per sample, and count each sample as an optimizer step."""
+        self._forget(num_samples)
+        super().bind(num_samples)
+
+    def _forget(self, num_samples: int) -> None:
         self._chance = math.nan if self._given_chance is None else self._given_chance
         self._mostly_learned = False
         self._consistent_epochs = 0
-        self._lengths = [None] * self.epochs
-        self._streaks = np.zeros(num_samples, dtype=np.uint8)
-        self._confused = np.zeros(num_samples, dtype=np.bool_)
-        self._chosen = np.zeros(num_samples, dtype=np.bool_)
+        self._ranking: Ranking | None = None
+        # How long each epoch was, as a share of a full one; None for one that was not trained.
+        self._lengths: list[float | None] = [None] * self.epochs
+        self._streaks: npt.NDArray[np.uint8] = np.zeros(num_samples, dtype=np.uint8)
+        self._confused: npt.NDArray[np.bool_] = np.zeros(num_samples, dtype=np.bool_)
+        self._chosen: npt.NDArray[np.bool_] = np.zeros(num_samples, dtype=np.bool_)
         self._losses = EpochLosses(num_samples)
-        super().bind(num_samples)
 
     def planned_numbers(self) -> list[int]:
         """Return how many samples each epoch keeps if none contradicts the others."""

@@ -89,12 +89,11 @@ class InfoBatch(EvenSaving, LastLosses):
             weights = np.where(
                 below, _inverse_share(len(first), of_first), _inverse_share(len(second), of_second)
             )
-        kept = np.ones(total, dtype=np.bool_)
-        kept[skipped] = False
+        kept = np.delete(np.arange(total), skipped)
         weighted = self.plan_options.rescale and not (weights == 1).all()
         return EpochPlan(
             epoch,
-            torch.from_numpy(np.flatnonzero(kept)),
+            torch.from_numpy(kept),
             torch.from_numpy(weights.astype(np.float32)) if weighted else None,
         )
 

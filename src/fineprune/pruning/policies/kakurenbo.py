@@ -88,13 +88,13 @@ class Kakurenbo(LastLosses):
         total = len(self.losses)
         confident = int((self.losses <= -math.log(self.confidence)).sum())  # NaN is not.
         hidden = total - self._whole_steps(total - min(self._most(epoch), confident))
-        kept = np.ones(total, dtype=np.bool_)
-        kept[lowest(np.where(np.isnan(self.losses), np.inf, self.losses), hidden, rng)] = False
+        losses = np.where(np.isnan(self.losses), np.inf, self.losses)
+        kept = np.delete(np.arange(total), lowest(losses, hidden, rng))
         weights = None
         if self.plan_options.rescale and epoch:
             factor = total / (total - self._most(epoch))
             weights = torch.from_numpy(np.full(total, factor, np.float32))
-        return EpochPlan(epoch, torch.from_numpy(np.flatnonzero(kept)), weights)
+        return EpochPlan(epoch, torch.from_numpy(kept), weights)
 
     def _most(self, epoch: int) -> int:
         """Return the largest number of samples that the epoch may hide."""

@@ -119,6 +119,4 @@ def without_repeats(
         number: The number of further samples of the epoch, at most N minus those taken.
     """
     free = np.flatnonzero(~np.isin(order, taken, assume_unique=True))[:number]
-    rest = np.ones(len(order), dtype=np.bool_)
-    rest[free] = False
-    return np.concatenate([order[free], order[rest]])
+    return np.concatenate([order[free], np.delete(order, free)])
