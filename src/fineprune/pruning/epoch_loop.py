@@ -506,9 +506,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         A step counts from the moment in which the losses of its last batch are recorded. Incomplete
         accumulation at the end of an epoch is a step, too.
         """
-        unfinished = self._cycle.unfinished
-        batches = 0 if unfinished is None else unfinished.batches
-        whole, rest = divmod(batches, self._shape.accumulation)
+        whole, rest = divmod(self.position.batches, self._shape.accumulation)
         return self._report.totals.steps + whole + (rest > 0 and self._is_complete())
 
     @property
@@ -529,10 +527,10 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         With ``accumulation``, this is so after that many batches, and after the last batch of an
         epoch.
         """
-        unfinished = self._cycle.unfinished
-        if unfinished is None or not unfinished.batches:
+        batches = self.position.batches
+        if not batches:
             return False
-        return unfinished.batches % self._shape.accumulation == 0 or self._is_complete()
+        return batches % self._shape.accumulation == 0 or self._is_complete()
 
     def num_kept(self, epoch: int) -> int | None:
         """Return how many samples all ranks together train in ``epoch``, without padding.
@@ -586,9 +584,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
               evidence on the labels, or else from the losses that ``Adaptive`` has seen; see
               ``LabelWatch.advice``. Empty if there are neither, or the ranks have not merged.
         """
-        unfinished = self._cycle.unfinished
-        batches = 0 if unfinished is None else unfinished.batches
-        return self._report.summary(batches, self.steps_done, self._watch)
+        return self._report.summary(self.position.batches, self.steps_done, self._watch)
 
     def log(self, target: Any, by: str = "steps") -> None:
         """Report each epoch to ``target`` when it ends, on the first rank of the group only.

@@ -196,13 +196,12 @@ class ShardedPruner(EpochLoop[Share]):
         learned = self._policy.state_dict()
         if self._counts is not None:
             learned.update(self._counts.state_dict())
-        unfinished = cycle.unfinished
         state: dict[str, Any] = {
             **self._identity(),
             "epoch": cycle.epoch,
             "open": cycle.is_open,
-            "batches": 0 if unfinished is None else unfinished.batches,
-            "samples": 0 if unfinished is None else unfinished.samples,
+            "batches": self.position.batches,
+            "samples": self.position.samples,
             "nonfinite": self._recorder.nonfinite,
             "kept": self.num_kept(cycle.epoch),
             "foreign": torch.from_numpy(self._recorder.foreign),
