@@ -157,14 +157,14 @@ class Schedule:
     @functools.cached_property
     def boundaries(self) -> tuple[int, ...]:
         """The epochs ``e`` (counted from 1, ascending) at whose end the counts are cleared."""
-        lengths = self.window if isinstance(self.window, tuple) else (self.window,)
+        lengths = _as_tuple(self.window)
         ends = itertools.accumulate(itertools.chain(lengths, itertools.repeat(lengths[-1])))
         return tuple(itertools.takewhile(lambda end: end <= self.epochs, ends))
 
     @property
     def longest_window(self) -> int:
         """Length of the longest window in epochs, which is the largest possible count."""
-        return max(self.window) if isinstance(self.window, tuple) else self.window
+        return max(_as_tuple(self.window))
 
     def prunes(self, epoch: int) -> bool:
         """Return whether ``epoch`` (counted from 0) skips samples.
@@ -208,10 +208,10 @@ class Schedule:
             return self
         earlier = [b for b in self.boundaries if b < e]
         lengths = [b - a for a, b in itertools.pairwise([0, *earlier, e])]
-        starts = [self._window_value(self.start, i) for i in range(len(lengths))]
-        tail = range(len(lengths) - 1, max(len(lengths), self._listed_windows()))
-        lengths += [self._window_value(self.window, i) for i in tail]
-        starts += [self._window_value(self.start, i) for i in tail]
+        starts = [_of_window(self.start, i) for i in range(len(lengths))]
+        tail = range(len(lengths) - 1, max(len(lengths), len(_as_tuple(self.window))))
+        lengths += [_of_window(self.window, i) for i in tail]
+        starts += [_of_window(self.start, i) for i in tail]
         opened = (*self.opened, e)
         return replace(self, window=tuple(lengths), start=tuple(starts), opened=opened)
 
@@ -224,22 +224,21 @@ class Schedule:
         return e - (self.boundaries[reached - 1] if reached else 0)
 
     def _start(self, e: int) -> int:
-        passed = bisect.bisect_left(
-            self.boundaries, e
-        )  # The boundary kW itself belongs to window k - 1.
-        start = self._window_value(self.start, passed)
-        if self.attenuate == "window":
-            times = passed
-        else:
-            times = max(0, e - self._window_value(self.window, 0))
-        return _attenuated(start, self.attenuation, times)
+        passed = bisect.bisect_left(self.boundaries, e)  # The boundary kW is in window k - 1.
+        times = passed
+        if self.attenuate == "epoch":
+            times = max(0, e - _of_window(self.window, 0))
+        return _attenuated(_of_window(self.start, passed), self.attenuation, times)
 
-    def _listed_windows(self) -> int:
-        return len(self.window) if isinstance(self.window, tuple) else 1
 
-    @staticmethod
-    def _window_value(value: int | tuple[int, ...], window: int) -> int:
-        return value[min(window, len(value) - 1)] if isinstance(value, tuple) else value
+def _as_tuple(value: int | tuple[int, ...]) -> tuple[int, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _of_window(value: int | tuple[int, ...], window: int) -> int:
+    """Return the value of a window, of which the last one is repeated."""
+    values = _as_tuple(value)
+    return values[min(window, len(values) - 1)]
 
 
 def _attenuated(start: int, attenuation: float, times: int) -> int:
