@@ -30,7 +30,12 @@ def rates_of_epochs(rates: Rates, epochs: int) -> list[float]:
         epochs: Number of epochs in the training.
     """
     if isinstance(rates, LRScheduler):
-        _check_steps_per_epoch(rates, epochs)
+        if isinstance(rates, OneCycleLR) and rates.total_steps > epochs:
+            raise InputError(
+                f"expected a scheduler that is stepped once in each of {epochs} epochs, got "
+                f"OneCycleLR with {rates.total_steps} steps: give its rates to "
+                f"set_rates(scheduler, by='steps')"
+            )
         return _checked(_stepped(rates, epochs))
     if callable(rates):
         return _checked([rates(epoch + 0.5) for epoch in range(epochs)])
@@ -153,16 +158,6 @@ def _checked(rates: Sequence[float]) -> list[float]:
     if not all(math.isfinite(rate) and rate >= 0 for rate in listed) or not any(listed):
         raise InputError(f"expected learning rates of at least 0 and one above 0, got {rates}")
     return listed
-
-
-def _check_steps_per_epoch(scheduler: LRScheduler, epochs: int) -> None:
-    """Raise InputError if a one-cycle scheduler is stepped more often than once per epoch."""
-    if isinstance(scheduler, OneCycleLR) and scheduler.total_steps > epochs:
-        raise InputError(
-            f"expected a scheduler that is stepped once in each of {epochs} epochs, got OneCycleLR "
-            f"with {scheduler.total_steps} steps: give its rates to "
-            f"set_rates(scheduler, by='steps')"
-        )
 
 
 def _stepped(scheduler: LRScheduler, number: int) -> list[float]:

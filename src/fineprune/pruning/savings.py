@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fineprune.errors import InputError, check_above, check_whole_number
-from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.schedule import Schedule
 from fineprune.pruning.step_counts import (
@@ -14,6 +13,7 @@ from fineprune.pruning.step_counts import (
     bind,
     check_rounding,
     num_kept,
+    steps_of,
     total_steps,
 )
 
@@ -135,10 +135,8 @@ def predict_savings(
     policy = copy.deepcopy(policy)  # The caller's policy must not be bound to N.
     bind(policy, num_samples, shape)
     check_rounding(policy, num_samples, shape)
-    full = FullData(policy.epochs)
-    bind(full, num_samples, shape)
     steps = total_steps(policy, num_samples, shape)
-    steps_full = total_steps(full, num_samples, shape)
+    steps_full = policy.epochs * steps_of(num_samples, shape)
     if not steps_full:
         raise InputError(
             f"expected batch_size of at most {num_samples // num_replicas}, the samples of each "
