@@ -15,7 +15,6 @@ _BLOCK = 1 << 18
 
 _LARGEST_KEY = np.iinfo(np.uint32).max
 
-Array = npt.NDArray[np.generic]
 Counts = npt.NDArray[np.integer]
 
 
@@ -82,16 +81,8 @@ def exceeds(
         return (losses > threshold) & np.isfinite(losses)
 
 
-def add_marks(counts: Counts, marks: npt.NDArray[np.bool_], clear: bool) -> None:
-    """End an epoch, in place: set the counts to 0 if ``clear`` is set, then add the marks.
-
-    Args:
-        counts: The counts; integers, shape (N,).
-        marks: The samples that the epoch marked; bool, shape (N,).
-        clear: Whether the epoch is a boundary of the schedule.
-    """
-    if clear:
-        counts[:] = 0
+def add_marks(counts: Counts, marks: npt.NDArray[np.bool_]) -> None:
+    """Add the marks of an epoch, bool, to the counts, integers, in place; shape (N,) each."""
     # Only epochs that are repeated could reach the largest value. It must not wrap around to 0.
     largest = np.iinfo(counts.dtype).max
     np.add(counts, marks, out=counts, where=counts < largest, casting="unsafe")

@@ -27,7 +27,9 @@ class SampleCounts:
 
     def end_epoch(self, clear: bool) -> None:
         """Clear the counts if ``clear`` is set, then add the marks of the epoch."""
-        add_marks(self.counts, self.marks, clear=clear)
+        if clear:
+            self.counts[:] = 0
+        add_marks(self.counts, self.marks)
         self.marks[:] = False
 
     def copied(self) -> torch.Tensor:

@@ -204,7 +204,7 @@ class Adaptive(BudgetedPolicy):
         mean = self._losses.mean(self._chance)
         learned = mean < _LEARNED * self._chance
         if learned:
-            add_marks(self._streaks, above & (losses < np.inf), clear=False)
+            add_marks(self._streaks, above & (losses < np.inf))
         self._mostly_learned |= mean < _MOSTLY_LEARNED * self._chance
         self._losses.end_epoch()
         self._note_confused(epoch, learned)
