@@ -9,7 +9,6 @@ import torch
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.batch import as_numbers
-from fineprune.pruning.applied_options import AppliedOptions
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase
 from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
@@ -24,6 +23,7 @@ from fineprune.pruning.loop_checks import (
     warn_user,
 )
 from fineprune.pruning.plan import EpochPlan, check_plan
+from fineprune.pruning.plan_options import AppliedOptions
 from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.pruner_state import (
     check_state,
