@@ -1,6 +1,5 @@
 """The DataLoader over a pruner's samples, and a check of options that would undo the pruning."""
 
-import copy
 import inspect
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -19,26 +18,6 @@ _REFUSED = {
 }
 
 
-def check_loader_options(options: dict[str, Any], drop_last: bool) -> None:
-    """Raise InputError if an option of ``DataLoader`` would undo the pruning.
-
-    Args:
-        options: Further keyword arguments of ``DataLoader``.
-        drop_last: Whether the pruner counts on a loader that drops an incomplete last batch.
-    """
-    for name, why in _REFUSED.items():
-        if options.get(name) not in (None, False):
-            raise InputError(
-                f"expected no {name}, since {why}, got {options[name]!r}: leave it out"
-            )
-    if options.get("drop_last", drop_last) != drop_last:
-        raise InputError(
-            f"expected drop_last={drop_last}, as the pruner has it, got {options['drop_last']}: "
-            f"give it to Pruner instead"
-        )
-    check_in_order(options.get("in_order", True))
-
-
 def check_in_order(in_order: bool) -> None:
     """Raise InputError if a loader may yield its batches in another order than the sampler's."""
     if not in_order:
@@ -46,25 +25,6 @@ def check_in_order(in_order: bool) -> None:
             "expected in_order=True, since a resumed epoch continues in the sampler's order, got "
             "False: leave it out"
         )
-
-
-def loader_batch_size(own: int | None, given: int | None) -> int:
-    """Return the batch size of a loader.
-
-    Args:
-        own: The batch size of the pruner, per rank; None if it does not know it.
-        given: The batch size that the user wants; None for that of the pruner.
-    """
-    size = own if given is None else given
-    if size is None:
-        raise InputError("expected a batch size, got none: make Pruner(..., batch_size=...)")
-    check_whole_number("batch_size", size, 1)
-    if own is not None and size != own:
-        raise InputError(
-            f"expected batch_size={own}, for which the pruner plans whole batches and counts "
-            f"steps, got {size}: give it to Pruner instead"
-        )
-    return size
 
 
 class PrunedLoader(DataLoader[Any]):
@@ -115,10 +75,6 @@ class PrunedLoaders:
         self._drop_last = drop_last
         self._last: tuple[Indexed, dict[str, Any], weakref.ref[PrunedLoader]] | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "PrunedLoaders":
-        sampler = copy.deepcopy(self._sampler, memo)
-        return PrunedLoaders(sampler, self._num_samples, self._batch_size, self._drop_last)
-
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy, which has made no loader."""
         return {**vars(self), "_last": None}
@@ -151,13 +107,13 @@ class PrunedLoaders:
                 f"expected a data set of the pruner's {self._num_samples} samples, got one of "
                 f"{len(indexed)}"
             )
-        check_loader_options(options, self._drop_last)
+        self._check_options(options)
         if collate_fn is not None and not isinstance(collate_fn, IndexedCollate):
             collate_fn = IndexedCollate(collate_fn)
         arguments: dict[str, Any] = {
             "persistent_workers": num_workers > 0,
             **{name: value for name, value in options.items() if name not in _REFUSED},
-            "batch_size": loader_batch_size(self._batch_size, batch_size),
+            "batch_size": self._checked_batch_size(batch_size),
             "drop_last": self._drop_last,
             "num_workers": num_workers,
             "collate_fn": collate_fn,
@@ -172,3 +128,31 @@ class PrunedLoaders:
         loader = PrunedLoader(indexed, sampler=self._sampler, **arguments)
         self._last = indexed, arguments, weakref.ref(loader)
         return loader
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        """Raise InputError if an option of ``DataLoader`` would undo the pruning."""
+        for name, why in _REFUSED.items():
+            if options.get(name) not in (None, False):
+                raise InputError(
+                    f"expected no {name}, since {why}, got {options[name]!r}: leave it out"
+                )
+        if options.get("drop_last", self._drop_last) != self._drop_last:
+            raise InputError(
+                f"expected drop_last={self._drop_last}, as the pruner has it, got "
+                f"{options['drop_last']}: give it to Pruner instead"
+            )
+        check_in_order(options.get("in_order", True))
+
+    def _checked_batch_size(self, given: int | None) -> int:
+        """Return the batch size of a loader, which is that of the pruner if none is given."""
+        own = self._batch_size
+        size = own if given is None else given
+        if size is None:
+            raise InputError("expected a batch size, got none: make Pruner(..., batch_size=...)")
+        check_whole_number("batch_size", size, 1)
+        if own is not None and size != own:
+            raise InputError(
+                f"expected batch_size={own}, for which the pruner plans whole batches and counts "
+                f"steps, got {size}: give it to Pruner instead"
+            )
+        return size
