@@ -23,14 +23,9 @@ class InputError(ValueError):
 class RunError(RuntimeError):
     """A run failed while running, and the message explains the failure completely.
 
-    The message is one line. The command line prints only this line. Every other exception keeps its
-    traceback.
-
-    Attributes:
-        exit_status: The status with which the command line exits.
+    The message is one line. The command line prints only this line and exits with status 1. Every
+    other exception except ``InputError`` keeps its traceback.
     """
-
-    exit_status = 1
 
 
 # The path needs rights that this user does not have, or it is too long.

@@ -40,7 +40,7 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
                 raise typer.Exit(WRONG_INPUT) from error
             except RunError as error:
                 _say(str(error))
-                raise typer.Exit(error.exit_status) from error
+                raise typer.Exit(FAILED) from error
             except Stopped as error:
                 _say(f"{error}; {to_continue}")
                 raise typer.Exit(128 + error.number) from None
