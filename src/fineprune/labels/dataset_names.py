@@ -13,9 +13,9 @@ from torch.utils.data import Subset
 def classes_of(dataset: Any, number: int) -> Sequence[str] | None:
     """Return the names of at least so many classes, if a data set has them.
 
-    They are its attribute ``classes``, or those that a data set of Hugging Face gives its column
-    ``label`` or ``labels``. If it has none, they are those of the data set that it wraps, such as a
-    ``Subset`` does, if they are exactly as many: a wrapper may have merged classes.
+    They are its attribute ``classes``, or those of Hugging Face's column ``label`` or ``labels``,
+    or else those of the data set that it wraps, such as a ``Subset`` does, if they are exactly as
+    many: a wrapper may have merged classes.
     """
     found = _own_classes(dataset)
     if len(found) >= number:

@@ -28,7 +28,7 @@ def counts_dtype(longest_window: int) -> np.dtype[np.integer]:
 def batch_sums(
     losses: npt.NDArray[np.float32], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Return the sum (in float64) and the number of the finite losses of each batch.
+    """Return the sum of the finite losses of each batch, their number, and that of the others.
 
     Sums of several ranks can be added before the mean is taken, because the batch loss of the paper
     is the mean over the whole batch ([P] section 4.2).
@@ -38,8 +38,7 @@ def batch_sums(
         sizes: Number of losses in each batch; int64, shape (batches,). Their sum is n.
 
     Returns:
-        For each batch, the sum of its finite losses, their number, and the number of its losses
-        that are NaN or infinite; float64, shape (batches, 3).
+        float64, shape (batches, 3).
     """
     finite = np.isfinite(losses)
     sums = np.zeros((len(sizes), 3))
@@ -63,7 +62,7 @@ def batch_means(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def exceeds(
     losses: npt.NDArray[np.float32], means: npt.NDArray[np.float64], tolerance: float
 ) -> npt.NDArray[np.bool_]:
-    """Return which losses are marked: those that are finite and exceed their threshold.
+    """Return which losses are marked, bool, shape (n,): the finite ones above their threshold.
 
     The threshold is ``mean + tolerance * |mean|`` (Algorithm 1, line 5). With the absolute value, a
     positive tolerance raises the threshold for negative means too.
@@ -72,9 +71,6 @@ def exceeds(
         losses: The losses; float32, shape (n,).
         means: The mean of each loss's batch; float64, shape (n,).
         tolerance: The paper's tolerance, as a share of the mean.
-
-    Returns:
-        Whether each loss is marked; bool, shape (n,).
     """
     threshold = means + tolerance * np.abs(means) if tolerance else means
     with np.errstate(invalid="ignore"):  # A comparison with NaN is False, as it should be here.
@@ -107,7 +103,7 @@ class Threshold(NamedTuple):
 def keep_least_counted(
     counts: Counts, num_kept: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """Choose the samples with the smallest counts (Algorithm 2, line 7: KeepList).
+    """Return the sorted samples with the smallest counts (Algorithm 2, line 7: KeepList).
 
     If several samples tie at the threshold, some of them are chosen uniformly at random.
 
@@ -115,21 +111,15 @@ def keep_least_counted(
         counts: The counts; integers of at least 0, shape (N,).
         num_kept: Number of samples to keep, from 0 to N.
         rng: The random stream that breaks ties.
-
-    Returns:
-        Indices of the kept samples, sorted; int64, shape (num_kept,).
     """
     return keep_by_threshold(counts, threshold_of(count_histogram(counts), num_kept), rng)
 
 
 def count_histogram(counts: Counts) -> npt.NDArray[np.int64]:
-    """Return how many samples have the count 0, 1, 2, and so on, up to the largest one.
+    """Return how many samples have each count; int64, shape (largest count + 1,).
 
     Args:
         counts: The counts; integers of at least 0, shape (N,).
-
-    Returns:
-        int64, shape (largest count + 1,).
     """
     histogram = np.zeros(int(counts.max(initial=0)) + 1, dtype=np.int64)
     for begin in range(0, len(counts), _BLOCK):
@@ -158,16 +148,13 @@ def keep_by_threshold(
     rng: np.random.Generator,
     dtype: npt.DTypeLike = np.int64,
 ) -> npt.NDArray[Any]:
-    """Return the samples below a threshold and a random choice of those that tie with it.
+    """Return the samples below a threshold and a random choice of those that tie with it, sorted.
 
     Args:
         counts: The counts; integers of at least 0, shape (N,).
         threshold: The threshold, whose numbers are those of these samples.
         rng: The random stream that breaks ties.
-        dtype: The dtype of the result.
-
-    Returns:
-        Indices of the kept samples, sorted; shape (below + wanted,).
+        dtype: The dtype of the result, whose shape is (below + wanted,).
     """
     _, below, tied, wanted = threshold
     kept = np.empty(below + wanted, dtype=dtype)

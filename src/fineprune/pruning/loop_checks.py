@@ -1,33 +1,12 @@
 """Errors and warnings about a training loop that does not do what the plan of the epoch says.
 
-Errors, as soon as the loop does something that cannot be right:
+Errors are raised as soon as the loop does something that cannot be right. That an epoch records
+more samples than it was to train, for example, shows a loop that forgets ``pruner.epochs()``, that
+records validation losses, that makes two passes per epoch, or whose loader lacks the sampler.
 
-- It names an epoch outside the training, or another one than the epoch in progress.
-- It records losses of an epoch that has ended, or more samples than the epoch was to train. This is
-  how a loop is noticed that forgets ``pruner.epochs()``, that records validation losses, that makes
-  two passes per epoch, or whose loader lacks the sampler.
-- It records one number for all samples of a batch, or losses of a rank whose losses no other rank
-  learns.
-- It records no logits in a whole epoch, although the policy needs them.
-
-Warnings, at the end of an epoch, for what may be intended:
-
-- The loop never records a loss, although the policy learns from losses; or it uses nothing of the
-  pruner at all.
-- It trains samples that the plan skips.
-- A framework shards batches that the sampler has already divided among the ranks, so a part of the
-  kept samples is never trained.
-- No framework shards the batches, although the pruner was told to leave this to one, or the process
-  group was initialised after the pruner was made. Every rank then trains all kept samples.
-- The batches have another size than the pruner was given, so it counts other steps.
-- All samples of a batch have the same loss.
-- A framework gives each epoch as many batches as the loader had in the first one.
-
-A warning when a state is saved: all samples of the epoch were loaded and none was recorded.
-
-The indices of the first batches of each epoch are kept, and they are compared with the plan when
-the epoch ends. This is cheap, needs no synchronisation inside the epoch, and works for policies
-that need no losses too.
+Warnings are given at the end of an epoch, for what may be intended. For them, the indices of the
+first batches of each epoch are kept and compared with the plan. This is cheap, needs no
+synchronisation inside the epoch, and works for policies that need no losses too.
 """
 
 import inspect

@@ -56,11 +56,8 @@ def deal(kept: Sequence[int], order: Sequence[int], takers: int) -> list[list[in
 
     Args:
         kept: Number of kept samples of each shard.
-        order: The shards to deal.
+        order: The shards to deal. Those of each taker are returned in this order.
         takers: Number of takers.
-
-    Returns:
-        The shards of each taker, as they follow each other in ``order``.
     """
     loads = [(0, taker) for taker in range(takers)]
     taker_of = {}
@@ -78,13 +75,12 @@ def deal(kept: Sequence[int], order: Sequence[int], takers: int) -> list[list[in
 def taken(lengths: Sequence[int], number: int) -> tuple[list[int], int]:
     """Return how many samples come from each worker if ``number`` are taken from them in turn.
 
+    The worker whose turn is next is returned, too. If it has no more samples, the turn is that of
+    the next one that has.
+
     Args:
         lengths: Number of samples that each worker has.
         number: Number of samples to take.
-
-    Returns:
-        The number for each worker, and the worker whose turn is next. If that worker has no more,
-        the turn is that of the next one that has.
     """
     counts = [0] * len(lengths)
     left, turn = number, 0
@@ -126,10 +122,8 @@ def assignment(
     Args:
         kept: Number of kept samples of each shard.
         order: All shards in the order of the epoch.
-        rank: Number of the rank.
-        ranks: Number of ranks.
-        worker: Number of the worker within the rank.
-        workers: Number of workers of each rank, at least 1.
+        rank, ranks: Number of the rank, and of all ranks.
+        worker, workers: Number of the worker within the rank, and of all its workers, at least 1.
         each: Number of samples that each rank trains in the epoch.
         trained: Number of samples that this rank has trained already.
 
@@ -155,9 +149,7 @@ def assignment(
 def _ends(lengths: Sequence[int], each: int) -> list[int]:
     """Return how many samples each worker yields, so that the rank has ``each``.
 
-    Args:
-        lengths: Number of kept samples that each worker has; not all are 0.
-        each: Number of samples that the rank trains in the epoch.
+    ``lengths`` says how many kept samples each worker has; not all are 0.
     """
     missing = each - sum(lengths)
     if missing <= 0:

@@ -90,7 +90,7 @@ def _threshold(
 
 
 def share_ties(tied: Numbers, wanted: int, rng: np.random.Generator) -> Numbers:
-    """Draw how many of its tied samples each rank keeps.
+    """Draw how many of its tied samples each rank keeps; int64, shape (R,).
 
     Every choice of ``wanted`` samples among those of all ranks has the same probability.
 
@@ -98,9 +98,6 @@ def share_ties(tied: Numbers, wanted: int, rng: np.random.Generator) -> Numbers:
         tied: Number of tied samples of each rank; int64, shape (R,).
         wanted: How many of them are kept, at most their sum.
         rng: The random stream, which is the same on every rank.
-
-    Returns:
-        int64, shape (R,), with the sum ``wanted``.
     """
     taken = np.zeros_like(tied)
     # Imagine a random key for each sample; those with the smallest keys are kept. As long as there
