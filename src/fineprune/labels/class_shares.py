@@ -45,8 +45,7 @@ class ClassShares:
 
         Args:
             index: The samples; int64, shape (n,).
-            labels: Their labels, which must be those that they were written with; int64, shape
-                (n,).
+            labels: The labels that they were written with; int64, shape (n,).
         """
         stored = self.shares.index_select(0, index).float()
         if self.others is None:

@@ -176,11 +176,7 @@ def num_wrong(joint: Tensor) -> float:
 
 
 def labels_and_shares(evidence: Evidence) -> tuple[Tensor, Tensor]:
-    """Return the label of each sample and its share in the evidence.
-
-    Returns:
-        The labels, int64, -1 if unknown; the shares, float32; both of shape (N,).
-    """
+    """Return the label of each sample, int64, -1 if unknown, and its share, float32; (N,) each."""
     labels = evidence.labels.long()
     own = torch.empty_like(evidence.weight)
     for chunk in evidence.chunks():
@@ -191,13 +187,12 @@ def labels_and_shares(evidence: Evidence) -> tuple[Tensor, Tensor]:
 def thresholds(own: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Return the share that a sample of each class needs to belong to it clearly.
 
+    They are float32, shape (C,), and infinite for a class without samples.
+
     Args:
         own: The share of its label for each sample; float32, shape (n,).
         labels: The labels; int64, shape (n,).
-        classes: The number of classes.
-
-    Returns:
-        The thresholds; float32, shape (C,). Infinite for a class without samples.
+        classes: The number of classes C.
     """
     order = own.argsort(descending=True, stable=True)
     order = order[labels[order].argsort(stable=True)]  # Class after class, large shares first.
@@ -209,15 +204,10 @@ def thresholds(own: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def clear_counts(evidence: Evidence, threshold: Tensor) -> Tensor:
-    """Count the samples that clearly belong to each class, by their labels.
+    """Return, for a label y and a class k, how many samples labelled y clearly belong to class k.
 
-    Args:
-        evidence: The evidence.
-        threshold: The result of ``thresholds``.
-
-    Returns:
-        For a label y and a class k, the number of samples labelled y whose share of k reaches the
-        threshold; float64, shape (C, C).
+    These are the samples whose share of k reaches the result of ``thresholds``. The counts are
+    float64, shape (C, C).
     """
     counts = torch.zeros(
         len(threshold), len(threshold), dtype=torch.float64, device=threshold.device
@@ -276,7 +266,7 @@ def drawn_together(rates: Tensor, clear: Tensor) -> Tensor:
 
 
 def spread(clear: Tensor) -> Tensor:
-    """Return how evenly mistakes are spread over the pairs of classes.
+    """Return how evenly mistakes are spread over the pairs of classes; float64, shape ().
 
     This is the square of the mean rate over the mean of the squared rates, scaled so that it is 0
     if all mistakes are between one pair of classes, and 1 if all pairs have equally many. The
@@ -284,9 +274,6 @@ def spread(clear: Tensor) -> Tensor:
 
     Args:
         clear: The result of ``clear_counts``; float64, shape (C, C).
-
-    Returns:
-        A number from 0 to 1; float64, shape ().
     """
     number = clear.sum(0).clamp(min=2)
     pairs = len(clear) * (len(clear) - 1)

@@ -71,8 +71,8 @@ class FollowedScheduler:
     def deviation(self, epochs: int, steps: int) -> tuple[float, float] | None:
         """Return the rate that was expected after so many epochs and steps, and the one there is.
 
-        It is None if the rate is within the tolerance, at the end of the training, and if the
-        scheduler was made for its rates alone, with an optimizer that takes no steps.
+        None if they agree, at the end of the training, and if the optimizer takes no steps, since
+        the scheduler was made for its rates alone.
         """
         optimizer = self._optimizer()
         taken = steps if self._by == "steps" else epochs

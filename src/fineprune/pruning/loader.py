@@ -90,16 +90,8 @@ class PrunedLoaders:
     ) -> PrunedLoader:
         """Return the last loader if it was made with the same arguments and is still in use.
 
-        Otherwise, and if that loader is in the middle of an epoch, return a new one.
-
-        Args:
-            dataset: The data set, with or without indices.
-            batch_size: Number of samples per batch and rank; None for that of the pruner.
-            num_workers: Number of worker processes. They persist from one epoch to the next, unless
-                ``persistent_workers`` says otherwise.
-            collate_fn: The user's collate function, which receives items without indices; None for
-                that of torch.
-            options: Further keyword arguments of ``DataLoader``.
+        Otherwise, and if that loader is in the middle of an epoch, return a new one. The arguments
+        are those of ``Pruner.loader``.
         """
         indexed = dataset if isinstance(dataset, Indexed) else Indexed(dataset)
         if len(indexed) != self._num_samples:

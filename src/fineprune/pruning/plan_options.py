@@ -140,7 +140,7 @@ def exchanged(
     labels: Labels | None = None,
     quotas: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.int64]:
-    """Exchange random kept samples for those that must be kept.
+    """Exchange random kept samples for those that must be kept, and return as many, sorted.
 
     If more samples must be kept than the plan has, those that were skipped the longest are kept,
     first those in ``forced``.
@@ -153,9 +153,6 @@ def exchanged(
         skips: The number of epochs in a row in which each sample was skipped, shape (N,).
         labels: The class of each sample, shape (N,).
         quotas: The number of samples of each class that must be kept.
-
-    Returns:
-        The samples to keep, sorted, as many as in ``kept``.
     """
     # One integer per sample is compared, since this takes less time than comparing three arrays.
     # Its first bits are the order of preference, its last ones are random.
@@ -193,8 +190,8 @@ def sum_preserving(
 ) -> torch.Tensor:
     """Return weights with which the kept samples of each group stand for the whole group.
 
-    A forced sample stands for itself, with weight one. The weights of the other kept samples of a
-    group have the number of the group's other samples as their sum.
+    They are float32, shape (N,). A forced sample stands for itself, with weight one. The weights of
+    the other kept samples of a group have the number of the group's other samples as their sum.
 
     Args:
         kept: Indices of the kept samples, int64, shape (number kept,).
@@ -202,9 +199,6 @@ def sum_preserving(
         weights: The weights of the policy, float32, shape (N,); None for equal weights.
         forced: The samples that were not chosen at random, shape (N,); None for no samples.
         groups: The group of each sample, shape (N,); None for one group.
-
-    Returns:
-        float32, shape (N,).
     """
     given = np.ones(num_samples) if weights is None else weights.numpy().astype(np.float64)
     number = np.zeros(num_samples, dtype=np.int64) if groups is None else groups
@@ -290,10 +284,7 @@ class AppliedOptions:
             self._skips[plan.kept.numpy()] = 0
 
     def skips(self) -> torch.Tensor | None:
-        """Return in how many epochs in a row each sample was skipped, uint8, shape (N,), a copy.
-
-        It is None without ``max_skips``.
-        """
+        """Return how often in a row each sample was skipped, uint8, (N,); None if not counted."""
         return None if self._skips is None else torch.from_numpy(self._skips.copy())
 
     def load_skips(self, skips: torch.Tensor | None) -> None:

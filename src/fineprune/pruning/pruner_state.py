@@ -21,11 +21,8 @@ _COUNTS = ("batches", "samples", "rescored")
 def pack_progress(progress: Progress[EpochPlan], num_samples: int, trained: bool) -> dict[str, Any]:
     """Return the plan of an epoch in progress, with its kept samples as bits, and its counts.
 
-    Args:
-        progress: The epoch.
-        num_samples: Number of samples N in the data set.
-        trained: Whether all of its batches were recorded. With another number of ranks or another
-            batch size, the counts would not tell.
+    ``trained`` says whether all of its batches were recorded. With another number of ranks or
+    another batch size, the counts would not tell.
     """
     kept = np.zeros(num_samples, dtype=np.bool_)
     kept[progress.plan.kept.numpy()] = True

@@ -124,10 +124,9 @@ class Recorder(PlanRecorder[EpochPlan]):
             self.flush(plan)
 
     def flush(self, plan: EpochPlan) -> None:
-        """Let the policy observe the buffered losses with the means of their batches.
+        """Let the policy observe the losses with the means of their batches, and rescored ones.
 
-        Then let it observe the losses of rescored samples, if it rescores. With several ranks, this
-        is a collective operation. A policy that needs no losses makes it do nothing.
+        With several ranks, this is a collective operation, unless the policy needs no losses.
 
         Args:
             plan: The plan of the epoch in progress, or of the current epoch if this rank has

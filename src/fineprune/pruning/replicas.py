@@ -133,8 +133,7 @@ def share_of_rank(
     """Return the number of replicas and the rank of a sampler, as ``DistributedSampler`` has them.
 
     Args:
-        group_size: Number of ranks in the process group.
-        group_rank: Number of this rank in the process group.
+        group_size, group_rank: Number of ranks in the process group, and of this one.
         num_replicas: Number of ranks that share the samples; None for those of the group.
         rank: Number of this rank among them; None for its number in the group.
     """

@@ -146,10 +146,7 @@ class RunReport:
         }
 
     def _findings(self, watch: LabelWatch | None) -> tuple[list[int], list[str]]:
-        """Return the first suspects and the advice, by the evidence on the labels if there is any.
-
-        They are empty if no evidence says anything.
-        """
+        """Return the first suspects and the advice; both are empty if nothing is known."""
         policy = self._policy
         steps = None
         if self._shape.batch_size is not None:
@@ -168,13 +165,7 @@ class RunReport:
 
 
 def as_writer(target: Any) -> Write:
-    """Return a function that reports numbers to ``target``.
-
-    Args:
-        target: Any ``callable(dict, step)``, such as ``wandb.log``, ``mlflow.log_metrics`` or
-            ``trackio.log``, or an object with ``add_scalar(name, value, step)``, such as
-            TensorBoard's ``SummaryWriter``.
-    """
+    """Return a function that reports numbers to the ``target`` of ``Pruner.log``."""
     add_scalar = getattr(target, "add_scalar", None)
     if add_scalar is not None:
 

@@ -3,10 +3,9 @@
 If rates fall in steps, the epochs are shortened in proportion to their rates, so that nearly all is
 taken from the smallest ones.
 
-If rates fall smoothly, this would change the shape of the schedule: the rates keep their values,
-but a linear rate, for example, would end steeply as a function of the steps. The epochs are
-shortened so that this function becomes 1 - u^2, where u rises from 0 to 1. With correct labels,
-this was the best shape of a shorter training, and ``fp.shorter`` has it.
+If rates fall smoothly, this would change the shape of the schedule: a linear rate, for example,
+would end steeply as a function of the steps. The epochs are shortened so that this function becomes
+1 - u^2, where u rises from 0 to 1, the shape of ``fp.shorter``.
 
 If rates belong to steps and not to epochs, their shape is given. The epochs are then shortened in
 proportion to their rates, so that the first ones are complete, from which the most is learned about
