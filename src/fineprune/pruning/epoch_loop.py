@@ -30,7 +30,6 @@ from fineprune.pruning.loop_checks import (
     check_not_ended,
     check_not_expanded,
     check_range,
-    check_room,
     warn_of_class_weights,
     warn_user,
 )
@@ -728,7 +727,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         largest = 0
         for index, losses, _ in batches:
             samples = len(losses) * self._samples_per_loss
-            check_room(samples, cycle.room(), cycle.current, self._checks.sharded)
+            self._checks.check_room(samples, cycle)
             cycle.add(samples)
             largest = max(largest, samples)
             if self._checks.watching:

@@ -120,31 +120,6 @@ def check_logits(policy: Policy, recorded: bool) -> None:
         )
 
 
-def check_room(samples: int, room: float, progress: "Progress[Any]", sharded: bool) -> None:
-    """Raise InputError if an epoch has recorded all samples that it was to train, and gets more.
-
-    Args:
-        samples: As how many samples the next batch is counted.
-        room: How many more samples the epoch takes.
-        progress: The epoch.
-        sharded: Whether a framework is to divide the batches of the sampler over the ranks.
-    """
-    if samples <= room:
-        return
-    advice = (
-        "loop over pruner.epochs() or pruner.iterate(loader), give the loader "
-        "sampler=pruner.sampler, and record every training batch once and no other batches"
-    )
-    if sharded:
-        advice += (
-            ", and leave out num_replicas and sharded_by_loader if no framework shards the batches"
-        )
-    raise InputError(
-        f"expected at most {progress.planned} samples in epoch {progress.plan.epoch}, which are "
-        f"all that its plan keeps, got more: {advice}"
-    )
-
-
 def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
     """Raise InputError unless these are B integer indices and B floating-point losses."""
     if not isinstance(losses, torch.Tensor):
@@ -204,17 +179,6 @@ def check_length(dataset: Any, num_samples: int) -> None:
         raise InputError(
             f"expected a data set of {num_samples} samples, as it was when the Pruner was made, "
             f"got one of {len(dataset)}: make a new Pruner for a data set that has changed"
-        )
-
-
-def check_exchange(policy: Policy, num_replicas: int, replicas: Replicas) -> None:
-    """Raise InputError if ranks share the samples, but not what the policy learns from losses."""
-    if policy.needs_losses and replicas.size < num_replicas:
-        raise InputError(
-            f"expected {num_replicas} ranks that exchange their losses, since policy "
-            f"{policy.name!r} learns from them, got a group of {replicas.size}: initialise "
-            f"torch.distributed before making the Pruner, or give it all_gather, such as "
-            f"hvd.allgather_object"
         )
 
 
@@ -280,7 +244,6 @@ class LoopChecks:
 
     Attributes:
         watching: Whether ``see`` needs the next batch of the epoch.
-        sharded: Whether a framework is to divide the batches of the sampler over the ranks.
     """
 
     def __init__(
@@ -296,7 +259,8 @@ class LoopChecks:
         self._num_samples = num_samples
         self._num_replicas = num_replicas
         self._num_ranks = num_ranks
-        self.sharded = num_replicas < num_ranks
+        # Whether a framework is to divide the batches of the sampler over the ranks.
+        self._sharded = num_replicas < num_ranks
         self._replicas = replicas
         self._has_recorded = False
         self._silent_in_a_row = self._unused_in_a_row = self._ignored_in_a_row = 0
@@ -308,6 +272,34 @@ class LoopChecks:
         if not has_dataset:
             self._warned.add("unused")
         self.forget()
+
+    def check_exchange(self) -> None:
+        """Raise InputError if ranks share the samples, but not what is learned from losses."""
+        if self._policy.needs_losses and self._replicas.size < self._num_replicas:
+            raise InputError(
+                f"expected {self._num_replicas} ranks that exchange their losses, since policy "
+                f"{self._policy.name!r} learns from them, got a group of {self._replicas.size}: "
+                f"initialise torch.distributed before making the Pruner, or give it all_gather, "
+                f"such as hvd.allgather_object"
+            )
+
+    def check_room(self, samples: int, cycle: "EpochCycle[Any]") -> None:
+        """Raise InputError if the current epoch takes fewer samples than its next batch has."""
+        if samples <= cycle.room():
+            return
+        advice = (
+            "loop over pruner.epochs() or pruner.iterate(loader), give the loader "
+            "sampler=pruner.sampler, and record every training batch once and no other batches"
+        )
+        if self._sharded:
+            advice += (
+                ", and leave out num_replicas and sharded_by_loader if no framework shards the "
+                "batches"
+            )
+        raise InputError(
+            f"expected at most {cycle.current.planned} samples in epoch {cycle.epoch}, which are "
+            f"all that its plan keeps, got more: {advice}"
+        )
 
     def see(self, index: torch.Tensor) -> None:
         """Keep the indices of a batch, shape (B,), one of the first of its epoch."""
@@ -416,7 +408,7 @@ class LoopChecks:
                 f"trains all samples and learns alone: make it after init_process_group()"
             )
         all_of_them = progress.samples >= self._num_ranks * planned
-        if self.sharded and all_of_them and progress.batches >= _ENOUGH_BATCHES:
+        if self._sharded and all_of_them and progress.batches >= _ENOUGH_BATCHES:
             return (
                 f"epoch {epoch} keeps {planned} samples, and each of {self._num_ranks} ranks "
                 f"trained all of them: leave out num_replicas and sharded_by_loader, which are for "

@@ -16,7 +16,6 @@ from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.loop_checks import (
     LoopChecks,
     check_batch,
-    check_exchange,
     check_in_progress,
     check_logits,
     check_may_load,
@@ -417,8 +416,9 @@ class Pruner(EpochLoop[EpochPlan]):
         return self._options.apply(plan, stream(self._seed, epoch, "options"))
 
     def _follow(self, plan: EpochPlan, start: int = 0) -> int:
-        rescales = plan.weights is not None
-        self._rescaling = Rescaling(plan, self._shape.accumulation + 1) if rescales else None
+        self._rescaling = None
+        if plan.weights is not None:
+            self._rescaling = Rescaling(plan.weights, self._shape.accumulation + 1)
         self.sampler.follow(plan, start)
         return self.sampler.total_size
 
@@ -440,7 +440,7 @@ class Pruner(EpochLoop[EpochPlan]):
         return super()._most(planned) + self._samples_per_loss - 1
 
     def _check_first(self) -> None:
-        check_exchange(self._policy, self._shape.num_replicas, self._replicas)
+        self._checks.check_exchange()
         if self._policy.without_rates and not self._warned_of_rates:
             self._warned_of_rates = True
             warn_user(self._policy.without_rates, UserWarning)

@@ -2,8 +2,6 @@
 
 import torch
 
-from fineprune.pruning.plan import EpochPlan
-
 
 class Rescaling:
     """Multiplies the losses of one epoch by the weights of its plan.
@@ -13,13 +11,12 @@ class Rescaling:
     scalar therefore notes whether a gradient arrives; it needs no synchronisation.
 
     Args:
-        plan: A plan with weights.
+        weights: The weight of each sample, float32, shape (N,).
         patience: How many scalars may be returned before one of them must have been backpropagated.
     """
 
-    def __init__(self, plan: EpochPlan, patience: int) -> None:
-        assert plan.weights is not None
-        self._weights = plan.weights
+    def __init__(self, weights: torch.Tensor, patience: int) -> None:
+        self._weights = weights
         self._patience = patience
         self._returned = 0
         self._used = False
