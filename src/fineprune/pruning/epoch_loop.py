@@ -66,11 +66,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         samples_per_loss: As how many samples each loss that this rank records is counted.
         samples_per_batch: As how many samples a full batch is counted; None if it is not known.
         batch_size: The batch size of this rank's loader; None if it is not known.
-
-    Attributes:
-        sampler: The sampler of this rank.
-        nonfinite: Number of losses that all ranks together recorded in the last epoch that this
-            process ended and that were NaN or infinite. It is 0 if the policy needs no losses.
     """
 
     def __init__(

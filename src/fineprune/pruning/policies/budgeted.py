@@ -26,19 +26,8 @@ class BudgetedPolicy(Policy):
     """A policy that distributes a fixed number of optimizer steps over the epochs.
 
     An epoch keeps fewer samples the smaller its learning rate is (``step_budget``), and never more
-    than there are without the samples that the policy skips for another reason.
-
-    Args:
-        epochs: Number of epochs in the training.
-        save: The share of the optimizer steps to save, in [0, 1).
-        rates: The learning rate of each epoch, as for ``Adaptive``.
-        returning: The share of the samples skipped for another reason that are trained all the same
-            per epoch.
-        options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
-            part of the budget, so the other epochs are shortened more.
-
-    Raises:
-        InputError: A value is out of range, or too many epochs are annealed to save that much.
+    than there are without the samples that the policy skips for another reason. Of these, the share
+    ``returning`` is trained all the same per epoch. The other arguments are those of ``Adaptive``.
     """
 
     _setting_names = ("epochs", "save", "rates", "returning")

@@ -16,16 +16,9 @@ class LastLosses(Policy):
     The losses are replaced inside the epoch, so that one number per sample is enough: the plan of
     an epoch in progress is kept by the pruner and is not made again.
 
-    Args:
-        epochs: Number of epochs in the training.
-        options: The options of every policy; see ``PlanOptions``.
-
     Attributes:
         losses: The last loss of each sample, NaN for a sample without a finite one; float32, shape
             (N,).
-
-    Raises:
-        InputError: A value is out of range.
     """
 
     needs_losses: bool = True

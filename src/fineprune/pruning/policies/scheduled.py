@@ -12,17 +12,11 @@ from fineprune.pruning.schedule import Schedule
 class ScheduledPolicy(Policy):
     """A policy that skips the same number of samples in each epoch that its schedule prunes.
 
-    Args:
-        schedule: Says which epochs prune.
-        prune: How many samples a pruning epoch skips: a share in [0, 1), or a whole number below N.
-        options: The options of every policy; see ``PlanOptions``.
+    The arguments are those of ``RandomPruning``.
 
     Attributes:
         schedule: The schedule, including the windows that were opened while training.
         given_schedule: The schedule as it was given.
-
-    Raises:
-        InputError: ``prune`` or an option is out of range.
     """
 
     def __init__(self, schedule: Schedule, prune: float, **options: Unpack[Options]) -> None:
