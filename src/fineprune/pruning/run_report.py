@@ -13,12 +13,7 @@ from fineprune.labels.advice import FullCost
 from fineprune.labels.dataset_names import classes_of
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.policies.policy import Policy
-from fineprune.pruning.step_counts import (
-    BatchShape,
-    predicted_saving,
-    steps_of,
-    total_steps,
-)
+from fineprune.pruning.step_counts import BatchShape, known_steps, predicted_saving, steps_of
 
 # Number of samples that a summary lists as the most suspicious.
 _SUSPECTS = 10
@@ -126,10 +121,6 @@ class RunReport:
             steps_done: Number of optimizer steps so far.
             watch: The evidence on the labels, if logits are recorded.
         """
-        try:
-            steps: int | None = total_steps(self._policy, self._num_samples, self._shape)
-        except InputError:
-            steps = None
         suspects, advice = self._findings(watch)
         return {
             "policy": self.policy_name,
@@ -138,7 +129,7 @@ class RunReport:
             "skipped": self.skipped,
             "predicted_saving": predicted_saving(self._policy, self._num_samples, self._shape),
             "steps": steps_done,
-            "total_steps": steps,
+            "total_steps": known_steps(self._policy, self._num_samples, self._shape),
             "record_calls": self.totals.batches + batches,
             "bookkeeping_seconds": self._seconds,
             "suspects": suspects,

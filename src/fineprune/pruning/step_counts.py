@@ -91,15 +91,22 @@ def num_kept(policy: Policy, num_samples: int, epoch: int, shape: BatchShape) ->
 def total_steps(policy: Policy, num_samples: int, shape: BatchShape) -> int:
     """Return the number of optimizer steps of all epochs ([P] formula 5, with fewer batches)."""
     _check_batch_size(shape)
-    if policy.total_steps is not None:
-        return policy.total_steps
-    total = _steps_of_epochs(policy, num_samples, shape, policy.epochs)
+    total = known_steps(policy, num_samples, shape)
     if total is None:
         raise InputError(
             f"expected a policy whose epochs' lengths are known in advance, got {policy.name!r}: "
             f"drive the learning rate by progress instead"
         )
     return total
+
+
+def known_steps(policy: Policy, num_samples: int, shape: BatchShape) -> int | None:
+    """Return ``total_steps``; None if they depend on data, or there is no batch size."""
+    if shape.batch_size is None:
+        return None
+    if policy.total_steps is not None:
+        return policy.total_steps
+    return _steps_of_epochs(policy, num_samples, shape, policy.epochs)
 
 
 def steps_before(policy: Policy, num_samples: int, shape: BatchShape, epoch: int) -> int | None:
@@ -128,11 +135,8 @@ def predicted_saving(policy: Policy, num_samples: int, shape: BatchShape) -> flo
     """
     if shape.batch_size is not None:
         full = policy.epochs * steps_of(num_samples, shape)
-        try:
-            steps = total_steps(policy, num_samples, shape)
-        except InputError:
-            return None
-        return (full - steps) / full if full else None
+        steps = known_steps(policy, num_samples, shape)
+        return (full - steps) / full if steps is not None and full else None
     kept = [num_kept(policy, num_samples, epoch, shape) for epoch in range(policy.epochs)]
     known = [number for number in kept if number is not None]
     if len(known) < len(kept):
