@@ -59,11 +59,10 @@ class LossBuffer:
     def __init__(self) -> None:
         self._joined: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._sizes: list[int] = []
-        self._length = 0
 
     def __len__(self) -> int:
         """Return the number of losses."""
-        return self._length
+        return sum(len(losses) for _, losses in self._joined)
 
     def extend(self, batches: Sequence[Batch]) -> None:
         """Copy the indices and losses of some batches, joined on the device of the first one."""
@@ -76,9 +75,7 @@ class LossBuffer:
                 )
         indices, values, _ = zip(*batches, strict=True)
         self._joined.append((_cat(indices).long(), _cat(values).float()))
-        sizes = [len(losses) for losses in values]
-        self._sizes += sizes
-        self._length += sum(sizes)
+        self._sizes += map(len, values)
 
     def drain(self) -> Drained:
         """Return the contents and empty the buffer. This waits for the device."""
@@ -91,7 +88,6 @@ class LossBuffer:
             indices, losses = np.empty(0, np.int64), np.empty(0, np.float32)
         self._joined = []
         self._sizes = []
-        self._length = 0
         return Drained(indices, losses, sizes)
 
 
