@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from fineprune.errors import InputError
@@ -63,7 +64,7 @@ class FollowedScheduler:
     def __init__(
         self, scheduler: LRScheduler, by: str, rates: Sequence[float], tolerance: int
     ) -> None:
-        self._optimizer = weakref.ref(scheduler.optimizer)
+        self._optimizer: weakref.ref[Optimizer] | None = weakref.ref(scheduler.optimizer)
         self._by = by
         self._rates = tuple(rates)
         self._tolerance = tolerance
@@ -74,7 +75,7 @@ class FollowedScheduler:
         None if they agree, at the end of the training, and if the optimizer takes no steps, since
         the scheduler was made for its rates alone.
         """
-        optimizer = self._optimizer()
+        optimizer = None if self._optimizer is None else self._optimizer()
         taken = steps if self._by == "steps" else epochs
         if optimizer is None or not 0 < taken < len(self._rates):
             return None
@@ -90,14 +91,10 @@ class FollowedScheduler:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_optimizer": _nothing}
+        return {**vars(self), "_optimizer": None}
 
 
-def _nothing() -> None:
-    """Return None, as a reference does whose object is gone."""
-
-
-def _largest_rate(optimizer: torch.optim.Optimizer) -> float:
+def _largest_rate(optimizer: Optimizer) -> float:
     return max(float(group["lr"]) for group in optimizer.param_groups)
 
 

@@ -317,9 +317,7 @@ class LoopChecks:
     def before_saving(self, cycle: "EpochCycle[Any]", unread: int) -> list[str]:
         """Return the warning of a state that does not tell that its epoch was trained.
 
-        Args:
-            cycle: Says what the loop has read and recorded.
-            unread: The number of samples that the sampler of this rank has yet to yield.
+        ``unread`` is the number of samples that the sampler of this rank has yet to yield.
         """
         trained = cycle.unfinished is None and cycle.is_open and cycle.sampler_read and not unread
         if not trained or self._has_recorded:

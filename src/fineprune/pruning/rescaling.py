@@ -22,12 +22,7 @@ class Rescaling:
         self._used = False
 
     def mean(self, index: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
-        """Return the mean of loss times weight, shape ().
-
-        Args:
-            index: Indices of the samples, integers, shape (B,).
-            losses: One loss per sample, floating point, shape (B,).
-        """
+        """Return the mean of the ``weighted`` losses, shape (); both arguments have shape (B,)."""
         mean = self.weighted(index, losses).mean()
         self._returned += 1
         if self._returned > self._patience:
