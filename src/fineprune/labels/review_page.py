@@ -9,7 +9,7 @@ import gzip
 import hashlib
 import html
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -167,25 +167,21 @@ def _resource(name: str) -> str:
     return files("fineprune.labels").joinpath(name).read_text(encoding="utf-8")
 
 
-def _options(pairs: Iterable[tuple[str, str]]) -> str:
-    return "".join(f'<option value="{value}">{text}</option>' for value, text in pairs)
-
-
-_AGREEMENTS = [("0", "any agreement"), *((f"0.{n}", f"{n}0 % or more") for n in (5, 7, 9))]
-
-_BAR = f"""<div class="bar" hidden>
+_BAR = """<div class="bar" hidden>
 <button data-key="a"><kbd>a</kbd>ccept</button>
 <button data-key="k"><kbd>k</kbd>eep</button>
 <button data-key="d"><kbd>d</kbd>rop</button>
 <button data-key="u"><kbd>u</kbd>ndo</button>
 <button data-key="n"><kbd>n</kbd>ext</button>
 <button data-key="p"><kbd>p</kbd>revious</button>
-<select data-part="label" aria-label="label">{_options([("", "any label")])}</select>
-<select data-part="suggestion" aria-label="suggestion">{_options([("", "any suggestion")])}</select>
-<select data-part="agreement" aria-label="agreement">{_options(_AGREEMENTS)}</select>
-<select data-part="state" aria-label="state">{
-    _options([("", "all"), ("open", "not reviewed"), ("done", "reviewed")])
-}</select>
+<select data-part="label" aria-label="label"><option value="">any label</option></select>
+<select data-part="suggestion" aria-label="suggestion">
+<option value="">any suggestion</option></select>
+<select data-part="agreement" aria-label="agreement">
+<option value="0">any agreement</option><option value="0.5">50 % or more</option>
+<option value="0.7">70 % or more</option><option value="0.9">90 % or more</option></select>
+<select data-part="state" aria-label="state"><option value="">all</option>
+<option value="open">not reviewed</option><option value="done">reviewed</option></select>
 <button data-part="download">download labels.csv</button>
 <span data-part="count" role="status"></span>
 </div>"""
