@@ -71,11 +71,8 @@ class Matched(Policy):
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Keep the epoch's number of samples; every set of this size has the same probability."""
         number, weight = self.numbers[epoch], self.mean_weights[epoch]
-        if number == self._num_samples:
-            kept = np.arange(number)
-        else:
-            kept = rng.choice(self._num_samples, size=number, replace=False, shuffle=False)
-            kept.sort()
+        kept = rng.choice(self._num_samples, size=number, replace=False, shuffle=False)
+        kept.sort()
         weights = None
         if weight != 1:
             weights = torch.from_numpy(np.full(self._num_samples, weight, np.float32))

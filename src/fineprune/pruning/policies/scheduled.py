@@ -64,8 +64,5 @@ class ScheduledPolicy(Policy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the windows."""
-        window, start, opened = (
-            tuple(value) if isinstance(value, list) else value
-            for value in (state["window"], state["start"], state["opened"])
-        )
-        self.schedule = replace(self.schedule, window=window, start=start, opened=opened)
+        windows = {"window": state["window"], "start": state["start"]}
+        self.schedule = replace(self.schedule, **windows, opened=tuple(state["opened"]))
