@@ -47,11 +47,7 @@ def view_of(item: Any) -> tuple[str | None, str | None]:
 
 
 def png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Return pictures as the bytes of a PNG file.
-
-    Args:
-        pixels: uint8, shape (height, width, 1 or 3).
-    """
+    """Return pixels, uint8, shape (height, width, 1 or 3), as the bytes of a PNG file."""
     height, width, channels = pixels.shape
     rows = np.zeros((height, 1 + width * channels), np.uint8)  # A row starts with filter 0.
     rows[:, 1:] = pixels.reshape(height, -1)

@@ -116,11 +116,7 @@ def keep_least_counted(
 
 
 def count_histogram(counts: Counts) -> npt.NDArray[np.int64]:
-    """Return how many samples have each count; int64, shape (largest count + 1,).
-
-    Args:
-        counts: The counts; integers of at least 0, shape (N,).
-    """
+    """Return how many of the counts, shape (N,), are 0, 1, and so on; int64, shape (max + 1,)."""
     histogram = np.zeros(int(counts.max(initial=0)) + 1, dtype=np.int64)
     for begin in range(0, len(counts), _BLOCK):
         block = np.bincount(counts[begin : begin + _BLOCK], minlength=len(histogram))

@@ -197,12 +197,8 @@ def warn_of_class_weights(losses: torch.Tensor, logits: torch.Tensor, labels: to
     """Warn if the losses of a batch are cross-entropies that are weighted by class.
 
     This waits for the device, so it is called once. A batch in which this cannot be told, because
-    most classes have one sample, is no reason to warn.
-
-    Args:
-        losses: The recorded losses, shape (B,).
-        logits: The logits of a classifier, shape (B, C).
-        labels: The labels, integers, shape (B,).
+    most classes have one sample, is no reason to warn. The logits have shape (B, C), and the losses
+    and the integer labels (B,).
     """
     labels = labels.to(logits.device).long()
     classes, place = labels.unique(return_inverse=True)

@@ -76,11 +76,7 @@ def taken(lengths: Sequence[int], number: int) -> tuple[list[int], int]:
     """Return how many samples come from each worker if ``number`` are taken from them in turn.
 
     The worker whose turn is next is returned, too. If it has no more samples, the turn is that of
-    the next one that has.
-
-    Args:
-        lengths: Number of samples that each worker has.
-        number: Number of samples to take.
+    the next one that has. ``lengths`` says how many samples each worker has.
     """
     counts = [0] * len(lengths)
     left, turn = number, 0

@@ -156,11 +156,7 @@ class Ranked(BudgetedPolicy):
     ) -> npt.NDArray[np.int64]:
         """Return the next samples in a random order, which begins again at its end.
 
-        Args:
-            samples: The samples to choose from.
-            before: How many were chosen before.
-            number: How many to choose, at most all of them.
-            purpose: The name of the random order.
+        ``before`` is how many were chosen before, and ``purpose`` names the order.
         """
         if number == len(samples):
             return samples

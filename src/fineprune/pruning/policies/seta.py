@@ -90,16 +90,9 @@ class SeTa(LastLosses):
 
 
 def clusters(losses: npt.NDArray[np.float32], number: int) -> npt.NDArray[np.int64]:
-    """Cluster losses by k-means.
+    """Return the cluster of each loss by k-means, from 0 for the smallest ones; int64, shape (n,).
 
     The centres begin at evenly spaced ranks. A loss that is NaN belongs to the last cluster.
-
-    Args:
-        losses: The losses, shape (n,).
-        number: The number of clusters.
-
-    Returns:
-        The cluster of each loss, from 0 for the smallest losses; int64, shape (n,).
     """
     known = np.sort(losses[~np.isnan(losses)].astype(np.float64))
     if not len(known):
