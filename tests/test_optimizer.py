@@ -61,9 +61,7 @@ def test_rmsprop_tf_continues_from_its_saved_state():
     assert torch.equal(whole, half)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"decay": 1.0}, {"momentum": -0.1}, {"epsilon": 0.0}, {"lr": -1.0}]
-)
+@pytest.mark.parametrize("wrong", [{"decay": 1.0}, {"momentum": -0.1}])
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match="expected"):
         RMSPropTF([torch.ones(1, requires_grad=True)], **wrong)

@@ -21,12 +21,12 @@ class RMSPropTF(torch.optim.Optimizer):
     ``m = momentum m + lr g / sqrt(s + epsilon)``, ``p = p - m``, with s = 1 and m = 0 at the start.
 
     Args:
-        params: tensors, or groups of them.
-        lr: learning rate, a number or a tensor without dimensions.
-        decay: of the mean square, in [0, 1).
-        epsilon: above 0, inside the root; the paper has 1.0.
-        momentum: in [0, 1).
-        weight_decay: L2, added to the gradient.
+        params: Tensors, or groups of them.
+        lr: The learning rate, a number or a tensor without dimensions.
+        decay: The decay of the mean square, in [0, 1).
+        epsilon: The number above 0 inside the root; the paper has 1.0.
+        momentum: The factor of the momentum buffer, in [0, 1).
+        weight_decay: The factor of the L2 penalty, which is added to the gradient.
     """
 
     def __init__(
@@ -41,19 +41,8 @@ class RMSPropTF(torch.optim.Optimizer):
         for name, value in (("decay", decay), ("momentum", momentum)):
             if not 0 <= value < 1:
                 raise InputError(f"expected {name} in [0, 1), got {value}")
-        if not (float(lr) >= 0 and epsilon > 0 and weight_decay >= 0):
-            raise InputError(
-                f"expected lr and weight_decay of at least 0 and epsilon above 0, got lr={lr}, "
-                f"weight_decay={weight_decay} and epsilon={epsilon}"
-            )
-        settings = {
-            "lr": lr,
-            "decay": decay,
-            "epsilon": epsilon,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-        }
-        super().__init__(params, settings)
+        settings = {"decay": decay, "epsilon": epsilon, "momentum": momentum}
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **settings})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -83,9 +72,7 @@ class RMSPropTF(torch.optim.Optimizer):
         scaled = torch._foreach_add(squares, group["epsilon"])
         torch._foreach_sqrt_(scaled)
         steps = torch._foreach_div(gradients, scaled)
-        torch._foreach_mul_(
-            steps, group["lr"]
-        )  # If the rate is a tensor on the device, this does not wait.
+        torch._foreach_mul_(steps, group["lr"])  # A rate on the device is not waited for.
         torch._foreach_mul_(moments, group["momentum"])
         torch._foreach_add_(moments, steps)
         torch._foreach_sub_(given, moments)
