@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fineprune.training.random_state import (
-    gpu_index,
     random_state,
     reseed,
     seeded,
@@ -42,25 +41,17 @@ def test_a_saved_state_continues_and_other_ranks_draw_other_numbers():
         assert torch.equal(torch.rand(3), first)
 
 
-@pytest.mark.parametrize(
-    ("device", "current", "expected"),
-    [("cpu", 0, None), ("mps", 0, None), ("cuda", 0, 0), ("cuda", 2, 2), ("cuda:1", 0, 1)],
-)
-def test_the_gpu_of_a_run_is_its_own_or_the_current_one(device, current, expected):
-    assert gpu_index(device, current) == expected
-
-
 @pytest.fixture
 def gpus(monkeypatch):
     """Generators of three GPUs, which torch has none of on a machine without a GPU."""
     generators = tuple(torch.Generator().manual_seed(number) for number in range(3))
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "default_generators", generators)
     return generators
 
 
-@pytest.mark.parametrize(("device", "own"), [("cuda", 0), ("cuda:0", 0), ("cuda:2", 2)])
+@pytest.mark.parametrize(("device", "own"), [("cuda", 1), ("cuda:0", 0), ("cuda:2", 2)])
 def test_only_the_generator_of_the_own_gpu_is_touched(device, own, gpus):
     before = [generator.get_state() for generator in gpus]
 

@@ -50,28 +50,15 @@ def set_random_state(state: dict[str, torch.Tensor], device: str) -> None:
             generator.set_state(state[kind])
 
 
-def gpu_index(device: str, current: int) -> int | None:
-    """Return the index of the GPU that a run uses; None if it uses none.
-
-    Args:
-        device: The device of the run.
-        current: Index of torch's current GPU, which ``cuda`` without a number stands for.
-    """
-    kind = torch.device(device)
-    if kind.type != "cuda":
-        return None
-    return current if kind.index is None else kind.index
-
-
 def _generators(device: str) -> dict[str, torch.Generator]:
     """Return the generators that a run on ``device`` draws from, by kind of device."""
     generators = {"cpu": torch.default_generator}
-    kind = torch.device(device).type
-    if kind == "cuda":
+    own = torch.device(device)
+    if own.type == "cuda":
         torch.cuda.init()
-        index = gpu_index(device, torch.cuda.current_device())
-        assert index is not None
+        # Without a number, ``cuda`` is torch's current GPU.
+        index = torch.cuda.current_device() if own.index is None else own.index
         generators["cuda"] = torch.cuda.default_generators[index]
-    elif kind == "mps":
+    elif own.type == "mps":
         generators["mps"] = torch.mps._get_default_mps_generator()
     return generators
