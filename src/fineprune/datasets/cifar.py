@@ -126,7 +126,7 @@ def _folder(archive: CifarArchive, directory: Path, download: bool) -> Path:
         return folder
     packed = directory / archive.file
     if packed.is_file():
-        check_digest(packed, archive.md5)
+        check_digest(packed, archive.md5, f"{packed}: delete it and download it again")
     elif download:
         fetch(archive.url, archive.md5, directory)
     else:

@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, BinaryIO
 from urllib.parse import urlsplit
 
 from fineprune.errors import InputError, RunError, explaining
@@ -78,26 +78,32 @@ def save(stream: BinaryIO, size: int | None, url: str, md5: str, directory: Path
     Returns:
         The written file.
     """
-    digest = _md5()
     received = 0
     with temporary(directory, file_name(url)) as partial:
         with partial.open("xb") as file, _progress(url, size) as show:
             for chunk in iter(lambda: stream.read(_CHUNK), b""):
                 file.write(chunk)
-                digest.update(chunk)
                 received += len(chunk)
                 show(received)
         if size is not None and received != size:
             raise InputError(f"expected {size} bytes of {url}, got {received}: download it again")
-        _compare_digests(md5, digest.hexdigest(), f"{url}: download it again")
+        check_digest(partial, md5, f"{url}: download it again")
         return partial.replace(directory / file_name(url))
 
 
-def check_digest(path: Path, md5: str) -> None:
-    """Raise InputError unless a file has the published digest, given in hexadecimal."""
+def check_digest(path: Path, md5: str, advice: str) -> None:
+    """Raise InputError unless a file has the published digest.
+
+    Args:
+        path: The file.
+        md5: The digest, in hexadecimal.
+        advice: The end of the message: what has another digest, and what to do.
+    """
+    # Systems that forbid MD5 for security still allow this use.
     with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, _md5).hexdigest()
-    _compare_digests(md5, digest, f"{path}: delete it and download it again")
+        digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False))
+    if digest.hexdigest() != md5:
+        raise InputError(f"expected MD5 {md5}, got {digest.hexdigest()} for {advice}")
 
 
 def unpack(packed: Path, folder: str) -> Path:
@@ -193,16 +199,6 @@ def _reason(error: Exception) -> str:
     reason = getattr(error, "reason", None) or error
     text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
     return " ".join(str(text).split())
-
-
-def _compare_digests(expected: str, digest: str, where: str) -> None:
-    if digest != expected:
-        raise InputError(f"expected MD5 {expected}, got {digest} for {where}")
-
-
-def _md5() -> Any:
-    # MD5 is what is published. Systems that forbid MD5 for security still allow this use.
-    return hashlib.md5(usedforsecurity=False)
 
 
 @contextmanager
