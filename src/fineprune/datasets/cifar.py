@@ -4,6 +4,7 @@ Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (
 https://www.cs.toronto.edu/~kriz/cifar.html, which gives the layout and the digests.
 """
 
+import functools
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -76,26 +77,6 @@ CIFAR100 = CifarArchive(
 )
 
 
-def load_cifar10(
-    directory: str | PathLike[str], download: bool = False
-) -> tuple[ImageSet, ImageSet]:
-    """Load CIFAR-10: 50,000 training and 10,000 test images of shape (3, 32, 32), 10 classes.
-
-    See ``load_archive`` for the files that are accepted and for the errors.
-    """
-    return load_archive(CIFAR10, directory, download)
-
-
-def load_cifar100(
-    directory: str | PathLike[str], download: bool = False
-) -> tuple[ImageSet, ImageSet]:
-    """Load CIFAR-100 with its 100 fine classes; numbers and shapes are those of CIFAR-10.
-
-    See ``load_archive`` for the files that are accepted and for the errors.
-    """
-    return load_archive(CIFAR100, directory, download)
-
-
 def load_archive(
     archive: CifarArchive, directory: str | PathLike[str], download: bool = False
 ) -> tuple[ImageSet, ImageSet]:
@@ -116,6 +97,11 @@ def load_archive(
         _read(archive, folder, archive.train, classes),
         _read(archive, folder, archive.test, classes),
     )
+
+
+# Each has 50,000 training and 10,000 test images of shape (3, 32, 32).
+load_cifar10 = functools.partial(load_archive, CIFAR10)
+load_cifar100 = functools.partial(load_archive, CIFAR100)
 
 
 def _folder(archive: CifarArchive, directory: Path, download: bool) -> Path:
