@@ -1,9 +1,9 @@
 """BrokenFiles: which files could not be used, and whether there are too many of them."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from fineprune.datasets.image_files import Broken
+from fineprune.datasets.image_files import Batch
 from fineprune.errors import RunError
 
 _LOGGER = logging.getLogger(__name__)
@@ -26,21 +26,17 @@ class BrokenFiles:
         self._allowed = max(1, int(limit * samples)) if limit else 0
         self._known: set[int] = set()
 
-    def add(self, broken: Iterable[Broken], left: int) -> None:
+    def add(self, batch: Batch) -> None:
         """Take note of the broken files of a batch."""
-        last = None
-        for file in broken:
-            last = file
+        for file in batch.broken:
             if file.sample not in self._known:
                 self._known.add(file.sample)
                 _LOGGER.warning("broken image %s: %s", file.path, file.reason)
-        if last is None:
-            return
-        self._check(f"; the last one is {last.path}: {last.reason}")
-        if not left:
-            raise TooManyBroken(
-                f"all images of a batch are broken; the last one is {last.path}: {last.reason}"
-            )
+        if batch.broken:
+            last = f"; the last one is {batch.broken[-1].path}: {batch.broken[-1].reason}"
+            self._check(last)
+            if batch.images is None:
+                raise TooManyBroken(f"all images of a batch are broken{last}")
 
     def share(self, gather: Callable[[set[int]], list[set[int]]]) -> None:
         """Take note of what the other ranks know, each of which reads a part of the samples.

@@ -210,5 +210,5 @@ def image_fetch(
 
 def _checked(batches: Iterable[Batch], broken: BrokenFiles) -> Iterator[Batch]:
     for batch in batches:
-        broken.add(batch.broken, len(batch.labels))
+        broken.add(batch)
         yield batch
