@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.datasets.image_sources import Found, Stamp, find_images, shards_of, stamp_of
+from fineprune.datasets.image_sources import Found, find_images, shards_of, stamp_of
 from fineprune.errors import InputError
 
 _LOGGER = logging.getLogger(__name__)
@@ -232,7 +232,6 @@ def cache_folder() -> Path:
 
 
 def _header(found: Found, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    stamp: Stamp = found.stamp
     digest = hashlib.sha256(json.dumps([found.classes, found.shards]).encode())
     for name in sorted(arrays):
         digest.update(name.encode())
@@ -242,7 +241,7 @@ def _header(found: Found, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, A
         "places": found.places,
         "base": found.base,
         "shards": found.shards,
-        "stamp": stamp,
+        "stamp": found.stamp,
         "digest": digest.hexdigest(),
         "arrays": {name: [array.dtype.str, len(array)] for name, array in arrays.items()},
     }
@@ -281,12 +280,9 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]] | No
         position = _START.size + length
         for name, (dtype, number) in header["arrays"].items():
             position = _aligned(position)
-            size = number * np.dtype(dtype).itemsize
-            if position + size > len(content):
-                return None
             # A plain array is faster than a memmap, and it keeps the file mapped.
-            arrays[name] = np.asarray(content[position : position + size]).view(dtype)
-            position += size
+            arrays[name] = np.frombuffer(content, dtype, number, position)
+            position += arrays[name].nbytes
     except (OSError, ValueError, struct.error):
         return None
     return header, arrays
