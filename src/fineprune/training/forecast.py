@@ -155,17 +155,9 @@ def predicted_cost(
 
     The arguments are those of ``forecast``.
     """
-    shape = _shape(recipe, ranks)
-    assert shape.batch_size is not None
+    shape = dataclasses.asdict(_shape(recipe, ranks))
     return predict_savings(
-        recipe.policy(),
-        num_samples,
-        shape.batch_size,
-        step_time=step_time,
-        overhead=overhead,
-        drop_last=shape.drop_last,
-        accumulation=shape.accumulation,
-        num_replicas=shape.num_replicas,
+        recipe.policy(), num_samples, **shape, step_time=step_time, overhead=overhead
     )
 
 
