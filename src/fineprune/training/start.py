@@ -80,9 +80,7 @@ def checkpoint_of(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:
     """Read the checkpoint in a run's folder."""
     state = load_checkpoint(folder.checkpoint)
     # An earlier version may have written settings that have since been found to have no effect.
-    changed = differences(method_of(state["recipe"]), recipe.method())
-    if changed:
-        raise InputError(_different_recipe(folder, changed))
+    _check_same_recipe(folder, differences(method_of(state["recipe"]), recipe.method()))
     return state
 
 
@@ -99,15 +97,14 @@ def _check_recipe(recipe: Recipe, folder: RunFolder) -> Recipe:
     names = ["arm"] if recipe.run.arm is not None else []
     names += ["history"] if recipe.run.history else []
     own = [{"run": {n: getattr(made.run, n) for n in names}} for made in (previous, recipe)]
-    changed += differences(*own)
-    if changed:
-        raise InputError(_different_recipe(folder, changed))
+    _check_same_recipe(folder, [*changed, *differences(*own)])
     return previous
 
 
-def _different_recipe(folder: RunFolder, changed: list[str]) -> str:
-    return (
-        f"expected a checkpoint of this recipe in {folder.path}, got one of another recipe "
-        f"({'; '.join(changed)}): resume with the settings in its {RECIPE}, or train into a new "
-        f"folder"
-    )
+def _check_same_recipe(folder: RunFolder, changed: list[str]) -> None:
+    if changed:
+        raise InputError(
+            f"expected a checkpoint of this recipe in {folder.path}, got one of another recipe "
+            f"({'; '.join(changed)}): resume with the settings in its {RECIPE}, or train into a "
+            f"new folder"
+        )
