@@ -108,20 +108,16 @@ class Recipe:
         for section, name, required, advice in (
             ("training", "accumulation", 1, "set training.batch_size and distributed.workers"),
             ("training", "drop_last", False, "the last update averages the remaining samples"),
+            ("training", "ema", None, "the servers keep no moving average"),
             ("run", "checkpoint_steps", 0, "checkpoints are written between epochs"),
         ):
             given = getattr(getattr(self, section), name)
             if given != required:
+                wanted = "none" if required is None else json.dumps(required)
                 raise InputError(
-                    f"expected {section}.{name} = {json.dumps(required)} with distributed.strategy "
+                    f"expected {section}.{name} = {wanted} with distributed.strategy "
                     f"{self.distributed.strategy!r}, got {json.dumps(given)}: {advice}"
                 )
-        if self.training.ema is not None:
-            raise InputError(
-                f"expected training.ema = none with distributed.strategy "
-                f"{self.distributed.strategy!r}, got {self.training.ema}: the servers keep no "
-                f"moving average"
-            )
         if self.run.compile == "on":
             raise InputError(
                 f'expected run.compile = "off" with distributed.strategy '
