@@ -1,11 +1,17 @@
-"""The policies that a recipe can name, and their arguments and defaults, from their signatures."""
+"""The policies that a recipe can name, and their arguments and defaults, from their signatures.
 
+A user's own policy is named as ``module:Class``.
+"""
+
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fineprune.pruning.plan_options import NAMES
+from fineprune.errors import InputError
+from fineprune.importing import call_attribute
+from fineprune.pruning.plan_options import NAMES, Options
 from fineprune.pruning.policies.fine_pruning import start_and_prune
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.registry import POLICIES
@@ -85,6 +91,29 @@ def make_policy(
     values = {key: settings[key] for key in (*arguments_of(name), *NAMES) if key in settings}
     values |= {key: make() for key, make in made.items() if key in takes}
     return POLICIES[name](**values)
+
+
+def own_policy(name: str, epochs: int, arguments: Mapping[str, Any], options: Options) -> Policy:
+    """Import a class and make a policy of it. An exception in the class is passed on unchanged.
+
+    Args:
+        name: The name of the class (or of a function that returns a policy), as ``module:Class``.
+        epochs: The number of epochs, the first argument of the class.
+        arguments: The keyword arguments of the class.
+        options: The options that the recipe sets. They replace those of the policy.
+    """
+    policy = call_attribute(name, "a policy", epochs, **arguments)
+    if not isinstance(policy, Policy):
+        raise InputError(
+            f"expected {name!r} to make a fineprune.Policy, got {type(policy).__name__}"
+        )
+    if policy.epochs != epochs:
+        raise InputError(
+            f"expected {name!r} to make a policy for {epochs} epochs, got {policy.epochs}: let its "
+            f"property epochs return the first argument"
+        )
+    policy.plan_options = dataclasses.replace(policy.plan_options, **options)
+    return policy
 
 
 def follows_schedule(name: str) -> bool:

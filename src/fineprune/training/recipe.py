@@ -21,9 +21,8 @@ from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.schedule import Schedule
 from fineprune.training.learning_rate import rate_at
-from fineprune.training.own_policy import own_policy
 from fineprune.training.packaged_recipes import nearest_name, recipe_file
-from fineprune.training.policies import make_policy
+from fineprune.training.policies import make_policy, own_policy
 from fineprune.training.scores_of_run import scores_of_run
 from fineprune.training.settings import (
     DataSettings,
