@@ -79,7 +79,10 @@ def train_epoch_locally(
             set_rate(optimizer, rate)
         ends_window = (totals.batches + 1 - totals.first) % accumulation == 0
         step_follows = ends_window or totals.batches + 1 == batches
-        with state.autocast, _gradient_averaging(state, step_follows):
+        # The ranks average gradients only in the backward pass before an optimizer step.
+        unsynchronised = state.ranks.size > 1 and not step_follows
+        no_sync: Any = local.forward.no_sync if unsynchronised else contextlib.nullcontext
+        with state.autocast, no_sync():
             logits = local.forward(x)
         losses = training_losses(logits, y, training)
         with totals.bookkeeping():
@@ -117,16 +120,6 @@ def train_epoch_locally(
     if isinstance(local.loader, ImageLoader):
         local.loader.broken.share(state.ranks.gather)
     return True
-
-
-def _gradient_averaging(
-    state: TrainState, step_follows: bool
-) -> contextlib.AbstractContextManager[None]:
-    """Let the ranks average gradients only in the backward pass before an optimizer step."""
-    assert state.local is not None
-    if state.ranks.size == 1 or step_follows:
-        return contextlib.nullcontext()
-    return state.local.forward.no_sync()  # type: ignore[no-any-return, operator]
 
 
 def _to_device(x: torch.Tensor, device: str) -> torch.Tensor:
