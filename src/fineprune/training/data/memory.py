@@ -51,28 +51,23 @@ class LoadedImages:
 
 
 def load_images(recipe: Recipe) -> LoadedImages:
-    """Load the images of a recipe with built-in data that fit into memory.
-
-    The errors are those of ``load_data``.
-    """
+    """Load the images of a recipe with built-in data that fit into memory."""
     settings = recipe.data
     if settings.name == "digits":
         assert settings.train_size is not None
         train, test = load_digits(settings.train_size)
-        default = Augment(padding=2, flip=False)  # A mirrored digit is not a valid digit.
     elif settings.name == "synthetic":
         assert settings.train_size is not None
         assert settings.image_size is not None
         train, test = make_synthetic(
             settings.train_size, size=settings.image_size, classes=recipe.network.classes or 10
         )
-        default = Augment(padding=4, flip=True)
     else:
         load = load_cifar10 if settings.name == "cifar10" else load_cifar100
         train, test = load(Path(settings.dir), download=settings.download)
-        default = Augment(padding=4, flip=True)
-    padding = default.padding if settings.crop_padding is None else settings.crop_padding
-    flip = default.flip if settings.flip is None else settings.flip
+    digits = settings.name == "digits"
+    padding = (2 if digits else 4) if settings.crop_padding is None else settings.crop_padding
+    flip = not digits if settings.flip is None else settings.flip  # A mirrored digit is none.
     kept, held_out = split(len(train), settings.validation)
     kept = kept[: settings.limited(len(kept))]
     evaluated = train.subset(torch.from_numpy(held_out)) if settings.validation else test
