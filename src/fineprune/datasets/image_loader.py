@@ -131,13 +131,7 @@ class ImageLoader:
     def batches(
         self, index: Tensor, epoch: int, batch_size: int
     ) -> Iterator[tuple[Tensor, Labelled]]:
-        """Yield batches of given samples, cropped as in an epoch.
-
-        Args:
-            index: The indices of the samples in their order; int64, shape (n,).
-            epoch: The epoch, counted from 0.
-            batch_size: The number of samples per batch.
-        """
+        """Yield batches of given samples, cropped as in an epoch; see ``DeviceLoader.batches``."""
         loader = self._loader.batches(index, epoch, batch_size)
         return ((batch.samples, moved) for batch, moved in self._moved(loader))
 
@@ -148,12 +142,8 @@ class ImageLoader:
 class EvaluationImages:
     """Batches ``(x, y)`` of images for evaluation, which can be iterated any number of times.
 
-    Args:
-        dataset: The images.
-        batch_size: The number of samples per batch.
-        device: Where batches are used.
-        workers: The number of loader processes, which each iteration starts and ends.
-        broken: Takes note of broken files, which are left out.
+    Each iteration starts and ends its loader processes, and broken files are left out. The
+    arguments are those of ``ImageLoader``.
     """
 
     def __init__(
@@ -189,10 +179,8 @@ def image_fetch(
     ``(x, y)``, in which broken files are replaced.
 
     Args:
-        dataset: The images.
-        device: Where batches are used.
+        dataset, device, broken: As for ``ImageLoader``.
         threads: The number of threads that decode; with 0, the caller's own thread does.
-        broken: Takes note of broken files.
     """
     to_device = ToDevice(dataset.view.size, device)
     # Reading and decoding release the interpreter's lock.

@@ -62,10 +62,7 @@ class TrainingLoader(DataLoader[Any]):
     def batches(self, index: torch.Tensor, epoch: int, batch_size: int) -> "TrainingLoader":
         """Return a loader of given samples, for a data set whose keys are ``(epoch, index)``.
 
-        Args:
-            index: The indices of the samples in their order; int64, shape (n,).
-            epoch: The epoch, counted from 0.
-            batch_size: The number of samples per batch.
+        The arguments are those of ``DeviceLoader.batches``.
         """
         return TrainingLoader(
             self.dataset,

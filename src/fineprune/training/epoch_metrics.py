@@ -49,13 +49,7 @@ class EpochEnd(NamedTuple):
 
 
 def end_of_epoch(state: TrainState, epoch: int, totals: EpochTotals) -> EpochEnd:
-    """Read what ``Pruner.end_epoch()`` changes, and the mean loss. Every rank must call it.
-
-    Args:
-        state: The state of the run.
-        epoch: The epoch whose batches are trained, counted from 0.
-        totals: The sums over the batches of the epoch.
-    """
+    """Read what ``Pruner.end_epoch()`` changes, and the mean loss. Every rank must call it."""
     policy, watch = state.pruner.policy, state.pruner.watch
     ends_window = isinstance(policy, ScheduledPolicy) and policy.schedule.clears(epoch)
     suspicion = history = evidence = None
@@ -103,12 +97,6 @@ def epoch_metrics(
     If the policy weights the losses, ``mean_weight`` is the mean over the kept samples.
     ``forward_samples`` includes the samples that were only evaluated for the policy. With image
     files, ``broken`` is the number of samples that replaced one whose file is broken.
-
-    Args:
-        state: The state of the run.
-        epoch: The epoch that has ended, counted from 0.
-        totals: The sums over the batches of the epoch.
-        loss: The mean loss of ``end_of_epoch``.
     """
     training, plan = state.recipe.training, state.pruner.plan
     kept = plan.kept
@@ -143,15 +131,9 @@ def write_epoch(
 ) -> None:
     """Evaluate the model if the recipe asks for it after this epoch, and write what is known of it.
 
-    This is the history of the epoch, the counts of the window that it ends, and its metrics. Those
-    of the evaluation are added to them, and how well the suspicion finds the wrong labels, if these
-    are known.
-
-    Args:
-        state: The state of the run, after ``Pruner.end_epoch()``.
-        files: The folder of the run.
-        metrics: The result of ``epoch_metrics``.
-        end: The result of ``end_of_epoch``. The last epoch of the run always ends a window.
+    This is the history of the epoch, the counts of the window that it ends (the last epoch always
+    ends one), and the results of ``epoch_metrics``, to which those of the evaluation are added, and
+    how well the suspicion finds the wrong labels, if these are known.
     """
     evaluation = _evaluated(state, metrics)
     if state.data.wrong is not None:

@@ -18,11 +18,7 @@ from fineprune.runs.lock import only_writer
 from fineprune.runs.summary import Summary, write_summary
 from fineprune.training.checkpoint import save_checkpoint
 from fineprune.training.epoch_local import local_training, train_epoch_locally
-from fineprune.training.epoch_metrics import (
-    end_of_epoch,
-    epoch_metrics,
-    write_epoch,
-)
+from fineprune.training.epoch_metrics import end_of_epoch, epoch_metrics, write_epoch
 from fineprune.training.epoch_served import (
     check_can_serve,
     load_from_servers,
@@ -41,10 +37,8 @@ from fineprune.training.train_state import EpochTotals, TrainState, checkpoint_s
 
 OnEpoch = Callable[[dict[str, Any]], None]
 
-# Trains the batches of an epoch, or the remaining ones after a resume, and adds them to the totals.
-# It may save a checkpoint after any optimizer step. It returns True if it trained all batches, and
-# False if it stopped early because a signal asked it to stop.
 SaveInside = Callable[[EpochTotals], None]
+# ``train_epoch_locally`` or ``train_epoch_on_servers``.
 TrainEpoch = Callable[[TrainState, int, EpochTotals, SaveInside, StopRequest], bool]
 
 
@@ -159,13 +153,7 @@ def _train_epochs(
 
 
 def _save(state: TrainState, files: RunFolder, totals: EpochTotals | None) -> None:
-    """Write a checkpoint. Every rank must call it.
-
-    Args:
-        state: The state of the run.
-        files: The folder of the run.
-        totals: The sums of the epoch in progress; None at the end of an epoch.
-    """
+    """Write a checkpoint, with the totals inside an epoch. Every rank must call it."""
     if totals is not None:
         totals.stop_clock()
     saved = checkpoint_state(state, totals)

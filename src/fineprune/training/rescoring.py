@@ -13,12 +13,8 @@ def rescore(state: TrainState, epoch: int, totals: EpochTotals) -> None:
 
     The model is in evaluation mode, and the samples have the augmentation that they would have had
     in the epoch. With several ranks, each of them evaluates a part. With parameter servers, this
-    process evaluates all of them with the servers' parameters, while the workers wait.
-
-    Args:
-        state: The state of the run, before ``Pruner.end_epoch()``.
-        epoch: The epoch, counted from 0.
-        totals: The sums of the epoch, which receive the number of samples.
+    process evaluates all of them with the servers' parameters, while the workers wait. It comes
+    before ``Pruner.end_epoch()``, and adds the number of samples to the totals.
     """
     wanted = state.pruner.to_rescore()
     if wanted is None:

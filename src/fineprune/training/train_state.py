@@ -250,9 +250,7 @@ def build_local_parts(state: TrainState) -> LocalParts:
 def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str, Any]:
     """Return the content of a checkpoint. Every rank must call it, because it communicates.
 
-    Args:
-        state: The state of the run.
-        totals: The sums of the epoch in progress; None at the end of an epoch.
+    The totals are those of the epoch in progress; None at the end of an epoch.
     """
     epoch = None
     if state.ranks.size > 1:
