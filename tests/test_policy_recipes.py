@@ -9,6 +9,7 @@ import torch
 import fineprune as fp
 from fineprune.errors import InputError
 from fineprune.pruning.plan_options import PlanOptions
+from fineprune.training.data import load_data
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
 
@@ -272,3 +273,6 @@ def test_own_data_need_an_attribute_with_the_classes(tmp_path, monkeypatch, vali
     data["name"] = "own_classes:unlabelled"
     with pytest.raises(InputError, match="to have an attribute targets or labels"):
         train(make_recipe({**sections, "data": data}), tmp_path / "unlabelled")
+    data |= {"labels": "labels.csv", "true_labels": "dataset"}
+    with pytest.raises(InputError, match=r"data\.true_labels need the class of each sample"):
+        load_data(make_recipe({**SMALL, "network": {"classes": 4}, "data": data}))

@@ -262,8 +262,8 @@ def labels_of(train: Any, name: str) -> Any:
             return given if transform is None else [transform(target) for target in given]
     raise InputError(
         f"expected the training set of {name} to have an attribute targets or labels, since "
-        f"keep_per_class needs the class of each sample, got none: add one, or set "
-        f"pruning.keep_per_class to 0"
+        f"pruning.keep_per_class and data.true_labels need the class of each sample, got none: add "
+        f"one, or leave out these settings"
     )
 
 
