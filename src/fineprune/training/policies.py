@@ -63,16 +63,8 @@ def defaults_of(name: str) -> Mapping[str, Any]:
     return values
 
 
-def _only_with() -> dict[str, str]:
-    takers: dict[str, list[str]] = {}
-    for name in POLICY_NAMES:
-        for key in arguments_of(name):
-            takers.setdefault(key, []).append(name)
-    return {key: names[0] for key, names in takers.items() if key not in _SHARED}
-
-
 # The settings that one policy has and all others would ignore, each with this policy.
-ONLY_WITH = _only_with()
+ONLY_WITH = {key: name for name in POLICY_NAMES for key in arguments_of(name) if key not in _SHARED}
 
 
 def make_policy(
