@@ -148,12 +148,8 @@ class Recipe:
     def schedule(self) -> Schedule:
         """Make the schedule that the pruning section describes."""
         pruning = self.pruning
-        options: dict[str, Any] = {
-            "attenuation": pruning.attenuation,
-            "block": pruning.block,
-            "count": pruning.count,
-            "attenuate": pruning.attenuate,
-        }
+        names = ("attenuation", "block", "count", "attenuate")
+        options: dict[str, Any] = {name: getattr(pruning, name) for name in names}
         if pruning.window is not None:
             assert isinstance(pruning.start, int)
             return Schedule(self.training.epochs, pruning.window, pruning.start, **options)
