@@ -166,11 +166,10 @@ def shards_of(source: Path) -> list[Path]:
 def _scan_folder(root: Path) -> Found:
     labels, paths = _Labels(), _Paths()
     stamp = [_folder_stamp(root, "")]
-    ignored = 0
     with os.scandir(root) as entries:
         top = sorted((entry for entry in entries if not _hidden(entry)), key=lambda e: e.name)
     folders = [entry.name for entry in top if entry.is_dir()]
-    ignored += len(top) - len(folders)
+    ignored = len(top) - len(folders)
     if not folders:
         raise InputError(f"expected one folder per class with its images in {root}, found none")
     for name in folders:

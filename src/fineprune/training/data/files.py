@@ -43,9 +43,8 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
     assert settings.broken_limit is not None
     limit = settings.broken_limit
     begun = iter((digest or "").split())  # Of the training images, and of the test images.
-    index = load_index(Path(settings.train), next(begun, None))
     source = Path(settings.train)
-    index = index.with_numbers(recipe.network.classes, source)
+    index = load_index(source, next(begun, None)).with_numbers(recipe.network.classes, source)
     classes = number_of_classes(index, settings.train, recipe.network.classes)
     labels, kept, held_out, weak = _chosen(settings, index)
     centre = View(settings.image_size, settings.resize)
