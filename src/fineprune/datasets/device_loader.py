@@ -87,11 +87,7 @@ class DeviceLoader:
     is one epoch, in the order of the sampler and with the crops and flips of ``sampler.epoch``.
     Call ``set_epoch`` of the sampler before it.
 
-    Args:
-        images: The training images.
-        batch_size: The number of samples per batch. The last batch may be smaller.
-        sampler: The sampler of a ``Pruner``.
-        drop_last: Whether to drop an incomplete last batch.
+    With ``drop_last``, an incomplete last batch is dropped.
     """
 
     def __init__(
@@ -140,15 +136,8 @@ class EvaluationBatches:
 
     The bytes are copied to the device once, and the batches can be iterated any number of times, so
     keep this for the whole run. A batch ``(x, y)`` is float32 of shape (B, channels, height,
-    width), channels last, and int64 of shape (B,).
-
-    Args:
-        data: The images to evaluate.
-        batch_size: The number of samples per batch. The last batch may be smaller. Large batches
-            are faster.
-        device: Where batches are made.
-        mean: The mean of the training images, one float per channel, from values scaled to 0..1.
-        std: The standard deviation of the training images, likewise.
+    width), channels last, and int64 of shape (B,). The arguments are those of ``DeviceImages``;
+    ``mean`` and ``std`` are those of the training images.
     """
 
     def __init__(

@@ -20,15 +20,7 @@ _NUMBERS = struct.Struct("<5Q")
 
 
 class Crop(NamedTuple):
-    """A part of an image, in its pixels.
-
-    Attributes:
-        left: The first column.
-        top: The first row.
-        width: The number of columns.
-        height: The number of rows.
-        flip: Whether the part is mirrored left to right.
-    """
+    """A part of an image, in its pixels, and whether it is mirrored left to right."""
 
     left: int
     top: int

@@ -49,13 +49,7 @@ class View:
 
 
 class Broken(NamedTuple):
-    """A file that could not be used.
-
-    Attributes:
-        sample: The index of the sample.
-        path: Where the file is.
-        reason: What is wrong with it.
-    """
+    """A file that could not be used: the index of its sample, where it is, and what is wrong."""
 
     sample: int
     path: str

@@ -29,13 +29,7 @@ class TarError(ValueError):
 
 
 class Member(NamedTuple):
-    """A regular file in an archive.
-
-    Attributes:
-        name: The path in the archive.
-        start: The position of its first byte in the archive.
-        size: The number of its bytes.
-    """
+    """A regular file in an archive: its path, the position of its first byte, and its size."""
 
     name: str
     start: int

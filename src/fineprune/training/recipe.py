@@ -54,16 +54,7 @@ _KINDS: dict[Any, str] = {tuple: "list", dict: "table"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The complete description of a run.
-
-    Attributes:
-        data: The dataset and its augmentation.
-        network: The network.
-        training: The length of the training, the optimizer and the learning rate.
-        pruning: The choice of the samples and of the epochs that skip them.
-        distributed: The workers and servers that train together.
-        run: The seed, the hardware and the checkpoints.
-    """
+    """The complete description of a run; each section describes its own settings."""
 
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     network: NetworkSettings = dataclasses.field(default_factory=NetworkSettings)
@@ -191,11 +182,7 @@ class Recipe:
         return method_of(self.as_dict())
 
     def differences(self, other: "Recipe") -> list[str]:
-        """Return one phrase for each setting of ``method()`` in which two recipes differ.
-
-        Args:
-            other: The recipe to compare with. Its values come second in each phrase.
-        """
+        """Return one phrase for each setting of ``method()`` in which two recipes differ."""
         return differences(self.method(), other.method())
 
 

@@ -34,10 +34,7 @@ class Start:
 def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
     """Decide how a run starts.
 
-    Args:
-        recipe: The recipe to train.
-        folder: The folder of the run.
-        resume: Whether the folder may already hold a part of the run, or the finished run.
+    With ``resume``, the folder may already hold a part of the run, or the finished run.
     """
     for file, kind in ((COMPARISON, "comparison"), (SCALING, "scaling experiment")):
         if (folder.path / file).exists():

@@ -46,11 +46,7 @@ class StopRequest:
         return self.number is not None
 
     def check(self, place: str) -> None:
-        """Raise ``Stopped`` if a signal was recorded.
-
-        Args:
-            place: The point at which the run is, as a phrase for the message.
-        """
+        """Raise ``Stopped`` at a place if a signal was recorded."""
         if self.number is not None:
             raise Stopped(self.number, place)
 
@@ -64,11 +60,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def at_once(self, place: str) -> Iterator[None]:
-        """Let a signal raise ``Stopped`` inside the block, which has nothing to save.
-
-        Args:
-            place: The point at which the run is, as a phrase for the message.
-        """
+        """Let a signal raise ``Stopped`` at a place inside the block, which has nothing to save."""
         self._place = place
         try:
             self.check(place)

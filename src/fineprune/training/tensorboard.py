@@ -32,10 +32,6 @@ def event_file(files: RunFolder, num_samples: int) -> Iterator[Write]:
     value is its epoch, counted from 1. ``saved`` is the share of all sample-steps so far that was
     skipped.
 
-    Args:
-        files: The folder of the run, whose metrics are those of the epochs that ended.
-        num_samples: Number of training samples N.
-
     Yields:
         A function that writes the metrics of the next epoch.
     """

@@ -304,11 +304,7 @@ def check_labels(recipe: Recipe, data: Data, begun: str | None) -> None:
 
 
 def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
-    """Restore a run from a checkpoint, which may come from another number of ranks.
-
-    Args:
-        state: The state of the run, as built from the recipe. It is changed in place.
-        saved: The content of the checkpoint.
+    """Restore a run from the content of a checkpoint, which may come from another number of ranks.
 
     Returns:
         The sums of the epoch in progress; None if the checkpoint is from the end of an epoch.

@@ -60,13 +60,7 @@ def check_policy(policy: object) -> None:
 
 
 def check_trainer(trainer: pl.Trainer, module: pl.LightningModule, own: pl.Callback) -> None:
-    """Raise InputError if a setting of the ``Trainer`` would undo the pruning.
-
-    Args:
-        trainer: The ``Trainer``.
-        module: The module that it trains.
-        own: The callback that prunes.
-    """
+    """Raise InputError if a setting of the ``Trainer`` would undo the pruning of ``own``."""
     if not isinstance(trainer, pl.Trainer):
         raise InputError(
             f"expected a Trainer of lightning.pytorch, got one of {type(trainer).__module__}: "

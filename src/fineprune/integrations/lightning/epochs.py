@@ -169,12 +169,7 @@ class DataPruning(LossRecording):
     # -- internals ------------------------------------------------------------------------------
 
     def _train_loader(self, trainer: pl.Trainer, source: Any) -> PrunedLoader:
-        """Return the loader of the next epoch, whenever Lightning asks for it.
-
-        Args:
-            trainer: The ``Trainer``.
-            source: Where Lightning gets the user's loader.
-        """
+        """Return the loader of the next epoch, whenever Lightning asks for it."""
         loader = self._take_loader(trainer, source)
         if self._has_started:
             self._start_epoch(trainer, loader)
@@ -268,9 +263,6 @@ def _finish_batch(fit_loop: dict[str, Any]) -> None:
     after a resume. If the batch was the last one of its epoch, Lightning also leaves out the hooks
     at the end of the epoch, and it compares the number of batches with the length of the next
     epoch: after a pruned epoch, it trains only the last batches of a full one.
-
-    Args:
-        fit_loop: The state of the fit loop, which is changed in place.
     """
     batches = fit_loop["epoch_loop.batch_progress"]
     if batches["current"]["completed"] == batches["current"]["processed"]:

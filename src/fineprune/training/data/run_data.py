@@ -77,7 +77,7 @@ def number_of_classes(train: Any, name: str, given: int | None) -> int:
 
     Args:
         train: The training set. Its attribute ``classes``, if it has one, lists the classes.
-        name: The name of the user's function, for the error message.
+        name: The name of the data, for the error message.
         given: The recipe's number of classes; None if the recipe does not set it.
     """
     listed = len(class_names(train, name))
