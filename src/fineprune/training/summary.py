@@ -35,7 +35,7 @@ def input_digests(recipe: Recipe, data: Data) -> dict[str, str | None]:
 
 def summary(state: TrainState, metrics: list[dict[str, Any]]) -> Summary:
     """Return the summary of a run."""
-    recipe = state.recipe
+    recipe, strategy = state.recipe, state.recipe.distributed
     num_samples = state.data.num_samples
     evaluated_on = state.data.evaluated_on
     accuracies = [
@@ -79,7 +79,7 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> Summary:
             "python": platform.python_version(),
         },
         precision=recipe.run.precision,
-        ranks=state.processes,
+        ranks=strategy.workers if strategy.served else state.ranks.size,
         git=_git_revision(),
         weights_sha256=state.weights_digest,
         labels_sha256=state.data.labels_digest,

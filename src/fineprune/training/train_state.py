@@ -155,12 +155,6 @@ class TrainState:
         """Return the sum of a number over all ranks. A collective."""
         return int(self.ranks.sum(torch.tensor(number, device=self.recipe.run.device)))
 
-    @property
-    def processes(self) -> int:
-        """The number of processes that compute gradients: ranks, or workers of servers."""
-        strategy = self.recipe.distributed
-        return strategy.workers if strategy.served else self.ranks.size
-
     def new_totals(self) -> EpochTotals:
         """Return the totals of an epoch that starts now, with all sums at 0."""
         run = self.recipe.run
