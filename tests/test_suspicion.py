@@ -13,9 +13,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 import fineprune as fp
 from fineprune.errors import InputError
 from fineprune.pruning.policies.policy import LossRecords
-from fineprune.training.suspicion import Suspicion, detection, suspicion_of
-
-NAMES = ("roc_area", "average_precision", "suspects", "precision", "recall", "r_precision")
+from fineprune.training.suspicion import FIGURES, Suspicion, detection, suspicion_of
 
 VALUES_AND_WRONG = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=40)
 
@@ -35,7 +33,7 @@ def test_the_figures_of_five_samples():
         "recall": 1.0,
         "r_precision": 1.5 / 2,  # The first sample, and one of the next two.
     }
-    assert tuple(found) == NAMES
+    assert tuple(found) == FIGURES
 
 
 @pytest.mark.parametrize(
@@ -77,9 +75,8 @@ def test_precision_and_recall_are_means_over_all_orders_of_equal_values(pairs, s
 
 
 def test_figures_that_are_not_defined_are_none():
-    assert detection(None, np.array([True, False])) == dict.fromkeys(NAMES)
     right = figures([1, 2], [False, False], suspects=1)
-    assert right == {**dict.fromkeys(NAMES), "suspects": 1, "precision": 0.0}
+    assert right == {**dict.fromkeys(FIGURES), "suspects": 1, "precision": 0.0}
     assert figures([1, 2], [True, True])["roc_area"] is None
     none = figures([1, 2], [True, False], suspects=0)
     assert (none["precision"], none["recall"]) == (None, 0.0)

@@ -15,7 +15,7 @@ from fineprune.runs.summary import Detection, Summary
 from fineprune.training.data import Data
 from fineprune.training.hardware import describe
 from fineprune.training.recipe import Recipe
-from fineprune.training.suspicion import detection
+from fineprune.training.suspicion import FIGURES
 from fineprune.training.train_state import TrainState
 
 
@@ -93,7 +93,7 @@ def _detection(state: TrainState, last: dict[str, Any]) -> Detection | None:
     if wrong is None:
         return None
     # From the metrics, because at the end of a window the policy has cleared its suspicion.
-    figures = last.get("suspicion") or detection(None, wrong)
+    figures = last.get("suspicion") or dict.fromkeys(FIGURES)
     number = int(wrong.sum())
     return Detection(wrong=number, wrong_share=number / len(wrong), **figures)
 

@@ -10,6 +10,9 @@ from fineprune.errors import InputError
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.policies.policy import Policy
 
+# The figures that ``detection`` returns.
+FIGURES = ("roc_area", "average_precision", "suspects", "precision", "recall", "r_precision")
+
 _Counts = npt.NDArray[np.int64]
 
 
@@ -39,7 +42,7 @@ def suspicion_by_evidence(watch: LabelWatch) -> Suspicion:
     return Suspicion(ranking.scores.cpu(), ranking.num_suspects)
 
 
-def detection(suspicion: Suspicion | None, wrong: npt.NDArray[np.bool_]) -> dict[str, Any]:
+def detection(suspicion: Suspicion, wrong: npt.NDArray[np.bool_]) -> dict[str, Any]:
     """Return how well a suspicion finds the wrong labels.
 
     Equal values are treated as if they were in a random order: a precision or recall is its mean
@@ -47,7 +50,7 @@ def detection(suspicion: Suspicion | None, wrong: npt.NDArray[np.bool_]) -> dict
     the least suspicious value.
 
     Args:
-        suspicion: The suspicion; None if there is none.
+        suspicion: The suspicion.
         wrong: Which labels are wrong; bool, shape (N,).
 
     Returns:
@@ -61,10 +64,6 @@ def detection(suspicion: Suspicion | None, wrong: npt.NDArray[np.bool_]) -> dict
         - ``r_precision``: the precision of as many most suspicious samples as there are wrong
           labels, which is also their recall.
     """
-    names = ("roc_area", "average_precision", "suspects", "precision", "recall", "r_precision")
-    figures: dict[str, Any] = dict.fromkeys(names)
-    if suspicion is None:
-        return figures
     values, suspects = suspicion
     if tuple(values.shape) != wrong.shape:
         raise InputError(
@@ -72,18 +71,17 @@ def detection(suspicion: Suspicion | None, wrong: npt.NDArray[np.bool_]) -> dict
             f"got shape {tuple(values.shape)}"
         )
     hits, misses = _tied_groups(values.cpu().numpy(), wrong)
-    figures["roc_area"] = roc_area(hits, misses)
-    figures["average_precision"] = average_precision(hits, misses)
-    figures["suspects"] = suspects
     number = int(wrong.sum())
-    if suspects is not None:
-        # Without suspects, the recall is 0. If it were None, a mean over seeds would be too high.
-        found = expected_hits(hits, misses, suspects)
-        figures["precision"] = found / suspects if suspects else None
-        figures["recall"] = found / number if number else None
-    if number:
-        figures["r_precision"] = expected_hits(hits, misses, number) / number
-    return figures
+    found = expected_hits(hits, misses, suspects or 0)
+    return {
+        "roc_area": roc_area(hits, misses),
+        "average_precision": average_precision(hits, misses),
+        "suspects": suspects,
+        "precision": found / suspects if suspects else None,
+        # With no suspects, it is 0. If it were None, a mean over seeds would be too high.
+        "recall": found / number if number and suspects is not None else None,
+        "r_precision": expected_hits(hits, misses, number) / number if number else None,
+    }
 
 
 def roc_area(hits: _Counts, misses: _Counts) -> float | None:
