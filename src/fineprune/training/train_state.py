@@ -215,6 +215,7 @@ def build_local_parts(state: TrainState) -> LocalParts:
     """Build the parts that a rank needs to train without parameter servers."""
     recipe, ranks, model = state.recipe, state.ranks, state.model
     strategy, simulated = recipe.distributed, None
+    _check_batches(recipe, state.pruner)
     if strategy.simulate:
         if ranks.size > 1:
             raise InputError(
@@ -239,6 +240,16 @@ def build_local_parts(state: TrainState) -> LocalParts:
         simulated=simulated,
         stop_vote=StopVote(ranks),
     )
+
+
+def _check_batches(recipe: Recipe, pruner: Pruner) -> None:
+    """Raise InputError if every batch of an epoch would be dropped as incomplete."""
+    samples, size = len(pruner.sampler), recipe.training.batch_size
+    if recipe.training.drop_last and samples < size:
+        raise InputError(
+            f"expected training.batch_size of at most {samples}, the samples of each process, with "
+            f"training.drop_last, got {size}: every batch would be dropped"
+        )
 
 
 def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str, Any]:

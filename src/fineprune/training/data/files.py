@@ -21,7 +21,6 @@ from fineprune.training.data.run_data import (
     FIXED_SEED,
     Data,
     Fetch,
-    check_batches,
     number_of_classes,
     split,
 )
@@ -63,7 +62,6 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
     options: dict[str, Any] = {"batch_size": recipe.training.batch_size, "device": run.device}
 
     def make_loader(pruner: Pruner) -> ImageLoader:
-        check_batches(recipe, pruner)
         return ImageLoader(
             train,
             EpochIndices(pruner.sampler),

@@ -19,7 +19,6 @@ from fineprune.pruning.pruner import Pruner
 from fineprune.runs.training_set import TrainingSet
 from fineprune.training.data.run_data import (
     Data,
-    check_batches,
     evaluation_batch,
     number_of_classes,
     split,
@@ -93,7 +92,6 @@ def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
         return DeviceImages(train, seed=seed, device=device, augment=augment, mean=mean, std=std)
 
     def make_loader(pruner: Pruner) -> DeviceLoader:
-        check_batches(recipe, pruner)
         size, drop_last = recipe.training.batch_size, recipe.training.drop_last
         return DeviceLoader(images(), size, sampler=pruner.sampler, drop_last=drop_last)
 

@@ -12,7 +12,6 @@ from fineprune.errors import InputError
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.random_streams import stream
 from fineprune.runs.training_set import TrainingSet
-from fineprune.training.recipe import Recipe
 
 # Evaluation keeps nothing for a backward pass, so its batches can be larger than those of training.
 # On a CPU, they are smaller than on a GPU so that the activations stay in the cache. Both sizes
@@ -103,16 +102,6 @@ def class_names(train: Any, name: str) -> Sequence[Any]:
             f"the classes, got {names!r}: list them, or remove it and set network.classes"
         )
     return names
-
-
-def check_batches(recipe: Recipe, pruner: Pruner) -> None:
-    """Raise InputError if every batch of an epoch would be dropped as incomplete."""
-    samples, size = len(pruner.sampler), recipe.training.batch_size
-    if recipe.training.drop_last and samples < size:
-        raise InputError(
-            f"expected training.batch_size of at most {samples}, the samples of each process, with "
-            f"training.drop_last, got {size}: every batch would be dropped"
-        )
 
 
 def evaluation_batch(device: str) -> int:

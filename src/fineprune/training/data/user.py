@@ -19,7 +19,6 @@ from fineprune.runs.training_set import UNKNOWN, TrainingSet
 from fineprune.training.data.run_data import (
     Data,
     Fetch,
-    check_batches,
     class_names,
     evaluation_batch,
     number_of_classes,
@@ -73,7 +72,6 @@ def own_data(recipe: Recipe) -> Data:
         )
 
     def make_loader(pruner: Pruner) -> Any:
-        check_batches(recipe, pruner)
         return TrainingLoader(
             SeededSamples(train, run.seed),
             batch_size=recipe.training.batch_size,
