@@ -74,7 +74,7 @@ def test_the_suspects_are_wrong_and_the_suggestions_are_right(run, tmp_path):
     relabel(run, "--out", tmp_path / "labels.csv", "--most", 20)
     clean = make_recipe(RECIPE, ["data.label_noise=0.0"])
     true = dict(
-        zip(load_images(clean).index.tolist(), load_data(clean).labels().tolist(), strict=True)
+        zip(load_images(clean).weak.index.tolist(), load_data(clean).labels().tolist(), strict=True)
     )
     suspects = rows_of(tmp_path / "labels.csv")[:20]
     wrong = [row for row in suspects if int(row["label"]) != true[int(row["index"])]]

@@ -83,8 +83,8 @@ def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> K
     else:
         if np.array_equal(loaded.train.labels.numpy(), run.labels):
             pictures = loaded.train.images.numpy()
-            if loaded.weak is not None and loaded.weak.wrong is not None:
-                wrong, right_label = loaded.weak.wrong, loaded.given[loaded.index]
+            if loaded.weak.wrong is not None:
+                wrong, right_label = loaded.weak.wrong, loaded.given[loaded.weak.index]
             if network:
                 try:
                     outputs = outputs_of(run.run, loaded, own_code=own_code)

@@ -1,4 +1,4 @@
-"""The labels to train on, if they are not those of the dataset: a file's, or with label noise."""
+"""The labels to train on: those of the dataset, those of a file, or with label noise."""
 
 import hashlib
 from collections.abc import Sequence
@@ -41,8 +41,8 @@ def weak_labels(
     classes: Sequence[str],
     index: npt.NDArray[np.int64],
     keys: Sequence[str] | None = None,
-) -> WeakLabels | None:
-    """Return the labels to train on; None if they are those of the dataset.
+) -> WeakLabels:
+    """Return the labels to train on.
 
     Args:
         settings: The data section of the recipe.
@@ -63,15 +63,14 @@ def weak_labels(
         digest = hashlib.sha256(np.stack([index, given[index]]).tobytes()).hexdigest()
         wrong = given[index] != own[index] if known else None
         return WeakLabels(index, given[index], wrong, given, digest)
+    labels, whole = own[index].astype(np.int64), own.astype(np.int64)
     if settings.label_noise is None:
-        return None
-    labels = own[index].astype(np.int64)
+        return WeakLabels(index, labels, None, whole, None)
     share, seed = settings.label_noise, settings.label_noise_seed
     if settings.label_noise_map is None:
         noisy = symmetric_noise(labels, len(classes), share, seed)
     else:
         mapping = class_map(settings.label_noise_map, classes)
         noisy = mapped_noise(labels, mapping, share, seed)
-    whole = own.astype(np.int64)
     whole[index] = noisy
     return WeakLabels(index, noisy, noisy != labels, whole, None)

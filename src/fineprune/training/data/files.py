@@ -116,7 +116,7 @@ def _chosen(
     Returns:
         The labels to train with, shape (M,); the images to train on, sorted, int64, shape (M,), or
         None for all of them; those held out for validation, or None; and where the labels come
-        from, as ``weak_labels`` returns it.
+        from, None if they are those of the data set.
     """
     kept, held_out = None, None
     if settings.validation:
@@ -134,7 +134,6 @@ def _chosen(
     whole = np.arange(len(index)) if kept is None else kept
     keys = index.keys() if settings.labels is not None else None
     weak = weak_labels(settings, index.labels, index.classes, whole, keys)
-    assert weak is not None
     return weak.labels, weak.index, held_out, weak
 
 

@@ -35,17 +35,14 @@ class LoadedImages:
         train: The images to train on, with the labels to train with.
         evaluated: The images to evaluate on.
         augment: How training images are augmented.
-        weak: Where the labels of ``train`` come from; None if they are those of the dataset.
-        index: The index of each image of ``train`` in the whole training set of the dataset,
-            sorted; int64, shape (N,).
+        weak: The labels of ``train``, and which images of the whole training set it has.
         given: The labels of the whole training set of the dataset; int64.
     """
 
     train: ImageSet
     evaluated: ImageSet
     augment: Augment
-    weak: WeakLabels | None
-    index: npt.NDArray[np.int64]
+    weak: WeakLabels
     given: npt.NDArray[np.int64]
 
 
@@ -72,13 +69,11 @@ def load_images(recipe: Recipe) -> LoadedImages:
     evaluated = train.subset(torch.from_numpy(held_out)) if settings.validation else test
     given = train.labels.numpy()
     weak = weak_labels(settings, given, train.classes, kept)
-    if weak is not None:
-        kept = weak.index
-        train = replace(train.subset(torch.from_numpy(kept)), labels=torch.from_numpy(weak.labels))
-    elif len(kept) < len(train):
-        train = train.subset(torch.from_numpy(kept))
+    if len(weak.index) < len(train):
+        train = train.subset(torch.from_numpy(weak.index))
+    train = replace(train, labels=torch.from_numpy(weak.labels))
     augment = Augment(padding=padding, flip=flip)
-    return LoadedImages(train, evaluated, augment, weak, kept, given)
+    return LoadedImages(train, evaluated, augment, weak, given)
 
 
 def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
@@ -105,13 +100,11 @@ def device_data(recipe: Recipe, loaded: LoadedImages) -> Data:
         evaluated_on="validation" if recipe.data.validation else "test",
         num_samples=len(train),
         labels=lambda: train.labels,
-        training_set=lambda: TrainingSet(
-            loaded.index, loaded.given if weak is None else weak.whole, train.classes
-        ),
+        training_set=lambda: TrainingSet(weak.index, weak.whole, train.classes),
         classes=number_of_classes(train, recipe.data.name, recipe.network.classes),
         blank=torch.zeros(1, *train.images.shape[1:]),
-        wrong=None if weak is None else weak.wrong,
-        labels_digest=None if weak is None else weak.digest,
+        wrong=weak.wrong,
+        labels_digest=weak.digest,
         digest=functools.partial(_digest, loaded),
     )
 

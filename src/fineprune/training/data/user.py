@@ -57,7 +57,6 @@ def own_data(recipe: Recipe) -> Data:
         if settings.true_labels is not None:
             own = np.asarray(labels_of(whole, settings.name), np.int64)
         weak = weak_labels(settings, own, known, kept, checked_keys(whole, settings.name))
-        assert weak is not None
         kept = weak.index
     given = None if weak is None else weak.whole
     train: Any = Labelled(whole, classes, training_set_name, given)
