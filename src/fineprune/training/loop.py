@@ -29,7 +29,7 @@ from fineprune.training.hardware import resolved
 from fineprune.training.random_state import seeded
 from fineprune.training.recipe import Recipe
 from fineprune.training.rescoring import rescore
-from fineprune.training.start import checkpoint_of, recipe_of, start_of
+from fineprune.training.start import checkpoint_of, finished_summary, recipe_of
 from fineprune.training.stop import Stopped, StopRequest, stop_requests
 from fineprune.training.summary import summary
 from fineprune.training.tensorboard import event_file
@@ -82,10 +82,12 @@ def train(
     ):
         # If rank 0 cannot lock the folder, every rank raises the error.
         ranks.from_main(lambda: lock.enter_context(only_writer(folder)))
-        start = ranks.from_main(lambda: start_of(recipe, files, resume))
-        if start.summary is not None:
-            return start.summary
-        saved = checkpoint_of(files, recipe) if start.checkpoint else None
+        finished, begun = ranks.from_main(
+            lambda: (finished_summary(recipe, files, resume), files.checkpoint.exists())
+        )
+        if finished is not None:
+            return finished
+        saved = checkpoint_of(files, recipe) if begun else None
         served = recipe.distributed.served
         with (
             served_training(recipe, ranks, folder, saved, stop)

@@ -4,7 +4,6 @@ A run can be new, continue from a checkpoint, or be finished already. This modul
 and it raises an error if the files in the folder do not belong together.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from fineprune.errors import InputError
@@ -18,23 +17,11 @@ from fineprune.training.recipe import Recipe, differences, method_of, read_recip
 from fineprune.training.train_state import check_labels
 
 
-@dataclass(frozen=True)
-class Start:
-    """How a run starts.
+def finished_summary(recipe: Recipe, folder: RunFolder, resume: bool) -> Summary | None:
+    """Return the summary of a run that is finished already; None if it begins or continues.
 
-    Attributes:
-        checkpoint: Whether the run continues from the folder's checkpoint.
-        summary: The summary of a run that is finished already; None for any other run.
-    """
-
-    checkpoint: bool = False
-    summary: Summary | None = None
-
-
-def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
-    """Decide how a run starts.
-
-    With ``resume``, the folder may already hold a part of the run, or the finished run.
+    With ``resume``, the folder may already hold a part of the run, or the finished run. Without a
+    checkpoint in the folder, the run begins anew.
     """
     for file, kind in ((COMPARISON, "comparison"), (SCALING, "scaling experiment")):
         if (folder.path / file).exists():
@@ -44,7 +31,7 @@ def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
             )
     files = folder.files()
     if not files:
-        return Start()
+        return None
     if not resume:
         raise InputError(
             f"expected a new folder for the run, got {folder.path}, which holds "
@@ -55,17 +42,15 @@ def start_of(recipe: Recipe, folder: RunFolder, resume: bool) -> Start:
         finished = read_run(folder.path).summary
         if recipe.data.labels is not None:
             check_labels(recipe, load_data(recipe), finished.labels_sha256)
-        return Start(summary=finished)
-    if folder.checkpoint.exists():
-        return Start(checkpoint=True)
+        return finished
     # Before its first checkpoint, a run writes at most this many lines of metrics.
-    epochs = len(whole_lines(folder.metrics))
+    epochs = 0 if folder.checkpoint.exists() else len(whole_lines(folder.metrics))
     if epochs > previous.run.checkpoint_every:
         raise InputError(
             f"expected {CHECKPOINT} in {folder.path}, which holds the metrics of {epochs} epochs, "
             f"found none: restore the file, or train into a new folder"
         )
-    return Start()
+    return None
 
 
 def recipe_of(folder: RunFolder) -> Recipe | None:
