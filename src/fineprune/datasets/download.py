@@ -99,7 +99,7 @@ def check_digest(path: Path, md5: str, advice: str) -> None:
         md5: The digest, in hexadecimal.
         advice: The end of the message: what has another digest, and what to do.
     """
-    # Systems that forbid MD5 for security still allow this use.
+    # MD5 is what is published. Systems that forbid it for security still allow this use.
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False))
     if digest.hexdigest() != md5:

@@ -132,8 +132,8 @@ def write_epoch(
     """Evaluate the model if the recipe asks for it after this epoch, and write what is known of it.
 
     This is the history of the epoch, the counts of the window that it ends (the last epoch always
-    ends one), and the results of ``epoch_metrics``, to which those of the evaluation are added, and
-    how well the suspicion finds the wrong labels, if these are known.
+    ends one), and its metrics. To these are added the results of the evaluation and, if it is known
+    which labels are wrong, how well the suspicion finds them.
     """
     evaluation = _evaluated(state, metrics)
     if state.data.wrong is not None:

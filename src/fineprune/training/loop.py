@@ -155,7 +155,7 @@ def _train_epochs(
 
 
 def _save(state: TrainState, files: RunFolder, totals: EpochTotals | None) -> None:
-    """Write a checkpoint, with the totals inside an epoch. Every rank must call it."""
+    """Write a checkpoint: inside an epoch with its totals. Every rank must call it."""
     if totals is not None:
         totals.stop_clock()
     saved = checkpoint_state(state, totals)

@@ -46,7 +46,7 @@ class StopRequest:
         return self.number is not None
 
     def check(self, place: str) -> None:
-        """Raise ``Stopped`` at a place if a signal was recorded."""
+        """Raise ``Stopped`` if a signal was recorded; ``place`` is a phrase for its message."""
         if self.number is not None:
             raise Stopped(self.number, place)
 
@@ -60,7 +60,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def at_once(self, place: str) -> Iterator[None]:
-        """Let a signal raise ``Stopped`` at a place inside the block, which has nothing to save."""
+        """Let a signal raise ``Stopped`` inside the block, which has nothing to save."""
         self._place = place
         try:
             self.check(place)

@@ -60,7 +60,7 @@ def check_policy(policy: object) -> None:
 
 
 def check_trainer(trainer: pl.Trainer, module: pl.LightningModule, own: pl.Callback) -> None:
-    """Raise InputError if a setting of the ``Trainer`` would undo the pruning of ``own``."""
+    """Raise InputError if a setting of the ``Trainer`` would undo the pruning by ``own``."""
     if not isinstance(trainer, pl.Trainer):
         raise InputError(
             f"expected a Trainer of lightning.pytorch, got one of {type(trainer).__module__}: "

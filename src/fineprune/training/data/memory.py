@@ -63,7 +63,7 @@ def load_images(recipe: Recipe) -> LoadedImages:
         train, test = load(Path(settings.dir), download=settings.download)
     digits = settings.name == "digits"
     padding = (2 if digits else 4) if settings.crop_padding is None else settings.crop_padding
-    flip = not digits if settings.flip is None else settings.flip  # A mirrored digit is none.
+    flip = not digits if settings.flip is None else settings.flip  # A mirrored digit is invalid.
     kept, held_out = split(len(train), settings.validation)
     kept = kept[: settings.limited(len(kept))]
     evaluated = train.subset(torch.from_numpy(held_out)) if settings.validation else test
