@@ -49,7 +49,6 @@ class DataPruning(LossRecording):
     """
 
     def __init__(self, policy: Policy, *, seed: int | None = None, labels: Any = None) -> None:
-        super().__init__()
         check_policy(policy)
         self.policy = policy
         self._seed = seed

@@ -68,10 +68,9 @@ _record_untraced = torch.compiler.disable(_record)
 class LossRecording(pl.Callback):
     """The part of the callback that takes the losses."""
 
-    def __init__(self) -> None:
-        self._loader: PrunedLoader | None = None
-        # What ``Pruner.record`` is given of a batch that the optimizer has not used yet.
-        self._batch: tuple[Any, ...] | None = None
+    _loader: PrunedLoader | None
+    # What ``Pruner.record`` is given of a batch that the optimizer has not used yet.
+    _batch: tuple[Any, ...] | None
 
     @property
     def pruner(self) -> Pruner:
