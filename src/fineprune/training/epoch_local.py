@@ -71,7 +71,8 @@ def train_epoch_locally(
     if local.simulated and not totals.batches:
         local.simulated.begin_epoch(epoch)
     for index, (x, y) in local.loader:
-        x = _to_device(x, run.device)
+        layout = torch.channels_last if x.ndim == 4 else torch.preserve_format
+        x = x.to(run.device, memory_format=layout, non_blocking=True)
         y = y.to(run.device, non_blocking=True)
         new_rate = rate_at(training, epoch + totals.batches // each / updates)
         if new_rate != rate:
@@ -120,8 +121,3 @@ def train_epoch_locally(
     if isinstance(local.loader, ImageLoader):
         local.loader.broken.share(state.ranks.gather)
     return True
-
-
-def _to_device(x: torch.Tensor, device: str) -> torch.Tensor:
-    layout = torch.channels_last if x.ndim == 4 else torch.preserve_format
-    return x.to(device, memory_format=layout, non_blocking=True)

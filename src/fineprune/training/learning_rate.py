@@ -19,7 +19,6 @@ _SHAPES: dict[str, Callable[[float], float]] = {
     "quadratic": lambda done: 1 - done**2,
 }
 
-
 # The share of the epochs, rounded to whole ones, in which the rate of ``cooldown`` falls.
 _COOLDOWN = 0.2
 
@@ -34,7 +33,8 @@ def rate_at(settings: TrainingSettings, progress: float) -> float:
     """
     if settings.schedule == "one-cycle":
         return settings.lr * _one_cycle(progress, rise_of_one_cycle(settings), settings.epochs)
-    factor = _warmup(progress, settings.warmup)
+    # It rises linearly to 1 during the warm-up, and is above 0 at the first step.
+    factor = min(1.0, (progress + 1e-3) / settings.warmup) if settings.warmup else 1.0
     if settings.schedule == "milestones":
         # The rate falls after epoch m, counted from 1. Counted from 0, epoch m has the new rate.
         passed = sum(milestone <= progress for milestone in settings.milestones)
@@ -65,11 +65,6 @@ def begin_of_cooldown(settings: TrainingSettings) -> int:
 def rise_of_one_cycle(settings: TrainingSettings) -> float:
     """Return the number of epochs in which the rate of ``one-cycle`` rises."""
     return settings.warmup or 0.3 * settings.epochs
-
-
-def _warmup(progress: float, warmup: int) -> float:
-    """Return a factor that rises linearly to 1 and is above 0 at the first step."""
-    return min(1.0, (progress + 1e-3) / warmup) if warmup else 1.0
 
 
 def _one_cycle(progress: float, rise: float, epochs: int) -> float:

@@ -12,7 +12,10 @@ _SUFFIX = ".toml"
 
 def packaged_recipes() -> dict[str, Path]:
     """Return the files of the recipes that come with the package, by their names, sorted."""
-    folder = _folder()
+    package = Path(fineprune.__file__).parent
+    folder = package / "recipes"
+    if not folder.is_dir():  # In a clone, from which the package is installed as editable.
+        folder = package.parents[1] / "recipes"
     files = sorted(folder.rglob(f"*{_SUFFIX}"))
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
@@ -40,10 +43,3 @@ def about(text: str) -> str:
     head = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     comment = " ".join(line.lstrip("# ") for line in head)
     return re.split(r"(?<=[.?])\s+(?=[A-Z])", comment)[0].removesuffix(".")
-
-
-def _folder() -> Path:
-    package = Path(fineprune.__file__).parent
-    installed = package / "recipes"
-    # In a clone, from which the package is installed as editable, they are beside ``src``.
-    return installed if installed.is_dir() else package.parents[1] / "recipes"
