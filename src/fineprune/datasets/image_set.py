@@ -33,11 +33,7 @@ class ImageSet:
         return len(self.images)
 
     def subset(self, index: Tensor) -> "ImageSet":
-        """Return a copy of some images, in the given order.
-
-        Args:
-            index: The indices of the images; int64, shape (M,).
-        """
+        """Return a copy of the images with these indices (int64, shape (M,)), in their order."""
         return ImageSet(self.images[index], self.labels[index], self.classes)
 
 

@@ -147,11 +147,8 @@ def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
     """Return the ``distributed`` entry of an epoch's metrics.
 
     ``seconds`` are sums over all processes; ``workers`` and ``servers`` have those of each process.
-    ``load_from_servers`` adds the deaths since the last epoch's metrics.
-
-    Args:
-        result: The result of the coordinator.
-        before: The entry of the part of the epoch that was trained before a stop.
+    ``load_from_servers`` adds the deaths since the last epoch's metrics. ``before`` is the entry of
+    the part of the epoch that was trained before a stop.
     """
     histogram = _histogram(result.staleness, before.get("staleness", ()))
     values = np.repeat(np.arange(len(histogram)), histogram)

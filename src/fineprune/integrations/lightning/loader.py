@@ -63,12 +63,7 @@ class PrunedLoader(DataLoader[Any]):
 
 
 class PrunedSource:
-    """Takes the place of the object from which Lightning gets the training loader.
-
-    Args:
-        source: That object.
-        loader: Returns the loader of the next epoch, whenever Lightning asks for it.
-    """
+    """Takes the place of ``source``, from which Lightning gets the loader of the next epoch."""
 
     def __init__(self, source: Any, loader: Callable[[], PrunedLoader]) -> None:
         self.source = source

@@ -107,9 +107,7 @@ def check_arguments(trainer: Any) -> None:
 def check_sampler(trainer: Any, method: Any) -> None:
     """Raise InputError unless the sampler that the pruner replaces is that of ``Trainer``.
 
-    Args:
-        trainer: The trainer.
-        method: The ``_get_train_sampler`` that it would have without the pruning.
+    ``method`` is the ``_get_train_sampler`` that the trainer would have without the pruning.
     """
     if method.__func__ is not Trainer._get_train_sampler:
         raise InputError(

@@ -227,11 +227,7 @@ class DataSettings:
         return self.train_size
 
     def holding_out(self, images: int) -> "DataSettings":
-        """Return the settings of a training without some of its images, which evaluate it.
-
-        Args:
-            images: The number of training images to hold out; at present, none are.
-        """
+        """Return the settings with so many training images held out, instead of none as now."""
         size = self.train_size
         if size is not None and self.name not in _TRAIN_SIZE:
             size -= images
