@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 import torch
+from logged_events import on_events
 from torch import nn
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
@@ -256,6 +257,11 @@ def test_a_stopped_synchronous_epoch_ends_in_another_training_bit_for_bit(tmp_pa
         assert torch.equal(served, expected.losses)
 
 
+def deaths_of(events):
+    """Return the role of each process that died."""
+    return [event.process for event in events if event.kind is EventKind.DIED]
+
+
 def check_each_once(results, batches=SAMPLES // BATCH, first=0):
     """Check that each batch is in exactly one update or lost, and the updates' indices."""
     for epoch, result in enumerate(results, first):
@@ -317,7 +323,8 @@ def test_a_server_that_dies_before_the_training_is_named(tmp_path):
 
 def test_workers_and_servers_are_reported_with_their_process_ids(tmp_path):
     events: list[Event] = []
-    _, results = trained(Strategy("async", workers=1, servers=2), tmp_path, on_event=events.append)
+    with on_events(events.append):
+        _, results = trained(Strategy("async", workers=1, servers=2), tmp_path)
     check_each_once(results)
     started = [event for event in events if event.kind is EventKind.STARTED]
     assert len(started) == 3
@@ -334,10 +341,12 @@ def test_a_process_that_never_ran_on_a_lost_node_is_not_reported_as_dead(reason,
     made = object.__new__(Cluster)
     strategy = Strategy("async", workers=1)
     rendezvous = Rendezvous("127.0.0.1", 0, 1.0, False)
-    group = WorkerGroup(0, made, strategy, MakeReplica(), rendezvous, events.append)
+    group = WorkerGroup(0, made, strategy, MakeReplica(), rendezvous)
     group.start({})
-    group.end({0: reason}, "")
+    with on_events(events.append):
+        group.end({0: reason}, "")
     assert [event.kind.value for event in events] == [kind]
+    assert group.deaths == (kind == "died")
 
 
 class Loads(Replica):
@@ -419,9 +428,11 @@ class SlowToStart(MakeOptimizer):
 @pytest.mark.long
 def test_a_server_that_takes_long_to_start_is_not_killed_as_silent(tmp_path):
     strategy = Strategy("async", workers=1, silence_seconds=4)
-    _, results = trained(strategy, tmp_path, optimizer=SlowToStart())
+    events: list[Event] = []
+    with on_events(events.append):
+        _, results = trained(strategy, tmp_path, optimizer=SlowToStart())
     check_each_once(results)
-    assert [result.server_deaths for result in results] == [0, 0]
+    assert deaths_of(events) == []
 
 
 class Failing(Replica):
@@ -450,10 +461,12 @@ def test_with_a_backup_worker_every_batch_is_applied_once(tmp_path):
 def test_a_killed_synchronous_worker_changes_nothing(tmp_path):
     alone, _ = trained_alone(2, 2 * BATCH, lambda number: rate(2 * number))
     build = MakeReplica(BatchKey(0, 5), tmp_path / "killed")
-    served, results = trained(Strategy("sync", workers=2, servers=2), tmp_path, build=build)
+    events: list[Event] = []
+    with on_events(events.append):
+        served, results = trained(Strategy("sync", workers=2, servers=2), tmp_path, build=build)
     check_each_once(results)
     assert (tmp_path / "killed").exists()
-    assert results[0].worker_deaths == 1
+    assert deaths_of(events) == [ProcessKind.WORKER]
     torch.testing.assert_close(served, alone, rtol=1e-12, atol=1e-12)
 
 
@@ -468,9 +481,11 @@ def test_a_killed_synchronous_worker_changes_nothing(tmp_path):
 def test_after_a_killed_server_every_batch_is_applied_once_or_named(tmp_path, mode, undone):
     optimizer = MakeOptimizer(tmp_path / "killed", 7)
     strategy = Strategy(mode, workers=2, servers=2, undone_batches=undone, snapshot_every=4)
-    _, results = trained(strategy, tmp_path, optimizer=optimizer)
+    events: list[Event] = []
+    with on_events(events.append):
+        _, results = trained(strategy, tmp_path, optimizer=optimizer)
     check_each_once(results)
     assert (tmp_path / "killed").exists()
-    assert results[0].server_deaths == 1
+    assert deaths_of(events) == [ProcessKind.SERVER]
     assert results[0].undone > 0
     assert bool(results[0].lost) == (undone == "lose")

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from logged_events import on_events
 from typer.testing import CliRunner
 
 import fineprune as fp
 from fineprune.cli.main import app
-from fineprune.distributed.parameter_servers.events import LOGGER, EventKind, ProcessKind
+from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind
 from fineprune.training.loop import train
 from fineprune.training.recipe import Recipe
 from fineprune.training.stop import Stopped
@@ -214,26 +215,6 @@ def test_an_interrupted_run_gives_the_same_bits_after_resuming(synchronous, tmp_
         m["train_loss"] for m in metrics(undisturbed)
     ]
     assert not (tmp_path / "parts/servers").exists()
-
-
-@contextlib.contextmanager
-def on_events(react, level=logging.INFO):
-    """Call a function with each event of the log."""
-
-    def note(record):
-        event = record.args[0] if record.args else None
-        if hasattr(event, "kind"):
-            react(event)
-        return True
-
-    before = LOGGER.level
-    LOGGER.addFilter(note)
-    LOGGER.setLevel(level)
-    try:
-        yield
-    finally:
-        LOGGER.removeFilter(note)
-        LOGGER.setLevel(before)
 
 
 def at_version(version, react):

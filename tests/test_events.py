@@ -12,7 +12,7 @@ from fineprune.distributed.parameter_servers.events import (
     Event,
     EventKind,
     ProcessKind,
-    reporter,
+    report,
 )
 
 WORKER, SERVER = ProcessKind.WORKER, ProcessKind.SERVER
@@ -52,11 +52,10 @@ DIED = Event(EventKind.DIED, WORKER, 3, pid=77, node="n1", reason="it ended unex
     ],
 )
 def test_an_event_is_one_line(event, line, caplog):
-    told: list[Event] = []
     with caplog.at_level(logging.DEBUG, logger=LOGGER.name):
-        reporter(told.append)(event)
+        report(event)
     assert caplog.messages == [line]
-    assert told == [event]
+    assert caplog.records[0].args == (event,)
 
 
 def test_the_command_prints_warnings_as_lines(monkeypatch, capsys):
@@ -66,8 +65,8 @@ def test_the_command_prints_warnings_as_lines(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main()
     capsys.readouterr()
-    reporter()(DIED)
-    reporter()(Event(EventKind.STARTED, WORKER, 3, pid=77, node="n1"))
+    report(DIED)
+    report(Event(EventKind.STARTED, WORKER, 3, pid=77, node="n1"))
     told = capsys.readouterr()
     assert told.err == "fineprune: worker 3 died (process 77 on n1): it ended unexpectedly\n"
     assert told.out == ""

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import io
 import itertools
+import logging
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from logged_events import on_events
 from preloaded_python import preloaded_ray_workers
 from processes import in_session, wait_until_ended
 from torch import nn
@@ -131,7 +133,8 @@ class Watch:
         self.living = {}  # the process ID, by kind and index
         self.holders = {}  # the rank of the leader that has a lease, by batch
         self.staged = {}  # the servers that have the gradient, by batch
-        self.deaths = []  # the reasons
+        self.epoch = 0  # that of the last lease
+        self.deaths = []  # the epoch and the event of each
         self.react = lambda event: None  # is called with each event
 
     def __call__(self, event):
@@ -148,6 +151,11 @@ class Watch:
 
         self.react = reacting
 
+    def deaths_in(self, epoch):
+        """Return how many workers and servers died in an epoch, or between it and the next one."""
+        kinds = [event.process for number, event in self.deaths if number == epoch]
+        return kinds.count(WORKER), kinds.count(SERVER)
+
     def send(self, number, kind, index):
         """Send a signal to a process that is alive."""
         os.kill(self.living[kind, index], number)
@@ -159,8 +167,9 @@ class Watch:
             case EventKind.DIED | EventKind.STOPPED:
                 self.living.pop((event.process, event.index), None)
                 if event.kind is EventKind.DIED:
-                    self.deaths.append(event.reason)
+                    self.deaths.append((self.epoch, event))
             case EventKind.LEASED:
+                self.epoch = event.batch.epoch
                 self.holders[event.batch] = event.index
                 self.staged[event.batch] = set()
             case EventKind.STAGED:
@@ -224,7 +233,8 @@ def training(strategy, folder, rows=1, snapshot_every=5):
     strategy = dataclasses.replace(strategy, snapshot_every=snapshot_every)
     orders = Orders(folder / "orders")
     watch = Watch()
-    with cluster(Places(strategy.groups, strategy.group, strategy.servers)) as processes:
+    places = Places(strategy.groups, strategy.group, strategy.servers)
+    with on_events(watch, logging.DEBUG), cluster(places) as processes:
         server = Coordinator(
             processes,
             strategy,
@@ -232,7 +242,6 @@ def training(strategy, folder, rows=1, snapshot_every=5):
             Build(rows, orders),
             MakeOptimizer(orders),
             folder / "snapshots",
-            on_event=watch,
         )
         server.wait_for_workers()
         yield server, orders, watch
@@ -255,7 +264,7 @@ class Shared:
 
     def check(self):
         """Check all epochs that were trained so far."""
-        check(self.strategy, self.server, self.results)
+        check(self.strategy, self.server, self.watch, self.results)
         if self.strategy.strategy == "sync":
             check_as_without_kills(self.strategy, self.server, len(self.results))
 
@@ -272,7 +281,7 @@ def kill(pid):
     os.kill(pid, signal.SIGKILL)
 
 
-def check(strategy, server, results, rows=1):
+def check(strategy, server, watch, results, rows=1):
     """Check that each batch is applied or lost, and that the servers' state fits the updates."""
     history = [START]
     momentum = torch.zeros_like(START)
@@ -280,7 +289,7 @@ def check(strategy, server, results, rows=1):
         applied = [key for update in result.updates for key in update.keys]
         assert sorted(applied + result.lost) == [BatchKey(epoch, batch) for batch in range(BATCHES)]
         assert len(result.lost) == (result.undone if strategy.undone_batches == "lose" else 0)
-        if not result.server_deaths:
+        if not watch.deaths_in(epoch)[1]:
             assert result.undone == 0
         given, done = batches_of(epoch), 0
         for update in sorted(result.updates, key=lambda update: update.version):
@@ -435,8 +444,9 @@ def test_kills_at_random(shared, request):
     shared.check()
     killed = {kind: len(pids) for kind, pids in killer.killed.items()}
     assert sum(killed.values()) == KILLS
-    assert sum(result.server_deaths for result in results[first:]) == killed[SERVER]
-    deaths = sum(result.worker_deaths for result in results[first:])
+    died = [shared.watch.deaths_in(epoch) for epoch in range(first, len(results))]
+    assert sum(servers for _, servers in died) == killed[SERVER]
+    deaths = sum(workers for workers, _ in died)
     # One that is killed while its group is being ended for another's death is not counted.
     if shared.strategy.group > 1:
         assert 0 < deaths <= killed[WORKER]
@@ -480,18 +490,17 @@ def check_kills_at_chosen_moments(strategy, parts, results, rows=1):
     run()
     run(once_in_the_last_update(strategy, lambda: orders.give("update")))
     run(once_in_the_last_update(strategy, lambda: orders.give("snapshot")))
-    new = results[first:]
-    deaths = [(result.worker_deaths, result.server_deaths) for result in new]
+    deaths = [watch.deaths_in(epoch) for epoch in range(first, len(results))]
     assert deaths == [(1, 0), (0, 1), (1, 0), (0, 1), (0, 1)]
-    assert all(result.undone for result in new[3:])
+    assert all(result.undone for result in results[first + 3 :])
     for kind in (WORKER, SERVER):
         kill(watch.living[kind, 0])
-    check(strategy, server, results, rows)
+    check(strategy, server, watch, results, rows)
     run()
     # The worker's death is noticed while the servers are rolled back, and is counted then.
-    assert (results[-2].worker_deaths, results[-2].server_deaths) == (1, 2)
-    assert (results[-1].worker_deaths, results[-1].server_deaths) == (0, 0)
-    check(strategy, server, results, rows)
+    assert watch.deaths_in(first + 4) == (1, 2)
+    assert watch.deaths_in(first + 5) == (0, 0)
+    check(strategy, server, watch, results, rows)
     if strategy.strategy == "sync":
         check_as_without_kills(strategy, server, len(results), rows)
 
@@ -520,8 +529,8 @@ def test_a_worker_that_dies_with_a_server_is_counted(tmp_path):
 
         watch.once(EventKind.LEASED, BatchKey(0, 10), kill_both)
         result = server.run_epoch(0, batches_of(0), rate)
-        assert (result.worker_deaths, result.server_deaths) == (1, 1)
-        check(strategy, server, [result])
+        assert watch.deaths_in(0) == (1, 1)
+        check(strategy, server, watch, [result])
 
         def kill_both_again_and_again(event):
             if event.kind is EventKind.LEASED and event.index == 0:
@@ -542,10 +551,9 @@ def test_a_process_that_hangs_is_replaced_and_a_slow_start_is_none(tmp_path):
             hang = functools.partial(watch.send, signal.SIGSTOP, kind, 0)
             watch.once(EventKind.LEASED, BatchKey(epoch, 10), hang)
             results.append(server.run_epoch(epoch, batches_of(epoch), rate))
-        deaths = [(result.worker_deaths, result.server_deaths) for result in results]
-        assert deaths == [(0, 0), (1, 0), (0, 1)]
-        assert all("killed because it was silent for" in reason for reason in watch.deaths)
-        check(strategy, server, results)
+        assert [watch.deaths_in(epoch) for epoch in range(3)] == [(0, 0), (1, 0), (0, 1)]
+        assert all("killed because it was silent for" in str(event) for _, event in watch.deaths)
+        check(strategy, server, watch, results)
 
 
 @pytest.mark.long
@@ -567,8 +575,8 @@ def test_a_worker_that_hangs_while_servers_recover_is_counted(tmp_path):
 
         watch.once(EventKind.LEASED, BatchKey(0, 10), kill_the_first)
         result = server.run_epoch(0, batches_of(0), rate)
-        assert (result.worker_deaths, result.server_deaths) == (1, 2)
-        check(strategy, server, [result])
+        assert watch.deaths_in(0) == (1, 2)
+        check(strategy, server, watch, [result])
 
 
 @pytest.mark.parametrize("shared", ["async"], indirect=True)
@@ -583,7 +591,7 @@ def test_a_worker_that_hangs_holds_nobody_up(shared):
 
     os.kill(first, signal.SIGSTOP)
     result = shared.run(rate_and_wake)
-    assert (result.worker_deaths, result.server_deaths, result.lost) == (0, 0, [])
+    assert (shared.watch.deaths_in(len(shared.results) - 1), result.lost) == ((0, 0), [])
     assert max(result.staleness) > BATCHES // 2
     shared.check()
 

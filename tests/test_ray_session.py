@@ -378,7 +378,7 @@ def test_dedicated_servers_get_nodes_that_leave_room_for_the_groups(nodes, place
 NODES = """
 import os
 from ray.cluster_utils import Cluster
-from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind
+from fineprune.distributed.parameter_servers.events import LOGGER, ProcessKind
 from fineprune.distributed.parameter_servers.messages import Broken
 from fineprune.distributed.parameter_servers.placement import Places
 from fineprune.distributed.parameter_servers.processes import cluster
@@ -395,10 +395,12 @@ nodes = Cluster()
 for _ in range(3):
     nodes.add_node(num_cpus=2)
 os.environ["RAY_ADDRESS"] = nodes.address
+events = []
+LOGGER.addFilter(lambda record: events.append(record.args[0]))
 for groups in (3, 5):
-    events = []
+    events.clear()
     places = Places(groups=groups, servers=1 if groups == 5 else 2, dedicated=True)
-    with cluster(places, on_event=events.append) as held:
+    with cluster(places) as held:
         for group in range(groups):
             held.start(ProcessKind.WORKER, group, Where)
         for server in range(places.servers):

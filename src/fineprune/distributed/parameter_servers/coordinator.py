@@ -21,13 +21,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import TCPStore
 
 from fineprune.distributed.parameter_servers.epoch_state import EpochResult, EpochState
-from fineprune.distributed.parameter_servers.events import (
-    Event,
-    EventKind,
-    ProcessKind,
-    Report,
-    reporter,
-)
+from fineprune.distributed.parameter_servers.events import ProcessKind
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
 from fineprune.distributed.parameter_servers.link import open_store
 from fineprune.distributed.parameter_servers.messages import (
@@ -71,8 +65,6 @@ class Coordinator:
             here and removed by ``close``.
         state: The state of an earlier training, which this one continues. It must have the same
             number of servers.
-        on_event: Called with each event, in the thread that calls the coordinator. Events are also
-            logged.
 
     Raises:
         InputError: The model does not fit, or the state is of another layout.
@@ -88,7 +80,6 @@ class Coordinator:
         snapshots: Path,
         *,
         state: dict[str, Any] | None = None,
-        on_event: Report | None = None,
     ) -> None:
         self._cluster = cluster
         self._strategy = strategy
@@ -98,11 +89,9 @@ class Coordinator:
                 "expected a state of the same model and number of servers, got a different one: "
                 "resume with the settings that it was made with"
             )
-        self._log = reporter(on_event)
         self._folder = snapshots
         self._folder.mkdir(parents=True, exist_ok=True)
         self._epoch = EpochState(0, [], None, lambda applied: 0.0, 0, strategy)
-        self._deaths = dict.fromkeys(ProcessKind, 0)  # since the last ``take_deaths``
         self._looked = time.monotonic()
         # The buffers and, because servers do not hold them either, the frozen parameters.
         tensors = not_served(model) if state is None else state["buffers"]
@@ -124,15 +113,14 @@ class Coordinator:
             rendezvous,
             snapshots,
             None if state is None else state["servers"],
-            self._report,
         )
         self._groups = [
-            WorkerGroup(index, cluster, strategy, build, rendezvous, self._report)
+            WorkerGroup(index, cluster, strategy, build, rendezvous)
             for index in range(strategy.groups)
         ]
-        self._scheduler = Scheduler(strategy, self._servers, self._groups, self._report)
+        self._scheduler = Scheduler(strategy, self._servers, self._groups)
         self._recovery = Recovery(
-            cluster, strategy, self._servers, self._groups, self._epoch, buffers, self._report
+            cluster, strategy, self._servers, self._groups, self._epoch, buffers
         )
         for group in self._groups:
             first = group.index * group.size
@@ -245,8 +233,12 @@ class Coordinator:
 
         They include those whose deaths are noticed before the first epoch or between two epochs.
         """
-        taken, self._deaths = self._deaths, dict.fromkeys(ProcessKind, 0)
-        return taken
+        workers = sum(group.deaths for group in self._groups)
+        deaths = {ProcessKind.WORKER: workers, ProcessKind.SERVER: self._servers.deaths}
+        self._servers.deaths = 0
+        for group in self._groups:
+            group.deaths = 0
+        return deaths
 
     def close(self) -> None:
         """End all processes and remove the snapshots."""
@@ -328,17 +320,6 @@ class Coordinator:
             for group in groups
             for place in range(group.size)
         ]
-
-    def _report(self, event: Event) -> None:
-        """Log an event, and count it if it is a death."""
-        if event.kind is EventKind.DIED:
-            assert event.process is not None
-            self._deaths[event.process] += 1
-            if event.process is ProcessKind.SERVER:
-                self._epoch.result.server_deaths += 1
-            else:
-                self._epoch.result.worker_deaths += 1
-        self._log(event)
 
 
 def _tensors(arrays: Arrays) -> dict[str, Tensor]:

@@ -73,9 +73,6 @@ class EpochResult:
         dropped: The number of gradients that were discarded because they came too late.
         undone: The number of updates that were undone because a server died. Their batches were
             queued again, or are lost.
-        worker_deaths, server_deaths: The numbers of processes that died, or were killed because
-            they were silent for too long. A death that is noticed between two epochs is added to
-            the result of the earlier one.
         workers: What each worker did, by rank.
         servers: The duration of each phase of each server: apply (the mean of the gradients and the
             step of the optimizer) and send (the copies for the groups). They take place while
@@ -89,8 +86,6 @@ class EpochResult:
     staleness: list[int] = field(default_factory=list)
     dropped: int = 0
     undone: int = 0
-    worker_deaths: int = 0
-    server_deaths: int = 0
     workers: list[WorkerTotals] = field(default_factory=list)
     servers: list[dict[str, float]] = field(default_factory=list)
 

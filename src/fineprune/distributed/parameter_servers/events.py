@@ -1,11 +1,10 @@
 """Events: what happens to the workers and servers of a training. Each is logged as one line.
 
-The logger is ``fineprune.distributed``. A program that reacts to events, such as a test, passes a
-function to the coordinator instead of reading the lines.
+The logger is ``fineprune.distributed``. A program that reacts to events, such as a test, adds a
+filter or a handler to it: ``args[0]`` of each record is the ``Event``.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -108,15 +107,6 @@ class Event:
                 return f"{name} {self.kind.value}{where}"
 
 
-Report = Callable[[Event], None]
-
-
-def reporter(on_event: Report | None = None) -> Report:
-    """Return a function that logs an event and then calls ``on_event`` with it."""
-
-    def report(event: Event) -> None:
-        LOGGER.log(_LEVELS[event.kind], "%s", event)
-        if on_event is not None:
-            on_event(event)
-
-    return report
+def report(event: Event) -> None:
+    """Log an event."""
+    LOGGER.log(_LEVELS[event.kind], "%s", event)

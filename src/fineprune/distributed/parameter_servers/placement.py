@@ -14,12 +14,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from fineprune.distributed.parameter_servers.events import (
-    Event,
-    EventKind,
-    ProcessKind,
-    Report,
-)
+from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, report
 from fineprune.errors import InputError
 
 # Seconds between two reports that processes wait for CPUs.
@@ -80,14 +75,12 @@ class Placement:
 
     Args:
         places: The resources to reserve.
-        report: Function that is called with each event.
         stop: Function that is called repeatedly. If it returns True, the wait ends.
     """
 
-    def __init__(self, places: Places, report: Report, stop: Callable[[], bool]) -> None:
+    def __init__(self, places: Places, stop: Callable[[], bool]) -> None:
         self.places = places
-        self._report = report
-        self._group = _reserve(places, report, stop)
+        self._group = _reserve(places, stop)
         self._shared: set[str] = set()
         self.report_shared_nodes()
 
@@ -124,7 +117,7 @@ class Placement:
         shared = groups & servers - {""}
         if shared - self._shared:
             names = sorted({node.name for node in _nodes() if node.id in shared})
-            self._report(Event(EventKind.SHARED, node=", ".join(names)))
+            report(Event(EventKind.SHARED, node=", ".join(names)))
         self._shared = shared
 
     def release(self) -> None:
@@ -183,7 +176,7 @@ def _nodes() -> list[Node]:
     ]
 
 
-def _reserve(places: Places, report: Report, stop: Callable[[], bool]) -> Any:
+def _reserve(places: Places, stop: Callable[[], bool]) -> Any:
     replicas: dict[str, float] = {"CPU": places.members * places.threads}
     if places.gpus:
         replicas["GPU"] = places.members * places.gpus

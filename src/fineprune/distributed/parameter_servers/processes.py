@@ -31,13 +31,7 @@ from fineprune.distributed.parameter_servers.channel import (
     Listener,
     join_channel,
 )
-from fineprune.distributed.parameter_servers.events import (
-    Event,
-    EventKind,
-    ProcessKind,
-    Report,
-    reporter,
-)
+from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind
 from fineprune.distributed.parameter_servers.messages import Hello, Message, Ping, Pong, Ready
 from fineprune.distributed.parameter_servers.placement import Placement, Places
 from fineprune.distributed.parameter_servers.ray_session import RayHealth, ray_session, within
@@ -301,24 +295,18 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(
-    places: Places,
-    *,
-    on_event: Report | None = None,
-    stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Cluster]:
+def cluster(places: Places, *, stop: Callable[[], bool] = lambda: False) -> Iterator[Cluster]:
     """Reserve resources in the Ray cluster that ``ray_session`` joins or starts.
 
     All processes of the training end with this block.
 
     Args:
         places: The resources to reserve.
-        on_event: Function that is called with each event during the wait for the resources.
-        stop: Function that is called repeatedly during this wait. If it returns True, the wait
-            ends, and processes may not be started.
+        stop: Function that is called repeatedly during the wait for the resources. If it returns
+            True, the wait ends, and processes may not be started.
     """
     with ray_session(places.cpus):
-        held = Cluster(Placement(places, reporter(on_event), stop))
+        held = Cluster(Placement(places, stop))
         try:
             yield held
         finally:

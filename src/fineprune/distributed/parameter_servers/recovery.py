@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from fineprune.distributed.parameter_servers.epoch_state import EpochState
-from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, Report
+from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, report
 from fineprune.distributed.parameter_servers.messages import Arrays
 from fineprune.distributed.parameter_servers.placement import REPORT_EVERY, available
 from fineprune.distributed.parameter_servers.processes import Cluster, Process
@@ -49,7 +49,6 @@ class Recovery:
         groups: Sequence[WorkerGroup],
         epoch: EpochState,
         buffers: Arrays,
-        report: Report,
     ) -> None:
         self.epoch = epoch
         self.buffers = buffers
@@ -57,7 +56,6 @@ class Recovery:
         self._strategy = strategy
         self._servers = servers
         self._groups = groups
-        self._report = report
         self._waited = 0.0  # how long processes have waited for CPUs, in seconds
         self._reported = 0.0  # the value of ``_waited`` when it was last reported
 
@@ -102,7 +100,7 @@ class Recovery:
         batches = self.epoch.undo(version, lose=lose)
         fate = "lost" if lose else "queued again"
         told = f"{batches} batches are {fate}" if batches else "no update is undone"
-        self._report(Event(EventKind.ROLLED_BACK, reason=told, version=version))
+        report(Event(EventKind.ROLLED_BACK, reason=told, version=version))
 
     def _explain(self, group: WorkerGroup) -> None:
         """Restart a group that lost a link, if no death explains it, or else the silent server."""
@@ -156,7 +154,7 @@ class Recovery:
         if self._waited >= self._reported + REPORT_EVERY and self._cluster.placement.unplaced():
             self._reported = self._waited
             reason = f"{self._waited:.0f} s so far for {', '.join(unplaced)}, on {available()}"
-            self._report(Event(EventKind.WAITING, reason=reason))
+            report(Event(EventKind.WAITING, reason=reason))
 
 
 def _silent(group: WorkerGroup) -> list[int]:

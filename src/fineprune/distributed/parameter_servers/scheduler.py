@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.epoch_state import EpochState
-from fineprune.distributed.parameter_servers.events import Event, EventKind, Report
+from fineprune.distributed.parameter_servers.events import Event, EventKind, report
 from fineprune.distributed.parameter_servers.messages import Contribution
 from fineprune.distributed.parameter_servers.server_group import ServerGroup
 from fineprune.distributed.parameter_servers.staleness import may_apply, may_start
@@ -19,20 +19,14 @@ class Scheduler:
         strategy: The strategy, which determines which processes wait for others.
         servers: The servers.
         groups: The groups of workers.
-        report: Function that is called with each event.
     """
 
     def __init__(
-        self,
-        strategy: Strategy,
-        servers: ServerGroup,
-        groups: Sequence[WorkerGroup],
-        report: Report,
+        self, strategy: Strategy, servers: ServerGroup, groups: Sequence[WorkerGroup]
     ) -> None:
         self._strategy = strategy
         self._servers = servers
         self._groups = groups
-        self._report = report
 
     def decide(self, epoch: EpochState) -> None:
         """Apply the gradients that may be applied, and lease batches to the idle groups.
@@ -105,7 +99,7 @@ class Scheduler:
             Contribution(key, groups[key].name, share) for key, share in shares.items()
         ]
         batches = ", ".join(str(key.batch) for key in shares)
-        self._report(Event(EventKind.UPDATED, reason=f"batches {batches}", version=version + 1))
+        report(Event(EventKind.UPDATED, reason=f"batches {batches}", version=version + 1))
         for group in accepted:
             group.release()
         if self._strategy.synchronous:  # the other gradients come too late

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind, Report
+from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind, report
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 from fineprune.distributed.parameter_servers.messages import (
     Admit,
@@ -78,11 +78,11 @@ class ServerGroup:
         rendezvous: The settings of all links.
         folder: The folder for snapshots, which all nodes must share.
         state: The state of each server, as returned by ``state``; None to start a new training.
-        report: Function that is called with each event.
 
     Attributes:
         version: The version of the parameters after all requests so far.
         reading: Whether the answers to ``read`` are being awaited. A rollback ends this.
+        deaths: The number of servers that died since ``Coordinator.take_deaths`` was last called.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class ServerGroup:
         rendezvous: Rendezvous,
         folder: Path,
         state: Sequence[Tensor] | None,
-        report: Report,
     ) -> None:
         self.version = 0
         self.reading = False
+        self.deaths = 0
         self._cluster = cluster
         self._strategy = strategy
         self._layout = layout
@@ -107,7 +107,6 @@ class ServerGroup:
         self._rendezvous = rendezvous
         self._folder = folder
         self._state = state
-        self._report = report
         # The version of the last snapshot that all servers have written, and its number.
         self._common_version = -1
         self._common_number = -1
@@ -214,7 +213,7 @@ class ServerGroup:
                 server.started = True
                 server.starts += 1
                 kind = EventKind.STARTED if server.starts == 1 else EventKind.RESTARTED
-                self._report(server.process.event(kind))
+                report(server.process.event(kind))
                 self._restore(index)
             case Restored():
                 server.restores -= 1
@@ -242,7 +241,8 @@ class ServerGroup:
     def replace(self, index: int, reason: str) -> None:
         """Restart a server that died or hangs."""
         server = self._servers[index]
-        self._report(server.process.event(EventKind.DIED, reason))
+        report(server.process.event(EventKind.DIED, reason))
+        self.deaths += 1
         self._cluster.kill(server.process)
         if self._common_number < 0:
             raise RunError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.epoch_state import number_of_samples
-from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, Report
+from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, report
 from fineprune.distributed.parameter_servers.messages import (
     Array,
     Arrays,
@@ -60,7 +60,6 @@ class WorkerGroup:
             long a worker may be silent.
         build: Function that makes a replica.
         rendezvous: The settings of all links.
-        report: Function that is called with each event.
 
     Attributes:
         processes: The processes, by their places in the group.
@@ -70,6 +69,7 @@ class WorkerGroup:
         lease: The batch that the group has, if any. The group loses it during the step if an update
             is made without its gradient.
         version: The version of the parameters that the group has read; -1 for none.
+        deaths: The number of members that died since ``Coordinator.take_deaths`` was last called.
         fruitless_deaths: The number of deaths since the group last computed a gradient.
         patience: The silence of the group and its limit.
         broken: In the phase ``BROKEN``, the place of the member that lost a link, and the reason.
@@ -85,7 +85,6 @@ class WorkerGroup:
         strategy: Strategy,
         build: Build,
         rendezvous: Rendezvous,
-        report: Report,
     ) -> None:
         self.index = index
         self.processes: list[Process] = []
@@ -93,6 +92,7 @@ class WorkerGroup:
         self.generation = 0
         self.lease: BatchKey | None = None
         self.version = -1
+        self.deaths = 0
         self.fruitless_deaths = 0
         self.patience = Patience(strategy, ProcessKind.WORKER)
         self.broken = (0, "")
@@ -103,7 +103,6 @@ class WorkerGroup:
         self._strategy = strategy
         self._build = build
         self._rendezvous = rendezvous
-        self._report = report
         self._owing: list[int] = []  # the numbers of answers that the members owe
         self._to_load: tuple[Arrays, list[Arrays | None]] | None = None
         self._stepped: dict[int, Stepped] = {}
@@ -208,8 +207,10 @@ class WorkerGroup:
         for place, member in enumerate(self.processes):
             # Until a lost node is noticed, processes may be placed on it, which then never run.
             never_ran = member.location is None and dead.get(place) == LOST_NODE
-            kind = EventKind.DIED if place in dead and not never_ran else EventKind.STOPPED
-            self._report(member.event(kind, dead.get(place, reason)))
+            died = place in dead and not never_ran
+            self.deaths += died
+            kind = EventKind.DIED if died else EventKind.STOPPED
+            report(member.event(kind, dead.get(place, reason)))
         self.kill()
 
     def kill(self) -> None:
@@ -246,7 +247,7 @@ class WorkerGroup:
         self._step_began = time.monotonic()
         self.version = version
         self._stepped = {}
-        self._report(self.processes[0].event(EventKind.LEASED, batch=self.lease))
+        report(self.processes[0].event(EventKind.LEASED, batch=self.lease))
         next_key, next_indices = following or (None, None)
         for place, member in enumerate(self.processes):
             samples = number_of_samples(len(indices), place, self.size)
@@ -294,7 +295,7 @@ class WorkerGroup:
                     self.patience.expect()
             case Ready():
                 kind = EventKind.STARTED if self._starts == 1 else EventKind.RESTARTED
-                self._report(self.processes[place].event(kind))
+                report(self.processes[place].event(kind))
                 self._answered(place)
             case Connected():
                 self._answered(place)
@@ -333,7 +334,7 @@ class WorkerGroup:
 
     def _note_receipt(self, server: int) -> None:
         if self.lease is not None:
-            self._report(Event(EventKind.STAGED, ProcessKind.SERVER, server, batch=self.lease))
+            report(Event(EventKind.STAGED, ProcessKind.SERVER, server, batch=self.lease))
 
     def _demand(self, phase: GroupPhase) -> None:
         """Begin a phase that ends when all members have answered."""
