@@ -206,11 +206,12 @@ def test_servers_apply_the_factors_to_their_pieces(name, servers):
     make = functools.partial(build_optimizer, settings=settings)
     parts = []
     for server in range(servers):
-        part, sizes = layout.part(server), layout.pieces(server)
+        part = layout.part(server)
+        names, sizes = map(list, zip(*layout.pieces(server), strict=True))
         pieces = values[part].split(sizes)
         for piece, slot in zip(pieces, slots[part].split(sizes), strict=True):
             piece.grad = slot
-        parts.append(make(list(zip(layout.owners(server), pieces, strict=True))))
+        parts.append(make(list(zip(names, pieces, strict=True))))
     for step, rate in enumerate((0.1, 0.02)):
         for one in (model, served):
             for p, gradient in zip(one.parameters(), gradients(one, step), strict=True):

@@ -71,27 +71,20 @@ class FlatLayout:
         start = max(offset for offset in self.offsets if offset <= place)
         return place - (place - start) % aligned
 
-    def pieces(self, server: int) -> list[int]:
-        """Return the sizes of the pieces of a server's part, one for each parameter in it.
+    def pieces(self, server: int) -> list[tuple[str, int]]:
+        """Return the pieces of a server's part: the name of each parameter in it, and the size.
 
         The optimizer gets one tensor per piece, because one large tensor would not give the same
         bits as the parameters of the model.
         """
         part = self.part(server)
-        inside = {offset for offset in self.offsets if part.start < offset < part.stop}
-        cuts = sorted(inside | {part.start, part.stop})
-        return [stop - start for start, stop in itertools.pairwise(cuts)]
-
-    def owners(self, server: int) -> list[str]:
-        """Return the name of the parameter to which each piece of a server's part belongs."""
-        part = self.part(server)
-        return [
-            name
+        sizes = [
+            (name, min(stop, part.stop) - max(start, part.start))
             for name, (start, stop) in zip(
                 self.names, itertools.pairwise(self.offsets), strict=True
             )
-            if max(start, part.start) < min(stop, part.stop)
         ]
+        return [(name, size) for name, size in sizes if size > 0]
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the parameters as views into a flat tensor of all elements."""

@@ -97,11 +97,11 @@ class ParameterServer:
         self._index = index
         self._parameters = torch.from_numpy(np.array(part))
         self._gradient = torch.zeros_like(self._parameters)
-        sizes = layout.pieces(index)
+        names, sizes = map(list, zip(*layout.pieces(index), strict=True))
         pieces = torch.split(self._parameters, sizes)
         for piece, gradient in zip(pieces, torch.split(self._gradient, sizes), strict=True):
             piece.grad = gradient
-        self._optimizer = optimizer(list(zip(layout.owners(index), pieces, strict=True)))
+        self._optimizer = optimizer(list(zip(names, pieces, strict=True)))
         self._rendezvous = rendezvous
         self._readers: dict[str, _Reader] = {}
         self._version = 0
