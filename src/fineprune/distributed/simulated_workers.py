@@ -23,8 +23,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from fineprune.errors import InputError
-
 
 class SimulatedWorkers:
     """The weights that each of N workers has read, and the weights on the server.
@@ -48,19 +46,13 @@ class SimulatedWorkers:
         spread: float = 0.0,
         seed: int = 0,
     ) -> None:
-        if workers < 1:
-            raise InputError(f"expected at least one simulated worker, got {workers}")
         self._model = [p.data for p in model.parameters()]
         self._server = [torch.empty_like(p) for p in self._model]
         self._read = [[torch.empty_like(p) for p in self._model] for _ in range(workers)]
-        self._read_at = [0] * workers
-        self._updates = 0
         self._seconds = list(seconds) or [1.0] * workers
         self._spread = spread
         self._seed = seed
-        self._epoch = 0
-        self._steps = [0] * workers
-        self._ends = list(self._seconds)
+        self.begin_epoch()
 
     @property
     def staleness(self) -> int:
