@@ -98,7 +98,7 @@ def compare(
     jobs: int = 1,
     curve: bool = False,
     tune: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda line, done, total: None,
 ) -> None:
     """Train all arms. Unfinished runs in the folder are continued, and finished ones are kept.
 
@@ -140,11 +140,10 @@ def compare(
         # After ``compare.json``, which says that the folder is that of a comparison.
         write_atomically(folder / RECIPE, recipe.to_toml())
         counted = [*trials, *runs]
-        progress = on_progress or (lambda line, done, total: None)
 
         def told(line: str = "") -> None:
             total = sum(run.recipe.training.epochs for run in counted)
-            progress(line, epochs_done(counted), total)
+            on_progress(line, epochs_done(counted), total)
 
         if trials:
             untrained = [trial for trial in trials if not trial.finished()]

@@ -13,7 +13,7 @@ from fineprune.experiments.planned_run import (
     epochs_done,
     with_seed,
 )
-from fineprune.experiments.same_inputs import Digests, check_begun_with, check_finished
+from fineprune.experiments.same_inputs import check_begun_with, check_finished
 from fineprune.runs.files import SCALING, write_json
 from fineprune.runs.lock import only_writer
 from fineprune.training.data import load_data
@@ -31,7 +31,7 @@ def scale(
     *,
     title: str,
     same_update: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda line, done, total: None,
 ) -> None:
     """Train all configurations. Unfinished runs in the folder are continued, finished ones kept.
 
@@ -69,37 +69,22 @@ def scale(
             run_recipe = resolved(with_seed(changed, number))
             planned.append((configuration, PlannedRun(configuration.text, number, run_recipe, own)))
     digests = input_digests(recipe, load_data(resolved(recipe)))
+    runs = [run for _, run in planned]
+    total = sum(run.recipe.training.epochs for run in runs)
+    listing = {
+        "version": 1,
+        "title": title,
+        "same_update": same_update,
+        "sha256": digests,
+        "runs": [{"configuration": run.name, "path": run.folder.name} for run in runs],
+    }
     with only_writer(folder):
         check_begun_with(folder / SCALING, digests, "experiment")
-        _train_all(planned, digests, folder, title, same_update, on_progress)
-
-
-def _train_all(
-    planned: Sequence[tuple[Configuration, PlannedRun]],
-    digests: Digests,
-    folder: Path,
-    title: str,
-    same_update: bool,
-    on_progress: OnProgress | None,
-) -> None:
-    runs = [run for _, run in planned]
-    unfinished = [not run.finished() for run in runs]
-    write_json(
-        folder / SCALING,
-        {
-            "version": 1,
-            "title": title,
-            "same_update": same_update,
-            "sha256": dict(digests),
-            "runs": [{"configuration": run.name, "path": run.folder.name} for run in runs],
-        },
-    )
-    total = sum(run.recipe.training.epochs for run in runs)
-    progress = on_progress or (lambda line, done, total: None)
-    for (configuration, run), is_unfinished in zip(planned, unfinished, strict=True):
-        if is_unfinished:
-            launch(run, configuration, lambda: progress("", epochs_done(runs), total))
+        unfinished = [(configuration, run) for configuration, run in planned if not run.finished()]
+        write_json(folder / SCALING, listing)
+        for configuration, run in unfinished:
+            launch(run, configuration, lambda: on_progress("", epochs_done(runs), total))
             check_finished(run.folder, digests, "experiment")
-            told = f", seed {run.number + 1} of {configuration.seeds}"
-            name = run.name + (told if configuration.seeds > 1 else "")
-            progress(name, epochs_done(runs), total)
+            seed = f", seed {run.number + 1} of {configuration.seeds}"
+            name = run.name + (seed if configuration.seeds > 1 else "")
+            on_progress(name, epochs_done(runs), total)
