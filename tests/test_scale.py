@@ -418,6 +418,13 @@ def test_a_schedule_that_prunes_every_epoch_has_no_time_to_a_loss():
     assert [row.seconds_to_target for row in scale_rows(runs, 0.1)] == [None, None]
 
 
+def test_configurations_that_have_one_folder_are_refused_before_the_training(tmp_path):
+    both = [configuration("one lr=.5"), configuration("one lr=5")]
+    with pytest.raises(InputError, match="which both have one-lr-5"):
+        scale(make_recipe({}), tmp_path / "out", both, title="t")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_recipe_of_one_epoch_is_refused_before_the_training(tmp_path):
     recipe = make_recipe({"training": {"epochs": 1}})
     with pytest.raises(InputError, match="at least 2, the first of which is a warm-up"):

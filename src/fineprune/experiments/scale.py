@@ -1,5 +1,6 @@
 """Scaling experiments: trains a recipe with several configurations of workers and servers."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def scale(
     texts = [configuration.text for configuration in configurations]
     if len(set(texts)) < len(texts):
         raise InputError(f"expected each configuration once, got {', '.join(texts)}")
+    for one, other in itertools.combinations(configurations, 2):
+        if one.folder == other.folder:
+            raise InputError(
+                f"expected configurations with different folders, got {one.text!r} and "
+                f"{other.text!r}, which both have {one.folder}: write numbers such as 0.5 in full"
+            )
     if not recipe.run.threads:
         most_workers = max(configuration.workers for configuration in configurations)
         recipe = recipe.replaced("run", threads=max(1, available_cores() // most_workers))
