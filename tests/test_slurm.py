@@ -227,6 +227,12 @@ def test_a_job_that_was_killed_stops_its_ray(tmp_path):
         ({"job_name": "a\n#SBATCH --mem=0"}, "expected job_name of letters, digits"),
         ({"partition": "$x"}, "expected partition of letters"),
         ({"account": ""}, "expected account of letters"),
+        ({"time": "2"}, "expected time above 120 seconds"),
+        ({"time": "0-0:01:59"}, "expected time above 120 seconds"),
+        (
+            {"setup": ["echo 'hi"]},
+            "expected setup in the syntax of bash, got .* line 1: unexpected",
+        ),
     ],
 )
 def test_wrong_settings_say_so_in_one_line(settings, message):
@@ -235,7 +241,9 @@ def test_wrong_settings_say_so_in_one_line(settings, message):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("limit", ["90", "90:30", "24:00:00", "2-12", "2-12:30", "2-12:30:00"])
+@pytest.mark.parametrize(
+    "limit", ["0", "3", "2:01", "90:30", "24:00:00", "0:02:01", "2-12", "2-12:30", "2-12:30:00"]
+)
 def test_times_in_slurms_forms_pass(limit):
     assert f"#SBATCH --time={limit}\n" in script(time=limit)
 

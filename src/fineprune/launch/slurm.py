@@ -1,14 +1,17 @@
 """Batch scripts for Slurm that start one Python command on every node of a job."""
 
+import operator
 import os
 import re
 import shlex
+import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fineprune.errors import InputError, check_at_least, check_one_of
+from fineprune.errors import InputError, check_at_least, check_one_of, first_line
 
 JOB_STRATEGIES = ("all-reduce", "sync", "async", "mixed")
 # The strategy of a command that runs as a single process on a single node.
@@ -28,6 +31,7 @@ _STOP_STEP = 'scancel --signal=TERM "$SLURM_JOB_ID" || true'
 
 # The forms that Slurm accepts: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
 _TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}")
+_UNITS = 3600, 60, 1
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,+@-]*")
 
 
@@ -214,9 +218,15 @@ def batch_script(
             f"expected time in a form that Slurm accepts, such as 90 (minutes), 24:00:00 or 2-12, "
             f"got {time!r}"
         )
+    if time is not None and 0 < _seconds(time) <= _STOP_SECONDS:  # 0 is no limit.
+        raise InputError(
+            f"expected time above {_STOP_SECONDS} seconds, which are left to a job when it is told "
+            f"to stop, got {time!r}: give it more"
+        )
     for what, name in (("partition", partition), ("account", account), ("job_name", job_name)):
         if name is not None and not _NAME.fullmatch(name):
             raise InputError(f"expected {what} of letters, digits and _.,+@- only, got {name!r}")
+    _check_setup(setup)
     asked = {
         "job-name": job_name,
         "partition": partition,
@@ -250,6 +260,27 @@ def batch_script(
     else:
         lines += _torchrun(step, command, nodes, processes, max(1, cpus // processes))
     return "\n".join(lines) + "\n"
+
+
+def _seconds(time: str) -> int:
+    """Return a time in one of the forms that Slurm accepts, in seconds."""
+    days, _, rest = time.rpartition("-")
+    numbers = [int(number) for number in rest.split(":")]
+    begin = 0 if days or len(numbers) == 3 else 1
+    return 86_400 * int(days or 0) + sum(map(operator.mul, numbers, _UNITS[begin:]))
+
+
+def _check_setup(setup: Sequence[str]) -> None:
+    """Raise InputError if bash cannot parse the lines of the user, as far as there is a bash."""
+    bash = shutil.which("bash")
+    if bash is None or not setup:
+        return
+    lines = "\n".join(setup)
+    parsed = subprocess.run([bash, "-n"], input=lines, capture_output=True, text=True)
+    if parsed.returncode:
+        raise InputError(
+            f"expected setup in the syntax of bash, got {lines!r}: {first_line(parsed.stderr)}"
+        )
 
 
 def _processes(strategy: str, given: int | None, gpus: int) -> int:
