@@ -155,7 +155,19 @@ def test_what_is_not_predicted_is_refused(text, message):
         plan_cluster(costs, FREE, samples=1, configurations=[configuration(text)])
 
 
+def test_more_workers_per_node_than_a_configuration_can_name_are_refused():
+    with pytest.raises(InputError, match=r"cluster\.accelerators in \[1, 9999\]"):
+        ClusterShape(accelerators=10_000)
+
+
 COSTS = Costs((0.1, 0.11, 0.12), 32, 100.0, overhead=0.002, serve=0.02, apply=0.02)
+
+
+def test_no_resource_is_busy_for_longer_than_the_training_takes():
+    """The worker beside the server needs no link, and is far ahead of the transfers of others."""
+    costs, link = Costs((0.001,), 32, 100.0), ClusterShape(gigabits=10)
+    made = plan_cluster(costs, link, samples=1, configurations=[configuration("async 8+1")])
+    assert all(max(row.busy.values()) <= 1 for row in made.rows)
 
 
 def test_a_plan_stops_where_more_nodes_do_not_pay():

@@ -5,8 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fineprune.errors import InputError, check_above, check_at_least, check_whole_number, explaining
+from fineprune.errors import (
+    InputError,
+    check_above,
+    check_at_least,
+    check_between,
+    check_whole_number,
+    explaining,
+)
 from fineprune.training.recipe import convert_sections
+
+# A configuration gives the number of workers in four digits.
+_MOST_ACCELERATORS = 9_999
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,7 @@ class ClusterShape:
     def __post_init__(self) -> None:
         check_whole_number("cluster.nodes", self.nodes, 1)
         check_whole_number("cluster.accelerators", self.accelerators, 1)
+        check_between("cluster.accelerators", self.accelerators, 1, _MOST_ACCELERATORS)
         for name in ("gigabits", "latency"):
             check_at_least(f"cluster.{name}", getattr(self, name), 0)
 

@@ -87,6 +87,11 @@ def _all_reduce(costs: Costs, cluster: ClusterShape, ranks: int) -> Simulated:
     return Simulated(ranks * costs.samples / total, 0.0, 0.0, limit, {"link": ring / total})
 
 
+def _shares(busy: dict[str, float]) -> dict[str, float]:
+    # A transfer that was begun counts as a whole, but may end after the last update.
+    return {name: min(1.0, share) for name, share in busy.items()}
+
+
 class _Resource:
     """Something that serves one request after another."""
 
@@ -207,7 +212,7 @@ class _Training:
             limit = "compute" if costs.step >= beyond else "exchange"
         kept = np.array(stale[warm:])
         staleness, p95 = float(kept.mean()), float(np.percentile(kept, 95))
-        return Simulated(self._samples / each, staleness, p95, limit, busy)
+        return Simulated(self._samples / each, staleness, p95, limit, _shares(busy))
 
     def synchronous(self) -> Simulated:
         """An update takes the first gradients; the others are discarded when they have come."""
@@ -236,7 +241,8 @@ class _Training:
         parts = {name: share * cycle for name, share in busy.items()}
         parts["compute"] = costs.step
         parts["waiting"] = slowest / self._steps - costs.step
-        return Simulated(throughput, 0.0, 0.0, max(parts, key=lambda name: parts[name]), busy)
+        limit = max(parts, key=lambda name: parts[name])
+        return Simulated(throughput, 0.0, 0.0, limit, _shares(busy))
 
     def _transfers(self, times: Array, *, outward: bool) -> Array:
         """Let each worker send to all servers or receive from them; return when all has arrived."""
