@@ -413,8 +413,8 @@ def test_links_wait_as_long_as_the_strategy_says(tmp_path):
     strategy = Strategy("async", workers=1, link_seconds=7.5)
     with coordinator(strategy, tmp_path) as made:
         assert made._groups[0]._rendezvous.timeout_seconds == 7.5
-    with pytest.raises(InputError, match=r"distributed\.link_seconds to be above 0"):
-        Strategy("async", link_seconds=0)
+    with pytest.raises(InputError, match=r"distributed\.link_seconds in \[0\.01, "):
+        Strategy("async", link_seconds=0.001)
 
 
 class SlowToStart(MakeOptimizer):

@@ -22,7 +22,7 @@ from ray.exceptions import OutOfMemoryError, RayTaskError
 from fineprune.distributed.parameter_servers.placement import Node, Places, nodes_for_servers
 from fineprune.distributed.parameter_servers.processes import Cluster, RemoteError, _cause
 from fineprune.distributed.parameter_servers.ray_session import ray_session
-from fineprune.errors import RunError
+from fineprune.errors import InputError, RunError
 
 
 def test_a_ray_that_does_not_start_is_one_line(monkeypatch):
@@ -35,6 +35,13 @@ def test_a_ray_that_does_not_start_is_one_line(monkeypatch):
     monkeypatch.setattr("ray.init", start)
     said = "did not start on this machine: The current node timed out"
     with pytest.raises(RunError, match=said), ray_session(1):
+        pass
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", ":6379"])
+def test_an_address_that_is_none_is_one_line(address, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(InputError, match="HOST:PORT"), ray_session(1):
         pass
 
 

@@ -6,7 +6,7 @@ This is the only description of a distributed training. The ``distributed`` sect
 
 import dataclasses
 
-from fineprune.errors import InputError, check_above, check_at_least, check_one_of
+from fineprune.errors import InputError, check_above, check_at_least, check_between, check_one_of
 
 STRATEGIES = ("none", "sync", "async", "mixed")
 PLACEMENTS = ("shared", "dedicated")
@@ -96,8 +96,10 @@ class Strategy:
         check_one_of("distributed.placement", self.placement, PLACEMENTS)
         check_one_of("distributed.gradients", self.gradients, GRADIENT_TYPES)
         check_one_of("distributed.undone_batches", self.undone_batches, UNDONE_BATCHES)
-        for name in ("silence_seconds", "startup_seconds", "link_seconds"):
+        for name in ("silence_seconds", "startup_seconds"):
             check_above(f"distributed.{name}", getattr(self, name), 0)
+        # Sockets count milliseconds in 32 bits.
+        check_between("distributed.link_seconds", self.link_seconds, 0.01, 1e6)
         check_at_least("distributed.silence_factor", self.silence_factor, 1)
         for name in ("workers", "group", "servers"):
             check_at_least(f"distributed.{name}", getattr(self, name), 1)

@@ -213,6 +213,8 @@ def _init(options: dict[str, Any]) -> None:
             ) from None
     try:
         ray.init(**options)
+    except ValueError as error:
+        raise InputError(f"{expected}{first_line(error)}: give it as HOST:PORT") from error
     except (AuthenticationError, ConnectionError) as error:
         if "token" not in f"{error} {error.__cause__}".lower():
             raise InputError(f"{expected}{first_line(error)}") from error
