@@ -130,7 +130,8 @@ def _train_epochs(
             _save(state, files, totals)
             state.ranks.leave_together()
             number = stop.number or signal.SIGTERM  # The signal may have reached another rank only.
-            done = f"{totals.batches} {'batch' if totals.batches == 1 else 'batches'}"
+            counted = ("batch", "batches") if state.local else ("update", "updates")
+            done = f"{totals.batches} {counted[totals.batches != 1]}"
             raise Stopped(number, f"in epoch {epoch + 1}, after {done}")
         if run.device.startswith("cuda"):  # Otherwise, the last steps would count as bookkeeping.
             torch.cuda.synchronize(run.device)
