@@ -201,7 +201,9 @@ def test_hostile_names_are_escaped(runs, page):
     hostile = dataclasses.replace(runs[0].run, summary=changed, title=evil)
     text, _ = page([dataclasses.replace(runs[0], run=hostile), *runs[1:]], most=1)
     assert "&lt;script&gt;" in text
-    named = dataclasses.replace(known_samples(runs[0], network=True), names=(evil,) * 10)
+    samples = known_samples(runs[0], network=True)
+    training_set = dataclasses.replace(samples.training_set, classes=(evil,) * 10)
+    named = dataclasses.replace(samples, training_set=training_set)
     suspects = suspects_of(runs[0], most=100)
     texts = SampleViews(lambda sample: evil, MOST_BYTES)
     cards = make_gallery(named, suspects, 1.0, texts, detailed=True)

@@ -331,7 +331,9 @@ def test_images_that_were_renamed_or_added_do_not_hide_the_others(
 def test_each_run_shows_the_files_that_it_was_trained_on(of_files):
     (run,) = read_inspected(read_runs([of_files]))
     samples = known_samples(run, network=False)
-    others = dataclasses.replace(samples, number=samples.number[::-1].copy())
+    backwards = samples.training_set.index[::-1].copy()
+    training_set = dataclasses.replace(samples.training_set, index=backwards)
+    others = dataclasses.replace(samples, training_set=training_set)
     first, same, other = _shows([samples, dataclasses.replace(samples), others], own_data=False)
     assert same is first
     assert not isinstance(first, InputError)

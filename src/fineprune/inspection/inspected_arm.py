@@ -187,8 +187,8 @@ def _first(samples: KnownSamples, ranked: Suspects, number: int) -> list[FirstSu
     first = ranked.at(np.arange(min(number, len(ranked))))
     return [
         FirstSuspect(
-            index=int(samples.number[index]),
-            key=None if samples.keys is None else samples.keys[samples.number[index]],
+            index=int(samples.training_set.index[index]),
+            key=samples.training_set.key(index),
             label=samples.name(int(label)) or "",
             suggestion=samples.name(int(suggestion)),
             agreement=float(agreement),

@@ -10,6 +10,7 @@ from fineprune.inspection.inspected import Inspected
 from fineprune.inspection.pictures import Outputs, outputs_of, pictures_of
 from fineprune.inspection.suspects import smoothed_losses
 from fineprune.labels.class_shares import KEEP_ALL
+from fineprune.runs.training_set import TrainingSet
 
 _NO_PREDICTIONS = (
     f"No labels are suggested: the run has kept no predictions, because workers of parameter "
@@ -23,14 +24,11 @@ class KnownSamples:
 
     Attributes:
         run: The run.
+        training_set: Its training set, by whose indices and keys the samples are shown.
         loss: The moving average of the loss of each sample; float32, shape (N,). NaN for a sample
             without a finite loss.
         times_skipped: In how many epochs each sample was skipped; int64, shape (N,).
         names: The name of each class, or its number if the names are not known.
-        number: The index of each sample in the whole training set, under which it is shown; int64,
-            shape (N,).
-        keys: The key of each sample of the whole training set; None without keys.
-        renumbered: Whether the numbers differ from the indices in the run.
         pictures: The pictures; uint8, shape (N, channels, height, width). None if they are not in
             memory.
         wrong: Which labels are wrong; bool, shape (N,). None if this is not known.
@@ -40,12 +38,10 @@ class KnownSamples:
     """
 
     run: Inspected
+    training_set: TrainingSet
     loss: npt.NDArray[np.float32]
     times_skipped: npt.NDArray[np.int64]
     names: tuple[str, ...]
-    number: npt.NDArray[np.int64]
-    keys: tuple[str, ...] | None
-    renumbered: bool
     pictures: npt.NDArray[np.uint8] | None
     wrong: npt.NDArray[np.bool_] | None
     right_label: npt.NDArray[np.int64] | None
@@ -57,9 +53,7 @@ class KnownSamples:
 
     def name(self, label: int) -> str | None:
         """Return the name of a class; None for the label -1, which stands for no class."""
-        if label < 0:
-            return None
-        return self.names[label] if label < len(self.names) else str(label)
+        return None if label < 0 else self.training_set.name(label)
 
 
 def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> KnownSamples:
@@ -74,7 +68,7 @@ def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> K
     if not _has_predictions(run):
         missing.append(_NO_PREDICTIONS)
     training_set = run.training_set()
-    names, number = training_set.classes, training_set.index
+    classes = max(len(training_set.classes), _classes(run))
     pictures = wrong = right_label = outputs = None
     try:
         loaded = pictures_of(run.run)
@@ -94,12 +88,10 @@ def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> K
             missing.append(_sentence("the data or their labels have changed since the training"))
     return KnownSamples(
         run=run,
+        training_set=training_set,
         loss=smoothed_losses(run.history),
         times_skipped=run.times_skipped(),
-        names=names + tuple(str(label) for label in range(len(names), _classes(run))),
-        number=number,
-        keys=training_set.keys,
-        renumbered=not np.array_equal(number, np.arange(len(number))),
+        names=tuple(training_set.name(label) for label in range(classes)),
         pictures=pictures,
         wrong=wrong,
         right_label=right_label,

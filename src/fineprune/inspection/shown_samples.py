@@ -25,7 +25,7 @@ _UNREADABLE = "This sample cannot be read: its file is missing or damaged."
 
 def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
     """Return a function from the index of a sample of a run to what ``view_of`` can show of it."""
-    pictures, number = samples.pictures, samples.number
+    pictures, number = samples.pictures, samples.training_set.index
     if pictures is not None:
         return lambda sample: _image(pictures[sample])
     data = make_recipe(samples.run.run.recipe).data
@@ -50,8 +50,8 @@ def _shown_files(source: Path, samples: KnownSamples) -> Show:
     """Return what shows image files, which are found by their keys: others may have been added."""
     index = load_index(source, keep=False)
     places = dict(zip(index.keys(), range(len(index)), strict=True))
-    keys = samples.keys
-    files = [None if keys is None else places.get(keys[image]) for image in samples.number.tolist()]
+    keys = map(samples.training_set.key, range(len(samples)))
+    files = [None if key is None else places.get(key) for key in keys]
     gone = files.count(None)
     if gone == len(samples):
         raise InputError(

@@ -37,7 +37,7 @@ from fineprune.report.inspection_tables import (
     trait_table,
 )
 from fineprune.report.page_template import write_page
-from fineprune.report.review import make_review, reviewed_runs
+from fineprune.report.review import make_review
 from fineprune.report.sample_gallery import VISIBLE, make_gallery
 from fineprune.report.sample_views import SampleViews
 from fineprune.report.suspected_labels import suspects_note, top_loss
@@ -95,12 +95,11 @@ def write_inspection(
         raise InputError(f"expected at least 1 suspect to show, got {most}")
     arms = runs_by_arm(runs)
     headings = _headings(arms)
-    together = reviewed_runs(runs)
     known = [  # The first is runs[0].
         known_samples(members[0], network, own_code=own_data) for members in arms
     ]
     shows = _shows(known, own_data)
-    review = make_review(known[0], together, most, shows[0])
+    review = make_review(known[0], runs, most, shows[0])
     section_of_review = "" if review is None else review_section(review)
     left = _MOST_BYTES - len(section_of_review.encode())
     figures, sections = [], []
@@ -200,8 +199,8 @@ def _same_samples(one: KnownSamples, other: KnownSamples) -> bool:
         one.pictures is None
         and other.pictures is None
         and one.run.run.recipe["data"] == other.run.run.recipe["data"]
-        and one.keys == other.keys
-        and np.array_equal(one.number, other.number)
+        and one.training_set.keys == other.training_set.keys
+        and np.array_equal(one.training_set.index, other.training_set.index)
     )
 
 

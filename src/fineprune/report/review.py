@@ -15,39 +15,20 @@ from fineprune.labels.review_page import Card, Review
 from fineprune.report.sample_views import SampleViews
 from fineprune.report.sparkline import sparkline
 from fineprune.report.suspected_labels import top_loss
-from fineprune.runs.training_set import UNKNOWN
+from fineprune.runs.training_set import UNKNOWN, TrainingSet
 
 # The size of all pictures and texts, in bytes.
 _BYTES = 2_000_000
 
 
-def reviewed_runs(runs: Sequence[Inspected]) -> list[Inspected]:
-    """Return the runs whose evidence is added: those with the labels of the first one.
-
-    This is the first run alone if it has kept no evidence.
-    """
-    first = runs[0]
-    if first.watch is None:
-        return [first]
-    training_set = first.training_set()
-    return [
-        run
-        for run in runs
-        if run.watch is not None
-        and run.watch.num_classes == first.watch.num_classes
-        and np.array_equal(run.labels, first.labels)
-        and np.array_equal(run.training_set().index, training_set.index)
-    ]
-
-
 def make_review(
     samples: KnownSamples, runs: Sequence[Inspected], most: int | None, show: Show | InputError
 ) -> Review | None:
-    """Return the review of the suspects of some runs.
+    """Return the review of the suspects of the first run, by the evidence of all runs like it.
 
     Args:
         samples: What is known about the samples of the first run.
-        runs: The result of ``reviewed_runs``.
+        runs: The runs.
         most: The number of suspects; None for the estimated number of wrong labels, but at least
             20. At most 500 are reviewed.
         show: Shows the samples, or says why nothing can.
@@ -55,15 +36,16 @@ def make_review(
     Returns:
         The review; None if the label of a sample is not known, so that no table can be written.
     """
-    first = runs[0]
-    training_set = first.training_set()
+    training_set = samples.training_set
     if (training_set.labels == UNKNOWN).any():
         return None
+    runs = _reviewed_runs(runs, training_set)
+    first = runs[0]
     ranked = suspects_of(*runs)
     wanted = max(ranked.number, FEWEST_REVIEWED) if most is None else most
     number = min(wanted, MOST_REVIEWED, len(ranked))
     suspects = ranked.at(np.arange(number))
-    notes = _notes(runs, ranked, number)
+    notes = _notes(runs, ranked, number, training_set)
     views = SampleViews(show, _BYTES)
     features = None if samples.outputs is None else samples.outputs.features
     near = None if features is None else neighbours(features, suspects.index)
@@ -86,7 +68,7 @@ def make_review(
             lines.append(f"the label is {said}, the truth is {truth}")
         cards.append(
             Card(
-                index=int(samples.number[sample]),
+                index=int(training_set.index[sample]),
                 key=training_set.key(sample),
                 label=int(suspects.label[place]),
                 suggestion=int(suspects.suggestion[place]),
@@ -103,7 +85,27 @@ def make_review(
     return Review(cards, samples.names, training_set.labels, training_set.keys, notes)
 
 
-def _notes(runs: Sequence[Inspected], ranked: Suspects, shown: int) -> list[str]:
+def _reviewed_runs(runs: Sequence[Inspected], training_set: TrainingSet) -> list[Inspected]:
+    """Return the runs whose evidence is added: those with the labels of the first one.
+
+    This is the first run alone if it has kept no evidence.
+    """
+    first = runs[0]
+    if first.watch is None:
+        return [first]
+    return [
+        run
+        for run in runs
+        if run.watch is not None
+        and run.watch.num_classes == first.watch.num_classes
+        and np.array_equal(run.labels, first.labels)
+        and np.array_equal(run.training_set().index, training_set.index)
+    ]
+
+
+def _notes(
+    runs: Sequence[Inspected], ranked: Suspects, shown: int, training_set: TrainingSet
+) -> list[str]:
     first = runs[0]
     evidence = "" if len(runs) == 1 else f", by the evidence of {len(runs)} runs together"
     notes = [
@@ -113,5 +115,5 @@ def _notes(runs: Sequence[Inspected], ranked: Suspects, shown: int) -> list[str]
         f"suggestion, and the line is the loss over the epochs."
     ]
     if first.watch is not None and len(runs) == 1:
-        notes += first.watch.advice(first.training_set().classes or None)[1:]
+        notes += first.watch.advice(training_set.classes or None)[1:]
     return notes

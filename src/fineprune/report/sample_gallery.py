@@ -68,7 +68,7 @@ def _card(
     suggestion = samples.name(int(chosen.suggestion[place]))
     picture, text = views.view(index)
     return {
-        "number": int(samples.number[index]),
+        "number": int(samples.training_set.index[index]),
         "label": samples.name(int(chosen.label[place])) or "",
         "suggestion": suggestion,
         "agreement": None if suggestion is None else _percent(chosen.agreement[place]),
@@ -83,7 +83,7 @@ def _card(
         "text": text,
         "neighbours": [
             {
-                "number": int(samples.number[other]),
+                "number": int(samples.training_set.index[other]),
                 "label": samples.name(int(samples.run.labels[other])) or "",
                 "picture": views.view(int(other))[0],
             }
