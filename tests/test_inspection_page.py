@@ -199,7 +199,7 @@ def test_hostile_names_are_escaped(runs, page):
     evil = "<script>alert(1)</script>&\"'"
     changed = dataclasses.replace(runs[0].run.summary, network=evil, arm=evil, git=evil)
     hostile = dataclasses.replace(runs[0].run, summary=changed, title=evil)
-    text, _ = page([dataclasses.replace(runs[0], run=hostile), *runs[1:]], most=1)
+    text, _ = page([dataclasses.replace(runs[0], name=evil, run=hostile), *runs[1:]], most=1)
     assert "&lt;script&gt;" in text
     samples = known_samples(runs[0], network=True)
     training_set = dataclasses.replace(samples.training_set, classes=(evil,) * 10)
@@ -419,7 +419,9 @@ def test_overlaps_are_means_over_pairs_of_one_kind(runs):
 def test_many_kinds_of_pairs_are_merged(runs):
     others = [
         dataclasses.replace(
-            runs[0], run=with_summary(runs[0].run, network=f"net{n // 3}", arm=f"arm{n % 3}")
+            runs[0],
+            name=f"run {n}",
+            run=with_summary(runs[0].run, network=f"net{n // 3}", arm=f"arm{n % 3}"),
         )
         for n in range(9)
     ]

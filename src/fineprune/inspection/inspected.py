@@ -1,8 +1,6 @@
 """Inspected: a finished run together with its history."""
 
-import collections
-import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from fineprune.runs.history import (
     read_history,
     read_labels,
 )
-from fineprune.runs.run import Run
+from fineprune.runs.run import Run, told_apart
 from fineprune.runs.training_set import TrainingSet, read_training_set
 
 
@@ -29,31 +27,22 @@ class Inspected:
     """A finished run, and what it has kept of each sample.
 
     Attributes:
+        name: The network, the arm and the seed, such as ``resnet18 adaptive 0``, and the folder if
+            another run has the same.
         run: The run.
         history: The losses and the predictions of the training samples in each epoch.
         labels: The labels that the run trained with; int64, shape (N,).
         evaluated: The labels (row 0) and the predictions (row 1) of the last evaluation; int64,
             shape (2, n). None if the run has not kept them.
         watch: The evidence on the labels; None if the run has kept none.
-        is_one_of_several: Whether another run has the same network, arm and seed.
     """
 
+    name: str
     run: Run
     history: History
     labels: npt.NDArray[np.int64]
     evaluated: npt.NDArray[np.int64] | None
     watch: LabelWatch | None
-    is_one_of_several: bool = False
-
-    @property
-    def name(self) -> str:
-        """The network, the arm and the seed, such as ``resnet18 adaptive 0``.
-
-        The folder follows if another run has the same.
-        """
-        summary = self.run.summary
-        name = f"{summary.network} {summary.arm} {summary.seed}"
-        return f"{name} ({self.run.path})" if self.is_one_of_several else name
 
     def settings(self, besides: Sequence[str] = ()) -> str:
         """Return the settings in which runs of one arm and several seeds agree.
@@ -96,11 +85,11 @@ def advice_for(run: Run) -> list[str]:
     return watch.advice(names or None, cost=cost)
 
 
-def read_inspected(runs: Iterable[Run]) -> list[Inspected]:
+def read_inspected(runs: Sequence[Run]) -> list[Inspected]:
     """Read the histories of runs."""
-    read = [_read(run) for run in runs]
-    names = collections.Counter(run.name for run in read)
-    return [dataclasses.replace(run, is_one_of_several=names[run.name] > 1) for run in read]
+    names = [f"{s.network} {s.arm} {s.seed}" for s in (run.summary for run in runs)]
+    names = told_apart(names, [f" ({run.path})" for run in runs])
+    return [_read(name, run) for name, run in zip(names, runs, strict=True)]
 
 
 def runs_by_arm(runs: Sequence[Inspected]) -> list[list[Inspected]]:
@@ -117,7 +106,7 @@ def runs_by_arm(runs: Sequence[Inspected]) -> list[list[Inspected]]:
     return list(by_arm.values())
 
 
-def _read(run: Run) -> Inspected:
+def _read(name: str, run: Run) -> Inspected:
     samples = run.summary.train_samples
     history, labels = read_history(run.path, samples), read_labels(run.path, samples)
     if history is None or labels is None:
@@ -132,4 +121,4 @@ def _read(run: Run) -> Inspected:
             f"restore the files, or train again"
         )
     watch = read_evidence(run.path, samples)
-    return Inspected(run, history, labels, read_evaluated(run.path), watch)
+    return Inspected(name, run, history, labels, read_evaluated(run.path), watch)

@@ -42,6 +42,7 @@ from fineprune.report.sample_gallery import VISIBLE, make_gallery
 from fineprune.report.sample_views import SampleViews
 from fineprune.report.suspected_labels import suspects_note, top_loss
 from fineprune.report.table import Table, percent
+from fineprune.runs.run import told_apart
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -329,12 +330,8 @@ def _full_of(run: Inspected, runs: Sequence[Inspected]) -> Inspected | None:
 def _headings(arms: Sequence[list[Inspected]]) -> list[str]:
     runs = [members[0].run for members in arms]
     headings = [f"{s.network} on {s.dataset}, {s.arm}" for s in (run.summary for run in runs)]
-    for more in ([run.title for run in runs], [str(run.path) for run in runs]):
-        headings = [
-            heading if headings.count(heading) == 1 else f"{heading}, {word}"
-            for heading, word in zip(headings, more, strict=True)
-        ]
-    return headings
+    headings = told_apart(headings, [f", {run.title}" for run in runs])
+    return told_apart(headings, [f", {run.path}" for run in runs])
 
 
 def _facts(runs: Sequence[Inspected]) -> list[list[tuple[str, str]]]:

@@ -1,7 +1,7 @@
 """Run: a finished run, read from its folder and checked for completeness."""
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,13 @@ def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]
             ) from error
         for folder in folders:
             yield folder, title, path
+
+
+def told_apart(names: Sequence[str], ends: Iterable[str]) -> list[str]:
+    """Return the names of runs, with its end after each name that several runs have."""
+    return [
+        name + end if names.count(name) > 1 else name for name, end in zip(names, ends, strict=True)
+    ]
 
 
 def _instead(path: Path, *, listed: bool) -> str:

@@ -1,16 +1,15 @@
 """Unfinished: a run that trains, or was stopped, with the epochs that it has."""
 
-import collections
-import dataclasses
+import contextlib
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fineprune.errors import InputError
 from fineprune.runs.files import COMPARISON, METRICS, RECIPE, SUMMARY, read_metrics
-from fineprune.runs.run import Run, check_metrics, listed_runs, read_run, read_sections
+from fineprune.runs.run import Run, check_metrics, listed_runs, read_run, read_sections, told_apart
 
 
 @dataclass(frozen=True)
@@ -18,28 +17,19 @@ class Unfinished:
     """A run that has no summary yet.
 
     Attributes:
+        name: The arm and the folder of the run, such as ``full (full-0)``, and the folder of its
+            comparison if another run has the same.
         path: The run's folder.
         recipe: The sections of ``recipe.toml``; empty if the run has not begun.
         metrics: The metrics, as one dict per epoch that has ended, in order.
         title: The title of the comparison that the run belongs to, or the name of its folder.
-        is_one_of_several: Whether a run of another comparison has the same arm and folder name.
     """
 
+    name: str
     path: Path
     recipe: dict[str, Any]
     metrics: list[dict[str, Any]]
     title: str
-    is_one_of_several: bool = False
-
-    @property
-    def name(self) -> str:
-        """The arm and the folder of the run, such as ``full (full-0)``.
-
-        The folder of its comparison follows if another run has the same.
-        """
-        arm = self.recipe.get("run", {}).get("arm") or self.recipe.get("pruning", {}).get("policy")
-        name = f"{arm or 'not begun'} ({self.path.name})"
-        return f"{name} in {self.path.parent}" if self.is_one_of_several else name
 
     @property
     def epochs(self) -> int | None:
@@ -71,26 +61,23 @@ def read_followed(paths: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
                 f"expected a run or a comparison (a folder with {RECIPE} or {COMPARISON}) in "
                 f"{folder}, found none: give the folder that a training writes to"
             )
-    names = collections.Counter(run.name for run in unfinished)
-    return finished, [
-        dataclasses.replace(run, is_one_of_several=names[run.name] > 1) for run in unfinished
-    ]
+    names = told_apart(
+        [run.name for run in unfinished], [f" in {run.path.parent}" for run in unfinished]
+    )
+    named = [replace(run, name=name) for name, run in zip(names, unfinished, strict=True)]
+    return finished, named
 
 
-def state_of(paths: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
+def state_of(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
     """Return the names, the sizes and the times of the files that ``read_followed`` would read."""
-    return tuple(_states(paths))
-
-
-def _states(paths: Iterable[Path]) -> Iterator[tuple[str, int, int]]:
+    states = []
     for folder, _, comparison in listed_runs(paths):
         files = [folder / name for name in (RECIPE, METRICS, SUMMARY)]
         for file in files if comparison is None else [comparison / COMPARISON, *files]:
-            try:
+            with contextlib.suppress(OSError):
                 status = os.stat(file)
-            except OSError:
-                continue
-            yield str(file), status.st_size, status.st_mtime_ns
+                states.append((str(file), status.st_size, status.st_mtime_ns))
+    return states
 
 
 def _read(folder: Path, title: str) -> Unfinished:
@@ -98,4 +85,6 @@ def _read(folder: Path, title: str) -> Unfinished:
     recipe = read_sections(file) if file.exists() else {}
     metrics = read_metrics(folder / METRICS)
     check_metrics(folder, metrics)
-    return Unfinished(folder, recipe, metrics, title or folder.name)
+    arm = recipe.get("run", {}).get("arm") or recipe.get("pruning", {}).get("policy")
+    name = f"{arm or 'not begun'} ({folder.name})"
+    return Unfinished(name, folder, recipe, metrics, title or folder.name)
