@@ -127,16 +127,7 @@ def read_labels(folder: Path, num_samples: int) -> npt.NDArray[np.int64] | None:
 
     The arguments and errors are those of ``read_history``.
     """
-    file = folder / HISTORY / LABELS
-    if not file.exists():
-        return None
-    labels = read_array(file, "the history of a run")
-    if labels.dtype.kind != "u" or labels.shape != (num_samples,):
-        raise InputError(
-            f"expected {num_samples} labels in {file}, got {labels.dtype} of shape {labels.shape}: "
-            f"restore the file, or train again"
-        )
-    return unpack_classes(labels)
+    return _read_classes(folder / HISTORY / LABELS, f"{num_samples} labels", 1, num_samples)
 
 
 def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
@@ -145,16 +136,7 @@ def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
     Returns:
         The labels and the predictions, int64, shape (2, n).
     """
-    file = folder / HISTORY / EVALUATED
-    if not file.exists():
-        return None
-    classes = read_array(file, "the history of a run")
-    if classes.dtype.kind != "u" or classes.ndim != 2 or len(classes) != 2:
-        raise InputError(
-            f"expected labels and predictions in {file}, got {classes.dtype} of shape "
-            f"{classes.shape}: restore the file, or train again"
-        )
-    return unpack_classes(classes)
+    return _read_classes(folder / HISTORY / EVALUATED, "labels and predictions", 2, 2)
 
 
 def read_evidence(folder: Path, num_samples: int) -> LabelWatch | None:
@@ -189,6 +171,21 @@ def needed_evidence(folder: Path, num_samples: int, purpose: str) -> LabelWatch:
             f"with run.history = true, and with parameter servers only up to {KEEP_ALL} classes"
         )
     return watch
+
+
+def _read_classes(
+    file: Path, expected: str, dimensions: int, length: int
+) -> npt.NDArray[np.int64] | None:
+    """Read what ``pack_classes`` made, with this shape[0]; None if there is no file."""
+    if not file.exists():
+        return None
+    classes = read_array(file, "the history of a run")
+    if classes.dtype.kind != "u" or classes.ndim != dimensions or len(classes) != length:
+        raise InputError(
+            f"expected {expected} in {file}, got {classes.dtype} of shape {classes.shape}: "
+            f"restore the file, or train again"
+        )
+    return unpack_classes(classes)
 
 
 def _read(file: Path, num_samples: int) -> Records:
