@@ -189,13 +189,13 @@ def _first(samples: KnownSamples, ranked: Suspects, number: int) -> list[FirstSu
         FirstSuspect(
             index=int(samples.training_set.index[index]),
             key=samples.training_set.key(index),
-            label=samples.name(int(label)) or "",
+            label=samples.training_set.name(int(samples.run.labels[index])),
             suggestion=samples.name(int(suggestion)),
             agreement=float(agreement),
             score=float(score),
             wrong=None if samples.wrong is None else bool(samples.wrong[index]),
         )
-        for index, score, label, suggestion, agreement in zip(
-            first.index, first.score, first.label, first.suggestion, first.agreement, strict=True
+        for index, score, suggestion, agreement in zip(
+            first.index, first.score, first.suggestion, first.agreement, strict=True
         )
     ]

@@ -63,7 +63,7 @@ def label_table(
     for index, score, label, suggestion, agreement in zip(
         training_set.index[suspects.index].tolist(),
         suspects.score.tolist(),
-        suspects.label.tolist(),
+        runs[0].labels[suspects.index].tolist(),
         suspects.suggestion.tolist(),
         suspects.agreement.tolist(),
         strict=True,

@@ -40,7 +40,7 @@ def sample_columns(runs: Sequence[Inspected]) -> Columns:
                 "run": np.full(len(suspects), run.name),
                 "key": np.array(["" if keys is None else keys[number] for number in index]),
                 "index": index,
-                "label": named[suspects.label],
+                "label": named[run.labels[suspects.index]],
                 "suggestion": named[suspects.suggestion],
                 "agreement": suspects.agreement,
                 "score": suspects.score,

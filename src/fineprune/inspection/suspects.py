@@ -30,7 +30,6 @@ class Suspects:
         index: The indices of the samples; int64, shape (n,).
         score: How suspicious each sample is; float32, shape (n,). With the evidence on the labels,
             this is the log odds of ``LabelWatch.suspects``; else the moving average of the loss.
-        label: The label that each sample was trained with; int64, shape (n,).
         suggestion: The class that contradicts the label most, int64, shape (n,); -1 without
             evidence.
         agreement: The share of the last epochs that trained the sample in which the network
@@ -41,7 +40,6 @@ class Suspects:
 
     index: npt.NDArray[np.int64]
     score: npt.NDArray[np.float32]
-    label: npt.NDArray[np.int64]
     suggestion: npt.NDArray[np.int64]
     agreement: npt.NDArray[np.float32]
     number: int
@@ -51,7 +49,7 @@ class Suspects:
 
     def at(self, place: npt.NDArray[np.int64]) -> "Suspects":
         """Return the suspects at some places of the ranking. ``number`` stays that of all."""
-        names = ("index", "score", "label", "suggestion", "agreement")
+        names = ("index", "score", "suggestion", "agreement")
         return replace(self, **{name: getattr(self, name)[place] for name in names})
 
 
@@ -80,8 +78,7 @@ def suspects_of(*runs: Inspected, most: int | None = None) -> Suspects:
         index, score, suggestion = (part[trained][:most] for part in ranked)
         number = ranking.num_suspects
     agreement = np.mean([_agreement(run.history, index, suggestion) for run in runs], axis=0)
-    label = first.labels[index]
-    return Suspects(index, score, label, suggestion, agreement.astype(np.float32), number)
+    return Suspects(index, score, suggestion, agreement.astype(np.float32), number)
 
 
 def suspicion_in(run: Inspected) -> npt.NDArray[np.float32]:

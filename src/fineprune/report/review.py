@@ -60,8 +60,8 @@ def make_review(
             times = sum(sample in part for part in suspected)
             lines.append(f"suspected by {times} of {len(runs)} runs")
         if near is not None:
-            named = (samples.name(int(first.labels[other])) for other in near[place])
-            lines.append(f"neighbours: {', '.join(map(str, named))}")
+            named = (training_set.name(int(first.labels[other])) for other in near[place])
+            lines.append(f"neighbours: {', '.join(named)}")
         if samples.wrong is not None and samples.right_label is not None:
             truth = samples.name(int(samples.right_label[sample]))
             said = "wrong" if samples.wrong[sample] else "right"
@@ -70,7 +70,7 @@ def make_review(
             Card(
                 index=int(training_set.index[sample]),
                 key=training_set.key(sample),
-                label=int(suspects.label[place]),
+                label=int(first.labels[sample]),
                 suggestion=int(suspects.suggestion[place]),
                 agreement=float(suspects.agreement[place]),
                 score=float(suspects.score[place]),

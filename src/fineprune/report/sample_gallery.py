@@ -69,7 +69,7 @@ def _card(
     picture, text = views.view(index)
     return {
         "number": int(samples.training_set.index[index]),
-        "label": samples.name(int(chosen.label[place])) or "",
+        "label": samples.training_set.name(int(samples.run.labels[index])),
         "suggestion": suggestion,
         "agreement": None if suggestion is None else _percent(chosen.agreement[place]),
         "loss": f"{samples.loss[index]:.2f}",
@@ -84,7 +84,7 @@ def _card(
         "neighbours": [
             {
                 "number": int(samples.training_set.index[other]),
-                "label": samples.name(int(samples.run.labels[other])) or "",
+                "label": samples.training_set.name(int(samples.run.labels[other])),
                 "picture": views.view(int(other))[0],
             }
             for other in near
