@@ -10,7 +10,7 @@ import typer
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, path_option
-from fineprune.cli.outputs import check_distinct, check_file, inputs_of_runs
+from fineprune.cli.outputs import check_distinct, check_file, inputs_of
 from fineprune.errors import InputError
 from fineprune.runs.files import finite
 from fineprune.runs.run import read_runs
@@ -70,7 +70,7 @@ def inspect(
     read = read_runs(runs)
     for option, path in (("--out", out), ("--csv", csv), ("--parquet", parquet)):
         if path is not None:
-            check_file(option, path, inputs_of_runs(read))
+            check_file(option, path, inputs_of(*(run.recipe for run in read)))
     # Imported here, because scipy would delay the start of every command.
     from fineprune.inspection.inspected import read_inspected
     from fineprune.inspection.sample_table import sample_columns, write_csv, write_parquet

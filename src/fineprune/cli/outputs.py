@@ -1,14 +1,12 @@
 """Check at the start, before hours of training, that results can be written and replace nothing."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fineprune.errors import InputError
 from fineprune.runs.files import is_run_file
-from fineprune.runs.run import Run
-from fineprune.runs.unfinished import Unfinished
-from fineprune.training.recipe import Recipe
 from fineprune.writing import check_is_file
 
 
@@ -60,17 +58,10 @@ def check_folder(path: Path, recipe: Path | None) -> None:
         )
 
 
-def inputs_of(file: Path, recipe: Recipe) -> list[Path]:
-    """Return the files that a command with a recipe reads, and the data that the recipe names."""
-    data = recipe.data
-    named = (data.labels, data.train, data.test, recipe.network.weights)
-    return [file, *(Path(name) for name in named if name is not None)]
-
-
-def inputs_of_runs(runs: Iterable[Run | Unfinished]) -> list[Path]:
-    """Return the files from which runs took their data and weights."""
+def inputs_of(*recipes: Mapping[str, Any]) -> list[Path]:
+    """Return the files of data and weights that recipes, given as their sections, name."""
     settings = ("data", "labels"), ("data", "train"), ("data", "test"), ("network", "weights")
-    named = (run.recipe.get(section, {}).get(key) for run in runs for section, key in settings)
+    named = (recipe.get(section, {}).get(key) for recipe in recipes for section, key in settings)
     return [Path(name) for name in named if isinstance(name, str)]
 
 
@@ -88,7 +79,7 @@ def _check_above(option: str, path: Path, folder: Path) -> None:
     except UnicodeEncodeError as error:
         raise InputError(f"expected {option} to be a path in UTF-8, got {str(path)!r}") from error
     there = next(part for part in (folder, *folder.parents, Path()) if _exists(part))
-    if not _is_dir(there):
+    if not there.is_dir():
         raise InputError(
             f"expected {option} to be in a folder, got {path}, but {there} is a file: give another "
             f"path"
@@ -105,7 +96,3 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except OSError:  # For example, the name is too long.
         return False
-
-
-def _is_dir(path: Path) -> bool:
-    return _exists(path) and path.is_dir()

@@ -159,7 +159,7 @@ def plan(
     file = Path(files[0]) if files else None
     recipe = _recipe(file, settings, all_changes(changes, more))
     if svg is not None:
-        check_file("--svg", svg, () if file is None else inputs_of(file, recipe))
+        check_file("--svg", svg, () if file is None else [file, *inputs_of(recipe.as_dict())])
     if samples is None:
         samples = known_training_samples(recipe) if files else 50_000
     made = forecast(recipe, samples, ranks=ranks, step_time=step_time, overhead=overhead)

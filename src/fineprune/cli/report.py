@@ -9,7 +9,7 @@ import typer
 
 from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Margin, margin_fraction, path_option
-from fineprune.cli.outputs import check_file, inputs_of_runs
+from fineprune.cli.outputs import check_file, inputs_of
 from fineprune.cli.results import show_results
 from fineprune.runs.run import read_runs
 from fineprune.runs.unfinished import read_followed, state_of
@@ -43,7 +43,7 @@ def report(
     if follow:
         _follow(runs, out, fraction)
     read = read_runs(runs)
-    check_file("--out", out, inputs_of_runs(read))
+    check_file("--out", out, inputs_of(*(run.recipe for run in read)))
     about = {"report": str(out), "margin": margin}
     show_results(read, out, fraction, as_json=as_json, about=about)
 
@@ -54,7 +54,8 @@ def _follow(paths: Sequence[Path], page: Path, margin: float) -> None:
     from fineprune.report.html import write_report
 
     finished, unfinished = read_followed(paths)
-    check_file("--out", page, inputs_of_runs([*finished, *unfinished]))
+    recipes = [run.recipe for run in finished] + [run.recipe for run in unfinished]
+    check_file("--out", page, inputs_of(*recipes))
     typer.echo(f"unfinished runs: {len(unfinished)}; following them in {page}", err=True)
     shown = None
     try:

@@ -106,7 +106,7 @@ def slurm(
         changed.append(f"distributed.strategy={'none' if strategy == 'all-reduce' else strategy}")
     made = read_recipe(recipe, changed)
     if out is not None:
-        check_file("--out", out, inputs_of(recipe, made))
+        check_file("--out", out, [recipe, *inputs_of(made.as_dict())])
     kind = made.pruning.policy.replace(":", "-") if verb == "train" else verb
     folder = run or Path("runs") / f"{recipe.stem}-{kind}"
     trained = [made]
