@@ -77,15 +77,12 @@ def inspect(
     from fineprune.report.inspection import write_inspection
 
     inspected = read_inspected(read)
-    for path in (csv, parquet):
-        if path is not None:
-            make_folder(path.parent)
     if csv is not None or parquet is not None:
         columns = sample_columns(inspected)
-        if csv is not None:
-            write_csv(columns, csv)
-        if parquet is not None:
-            write_parquet(columns, parquet)
+        for path, write in ((csv, write_csv), (parquet, write_parquet)):
+            if path is not None:
+                make_folder(path.parent)
+                write(columns, path)
     summary = write_inspection(inspected, out, most=most, network=network, own_data=own_data)
     if as_json:
         typer.echo(json.dumps(finite({"page": str(out), **dataclasses.asdict(summary)})))
