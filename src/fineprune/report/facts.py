@@ -24,7 +24,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         ("Epochs", _epochs(summaries)),
         *([("Learning rates", rates)] if rates else []),
         ("Seeds", ", ".join(distinct(str(summary.seed) for summary in summaries))),
-        ("Hardware", "; ".join(distinct(hardware(summary) for summary in summaries))),
+        ("Hardware", "; ".join(distinct(f"{machine(s)}, {s.precision}" for s in summaries))),
         ("Versions", "; ".join(distinct(_versions(summary) for summary in summaries))),
         ("Git revision", ", ".join(distinct(summary.git or "none" for summary in summaries))),
     ]
@@ -103,11 +103,6 @@ def unequal(runs: Sequence[Run]) -> list[str]:
 def same_machine(runs: Sequence[Run]) -> bool:
     """Return whether all runs used the same hardware, so that their times can be compared."""
     return len({(machine(run.summary), run.summary.ranks) for run in runs}) == 1
-
-
-def hardware(summary: Summary) -> str:
-    """Return the hardware and the precision of a run as text, from its summary."""
-    return f"{machine(summary)}, {summary.precision}"
 
 
 def machine(summary: Summary) -> str:

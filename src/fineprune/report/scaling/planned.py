@@ -40,6 +40,16 @@ _STOPS = (
     "shortened the training by a third per doubling of the nodes. " + _SPEEDUP
 )
 
+_CAVEATS = (
+    "A simulation predicts the throughput. Its steps have the durations that were measured on one "
+    "machine or given; links, servers and the coordinator serve one request after another.",
+    "All nodes and links are taken to be equal, and the workers of a node are slow together.",
+    "DDP is taken to hide all of its all-reduce but the last 25 MB behind the backward pass, as "
+    "far as that lasts for two thirds of a step.",
+    "Unless a critical batch size and a cost of staleness are given, every configuration is taken "
+    "to need the same number of samples. Larger updates and stale gradients need more.",
+)
+
 
 def _throughput(title: str, rows: Sequence[Predicted], note: str) -> Table:
     return Table(
@@ -130,19 +140,6 @@ def draw_planned(plan: ClusterPlan) -> Drawing:
     return Drawing("Prediction", svg, caption)
 
 
-def planned_caveats() -> list[str]:
-    """Return sentences on what a prediction rests on."""
-    return [
-        "A simulation predicts the throughput. Its steps have the durations that were measured on "
-        "one machine or given; links, servers and the coordinator serve one request after another.",
-        "All nodes and links are taken to be equal, and the workers of a node are slow together.",
-        "DDP is taken to hide all of its all-reduce but the last 25 MB behind the backward pass, "
-        "as far as that lasts for two thirds of a step.",
-        "Unless a critical batch size and a cost of staleness are given, every configuration is "
-        "taken to need the same number of samples. Larger updates and stale gradients need more.",
-    ]
-
-
 def write_plan_page(
     plan: ClusterPlan, costs: Costs, cluster: ClusterShape, title: str, recipe: str, path: Path
 ) -> None:
@@ -164,7 +161,7 @@ def write_plan_page(
         facts=planned_facts(plan, costs, cluster),
         tables=planned_tables(plan, every=True),
         drawings=[draw_planned(plan)],
-        caveats=planned_caveats(),
+        caveats=_CAVEATS,
         recipe=recipe.strip(),
     )
 
