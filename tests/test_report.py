@@ -390,11 +390,6 @@ def test_the_cells_of_a_schedule_are_numbered_and_inside_the_figure(epochs):
         assert 0 <= float(y) <= height
 
 
-def test_a_schedule_of_no_epochs_is_refused():
-    with pytest.raises(ValueError, match="at least one epoch"):
-        schedule_svg([])
-
-
 # The verdict
 
 

@@ -92,8 +92,6 @@ def write_inspection(
     """
     if not runs:
         raise InputError("expected at least one finished run to inspect, got none")
-    if most is not None and most < 1:
-        raise InputError(f"expected at least 1 suspect to show, got {most}")
     arms = runs_by_arm(runs)
     headings = _headings(arms)
     known = [  # The first is runs[0].

@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from fineprune.errors import InputError
 from fineprune.report.figures.drawing import svg_text
 from fineprune.report.figures.style import INK, WIDTH, our_style
 
@@ -21,14 +20,12 @@ def schedule_svg(prunes: Sequence[bool], boundaries: Sequence[int] = ()) -> str:
     """Draw a schedule as rows of numbered epochs, as in the paper's Figure 3.
 
     Args:
-        prunes: Whether each epoch skips samples.
+        prunes: Whether each epoch, of at least one, skips samples.
         boundaries: The epochs, counted from 1, at whose end the counts are cleared.
 
     Returns:
         One ``<svg>`` element.
     """
-    if not prunes:
-        raise InputError("expected a schedule of at least one epoch, got none")
     columns = min(_EPOCHS_PER_ROW, len(prunes))
     rows = math.ceil(len(prunes) / columns)
     row_height, legend_height = 1.25, 0.9  # In cells.
