@@ -43,8 +43,7 @@ def write_report(
 
     Args:
         runs: The finished runs, from ``read_runs``.
-        path: The HTML file. Its folder is created if necessary, and an existing file is replaced
-            atomically.
+        path: The HTML file. A missing folder is made, and an old file is replaced atomically.
         margin: The margin of equivalence, as a fraction.
         unfinished: Further runs, which are shown apart and not compared.
         reloads: Whether the page loads itself again every few seconds.

@@ -80,8 +80,7 @@ def write_inspection(
 
     Args:
         runs: The runs, from ``read_inspected``.
-        path: The HTML file. Its folder is created if necessary, and an existing file is replaced
-            atomically.
+        path: The HTML file. A missing folder is made, and an old file is replaced atomically.
         most: The number of suspects to review and to show for each network and arm, at least 1; at
             most 500 are. None for the estimated number of wrong labels, at least 20, to review, and
             for 100 to show.
@@ -208,13 +207,8 @@ def _skipped_galleries(
 ) -> list[tuple[str, str, Markup]]:
     """Return the galleries of the samples that were skipped most often, and never.
 
-    Each is a title, an explanation and the cards.
-
-    Args:
-        samples: What is known about the samples of the run.
-        ranked: All samples with a loss, the most suspicious first.
-        top: The loss at the upper edge of the sparklines.
-        views: Shows the samples themselves.
+    Each is a title, an explanation and the cards. The arguments are those of ``make_gallery``, but
+    with all samples that have a loss.
     """
     times = samples.times_skipped[ranked.index]
     losses = samples.loss[ranked.index]

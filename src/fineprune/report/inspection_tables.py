@@ -57,14 +57,7 @@ def suspects_table(found: Sequence[Found], total: int, samples: int) -> Table:
 def class_table(
     rows: Sequence[ClassRow], names: Sequence[str], evaluated_on: str, beside_full: bool
 ) -> Table:
-    """Return the table of the classes.
-
-    Args:
-        rows: One row per class.
-        names: The name of each class.
-        evaluated_on: The set that the accuracies are measured on.
-        beside_full: Whether there is a ``full`` run to compare with.
-    """
+    """Return the table of the classes, beside those of the ``full`` run if there is one."""
     title, shown, left_out = "Classes", list(rows), ""
     if len(rows) > _MOST_CLASSES:
         ordered = sorted(rows, key=lambda row: -row.skipped)
@@ -132,12 +125,9 @@ def confused_pairs(matrix: Matrix, full: Matrix | None, names: Sequence[str]) ->
 
 
 def overlap_table(title: str, overlaps: Sequence[Overlap], runs: Sequence[Inspected]) -> Table:
-    """Return the table of overlaps, as means over the pairs of runs that are of one kind.
+    """Return the table of overlaps, as means over the pairs of runs of one kind.
 
-    Args:
-        title: The title.
-        overlaps: The overlaps of the pairs.
-        runs: The runs, whose networks and arms tell the kinds of the pairs.
+    The networks, arms and seeds of two runs are the kind of the pair.
     """
     summaries = {run.name: run.run.summary for run in runs}
     for kind_of in (_particular, _general):  # If there are too many kinds, they are summed up.
@@ -192,12 +182,7 @@ def _differ(one: Summary, other: Summary) -> str:
 
 
 def trait_table(traits: Sequence[Trait], chosen: str) -> Table:
-    """Return the table of the properties of some pictures.
-
-    Args:
-        traits: The properties.
-        chosen: What the chosen pictures are called, such as ``most skipped``.
-    """
+    """Return the table of the properties of pictures, which are called such as ``most skipped``."""
     lines = [
         (
             trait.name,
@@ -223,10 +208,10 @@ def share_table(
     """Return the table of the share that each class has in some samples, and in all of them.
 
     Args:
-        labels: The labels; int64, shape (N,).
+        labels: The label of each sample; int64, shape (N,).
         top: The indices of the chosen samples; int64, shape (n,).
         names: The name of each class.
-        chosen: What the chosen samples are called, such as ``most skipped``.
+        chosen: What they are called, such as ``most skipped``.
     """
     shares = np.bincount(labels[top], minlength=len(names)) / len(top)
     every = np.bincount(labels, minlength=len(names)) / len(labels)

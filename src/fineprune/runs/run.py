@@ -113,19 +113,14 @@ def read_sections(file: Path) -> dict[str, Any]:
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """Read finished runs.
-
-    Args:
-        paths: Folders of runs, or folders of comparisons, which stand for all of their runs.
-    """
+    """Read finished runs. The folder of a comparison stands for all of its runs."""
     return [read_run(*listed) for listed in listed_runs(paths)]
 
 
 def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]]:
     """Yield the folder, the title and the comparison of each run, as ``read_run`` takes them.
 
-    Args:
-        paths: Folders of runs, or folders of comparisons, which stand for all of their runs.
+    The folder of a comparison stands for all of its runs.
     """
     for path in paths:
         file = path / COMPARISON

@@ -45,11 +45,7 @@ class Unfinished:
 
 
 def read_followed(paths: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
-    """Read runs, finished or not.
-
-    Args:
-        paths: Folders of runs, or folders of comparisons, which stand for all of their runs.
-    """
+    """Read runs, finished or not. The folder of a comparison stands for all of its runs."""
     finished, unfinished = [], []
     for folder, title, comparison in listed_runs(paths):
         if (folder / SUMMARY).is_file():

@@ -44,14 +44,7 @@ def _drawn(
     histories: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]],
     compared: npt.NDArray[np.int64],
 ) -> Drawing:
-    """Draw the figure.
-
-    Args:
-        label: The name of the group.
-        runs: The two runs.
-        histories: The epochs and the losses of each, from ``read_losses``.
-        compared: The indices of the samples, int64, shape (n,).
-    """
+    """Draw some of the compared samples, shape (n,), with what ``read_losses`` returned."""
     last = [_last(losses) for _, losses in histories]
     by_difference = np.argsort(-np.abs(last[0] - last[1]), kind="stable")  # NaN comes last.
     chosen = np.sort(by_difference[:_MOST_SAMPLES])

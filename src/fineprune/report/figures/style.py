@@ -1,8 +1,7 @@
 """The style of our figures: their width, the arms' colours and line styles, settings and ticks.
 
-An arm has the same colour in all figures, from a palette that colour-blind readers can distinguish,
-and a line style of its own for print without colours. The user's matplotlib settings are neither
-used nor changed.
+An arm has the same colour in all figures, and a line style of its own for print without colours.
+The user's matplotlib settings are neither used nor changed.
 """
 
 import contextlib

@@ -132,11 +132,8 @@ def draw_speedup(rows: Sequence[ScaleRow]) -> Drawing | None:
 def draw_loss(runs: Sequence[Scaled], target_loss: float | None) -> Drawing | None:
     """Draw the mean training loss of each epoch on all data against the training time.
 
-    The result is None if no configuration has an epoch on all data.
-
-    Args:
-        runs: The configurations and their runs.
-        target_loss: The loss to mark with a dotted line; None for no line.
+    The target loss, if there is one, is a dotted line. The result is None if no configuration has
+    an epoch on all data.
     """
     curves = [(scaled.configuration, *loss_curve(scaled.run)) for scaled in runs]
     curves = [curve for curve in curves if curve[1]]

@@ -19,14 +19,7 @@ from fineprune.runs.files import RECIPE
 
 
 def write_scale_report(scaling: Scaling, rows: Sequence[ScaleRow], path: Path) -> None:
-    """Write a report on a scaling experiment as one self-contained HTML file.
-
-    Args:
-        scaling: The experiment, from ``read_scaling``.
-        rows: The rows of the experiment, from ``scale_rows``.
-        path: The HTML file. Its folder is created if necessary, and an existing file is replaced
-            atomically.
-    """
+    """Write a report on a scaling experiment as one self-contained HTML file."""
     runs = [scaled.run for scaled in scaling.runs]
     drawings = drawn(
         draw_throughput(rows),

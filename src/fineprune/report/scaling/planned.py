@@ -15,12 +15,7 @@ from fineprune.report.table import Table, number
 
 
 def planned_tables(plan: ClusterPlan, *, every: bool = False) -> list[Table]:
-    """Return the tables of a plan.
-
-    Args:
-        plan: The plan.
-        every: Whether to add all predictions to those at which scaling stops paying.
-    """
+    """Return the tables of where scaling stops paying; with ``every``, of all predictions too."""
     tables = []
     if plan.stops:
         tables.append(_throughput("Where scaling stops paying", plan.stops, _STOPS))
@@ -143,16 +138,9 @@ def draw_planned(plan: ClusterPlan) -> Drawing:
 def write_plan_page(
     plan: ClusterPlan, costs: Costs, cluster: ClusterShape, title: str, recipe: str, path: Path
 ) -> None:
-    """Write a plan as one self-contained HTML file.
+    """Write a plan and what it rests on as one self-contained HTML file.
 
-    Args:
-        plan: The plan.
-        costs: The costs of a step that it rests on.
-        cluster: The cluster.
-        title: The name of what is trained.
-        recipe: The recipe, as TOML.
-        path: The HTML file. Its folder is created if necessary, and an existing file is replaced
-            atomically.
+    The title is the name of what is trained, and the recipe is TOML.
     """
     write_page(
         path,

@@ -8,12 +8,7 @@ from fineprune.report.table import NOTHING, Table, decimal, number, percent
 
 
 def scale_tables(rows: Sequence[ScaleRow], *, paper: bool = False) -> list[Table]:
-    """Return all tables for which the rows have the data.
-
-    Args:
-        rows: The rows of the experiment.
-        paper: Whether to add the paper's results to the first two tables.
-    """
+    """Return the tables for which the rows have data, on request with the paper's results."""
     tables = [_throughput(rows, paper), _learning(rows, paper)]
     served = [row for row in rows if row.staleness]
     if not served:
