@@ -49,11 +49,8 @@ def pack_epoch(
 
 def pack_classes(numbers: npt.NDArray[np.integer], classes: int) -> npt.NDArray[np.integer]:
     """Return class numbers in few bytes each; a negative one becomes the largest value."""
-    kinds: tuple[type[np.unsignedinteger], ...] = (np.uint8, np.uint16, np.uint32)
-    kind = next(kind for kind in kinds if classes <= np.iinfo(kind).max)
-    return np.where(numbers < 0, np.iinfo(kind).max, numbers).astype(
-        np.dtype(kind).newbyteorder("<")
-    )
+    kind = np.min_scalar_type(classes)
+    return np.where(numbers < 0, np.iinfo(kind).max, numbers).astype(kind.newbyteorder("<"))
 
 
 def unpack_classes(packed: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
