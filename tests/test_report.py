@@ -26,15 +26,11 @@ from fineprune.report.comparison_table import (
     terminal_tables,
 )
 from fineprune.report.facts import facts, unequal
-from fineprune.report.figures import (
-    draw_counts,
-    draw_curves,
-    draw_first,
-    draw_further,
-    draw_sample_losses,
-    schedule_svg,
-)
-from fineprune.report.html import write_report
+from fineprune.report.figures.counts import draw_counts
+from fineprune.report.figures.curves import draw_curves
+from fineprune.report.figures.sample_losses import draw_sample_losses
+from fineprune.report.figures.schedule import schedule_svg
+from fineprune.report.html import draw_first, draw_further, write_report
 from fineprune.report.paper import RESULTS, paper_notes, paper_rows, paper_table
 from fineprune.report.table import rich_table
 from fineprune.report.verdict import headline, verdict

@@ -165,7 +165,7 @@ def plan(
     made = forecast(recipe, samples, ranks=ranks, step_time=step_time, overhead=overhead)
     if svg is not None:
         # Imported here, because matplotlib and scipy would delay the start of every command.
-        from fineprune.report.figures import schedule_svg
+        from fineprune.report.figures.schedule import schedule_svg
 
         boundaries = () if made.schedule is None else made.schedule.boundaries
         make_folder(svg.parent)

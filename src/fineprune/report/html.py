@@ -9,14 +9,13 @@ from fineprune.experiments.arm_table import BASELINE, MARGIN, Group, Row, group_
 from fineprune.experiments.controls import COOLDOWN
 from fineprune.report.comparison_table import COLUMNS, comparison_table
 from fineprune.report.facts import comparison_of, distinct, facts, unequal
-from fineprune.report.figures import (
-    Drawing,
-    draw_first,
-    draw_further,
-    draw_samples,
-    draw_time,
-    drawn,
-)
+from fineprune.report.figures.accuracy_over_time import draw_time
+from fineprune.report.figures.counts import draw_counts
+from fineprune.report.figures.curves import draw_curves
+from fineprune.report.figures.drawing import Drawing, drawn
+from fineprune.report.figures.evaluations import metrics_by_arm
+from fineprune.report.figures.sample_losses import draw_sample_losses
+from fineprune.report.figures.samples import draw_samples
 from fineprune.report.page_template import write_page
 from fineprune.report.paper import paper_notes, paper_result, paper_table
 from fineprune.report.suspected_labels import first_suspects
@@ -66,6 +65,18 @@ def write_report(
         unfinished_drawings=_unfinished_drawings(unfinished),
         reload_seconds=_RELOAD_SECONDS if reloads else None,
     )
+
+
+def draw_first(group: Group) -> list[Drawing]:
+    """Draw what each arm reached and what it trained, for which every run has the data."""
+    arms = metrics_by_arm(group)
+    kind = group.first.evaluated_on
+    return drawn(draw_time(arms, kind, group.label), draw_samples(arms, group.label))
+
+
+def draw_further(group: Group) -> list[Drawing]:
+    """Draw every other figure for which the runs have the data."""
+    return drawn(draw_curves(group), draw_sample_losses(group), draw_counts(group))
 
 
 def _unfinished_table(runs: Sequence[Unfinished], finished: int) -> Table:
