@@ -55,17 +55,12 @@ def only_writer(folder: Path) -> Iterator[None]:
                 file.write_text(str(os.getpid()))
         yield
     finally:
-        with contextlib.suppress(OSError):  # The folder may have been moved.
+        with contextlib.suppress(OSError):  # It may have been moved or written to.
             if created and list(folder.iterdir()) == [file]:
                 file.unlink()
-                _remove_empty(created)
+                for path in created:
+                    path.rmdir()
         lock.release()
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    with contextlib.suppress(OSError):  # Another process may have written to one of them.
-        for folder in folders:
-            folder.rmdir()
 
 
 def _is_ours(file: Path) -> bool:
