@@ -72,20 +72,15 @@ def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> K
     pictures = wrong = right_label = outputs = None
     try:
         loaded = pictures_of(run.run)
+        if not np.array_equal(loaded.train.labels.numpy(), run.labels):
+            raise InputError("the data or their labels have changed since the training")
+        pictures = loaded.train.images.numpy()
+        if loaded.weak.wrong is not None:
+            wrong, right_label = loaded.weak.wrong, loaded.given[loaded.weak.index]
+        if network:
+            outputs = outputs_of(run.run, loaded, own_code=own_code)
     except InputError as error:
-        missing.append(_sentence(error))
-    else:
-        if np.array_equal(loaded.train.labels.numpy(), run.labels):
-            pictures = loaded.train.images.numpy()
-            if loaded.weak.wrong is not None:
-                wrong, right_label = loaded.weak.wrong, loaded.given[loaded.weak.index]
-            if network:
-                try:
-                    outputs = outputs_of(run.run, loaded, own_code=own_code)
-                except InputError as error:
-                    missing.append(_sentence(error))
-        else:
-            missing.append(_sentence("the data or their labels have changed since the training"))
+        missing.append(f"The final predictions are not shown: {str(error).rstrip('.')}.")
     return KnownSamples(
         run=run,
         training_set=training_set,
@@ -98,10 +93,6 @@ def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> K
         outputs=outputs,
         missing=tuple(missing),
     )
-
-
-def _sentence(reason: InputError | str) -> str:
-    return f"The final predictions are not shown: {str(reason).rstrip('.')}."
 
 
 def _classes(run: Inspected) -> int:
