@@ -53,11 +53,8 @@ def forecast_text(made: Forecast, block: str = "█") -> Iterator[str | Text]:
             yield f"weights: {min(weights):.3g} to {max(weights):.3g}, the same within an epoch"
     else:
         adapts = isinstance(policy, Adaptive) and policy.patience > 0
-        yield (
-            "samples per epoch, without what is learned from the losses:"
-            if adapts
-            else ("samples per epoch:")
-        )
+        learned = ", without what is learned from the losses" if adapts else ""
+        yield f"samples per epoch{learned}:"
         yield from _bars(made.kept, block)
         if isinstance(policy, Adaptive) and adapts:
             labels = (

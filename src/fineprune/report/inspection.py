@@ -111,11 +111,7 @@ def write_inspection(
         sections.append(_section(samples, ranked, arm, full, f"arm-{number}", views))
     skipped = tenth_overlaps(runs, skipped_overlaps)
     suspected = tenth_overlaps(runs, suspect_overlaps)
-    tables = []
-    if skipped:
-        tables.append(overlap_table("The most skipped samples", skipped, runs))
-    if suspected:
-        tables.append(overlap_table("The most suspected samples", suspected, runs))
+    overlaps = {"The most skipped samples": skipped, "The most suspected samples": suspected}
     write_page(
         path,
         "inspection.html.j2",
@@ -124,7 +120,7 @@ def write_inspection(
         facts=_facts(runs),
         review=Markup(section_of_review),  # It has escaped all names.
         sections=sections,
-        overlaps=tables,
+        overlaps=[overlap_table(title, found, runs) for title, found in overlaps.items() if found],
         runs=len(runs),
     )
     return Inspection([run.name for run in runs], figures, skipped, suspected)
