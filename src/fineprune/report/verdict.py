@@ -83,7 +83,7 @@ def headline(group: Group, rows: list[Row], margin: float = MARGIN) -> str:
     parts += f", {_beside_full(row.last_difference, margin)}"
     controls = []
     for arm, difference in _to_others(group, name):
-        method, control = _same_seed(group, name, arm)
+        method, control = paired_runs(group, name, arm)[0]
         cheaper = control.summary.samples_trained < method.summary.samples_trained
         if cheaper or _cost(method, control) == _EQUAL:
             controls.append((difference, _short_name(method, control)))
@@ -200,7 +200,7 @@ def _against_full(row: Row, margin: float) -> str:
 
 
 def _control(group: Group, name: str, row: Row, difference: Difference, margin: float) -> str:
-    method, control = _same_seed(group, name, row.arm)
+    method, control = paired_runs(group, name, row.arm)[0]
     if row.arm == "random":
         control_name = _random_control(method, control)
     elif row.arm == MATCHED:
@@ -227,12 +227,6 @@ def _control(group: Group, name: str, row: Row, difference: Difference, margin: 
         f"{control_name} reaches {_percent(row.accuracy_last, 2)}: {name} is "
         f"{_size(difference, 'it')}, {_significance(difference, margin)}."
     )
-
-
-def _same_seed(group: Group, name: str, arm: str) -> tuple[Run, Run]:
-    """Return the runs of two arms with the first seed that both have; their first ones if none."""
-    pairs = paired_runs(group, name, arm)
-    return pairs[0] if pairs else (group.of(name)[0], group.of(arm)[0])
 
 
 def _random_control(method: Run, control: Run) -> str:
