@@ -28,7 +28,8 @@ def only_writer(folder: Path) -> Iterator[None]:
     with explaining(f"expected a folder to write to, cannot create {folder}", OSError):
         folder.mkdir(parents=True, exist_ok=True)
     file = folder / LOCK
-    if file.exists() and not _is_ours(file):
+    number = _number(file)
+    if number and not number.isdigit():
         raise InputError(
             f"expected no file {LOCK} of another program in {folder}, got one: give another "
             f"folder, or remove the file"
@@ -61,11 +62,6 @@ def only_writer(folder: Path) -> Iterator[None]:
                 for path in created:
                     path.rmdir()
         lock.release()
-
-
-def _is_ours(file: Path) -> bool:
-    number = _number(file)
-    return not number or number.isdigit()
 
 
 def _holder(file: Path) -> str:
