@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import nn
 
 from fineprune.datasets.device_loader import EvaluationBatches
@@ -52,6 +53,12 @@ def pictures_of(run: Run) -> LoadedImages:
             f"code is run for training only"
         )
     return load_images(recipe.replaced("data", download=False))  # Reading a run fetches nothing.
+
+
+def image_of(picture: npt.NDArray[np.uint8]) -> Image.Image:
+    """Return a picture of shape (1 or 3, height, width) as an image of Pillow."""
+    pixels = picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0)
+    return Image.fromarray(np.ascontiguousarray(pixels))
 
 
 def outputs_of(run: Run, loaded: LoadedImages, *, own_code: bool = False) -> Outputs:

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from fineprune.datasets.image_index import ImageIndex, load_index
 from fineprune.errors import InputError
 from fineprune.inspection.known_samples import KnownSamples
+from fineprune.inspection.pictures import image_of
 from fineprune.training.data.user import load_own
 from fineprune.training.recipe import make_recipe
 
@@ -27,7 +26,7 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
     """Return a function from the index of a sample of a run to what ``view_of`` can show of it."""
     pictures, number = samples.pictures, samples.training_set.index
     if pictures is not None:
-        return lambda sample: _image(pictures[sample])
+        return lambda sample: image_of(pictures[sample])  # It takes fewer bytes than an array.
     data = make_recipe(samples.run.run.recipe).data
     if data.name == "images" and data.train is not None:
         return _shown_files(Path(data.train), samples)
@@ -77,9 +76,3 @@ def _file(index: ImageIndex, image: int | None) -> Image.Image | str:
     except Exception:  # Each decoder has errors of its own for damaged files.
         return _UNREADABLE
     return opened
-
-
-def _image(picture: npt.NDArray[np.uint8]) -> Image.Image:
-    """Return a picture of shape (1 or 3, height, width) as an image, which takes fewer bytes."""
-    pixels = picture[0] if len(picture) == 1 else picture.transpose(1, 2, 0)
-    return Image.fromarray(np.ascontiguousarray(pixels))

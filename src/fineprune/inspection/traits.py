@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+
+from fineprune.inspection.pictures import image_of
 
 # At most this many pictures of each group are measured; more would hardly change the means.
 _MOST = 2000
@@ -66,6 +67,5 @@ def _measured(pictures: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[np.float
 
 def _png_size(picture: npt.NDArray[np.uint8]) -> int:
     file = io.BytesIO()
-    shown = picture.transpose(1, 2, 0) if len(picture) == 3 else picture[0]
-    Image.fromarray(shown).save(file, "PNG")
+    image_of(picture).save(file, "PNG")
     return file.tell()
