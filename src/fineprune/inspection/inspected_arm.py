@@ -34,11 +34,6 @@ class Found:
     by_chance: float
     suggestions_right: int
 
-    @property
-    def precision(self) -> float:
-        """The share of these suspects whose label is wrong."""
-        return self.wrong / self.first
-
 
 @dataclass(frozen=True)
 class FirstSuspect:

@@ -29,7 +29,7 @@ def suspects_table(found: Sequence[Found], total: int, samples: int) -> Table:
         (
             f"the first {row.first:,}",
             f"{row.wrong:,}",
-            percent(row.precision, 1),
+            percent(row.wrong / row.first, 1),
             percent(row.wrong / total, 1) if total else NOTHING,
             f"{row.by_chance:,.0f}",
             f"{row.suggestions_right:,}",
