@@ -115,14 +115,10 @@ class Inspection:
 def inspected_arm(
     samples: KnownSamples, ranked: Suspects, full: Inspected | None, heading: str, most: int
 ) -> InspectedArm:
-    """Return the figures of a run, of which no page shows anything yet.
+    """Return the figures of a run, of which a page shows at most so many suspects.
 
-    Args:
-        samples: What is known about the samples of the run.
-        ranked: All samples with a loss, the most suspicious first.
-        full: The run to compare with, which trains all samples; None without one.
-        heading: The heading of the run.
-        most: The largest number of suspects to show.
+    All samples with a loss are ranked, the most suspicious first. ``full`` is the run to compare
+    with, which trains all samples; None without one.
     """
     run = samples.run
     missing = list(samples.missing)

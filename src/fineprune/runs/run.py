@@ -86,13 +86,7 @@ class Run:
 
 
 def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run:
-    """Read a finished run.
-
-    Args:
-        path: The run's folder.
-        title: The title of the comparison that the run belongs to; empty for the folder's name.
-        comparison: The folder of that comparison; None if the run does not belong to one.
-    """
+    """Read a finished run, whose title is the name of its folder if none is given."""
     if not (path / SUMMARY).is_file():
         raise InputError(
             f"expected a finished run (a folder with {SUMMARY}) in {path}, "
