@@ -86,7 +86,9 @@ def advice_for(run: Run) -> list[str]:
 
 
 def read_inspected(runs: Sequence[Run]) -> list[Inspected]:
-    """Read the histories of runs."""
+    """Read the histories of runs, of which there is at least one."""
+    if not runs:
+        raise InputError("expected at least one finished run to inspect, got none")
     names = [f"{s.network} {s.arm} {s.seed}" for s in (run.summary for run in runs)]
     names = told_apart(names, [f" ({run.path})" for run in runs])
     return [_read(name, run) for name, run in zip(names, runs, strict=True)]

@@ -1,6 +1,5 @@
 """Batch scripts for Slurm that start one Python command on every node of a job."""
 
-import operator
 import os
 import re
 import shlex
@@ -267,7 +266,8 @@ def _seconds(time: str) -> int:
     days, _, rest = time.rpartition("-")
     numbers = [int(number) for number in rest.split(":")]
     begin = 0 if days or len(numbers) == 3 else 1
-    return 86_400 * int(days or 0) + sum(map(operator.mul, numbers, _UNITS[begin:]))
+    units = zip(numbers, _UNITS[begin:], strict=False)
+    return 86_400 * int(days or 0) + sum(number * unit for number, unit in units)
 
 
 def _check_setup(setup: Sequence[str]) -> None:
