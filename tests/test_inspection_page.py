@@ -211,9 +211,9 @@ def test_hostile_names_are_escaped(runs, page):
     assert cards.count("&lt;script&gt;") > 100
 
 
-def test_nothing_to_show_is_refused(page):
+def test_nothing_to_show_is_refused():
     with pytest.raises(InputError, match="at least one"):
-        page([])
+        read_inspected([])
 
 
 # What may be missing
