@@ -37,7 +37,8 @@ def test_a_comparison_without_runs_is_one_line(tmp_path):
     (tmp_path / "compare.json").write_text('{"version": 1, "title": "t", "arms": [], "runs": []}')
     result = inspect(tmp_path, "--csv", tmp_path / "samples.csv")
     assert "at least one finished run to inspect, got none" in result.output
-    assert result.exit_code == 2 and not (tmp_path / "samples.csv").exists()
+    assert result.exit_code == 2
+    assert not (tmp_path / "samples.csv").exists()
 
 
 def test_the_page_and_both_tables_are_written(run, tmp_path):
