@@ -45,6 +45,23 @@ def test_the_share_of_wrong_labels_decides(wrong, best):
     assert chosen[0].startswith(best)
 
 
+def test_without_losses_near_zero_it_counts_that_most_samples_are_answered_as_labelled():
+    """As in a network that is uncertain, because many labels are wrong."""
+    said = watch_with(0.3, strength=1.5).advice()
+    assert any(line.startswith("0% of the samples were learned") for line in said)
+    assert any("skip what contradicts" in line for line in said)
+    few = watch_with(0.6, strength=1.5).advice()
+    assert any("the network answers 40% of them as they are labelled" in line for line in few)
+    assert few[-1].startswith("It is too early")
+
+
+def test_a_second_training_is_named_if_many_labels_are_wrong():
+    assert [any("fp.Ranked" in line for line in watch_with(w).advice()) for w in (0.1, 0.3)] == [
+        False,
+        True,
+    ]
+
+
 def test_each_means_is_named_with_its_cost():
     said = "\n".join(watch_with(0.3).advice(cost=COST))
     assert "20 of 30 epochs, 67% of the steps (1,560 of 2,340)" in said
@@ -72,12 +89,12 @@ def test_samples_that_were_never_recorded_are_counted():
 def test_every_measured_figure_is_in_the_results():
     pages = [
         (RESULTS / name).read_text(encoding="utf-8")
-        for name in ("adaptive.md", "labels.md", "resnet9.md")
+        for name in ("adaptive.md", "labels.md", "resnet9.md", "second-training.md")
     ]
     said = [line for wrong in (0, 0.3) for line in watch_with(wrong).advice()]
     said += advice_of_losses(90, N, 5)
     figures = set(re.findall(r"-?\d\.\d\d ±\d\.\d\d|\d+\.\d %", " ".join(said)))
-    assert len(figures) == 13
+    assert len(figures) == 15
     for figure in figures:
         assert any(figure in page for page in pages), figure
 

@@ -81,10 +81,10 @@ def test_the_python_that_watches_labels_finds_wrong_ones(
     shown, one_thread_everywhere, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    loop, cleanlab = blocks(LABELS, "python")
+    loop, again, cleanlab = blocks(LABELS, "python")
     with_cleanlab = shown == "cleanlab"
     if shown == "the README":
-        (loop,) = (block for block in blocks(ROOT / "README.md", "python") if "watch" in block)
+        loop, again = (block for block in blocks(ROOT / "README.md", "python") if "watch" in block)
     if with_cleanlab:
         pytest.importorskip("cleanlab", reason="needs cleanlab, which is not installed")
     digits = load_digits()
@@ -103,6 +103,10 @@ def test_the_python_that_watches_labels_finds_wrong_ones(
     first = names["indices"][:100]
     assert (first % 10 == 0).float().mean() > 0.8
     assert (names["suggestions"][:100] == true[first]).float().mean() > 0.8
+    names["scheduler"] = torch.optim.lr_scheduler.LinearLR(names["optimizer"], 1, 0.01, 30)
+    exec(compile(again, "<page>", "exec"), names)
+    skipped = np.setdiff1d(np.arange(len(labels)), names["pruner"].plan.kept)
+    assert (skipped % 10 == 0).mean() > 0.8
     if with_cleanlab:
         exec(compile(cleanlab, "<page>", "exec"), names)
         assert np.mean(names["issues"] % 10 == 0) > 0.8

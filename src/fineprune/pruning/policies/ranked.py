@@ -21,7 +21,7 @@ Scores = npt.NDArray[np.float32]
 
 
 class Ranked(BudgetedPolicy):
-    """Save a given share of the optimizer steps by the scores of an earlier, cheaper training.
+    """Save a given share of the optimizer steps by the scores of an earlier training.
 
     The samples with the highest scores are the suspects. They are skipped from the first epoch on,
     except for a share ``returning`` of them, which changes per epoch until all had their turn; in
