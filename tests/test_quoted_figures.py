@@ -265,7 +265,7 @@ def trained_again():
         "accepted": "second, suggestions accepted",
         "adaptive-accepted": "second, suggestions accepted, `adaptive`",
     }
-    for network, arms in (("resnet9", 4), ("resnet18", 3), ("correct", 2)):
+    for network, arms in (("resnet9", 4), ("resnet18", 3), ("confused", 2), ("correct", 2)):
         first = runs(network, "full")
         yield AGAIN, "| first training | 0.0 | {:.2f} | - |", (reached(network, "full").mean(),)
         there = [arm for arm in called if (RESULTS / f"second-training/{network}/{arm}-0").exists()]
@@ -297,6 +297,9 @@ def trained_again():
     yield AGAIN, "It is {:.2f} ±{:.2f} and {:.2f} ±{:.2f} points above `ranked`", accepted
     both = beside("resnet9", "adaptive-accepted", "ranked")
     yield AGAIN, "were {:.2f} ±{:.2f} points above `ranked`", both
+    words = "`ranked` is {:.2f} ±{:.2f} points above it, and {:.2f} ±{:.2f} above `shorter`"
+    both = *beside("confused", "ranked"), *beside("confused", "ranked", "shorter")
+    yield AGAIN, words, both
     correct = -ranked["correct"][0], ranked["correct"][1]
     yield AGAIN, "`ranked` is {:.2f} ±{:.2f} points below the first training", correct
     for page in (README, LABELS):
