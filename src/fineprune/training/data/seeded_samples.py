@@ -57,6 +57,19 @@ class EpochIndices(Sampler[tuple[int, int]]):
         return ((epoch, index) for index in self._sampler)
 
 
+class PlainSamples(Dataset[Any]):
+    """Samples of a dataset for evaluation, which are the same every time they are read."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._samples = SeededSamples(dataset, seed=0)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._samples[0, index][1]
+
+
 def sample_fetch(make: Callable[[], Any], *, seed: int, workers: int, device: str) -> Fetch:
     """Return a function that loads any batch of a user's dataset, for ``Data.make_fetch``.
 
@@ -92,13 +105,7 @@ def _batch_loader(make: Callable[[], Any], seed: int) -> Callable[[Sequence[tupl
 
 def evaluation_loader(dataset: Any, batch_size: int) -> Any:
     """Return a loader of batches ``(x, y)`` for evaluation, which are the same in every pass."""
-    return DataLoader(
-        SeededSamples(dataset, seed=0),
-        batch_size=batch_size,
-        sampler=[(0, index) for index in range(len(dataset))],
-        collate_fn=lambda items: default_collate([sample for _, sample in items]),
-        generator=torch.Generator(),
-    )
+    return DataLoader(PlainSamples(dataset), batch_size=batch_size, generator=torch.Generator())
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from fineprune.training.data.run_data import (
 )
 from fineprune.training.data.seeded_samples import (
     EpochIndices,
+    PlainSamples,
     SeededSamples,
     evaluation_loader,
     sample_fetch,
@@ -62,7 +63,8 @@ def own_data(recipe: Recipe) -> Data:
     train: Any = Labelled(whole, classes, training_set_name, given)
     if len(kept) < len(whole):
         train = Subset(train, kept.tolist())
-    blank, first = (_blank(settings.name, samples) for samples in (train, evaluated))
+    blank = _blank(settings.name, PlainSamples(train)[0][0])
+    first = _blank(settings.name, PlainSamples(evaluated)[0][0])
     if (first.shape, first.dtype) != (blank.shape, blank.dtype):
         raise InputError(
             f"expected samples of {settings.name} to evaluate on with the shape "
@@ -262,9 +264,8 @@ def labels_of(train: Any, name: str) -> Any:
     )
 
 
-def _blank(name: str, samples: Any) -> torch.Tensor:
+def _blank(name: str, x: Any) -> torch.Tensor:
     """Return zeros with the shape and dtype of the ``x`` of a sample, plus a batch dimension."""
-    _, (x, _) = SeededSamples(samples, seed=0)[0, 0]
     batch = default_collate([x])
     if not isinstance(batch, torch.Tensor) or batch.ndim < 2:
         raise InputError(
