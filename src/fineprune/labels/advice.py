@@ -98,8 +98,9 @@ def advice_of(
         )
     learned = evidence.loss[recorded] < _LEARNED * math.log(evidence.num_classes)
     part = float(learned.float().mean())
-    answered = _answered(evidence) / samples
-    too_few = part < _TOO_FEW and answered < _TOO_FEW_ANSWERED
+    # Counting the answers reads all of the evidence, so it is done only if it matters.
+    answered = _answered(evidence) / samples if part < _TOO_FEW else 1
+    too_few = answered < _TOO_FEW_ANSWERED
     trusted = visits >= _EARLY and not too_few
     if too_few:
         sentences.append(
