@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_runs import table_rows
-from scipy import stats
 
 from fineprune.experiments.arm_table import (
     group_rows,
@@ -256,8 +255,9 @@ def trained_again():
         return np.array([100 * summary.accuracy_last for summary in runs(network, arm)])
 
     def beside(network, arm, other="full"):
-        gained = reached(network, arm) - reached(network, other)
-        return gained.mean(), stats.t.ppf(0.975, 2) * gained.std(ddof=1) / 3**0.5
+        made = mean_difference((reached(network, arm) - reached(network, other)).tolist())
+        assert made.half_width is not None
+        return made.mean, made.half_width
 
     called = {
         "shorter": "a single training, `shorter`",
