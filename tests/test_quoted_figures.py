@@ -527,7 +527,6 @@ def quotes():
                 yield FITS, words, above(arm, "proxy")
     yield from on_a_gpu()
     yield from trained_again()
-    yield from trained_again()
     residual = ("ResNet-18", "ResNet-34", "ResNet-50", "WRN-10", "WRN-16", "WRN-22")
     for name in ("LeNet", "VGG-13", "VGG-16", "VGG-19", *residual):
         ten = f"ten-networks/{name.lower().replace('-', '')}"
