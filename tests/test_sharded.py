@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 import fineprune as fp
 from fineprune.pruning.dropping_count import keep_least_counted
 from fineprune.pruning.replicas import Replicas
-from fineprune.pruning.sharded import recorder, selection
+from fineprune.pruning.sharded import pruner as sharded_pruner
+from fineprune.pruning.sharded import selection
 from fineprune.pruning.sharded.selection import share_ties
 from fineprune.pruning.sharded.share import owned_samples
 
@@ -170,7 +171,7 @@ def ranks(rank, folder):
         pruner = make()
         counts = counts_after(pruner, seen)
         inside = resumed((2, 1))
-        recorder._FLUSH_AT = 2 * BATCH  # The buffer is flushed inside epochs too.
+        sharded_pruner._FLUSH_AT = 2 * BATCH  # The buffer is flushed inside epochs too.
         after_the_last = resumed((2, 6))
         full: list[tuple[int, list[int]]] = []
         train(make(fp.FullData(1), n=N - 1, drop_last=True), full)

@@ -42,7 +42,7 @@ from fineprune.pruning.loss_buffer import (
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.position import Position
 from fineprune.pruning.pruner_state import from_bytes, to_bytes
-from fineprune.pruning.recorder import PlanRecorder
+from fineprune.pruning.recorder import Recorder
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.run_report import RunReport, as_html
@@ -78,7 +78,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         *,
         cycle: EpochCycle[Plan],
         sampler: Any,
-        recorder: PlanRecorder[Plan],
+        recorder: Recorder,
         checks: LoopChecks,
         samples_per_loss: int,
         samples_per_batch: int | None,
@@ -99,7 +99,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._samples_per_loss = samples_per_loss
         self._samples_per_batch = samples_per_batch
         self._rescaling: Rescaling | None = None
-        self._learns = policy.needs_losses
         self._loaders = PrunedLoaders(sampler, num_samples, batch_size, shape.drop_last)
         self._report = RunReport(policy, num_samples, shape, dataset)
         self._watch: LabelWatch | None = None
@@ -602,7 +601,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def __repr__(self) -> str:
         report = self._report
         return (
-            f"{type(self).__name__}({self._num_samples} samples, policy {report.policy_name!r}, "
+            f"{type(self).__name__}({self._num_samples} samples, policy {self._policy.name!r}, "
             f"{report.totals.epochs} of {self._policy.epochs} epochs done, "
             f"{report.skipped:.1%} skipped)"
         )
@@ -705,7 +704,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             watch = self._new_watch(logits.shape[1])
         watch.record(index, logits, labels)
         first, self._watch = self._watch is None, watch
-        if first and self._learns:
+        if first and self._policy.needs_losses:
             warn_of_class_weights(losses, logits, as_numbers("labels", labels))
 
     def _new_watch(self, num_classes: int) -> LabelWatch:
@@ -727,7 +726,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             largest = max(largest, samples)
             if self._checks.watching:
                 self._checks.see(index)
-        if self._learns:
+        if self._policy.needs_losses:
             self._recorder.extend(cycle.current.plan, batches)
         # As many batches may wait as the epoch takes for certain.
         room = int(min(cycle.room(), MOST_LOSSES_WAITING)) // largest
@@ -737,7 +736,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """Begin to record the current epoch with its first batch."""
         cycle = self._cycle
         check_not_ended(not cycle.is_open, cycle.epoch)
-        if self._learns:
+        if self._policy.needs_losses:
             check_not_expanded(losses)
         if index.is_cpu:
             index = index.long()  # Not all types have a minimum.

@@ -111,7 +111,6 @@ class Pruner(EpochLoop[EpochPlan]):
     """
 
     sampler: PruningSampler
-    _recorder: Recorder
 
     def __init__(
         self,

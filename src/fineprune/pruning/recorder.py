@@ -1,20 +1,18 @@
-"""Recorder: what happens to the losses that ``Pruner.record`` is given.
+"""Recorder: what happens to the losses that ``record`` of a pruner is given.
 
 Inside an epoch, a buffer keeps them. At the end of the epoch (and whenever a state needs them), the
 buffer is flushed: the mean of each batch is taken over all ranks, and the policy observes the
 losses together with these means.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic
 
 import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError
 from fineprune.pruning.dropping_count import batch_means, batch_sums
-from fineprune.pruning.epoch_cycle import Plan
+from fineprune.pruning.epoch_cycle import OfEpoch
 from fineprune.pruning.loop_checks import check_range
 from fineprune.pruning.loss_buffer import MOST_WAITING, Batch, Drained, LossBuffer, are_flat
 from fineprune.pruning.plan import EpochPlan, fingerprint
@@ -26,12 +24,16 @@ from fineprune.pruning.replicas import Replicas
 _FLUSH_AT = 1 << 22
 
 
-class PlanRecorder(ABC, Generic[Plan]):
-    """Keeps the losses of the epoch in progress until a policy learns from them.
+class Recorder:
+    """Buffers the losses of the epoch in progress and hands them to the policy.
 
     Args:
-        replicas: The ranks over which the mean of each batch is taken.
+        policy: Observes the losses, if it needs them.
+        replicas: The ranks over which batch means are taken and observations are merged.
         num_samples: Number of samples N in the data set.
+        seed: The seed of the pruner, which must be the same on every rank.
+        flush_every: All ranks flush after so many batches. By default, a single process flushes
+            when the buffer is full, and several ranks do not.
 
     Attributes:
         nonfinite: Number of losses that all ranks recorded in the epoch in progress and that were
@@ -39,9 +41,20 @@ class PlanRecorder(ABC, Generic[Plan]):
         flat: Whether all samples of each batch had the same loss, as of the last flush.
     """
 
-    def __init__(self, replicas: Replicas, num_samples: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        replicas: Replicas,
+        num_samples: int,
+        seed: int,
+        flush_every: int | None = None,
+    ) -> None:
+        self._policy = policy
         self._replicas = replicas
         self._num_samples = num_samples
+        self._seed = seed
+        self._flush_every = flush_every
+        self._policy_merges = type(policy).merge is not Policy.merge
         self.clear()
 
     def clear(self) -> None:
@@ -49,24 +62,70 @@ class PlanRecorder(ABC, Generic[Plan]):
         self.nonfinite = 0
         self.flat = False
         self._buffer = LossBuffer()
+        self._rescored = LossBuffer()
+        self._unflushed = 0
 
     @property
     def flushed(self) -> bool:
-        """Whether everything was learned that was recorded."""
-        return not len(self._buffer)
+        """Whether the policy has observed everything that was recorded."""
+        return not len(self._buffer) and not len(self._rescored)
 
     @property
     def batches_until_flush(self) -> int:
         """After how many more batches they must be given to ``extend``, at the latest."""
-        return MOST_WAITING
+        return MOST_WAITING if self._flush_every is None else self._flush_every - self._unflushed
 
-    @abstractmethod
-    def extend(self, plan: Plan, batches: Sequence[Batch]) -> None:
+    def extend(self, plan: OfEpoch, batches: Sequence[Batch]) -> None:
         """Add batches to the epoch of ``plan``, at most ``batches_until_flush``."""
+        self._extend(self._buffer, plan, batches)
+        self._unflushed += len(batches)
+        if self._unflushed == self._flush_every:
+            self.flush(plan)
 
-    @abstractmethod
-    def flush(self, plan: Plan) -> None:
-        """Learn from what was recorded of the epoch. Several ranks must call this together."""
+    def extend_rescored(self, plan: OfEpoch, batch: Batch) -> None:
+        """Add losses of samples that the epoch of ``plan`` did not train."""
+        self._extend(self._rescored, plan, [batch])
+
+    def _extend(self, buffer: LossBuffer, plan: OfEpoch, batches: Sequence[Batch]) -> None:
+        buffer.extend(batches)
+        if len(buffer) >= _FLUSH_AT and self._replicas.size == 1:
+            self.flush(plan)
+
+    def flush(self, plan: OfEpoch) -> None:
+        """Let the policy observe the losses with the means of their batches, and rescored ones.
+
+        With several ranks, this is a collective operation, unless the policy needs no losses.
+
+        Args:
+            plan: The plan of the epoch in progress, or of the current epoch if this rank has
+                recorded nothing.
+        """
+        if self._policy.needs_losses:
+            self._flush_trained(plan)
+        if self._policy.rescores:
+            self._flush_rescored(plan)
+
+    def _flush_trained(self, plan: OfEpoch) -> None:
+        self._unflushed = 0
+        drained = self._drained(self._buffer)
+        batches = self._most_batches(plan, len(drained.sizes))
+        if not batches:
+            return
+        means = self._means(drained, batches)
+        if self._replicas.size == 1 or self._policy_merges:
+            own_means = np.repeat(means[: len(drained.sizes)], drained.sizes)
+            records = LossRecords(drained.indices, drained.losses, own_means)
+        else:
+            records = self._gathered(drained, means)
+        self._policy.observe(plan.epoch, records)
+        self._policy.merge(self._replicas)
+
+    def _flush_rescored(self, plan: OfEpoch) -> None:
+        own = self._drained(self._rescored)
+        index = np.concatenate(self._replicas.gather(own.indices))
+        losses = np.concatenate(self._replicas.gather(own.losses))
+        if len(index):
+            self._policy.observe_rescored(plan.epoch, index, losses)
 
     def _drained(self, buffer: LossBuffer) -> Drained:
         drained = buffer.drain()
@@ -83,91 +142,24 @@ class PlanRecorder(ABC, Generic[Plan]):
         self.nonfinite += int(sums[:, 2].sum())
         return batch_means(sums)
 
-
-class Recorder(PlanRecorder[EpochPlan]):
-    """Buffers the losses of the epoch in progress and hands them to the policy.
-
-    Args:
-        policy: Observes the losses, if it needs them.
-        replicas: The ranks over which batch means are taken and observations are merged.
-        num_samples: Number of samples N in the data set.
-        seed: The seed of the pruner, which must be the same on every rank.
-    """
-
-    def __init__(self, policy: Policy, replicas: Replicas, num_samples: int, seed: int) -> None:
-        super().__init__(replicas, num_samples)
-        self._policy = policy
-        self._seed = seed
-        self._policy_merges = type(policy).merge is not Policy.merge
-
-    def clear(self) -> None:
-        """Forget everything that was recorded."""
-        super().clear()
-        self._rescored = LossBuffer()
-
-    @property
-    def flushed(self) -> bool:
-        """Whether the policy has observed everything that was recorded."""
-        return super().flushed and not len(self._rescored)
-
-    def extend(self, plan: EpochPlan, batches: Sequence[Batch]) -> None:
-        """Add batches to the epoch in progress."""
-        self._extend(self._buffer, plan, batches)
-
-    def extend_rescored(self, plan: EpochPlan, batch: Batch) -> None:
-        """Add losses of samples that the epoch of ``plan`` did not train."""
-        self._extend(self._rescored, plan, [batch])
-
-    def _extend(self, buffer: LossBuffer, plan: EpochPlan, batches: Sequence[Batch]) -> None:
-        buffer.extend(batches)
-        if len(buffer) >= _FLUSH_AT and self._replicas.size == 1:
-            self.flush(plan)
-
-    def flush(self, plan: EpochPlan) -> None:
-        """Let the policy observe the losses with the means of their batches, and rescored ones.
-
-        With several ranks, this is a collective operation, unless the policy needs no losses.
-
-        Args:
-            plan: The plan of the epoch in progress, or of the current epoch if this rank has
-                recorded nothing.
-        """
-        if self._policy.needs_losses:
-            self._flush_trained(plan)
-        if self._policy.rescores:
-            self._flush_rescored(plan)
-
-    def _flush_trained(self, plan: EpochPlan) -> None:
-        drained = self._drained(self._buffer)
-        batches = self._most_batches(plan, len(drained.sizes))
-        if not batches:
-            return
-        means = self._means(drained, batches)
-        if self._replicas.size == 1 or self._policy_merges:
-            own_means = np.repeat(means[: len(drained.sizes)], drained.sizes)
-            records = LossRecords(drained.indices, drained.losses, own_means)
-        else:
-            records = self._gathered(drained, means)
-        self._policy.observe(plan.epoch, records)
-        self._policy.merge(self._replicas)
-
-    def _flush_rescored(self, plan: EpochPlan) -> None:
-        own = self._drained(self._rescored)
-        index = np.concatenate(self._replicas.gather(own.indices))
-        losses = np.concatenate(self._replicas.gather(own.losses))
-        if len(index):
-            self._policy.observe_rescored(plan.epoch, index, losses)
-
-    def _most_batches(self, plan: EpochPlan, batches: int) -> int:
+    def _most_batches(self, plan: OfEpoch, batches: int) -> int:
         """Return the largest number of batches of a rank, and check that the plans are equal."""
         if self._replicas.size == 1:
             return batches
-        own = fingerprint(plan, self._seed)
-        most, largest, smallest = self._replicas.maximum(np.array([batches, own, -own]))
+        epoch = plan.epoch
+        # The shares of a ``ShardedPruner`` differ.
+        own = fingerprint(plan, self._seed) if isinstance(plan, EpochPlan) else 0
+        numbers = np.array([batches, own, -own, epoch, -epoch])
+        most, largest, smallest, last, first = self._replicas.maximum(numbers).tolist()
+        if last != -first:
+            raise InputError(
+                f"expected every rank in the same epoch, got some in epoch {-first} and some in "
+                f"epoch {last}: loop over pruner.epochs() on every rank"
+            )
         if largest != -smallest:
             raise InputError(
                 f"expected the same seed and the same plan on every rank, got different ones in "
-                f"epoch {plan.epoch}: give every rank the same seed and policy, let select() draw "
+                f"epoch {epoch}: give every rank the same seed and policy, let select() draw "
                 f"from its argument rng only, and let merge() exchange all that observe() learns"
             )
         return int(most)

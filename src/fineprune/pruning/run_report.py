@@ -50,12 +50,10 @@ class RunReport:
 
     Attributes:
         totals: The sums over the epochs that ended.
-        policy_name: The name of the policy, as the user knows it.
     """
 
     def __init__(self, policy: Policy, num_samples: int, shape: BatchShape, dataset: Any) -> None:
         self.totals = RunTotals()
-        self.policy_name = policy.name
         self._policy = policy
         self._num_samples = num_samples
         self._shape = shape
@@ -123,7 +121,7 @@ class RunReport:
         """
         suspects, advice = self._findings(watch)
         return {
-            "policy": self.policy_name,
+            "policy": self._policy.name,
             "epochs": self._policy.epochs,
             "epochs_done": self.totals.epochs,
             "skipped": self.skipped,

@@ -10,6 +10,7 @@ import torch
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.label_watch import LabelWatch
+from fineprune.pruning.dropping_count import Counts
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Progress
 from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
@@ -19,11 +20,12 @@ from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
 from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.policies.random import RandomPruning
+from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.pruner_state import check_state, on_cpu, plain, unsynchronized
+from fineprune.pruning.recorder import Recorder
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.run_report import RunTotals
-from fineprune.pruning.sample_counts import SampleCounts
-from fineprune.pruning.sharded.recorder import ShardedRecorder
+from fineprune.pruning.sharded.fine_pruning import OwnedFinePruning
 from fineprune.pruning.sharded.sampler import ShardedSampler
 from fineprune.pruning.sharded.selection import MOST_TIES, full_share, pruned_share
 from fineprune.pruning.sharded.share import Share, owned_samples
@@ -35,6 +37,9 @@ STATE_VERSION = 1
 _COMMON = ("epoch", "open", "batches", "samples", "nonfinite")
 
 _KEYS = (*_COMMON, "kept", "foreign", "learned", "totals")
+
+# The ranks flush their buffers when each holds about so many losses (12 MB).
+_FLUSH_AT = 1 << 20
 
 
 class ShardedPruner(EpochLoop[Share]):
@@ -78,7 +83,6 @@ class ShardedPruner(EpochLoop[Share]):
     """
 
     sampler: ShardedSampler
-    _recorder: ShardedRecorder
 
     def __init__(
         self,
@@ -120,27 +124,21 @@ class ShardedPruner(EpochLoop[Share]):
             "the same number of samples (of all ranks together), policy, seed, batch_size, "
             "accumulation and drop_last",
         )
-        self._counts: SampleCounts | None = None
-        tolerance = 0.0
-        numbers = policy
         if isinstance(policy, FinePruning):
-            self._counts = SampleCounts(len(self.owned), policy.schedule.longest_window)
-            tolerance = policy.tolerance
-            # It keeps as many samples in each epoch, and holds no counts of all samples.
-            numbers = RandomPruning(policy.schedule, policy.prune)
-        numbers = copy.deepcopy(numbers)
-        numbers.bind(num_samples)
-        check_rounding(numbers, num_samples, shape)
+            policy = OwnedFinePruning(policy, self.owned)
+        policy = copy.deepcopy(policy)
+        policy.bind(num_samples)
+        check_rounding(policy, num_samples, shape)
         cycle: EpochCycle[Share] = EpochCycle()
         super().__init__(
-            numbers,
+            policy,
             dataset,
             num_samples,
             shape,
             replicas,
             cycle=cycle,
             sampler=ShardedSampler(cycle, self.set_epoch),
-            recorder=ShardedRecorder(self._counts, tolerance, num_samples, batch_size, replicas),
+            recorder=Recorder(policy, replicas, num_samples, seed, max(1, _FLUSH_AT // batch_size)),
             checks=LoopChecks(
                 policy, num_samples, replicas.size, replicas.size, replicas, dataset is not None
             ),
@@ -148,8 +146,6 @@ class ShardedPruner(EpochLoop[Share]):
             samples_per_batch=batch_size,
             batch_size=batch_size,
         )
-        self._learns = policy.needs_losses
-        self._report.policy_name = policy.name
 
     @property
     def counts(self) -> torch.Tensor | None:
@@ -157,7 +153,7 @@ class ShardedPruner(EpochLoop[Share]):
 
         They have the shape ``(len(owned),)``. It is None if the policy does not count.
         """
-        return None if self._counts is None else self._counts.copied()
+        return self._policy.counts
 
     def set_epoch(self, epoch: int) -> None:
         """Make ``epoch`` (counted from 0) current, and choose its samples from the counts.
@@ -193,10 +189,10 @@ class ShardedPruner(EpochLoop[Share]):
         cycle = self._cycle
         if not self._recorder.flushed:
             raise InputError(unsynchronized(cycle.epoch))
-        learned = self._policy.state_dict()
-        if self._counts is not None:
-            learned.update(self._counts.state_dict())
-        state: dict[str, Any] = {
+        foreign = np.empty(0, dtype=np.int64)
+        if isinstance(self._policy, OwnedFinePruning):
+            foreign = self._policy.foreign
+        return {
             **self._identity(),
             "epoch": cycle.epoch,
             "open": cycle.is_open,
@@ -204,11 +200,10 @@ class ShardedPruner(EpochLoop[Share]):
             "samples": self.position.samples,
             "nonfinite": self._recorder.nonfinite,
             "kept": self.num_kept(cycle.epoch),
-            "foreign": torch.from_numpy(self._recorder.foreign),
-            "learned": learned,
+            "foreign": torch.from_numpy(foreign),
+            "learned": self._policy.state_dict(),
             "totals": asdict(self._report.totals),
         }
-        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the state of this rank. All ranks must call it.
@@ -223,8 +218,9 @@ class ShardedPruner(EpochLoop[Share]):
         check_may_load(self._cycle.driven, self._cycle.epoch)
         check_state(state, self._identity(), _KEYS)
         state = on_cpu(state)
-        numbers = copy.deepcopy(self._policy)
-        numbers.load_state_dict(state["learned"])
+        numbers = copy.copy(self._policy)
+        if isinstance(numbers, ScheduledPolicy):  # Its windows say how many samples are kept.
+            ScheduledPolicy.load_state_dict(numbers, state["learned"])
         kept = num_kept(numbers, self._num_samples, state["epoch"], self._shape)
         if state["batches"] and kept != state["kept"]:
             raise InputError(
@@ -238,11 +234,10 @@ class ShardedPruner(EpochLoop[Share]):
             "states that were saved after the same batch",
         )
         self._policy.load_state_dict(state["learned"])
-        if self._counts is not None:
-            self._counts.load_state_dict(state["learned"])
+        if isinstance(self._policy, OwnedFinePruning):
+            self._policy.foreign = state["foreign"].numpy().copy()
         self._recorder.clear()
         self._recorder.nonfinite = state["nonfinite"]
-        self._recorder.foreign = state["foreign"].numpy().copy()
         self._report.totals = RunTotals(**state["totals"])
         epoch, recorded = state["epoch"], {key: state[key] for key in ("batches", "samples")}
         if not state["open"]:
@@ -266,8 +261,9 @@ class ShardedPruner(EpochLoop[Share]):
         if kept == self._num_samples:
             return self._all(epoch)
         # Without counts, all samples tie.
-        none = np.broadcast_to(np.uint8(0), len(self.owned))
-        counts = none if self._counts is None else self._counts.counts
+        counts: Counts = np.broadcast_to(np.uint8(0), len(self.owned))
+        if isinstance(self._policy, OwnedFinePruning):
+            counts = self._policy.owned_counts
         return pruned_share(epoch, self._num_samples, kept, counts, self._replicas, self._seed)
 
     def _all(self, epoch: int) -> Share:
@@ -280,9 +276,9 @@ class ShardedPruner(EpochLoop[Share]):
         return plan.length
 
     def _learn(self, plan: Share) -> None:
-        numbers = self._policy
-        clear = isinstance(numbers, RandomPruning) and numbers.schedule.clears(plan.epoch)
-        self._recorder.learn(plan, clear)
+        if isinstance(self._policy, OwnedFinePruning):
+            self._policy.exchange(self._replicas)
+        self._policy.end_epoch(plan.epoch)
 
     def _end(self, progress: Progress[Share]) -> None:
         super()._end(progress)
