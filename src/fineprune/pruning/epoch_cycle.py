@@ -53,8 +53,8 @@ class Progress(Generic[Plan]):
         plan: What the epoch trains on.
         planned: The number of samples with which the epoch is complete, counted as ``samples``.
         batches: Number of ``record`` calls so far, which is the same on every rank.
-        samples: Number of samples recorded so far: those of all ranks together for ``Pruner``, so
-            that the number of ranks may change, and those of this rank for ``ShardedPruner``.
+        samples: Number of samples that all ranks together recorded so far, so that the number of
+            ranks may change.
         rescored: Number of samples that all ranks have rescored so far.
         restored: Whether a part of it comes from a loaded state.
         trained: Whether that state has all batches of it, however large batches are now.

@@ -62,9 +62,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         cycle: The state of the current epoch.
         sampler: The sampler of this rank.
         recorder: Keeps the losses.
-        checks: Compares the loop with the plans.
-        samples_per_loss: As how many samples each loss that this rank records is counted.
-        samples_per_batch: As how many samples a full batch is counted; None if it is not known.
         batch_size: The batch size of this rank's loader; None if it is not known.
     """
 
@@ -79,9 +76,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         cycle: EpochCycle[Plan],
         sampler: Any,
         recorder: Recorder,
-        checks: LoopChecks,
-        samples_per_loss: int,
-        samples_per_batch: int | None,
         batch_size: int | None,
     ) -> None:
         super().__init__()
@@ -95,9 +89,12 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._cycle = cycle
         cycle.count = self._count
         self._recorder = recorder
-        self._checks = checks
-        self._samples_per_loss = samples_per_loss
-        self._samples_per_batch = samples_per_batch
+        self._checks = LoopChecks(policy, num_samples, shape, replicas, dataset is not None)
+        # A loss that this rank records is counted as one of each rank.
+        self._num_ranks = max(shape.num_replicas, replicas.size)
+        self._samples_per_batch: int | None = None
+        if shape.batch_size is not None:
+            self._samples_per_batch = shape.batch_size * shape.num_replicas
         self._rescaling: Rescaling | None = None
         self._loaders = PrunedLoaders(sampler, num_samples, batch_size, shape.drop_last)
         self._report = RunReport(policy, num_samples, shape, dataset)
@@ -116,7 +113,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """Let the sampler yield the samples of a plan.
 
         Returns:
-            The number of samples with which the epoch is complete.
+            The number of samples of all ranks with which the epoch is complete.
         """
 
     @abstractmethod
@@ -133,11 +130,12 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         Without a batch size, it is not known how the samples are grouped and which are repeated.
         What is noticed then is only a loop that begins a complete epoch anew.
         """
+        padding = self._num_ranks - 1  # Repeated after the number of ranks has changed.
         batch = self._samples_per_batch
         if batch is None:
             alone = self._cycle.current.restored and self._replicas.size == 1
-            return planned if alone else math.inf
-        return -(-planned // batch) * batch
+            return planned + padding if alone else math.inf
+        return -(-planned // batch) * batch + padding
 
     # -- the data ---------------------------------------------------------------------------------
 
@@ -220,7 +218,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         unfinished = self._cycle.unfinished
         if unfinished is None:
             return Position(self._cycle.next_epoch, 0, 0)
-        samples = unfinished.samples // self._samples_per_loss
+        samples = unfinished.samples // self._num_ranks
         return Position(unfinished.plan.epoch, unfinished.batches, samples)
 
     def epochs(self, start: int | None = None) -> Iterator[int]:
@@ -720,16 +718,16 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             self._begin(*batches[0][:2])
         largest = 0
         for index, losses, _ in batches:
-            samples = len(losses) * self._samples_per_loss
+            samples = len(losses) * self._num_ranks
             self._checks.check_room(samples, cycle)
             cycle.add(samples)
-            largest = max(largest, samples)
+            largest = max(largest, len(losses))
             if self._checks.watching:
                 self._checks.see(index)
         if self._policy.needs_losses:
             self._recorder.extend(cycle.current.plan, batches)
         # As many batches may wait as the epoch takes for certain.
-        room = int(min(cycle.room(), MOST_LOSSES_WAITING)) // largest
+        room = int(min(cycle.room() / self._num_ranks, MOST_LOSSES_WAITING)) // largest
         cycle.limit = max(1, min(room, MOST_WAITING, self._recorder.batches_until_flush))
 
     def _begin(self, index: torch.Tensor, losses: torch.Tensor) -> None:

@@ -26,6 +26,7 @@ from fineprune.pruning.replicas import Replicas
 if TYPE_CHECKING:  # It raises the errors of this file.
     from fineprune.pruning.epoch_cycle import EpochCycle, Progress
     from fineprune.pruning.run_report import RunTotals
+    from fineprune.pruning.step_counts import BatchShape
 
 # Number of epochs in a row that recorded nothing before a warning is given. In a loop that has not
 # recorded anything before, one epoch that read the sampler is enough.
@@ -232,8 +233,7 @@ class LoopChecks:
     Args:
         policy: The policy that makes the plans.
         num_samples: Number of samples N in the data set.
-        num_replicas: Number of ranks among which the sampler divides the samples.
-        num_ranks: Number of ranks that train the samples of an epoch together.
+        shape: How samples are grouped into batches, and divided among ranks by the sampler.
         replicas: The ranks that merge what they learn.
         has_dataset: Whether the pruner was made of a data set. A loop over arrays in memory may
             leave out epochs without a sign.
@@ -246,17 +246,16 @@ class LoopChecks:
         self,
         policy: Policy,
         num_samples: int,
-        num_replicas: int,
-        num_ranks: int,
+        shape: "BatchShape",
         replicas: Replicas,
         has_dataset: bool,
     ) -> None:
         self._policy = policy
         self._num_samples = num_samples
-        self._num_replicas = num_replicas
-        self._num_ranks = num_ranks
+        self._num_replicas = shape.num_replicas
+        self._num_ranks = max(shape.num_replicas, replicas.size)
         # Whether a framework is to divide the batches of the sampler over the ranks.
-        self._sharded = num_replicas < num_ranks
+        self._sharded = self._num_replicas < self._num_ranks
         self._replicas = replicas
         self._has_recorded = False
         self._silent_in_a_row = self._unused_in_a_row = self._ignored_in_a_row = 0

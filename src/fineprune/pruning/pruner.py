@@ -14,7 +14,6 @@ from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.loop_checks import (
-    LoopChecks,
     check_batch,
     check_in_progress,
     check_logits,
@@ -146,7 +145,6 @@ class Pruner(EpochLoop[EpochPlan]):
         self._options = AppliedOptions(policy.plan_options, num_samples, labels)
         self._warned_of_rates = False
         self._asked_to_rescore = False
-        num_ranks = max(num_replicas, replicas.size)
         cycle: EpochCycle[EpochPlan] = EpochCycle()
         super().__init__(
             policy,
@@ -165,11 +163,6 @@ class Pruner(EpochLoop[EpochPlan]):
                 choose_epoch=self.set_epoch,
             ),
             recorder=Recorder(policy, replicas, num_samples, seed),
-            checks=LoopChecks(
-                policy, num_samples, num_replicas, num_ranks, replicas, dataset is not None
-            ),
-            samples_per_loss=num_ranks,
-            samples_per_batch=None if shape.batch_size is None else shape.batch_size * num_replicas,
             batch_size=of_this_rank,
         )
         self._options.check_room(map(self.num_kept, range(policy.epochs)))
@@ -433,10 +426,6 @@ class Pruner(EpochLoop[EpochPlan]):
 
     def _number(self, plan: EpochPlan) -> int:
         return plan.number
-
-    def _most(self, planned: int) -> float:
-        # After the number of ranks has changed, a few samples are repeated.
-        return super()._most(planned) + self._samples_per_loss - 1
 
     def _check_first(self) -> None:
         self._checks.check_exchange()

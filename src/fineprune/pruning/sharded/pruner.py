@@ -14,7 +14,7 @@ from fineprune.pruning.dropping_count import Counts
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Progress
 from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
-from fineprune.pruning.loop_checks import LoopChecks, check_may_load
+from fineprune.pruning.loop_checks import check_may_load
 from fineprune.pruning.plan_options import NAMES, PlanOptions
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
@@ -139,11 +139,6 @@ class ShardedPruner(EpochLoop[Share]):
             cycle=cycle,
             sampler=ShardedSampler(cycle, self.set_epoch),
             recorder=Recorder(policy, replicas, num_samples, seed, max(1, _FLUSH_AT // batch_size)),
-            checks=LoopChecks(
-                policy, num_samples, replicas.size, replicas.size, replicas, dataset is not None
-            ),
-            samples_per_loss=1,
-            samples_per_batch=batch_size,
             batch_size=batch_size,
         )
 
@@ -239,11 +234,12 @@ class ShardedPruner(EpochLoop[Share]):
         self._recorder.clear()
         self._recorder.nonfinite = state["nonfinite"]
         self._report.totals = RunTotals(**state["totals"])
-        epoch, recorded = state["epoch"], {key: state[key] for key in ("batches", "samples")}
+        epoch, batches = state["epoch"], state["batches"]
         if not state["open"]:
             self._restore(self._all(epoch), Phase.ENDED)
-        elif state["batches"]:
-            self._restore(self._choose(epoch), Phase.RESTORED, **recorded)
+        elif batches:
+            samples = state["samples"] * self._replicas.size
+            self._restore(self._choose(epoch), Phase.RESTORED, batches=batches, samples=samples)
         else:
             self._restore(self._choose(epoch), Phase.PLANNED)
 
@@ -272,8 +268,8 @@ class ShardedPruner(EpochLoop[Share]):
         )
 
     def _follow(self, plan: Share, start: int = 0) -> int:
-        self.sampler.follow(plan, start)
-        return plan.length
+        self.sampler.follow(plan, start // self._replicas.size)
+        return plan.length * self._replicas.size
 
     def _learn(self, plan: Share) -> None:
         if isinstance(self._policy, OwnedFinePruning):
