@@ -89,7 +89,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._cycle = cycle
         cycle.count = self._count
         self._recorder = recorder
-        self._checks = LoopChecks(policy, num_samples, shape, replicas, dataset is not None)
+        self._checks = LoopChecks(
+            policy, num_samples, shape, replicas, cycle, sampler, dataset is not None
+        )
         # A loss that this rank records is counted as one of each rank.
         self._num_ranks = max(shape.num_replicas, replicas.size)
         self._samples_per_batch: int | None = None
@@ -643,10 +645,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         unfinished = self._cycle.unfinished
         return unfinished is not None and self._is_trained(unfinished)
 
-    def _unread(self) -> int:
-        """Return how many samples the sampler of this rank has yet to yield."""
-        return len(self.sampler) - int(self.sampler.state_dict()["yielded"])
-
     def _is_trained(self, progress: Progress[Plan]) -> bool:
         """Return whether all batches of an epoch were recorded."""
         # With drop_last, an incomplete last batch is left out.
@@ -719,7 +717,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         largest = 0
         for index, losses, _ in batches:
             samples = len(losses) * self._num_ranks
-            self._checks.check_room(samples, cycle)
+            self._checks.check_room(samples)
             cycle.add(samples)
             largest = max(largest, len(losses))
             if self._checks.watching:
@@ -748,14 +746,14 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 f"pruner.epochs()"
             )
             self._end(cycle.unfinished)
-        self._check_first()
+        self._checks.check_exchange()
+        self._checks.warn_of_rates()
         cycle.begin(self._most(cycle.current.planned))
-
-    def _check_first(self) -> None:
-        """Check what can only be checked when losses are recorded."""
 
     def _commit(self) -> None:
         """End the epoch with losses; without losses, the current one."""
+        if self._rescaling is not None:
+            self._rescaling.check_used()
         progress = self._in_progress
         with self._report.bookkeeping():
             self._recorder.flush(progress.plan)
@@ -774,16 +772,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             planned = None
             if self._shape.batch_size is not None and not progress.restored:
                 planned = batches_of(number, self._shape)
-            read = cycle.sampler_read and progress is cycle.current
-            unread = self._unread() if read else None
             messages = self._checks.end_epoch(
-                progress,
-                cycle,
-                self.sampler,
-                planned,
-                unread,
-                self._recorder.flat,
-                self._report.totals,
+                progress, planned, self._recorder.flat, self._report.totals
             )
             if self._recorder.nonfinite:
                 messages.append(

@@ -226,6 +226,12 @@ class Leading(Protocol):
     def leading(self, number: int) -> npt.NDArray[np.int64]:
         """Return the first samples that this rank has yet to train, at most ``number`` of them."""
 
+    def __len__(self) -> int:
+        """Return the number of samples of this rank in the whole epoch."""
+
+    def state_dict(self) -> dict[str, int]:
+        """Return how many of them were ``yielded``."""
+
 
 class LoopChecks:
     """Compares what one rank trains with the plans of the epochs.
@@ -235,6 +241,8 @@ class LoopChecks:
         num_samples: Number of samples N in the data set.
         shape: How samples are grouped into batches, and divided among ranks by the sampler.
         replicas: The ranks that merge what they learn.
+        cycle: The state of the current epoch.
+        sampler: The sampler of this rank, which follows the plan of this epoch.
         has_dataset: Whether the pruner was made of a data set. A loop over arrays in memory may
             leave out epochs without a sign.
 
@@ -248,6 +256,8 @@ class LoopChecks:
         num_samples: int,
         shape: "BatchShape",
         replicas: Replicas,
+        cycle: "EpochCycle[Any]",
+        sampler: Leading,
         has_dataset: bool,
     ) -> None:
         self._policy = policy
@@ -257,6 +267,8 @@ class LoopChecks:
         # Whether a framework is to divide the batches of the sampler over the ranks.
         self._sharded = self._num_replicas < self._num_ranks
         self._replicas = replicas
+        self._cycle = cycle
+        self._sampler = sampler
         self._has_recorded = False
         self._silent_in_a_row = self._unused_in_a_row = self._ignored_in_a_row = 0
         self._first_batches = -1  # 0 if the loop broke off the first epoch.
@@ -278,8 +290,13 @@ class LoopChecks:
                 f"such as hvd.allgather_object"
             )
 
-    def check_room(self, samples: int, cycle: "EpochCycle[Any]") -> None:
+    def warn_of_rates(self) -> None:
+        """Warn if the policy was given no learning rates and assumes some."""
+        self._warn_once("rates", self._policy.without_rates, UserWarning)
+
+    def check_room(self, samples: int) -> None:
         """Raise InputError if the current epoch takes fewer samples than its next batch has."""
+        cycle = self._cycle
         if samples <= cycle.room():
             return
         advice = (
@@ -309,29 +326,22 @@ class LoopChecks:
         self._watched = 0
         self.watching = True
 
-    def before_saving(self, cycle: "EpochCycle[Any]", unread: int) -> list[str]:
-        """Return the warning of a state that does not tell that its epoch was trained.
-
-        ``unread`` is the number of samples that the sampler of this rank has yet to yield.
-        """
-        trained = cycle.unfinished is None and cycle.is_open and cycle.sampler_read and not unread
-        if not trained or self._has_recorded:
-            return []
-        return self._once(
-            {
-                "saved": f"all samples of epoch {cycle.epoch} were loaded and none was recorded, "
-                f"so a training that continues from this state trains the epoch again: call "
-                f"record() in each step, or end_epoch() before state_dict()"
-            }
-        )
+    def warn_before_saving(self) -> None:
+        """Warn if a state does not tell that its epoch was trained."""
+        cycle = self._cycle
+        trained = cycle.unfinished is None and cycle.is_open and self._all_yielded()
+        if trained and not self._has_recorded:
+            self._warn_once(
+                "saved",
+                f"all samples of epoch {cycle.epoch} were loaded and none was recorded, so a "
+                f"training that continues from this state trains the epoch again: call record() "
+                f"in each step, or end_epoch() before state_dict()",
+            )
 
     def end_epoch(
         self,
         progress: "Progress[Any]",
-        cycle: "EpochCycle[Any]",
-        sampler: Leading,
         planned_batches: int | None,
-        unread: int | None,
         flat: bool,
         totals: "RunTotals",
     ) -> list[str]:
@@ -339,39 +349,48 @@ class LoopChecks:
 
         Args:
             progress: The epoch and what was recorded of it.
-            cycle: Says what the loop has read.
-            sampler: The sampler of this rank, which follows the plan.
             planned_batches: The number of batches of this rank; None if it is not known.
-            unread: The number of samples that the sampler has yet to yield; None if not known.
             flat: Whether all samples of each batch had the same loss.
             totals: The sums over the epochs so far, with this one.
         """
         watched = [index.cpu().numpy() for index in self._batches]  # This waits for the device.
         self.forget()
         if not progress.batches:
-            return self._of_silence(progress, cycle)
+            return self._of_silence(progress)
         self._has_recorded = True
+        all_yielded = progress is self._cycle.current and self._all_yielded()
         self._silent_in_a_row = self._unused_in_a_row = 0
         found = {
             "repeats": self._of_repeats(progress),
             "same": self._of_same_indices(progress.plan.epoch, watched),
             "unplanned": self._of_unplanned(progress, watched),
-            "gaps": self._of_gaps(progress, watched, sampler),
+            "gaps": self._of_gaps(progress, watched),
             "batches": _of_batches(progress, planned_batches),
-            "dropped": _of_dropped(progress, planned_batches) if unread == 0 else None,
+            "dropped": _of_dropped(progress, planned_batches) if all_yielded else None,
             "cut": self._of_cut(progress, planned_batches),
             "flat": _of_flat_losses(progress) if flat else None,
             "rate": self._of_rate(progress.plan.epoch, totals),
         }
         return self._once(found)
 
+    def _all_yielded(self) -> bool:
+        """Return whether the loop has read all samples of this rank in the current epoch."""
+        yielded = self._sampler.state_dict()["yielded"]
+        return self._cycle.sampler_read and yielded == len(self._sampler)
+
+    def _warn_once(
+        self, kind: str, message: str | None, category: type[Warning] = RuntimeWarning
+    ) -> None:
+        for new in self._once({kind: message}):
+            warn_user(new, category)
+
     def _once(self, found: dict[str, str | None]) -> list[str]:
         new = {kind: text for kind, text in found.items() if text and kind not in self._warned}
         self._warned.update(new)
         return list(new.values())
 
-    def _of_silence(self, progress: "Progress[Any]", cycle: "EpochCycle[Any]") -> list[str]:
-        epoch = progress.plan.epoch
+    def _of_silence(self, progress: "Progress[Any]") -> list[str]:
+        cycle, epoch = self._cycle, progress.plan.epoch
         used = cycle.sampler_read or cycle.plan_read
         self._silent_in_a_row += used
         self._unused_in_a_row = 0 if used else self._unused_in_a_row + 1
@@ -442,7 +461,7 @@ class LoopChecks:
         )
 
     def _of_gaps(
-        self, progress: "Progress[Any]", watched: list[npt.NDArray[np.int64]], sampler: Leading
+        self, progress: "Progress[Any]", watched: list[npt.NDArray[np.int64]]
     ) -> str | None:
         """Warn if far too few samples were recorded, because batches between them are missing."""
         if not watched or progress.samples > _FEW * progress.planned or "gaps" in self._warned:
@@ -450,7 +469,7 @@ class LoopChecks:
         number = sum(map(len, watched))
         # If a framework shards the batches, this rank trains every so manieth of the order.
         per_batch = number / len(watched) * self._num_ranks / self._num_replicas
-        order = sampler.leading(round(_SEARCHED * per_batch * len(watched)))
+        order = self._sampler.leading(round(_SEARCHED * per_batch * len(watched)))
         if batch_distance(watched, order) <= _FAR * per_batch:
             return None
         return (

@@ -143,7 +143,6 @@ class Pruner(EpochLoop[EpochPlan]):
         check_rounding(policy, num_samples, shape)
         policy.bind_seed(seed)
         self._options = AppliedOptions(policy.plan_options, num_samples, labels)
-        self._warned_of_rates = False
         self._asked_to_rescore = False
         cycle: EpochCycle[EpochPlan] = EpochCycle()
         super().__init__(
@@ -315,8 +314,7 @@ class Pruner(EpochLoop[EpochPlan]):
         if unfinished is not None:
             trained = self._is_trained(unfinished)
             progress = pack_progress(unfinished, self._num_samples, trained)
-        for message in self._checks.before_saving(self._cycle, self._unread()):
-            warn_user(message)
+        self._checks.warn_before_saving()
         packed = {
             **self._identity(),
             "epoch": epoch,
@@ -426,17 +424,6 @@ class Pruner(EpochLoop[EpochPlan]):
 
     def _number(self, plan: EpochPlan) -> int:
         return plan.number
-
-    def _check_first(self) -> None:
-        self._checks.check_exchange()
-        if self._policy.without_rates and not self._warned_of_rates:
-            self._warned_of_rates = True
-            warn_user(self._policy.without_rates, UserWarning)
-
-    def _commit(self) -> None:
-        if self._rescaling is not None:
-            self._rescaling.check_used()
-        super()._commit()
 
     def _identity(self) -> dict[str, Any]:
         """Return what a saved state must agree with."""
