@@ -24,12 +24,6 @@ from fineprune.pruning.loader import PrunedLoaders
 from fineprune.pruning.loop_checks import (
     LoopChecks,
     check_batch,
-    check_epochs_left,
-    check_in_progress,
-    check_not_driven,
-    check_not_ended,
-    check_not_expanded,
-    check_range,
     warn_of_class_weights,
     warn_user,
 )
@@ -248,7 +242,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         if start is not None and not 0 <= start < epochs:
             raise InputError(f"expected start in 0..{epochs - 1}, got {start}")
         if start is None:
-            check_epochs_left(epochs, cycle.next_epoch < epochs or not cycle.ended_here)
+            self._checks.check_epochs_left()
             cycle.begin_loop()
             if self._is_complete():
                 self._commit()
@@ -315,7 +309,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """
         check_epoch(epoch, self._policy.epochs)
         cycle = self._cycle
-        check_not_driven(cycle.driven, cycle.epoch, epoch)
+        self._checks.check_not_driven(epoch)
         if epoch == cycle.epoch and cycle.is_open:
             return
         # Some trainers call set_epoch for each earlier epoch after a state was loaded. An epoch
@@ -430,7 +424,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         Raises:
             InputError: The epoch has ended, or the policy has no windows.
         """
-        check_in_progress(self._cycle.is_open, self._cycle.epoch, "open_window")
+        self._checks.check_in_progress("open_window")
         self._policy.open_window(self._cycle.epoch)
         self._total_steps = None
 
@@ -731,12 +725,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def _begin(self, index: torch.Tensor, losses: torch.Tensor) -> None:
         """Begin to record the current epoch with its first batch."""
         cycle = self._cycle
-        check_not_ended(not cycle.is_open, cycle.epoch)
-        if self._policy.needs_losses:
-            check_not_expanded(losses)
-        if index.is_cpu:
-            index = index.long()  # Not all types have a minimum.
-            check_range(int(index.min()), int(index.max()), self._num_samples)
+        self._checks.check_first_batch(index, losses)
         if cycle.unfinished not in (None, cycle.current):
             # It comes from a loaded state, and the user went back before it.
             assert cycle.unfinished is not None
@@ -746,8 +735,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 f"pruner.epochs()"
             )
             self._end(cycle.unfinished)
-        self._checks.check_exchange()
-        self._checks.warn_of_rates()
         cycle.begin(self._most(cycle.current.planned))
 
     def _commit(self) -> None:

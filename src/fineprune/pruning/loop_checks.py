@@ -66,61 +66,6 @@ _PACKAGE = str(Path(__file__).parents[1])
 # -- errors -----------------------------------------------------------------------------------
 
 
-def check_not_driven(driven: bool, epoch: int, wanted: int) -> None:
-    """Raise InputError if ``epoch`` is in progress and another one is wanted."""
-    if driven and wanted != epoch:
-        raise InputError(
-            f"expected set_epoch({epoch}), since this epoch is in progress, got {wanted}: call "
-            f"end_epoch() first, or let the framework count from epoch {epoch} on"
-        )
-
-
-def check_epochs_left(epochs: int, left: bool) -> None:
-    """Raise InputError if a loop begins although this process has trained all epochs."""
-    if not left:
-        raise InputError(
-            f"expected a pruner with epochs left to train, got one that has trained all {epochs}: "
-            f"make a new Pruner for another training, or go back with epochs(start)"
-        )
-
-
-def check_may_load(driven: bool, epoch: int) -> None:
-    """Raise InputError if a state is loaded although ``epoch`` is in progress."""
-    if driven:
-        raise InputError(
-            f"expected load_state_dict() before the loop over the epochs, got it inside of epoch "
-            f"{epoch}: load the state first, and the loop continues where it was taken"
-        )
-
-
-def check_in_progress(in_progress: bool, epoch: int, method: str) -> None:
-    """Raise InputError if ``epoch`` has ended, since ``method`` must be called before its end."""
-    if not in_progress:
-        raise InputError(
-            f"expected an epoch in progress, but epoch {epoch} has ended: "
-            f"call {method}() before end_epoch()"
-        )
-
-
-def check_not_ended(ended: bool, epoch: int) -> None:
-    """Raise InputError if losses are recorded although ``epoch`` has ended."""
-    if ended:
-        raise InputError(
-            f"expected no more losses of epoch {epoch}, which has ended, got some: loop over "
-            f"pruner.epochs(), and record training batches only"
-        )
-
-
-def check_logits(policy: Policy, recorded: bool) -> None:
-    """Raise InputError if a policy needs logits, and none were recorded."""
-    if policy.needs_logits and not recorded:
-        raise InputError(
-            f"expected logits, since the settings of policy {policy.name!r} need them, got none in "
-            f"a whole epoch: call pruner.record(index, losses, logits, labels), or give "
-            f"watch_labels=True to PruningTrainer"
-        )
-
-
 def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
     """Raise InputError unless these are B integer indices and B floating-point losses."""
     if not isinstance(losses, torch.Tensor):
@@ -157,15 +102,6 @@ def _remedy(index: torch.Tensor, losses: torch.Tensor) -> str:
             "losses.mean(1), or fp.reduce_tokens or fp.reduce_tasks if some of them do not count"
         )
     return "use fp.reduce_pixels, or losses.flatten(1).mean(1) if every loss counts"
-
-
-def check_not_expanded(losses: torch.Tensor) -> None:
-    """Raise InputError if the losses of a batch are one number that was expanded."""
-    if len(losses) > 1 and losses.stride() == (0,):
-        raise InputError(
-            f"expected one loss for each of {len(losses)} samples, got one number that was "
-            f'expanded: use reduction="none"'
-        )
 
 
 def check_range(lowest: int, highest: int, num_samples: int) -> None:
@@ -280,19 +216,79 @@ class LoopChecks:
             self._warned.add("unused")
         self.forget()
 
-    def check_exchange(self) -> None:
-        """Raise InputError if ranks share the samples, but not what is learned from losses."""
-        if self._policy.needs_losses and self._replicas.size < self._num_replicas:
+    def check_epochs_left(self) -> None:
+        """Raise InputError if a loop begins although this process has trained all epochs."""
+        cycle, epochs = self._cycle, self._policy.epochs
+        if cycle.ended_here and cycle.next_epoch >= epochs:
+            raise InputError(
+                f"expected a pruner with epochs left to train, got one that has trained all "
+                f"{epochs}: make a new Pruner for another training, or go back with epochs(start)"
+            )
+
+    def check_not_driven(self, wanted: int) -> None:
+        """Raise InputError if an epoch is in progress and another one is wanted."""
+        epoch = self._cycle.epoch
+        if self._cycle.driven and wanted != epoch:
+            raise InputError(
+                f"expected set_epoch({epoch}), since this epoch is in progress, got {wanted}: call "
+                f"end_epoch() first, or let the framework count from epoch {epoch} on"
+            )
+
+    def check_may_load(self) -> None:
+        """Raise InputError if a state is loaded although an epoch is in progress."""
+        if self._cycle.driven:
+            raise InputError(
+                f"expected load_state_dict() before the loop over the epochs, got it inside of "
+                f"epoch {self._cycle.epoch}: load the state first, and the loop continues where it "
+                f"was taken"
+            )
+
+    def check_in_progress(self, method: str) -> None:
+        """Raise InputError if the current epoch has ended, before which a method must be called."""
+        if not self._cycle.is_open:
+            raise InputError(
+                f"expected an epoch in progress, but epoch {self._cycle.epoch} has ended: "
+                f"call {method}() before end_epoch()"
+            )
+
+    def check_first_batch(self, index: torch.Tensor, losses: torch.Tensor) -> None:
+        """Check what can be checked when an epoch records its first batch, of shape (B,).
+
+        Raises:
+            InputError: The epoch has ended, the losses are one number that was expanded, an index
+                is out of range, or ranks share the samples, but not what is learned from losses.
+        """
+        policy = self._policy
+        if not self._cycle.is_open:
+            raise InputError(
+                f"expected no more losses of epoch {self._cycle.epoch}, which has ended, got some: "
+                f"loop over pruner.epochs(), and record training batches only"
+            )
+        if policy.needs_losses and len(losses) > 1 and losses.stride() == (0,):
+            raise InputError(
+                f"expected one loss for each of {len(losses)} samples, got one number that was "
+                f'expanded: use reduction="none"'
+            )
+        if index.is_cpu:
+            index = index.long()  # Not all types have a minimum.
+            check_range(int(index.min()), int(index.max()), self._num_samples)
+        if policy.needs_losses and self._replicas.size < self._num_replicas:
             raise InputError(
                 f"expected {self._num_replicas} ranks that exchange their losses, since policy "
-                f"{self._policy.name!r} learns from them, got a group of {self._replicas.size}: "
+                f"{policy.name!r} learns from them, got a group of {self._replicas.size}: "
                 f"initialise torch.distributed before making the Pruner, or give it all_gather, "
                 f"such as hvd.allgather_object"
             )
+        self._warn_once("rates", policy.without_rates, UserWarning)
 
-    def warn_of_rates(self) -> None:
-        """Warn if the policy was given no learning rates and assumes some."""
-        self._warn_once("rates", self._policy.without_rates, UserWarning)
+    def check_logits(self, recorded: bool) -> None:
+        """Raise InputError if the policy needs logits, and an epoch recorded none."""
+        if self._policy.needs_logits and not recorded:
+            raise InputError(
+                f"expected logits, since the settings of policy {self._policy.name!r} need them, "
+                f"got none in a whole epoch: call pruner.record(index, losses, logits, labels), or "
+                f"give watch_labels=True to PruningTrainer"
+            )
 
     def check_room(self, samples: int) -> None:
         """Raise InputError if the current epoch takes fewer samples than its next batch has."""

@@ -13,13 +13,7 @@ from fineprune.pruning.epoch_cycle import EpochCycle, Phase
 from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
 from fineprune.pruning.learning_rates import Rates
-from fineprune.pruning.loop_checks import (
-    check_batch,
-    check_in_progress,
-    check_logits,
-    check_may_load,
-    warn_user,
-)
+from fineprune.pruning.loop_checks import check_batch, warn_user
 from fineprune.pruning.plan import EpochPlan, check_plan
 from fineprune.pruning.plan_options import AppliedOptions
 from fineprune.pruning.policies.policy import Policy, check_is_policy
@@ -268,7 +262,7 @@ class Pruner(EpochLoop[EpochPlan]):
                 f"expected losses of trained samples only, since policy {self._policy.name!r} "
                 f"needs no others: rescore what to_rescore() returns, if it is not None"
             )
-        check_in_progress(self._cycle.is_open, self._cycle.epoch, "rescore")
+        self._checks.check_in_progress("rescore")
         progress = self._in_progress
         progress.rescored += len(index) * self._replicas.size
         batch = index.clone(), losses.detach().clone(), None
@@ -343,7 +337,7 @@ class Pruner(EpochLoop[EpochPlan]):
                 policy, or was taken in the middle of an epoch without ``synchronize()``; or this is
                 called inside the loop over the epochs.
         """
-        check_may_load(self._cycle.driven, self._cycle.epoch)
+        self._checks.check_may_load()
         check_state(state, plain(self._identity(), "the settings"), _KEYS)
         state = on_cpu(state)
         epoch, packed = state["epoch"], state["progress"]
@@ -413,7 +407,7 @@ class Pruner(EpochLoop[EpochPlan]):
         return self.sampler.total_size
 
     def _learn(self, plan: EpochPlan) -> None:
-        check_logits(self._policy, self._watch is not None)
+        self._checks.check_logits(self._watch is not None)
         if self._watch is not None and self._policy.needs_ranking:
             self._watch.merge()
             ranking = self._watch.ranking_so_far()

@@ -14,7 +14,6 @@ from fineprune.pruning.dropping_count import Counts
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Progress
 from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
-from fineprune.pruning.loop_checks import check_may_load
 from fineprune.pruning.plan_options import NAMES, PlanOptions
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.full import FullData
@@ -210,7 +209,7 @@ class ShardedPruner(EpochLoop[Share]):
                 saved their states after different batches; or this is called inside the loop over
                 the epochs.
         """
-        check_may_load(self._cycle.driven, self._cycle.epoch)
+        self._checks.check_may_load()
         check_state(state, self._identity(), _KEYS)
         state = on_cpu(state)
         numbers = copy.copy(self._policy)
