@@ -14,7 +14,7 @@ from resuming import stopped_and_resumed, train_pruner
 
 import fineprune as fp
 from fineprune.errors import InputError
-from fineprune.pruning.plan_options import class_quotas, exchanged
+from fineprune.pruning.plan_options import AppliedOptions
 from fineprune.pruning.policies.matched import Matched
 
 N, BATCH, EPOCHS, CLASSES = 120, 5, 12, 6
@@ -257,11 +257,16 @@ def test_forced_samples_come_first_and_only_others_are_exchanged(total, data):
     kept = np.sort(draw.permutation(total)[: data.draw(st.integers(1, total))])
     skips = draw.integers(0, 6, total).astype(np.uint8)
     skips[kept] = data.draw(st.integers(0, 6))
-    forced = skips >= data.draw(st.integers(1, 6))
+    most = data.draw(st.integers(1, 6))
+    forced = skips >= most
     labels = draw.integers(0, 4, total)
     labels = np.unique(labels, return_inverse=True)[1]
-    quotas = class_quotas(labels, data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])))
-    result = exchanged(kept, total, np.random.default_rng(1), forced, skips, labels, quotas)
+    share = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    quotas = np.ceil(np.bincount(labels) * share - 1e-9)
+    options = AppliedOptions(fp.PlanOptions(keep_per_class=share, max_skips=most), total, labels)
+    options.load_skips(torch.from_numpy(skips))
+    plan = fp.EpochPlan(0, torch.from_numpy(kept))
+    result = options.apply(plan, np.random.default_rng(1)).kept.numpy()
     assert len(result) == len(kept)
     assert (np.diff(result) > 0).all()
     chosen = np.isin(np.arange(total), result)

@@ -100,13 +100,8 @@ def annealed_epochs(anneal: float, epochs: int) -> int:
     return math.ceil(anneal * epochs - _TINY)
 
 
-def class_numbers(labels: Any, num_samples: int) -> Labels:
-    """Return the class of each sample as numbers from 0 without gaps, int64, shape (N,).
-
-    Args:
-        labels: One integer per sample: a sequence, an array or a tensor.
-        num_samples: Number of samples N in the data set.
-    """
+def _class_numbers(labels: Any, num_samples: int) -> Labels:
+    """Return the class of each sample as numbers from 0 without gaps, int64, shape (N,)."""
     given = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else labels
     # Numpy refuses lists of different lengths.
     with explaining("expected labels as integers of shape (N,)", ValueError):
@@ -123,96 +118,11 @@ def class_numbers(labels: Any, num_samples: int) -> Labels:
     return numbers
 
 
-def class_quotas(labels: Labels, keep_per_class: float) -> npt.NDArray[np.int64]:
-    """Return the number of samples of each class that every epoch trains, rounded up."""
-    quotas: npt.NDArray[np.int64] = np.ceil(np.bincount(labels) * keep_per_class - _TINY).astype(
-        np.int64
-    )
-    return quotas
-
-
-def exchanged(
-    kept: npt.NDArray[np.int64],
-    num_samples: int,
-    rng: np.random.Generator,
-    forced: npt.NDArray[np.bool_] | None = None,
-    skips: Skips | None = None,
-    labels: Labels | None = None,
-    quotas: npt.NDArray[np.int64] | None = None,
-) -> npt.NDArray[np.int64]:
-    """Exchange random kept samples for those that must be kept, and return as many, sorted.
-
-    If more samples must be kept than the plan has, those that were skipped the longest are kept,
-    first those in ``forced``.
-
-    Args:
-        kept: The samples that the policy chose, int64, shape (number kept,).
-        num_samples: Number of samples N in the data set.
-        rng: Chooses the samples that are exchanged.
-        forced: The samples that must be kept, shape (N,); None for no samples.
-        skips: The number of epochs in a row in which each sample was skipped, shape (N,).
-        labels: The class of each sample, shape (N,).
-        quotas: The number of samples of each class that must be kept.
-    """
-    # One integer per sample is compared, since this takes less time than comparing three arrays.
-    # Its first bits are the order of preference, its last ones are random.
-    key = rng.integers(1 << _RANDOM_BITS, size=num_samples, dtype=np.uint64)
-    # In order of preference: 0 forced, 1 needed for its class, 2 kept by the policy, 3 skipped.
-    tier = np.full(num_samples, 3, dtype=np.uint8)
-    tier[kept] = 2
-    if forced is not None:
-        tier[forced] = 0
-    if labels is not None and quotas is not None:
-        order = np.argsort(_above(labels, _above(tier, key, 0), 2), kind="stable")
-        sizes = np.bincount(labels, minlength=len(quotas))
-        rank = np.arange(num_samples) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        needed = order[rank < quotas[labels[order]]]
-        tier[needed] = np.minimum(tier[needed], 1)
-    if skips is not None:
-        waited = np.where(tier < 2, LONGEST_SKIP - skips, 0)
-        key = _above(waited, key, 0)
-    return np.sort(lowest(_above(tier, key, 8), len(kept), rng))
-
-
 def _above(
     values: npt.NDArray[Any], key: npt.NDArray[np.uint64], bits: int
 ) -> npt.NDArray[np.uint64]:
     """Return keys that compare by ``values`` first, which use the bits above the given number."""
     return (values.astype(np.uint64) << np.uint64(_RANDOM_BITS + bits)) | key
-
-
-def sum_preserving(
-    kept: torch.Tensor,
-    num_samples: int,
-    weights: torch.Tensor | None,
-    forced: npt.NDArray[np.bool_] | None = None,
-    groups: Labels | None = None,
-) -> torch.Tensor:
-    """Return weights with which the kept samples of each group stand for the whole group.
-
-    They are float32, shape (N,). A forced sample stands for itself, with weight one. The weights of
-    the other kept samples of a group have the number of the group's other samples as their sum.
-
-    Args:
-        kept: Indices of the kept samples, int64, shape (number kept,).
-        num_samples: Number of samples N in the data set.
-        weights: The weights of the policy, float32, shape (N,); None for equal weights.
-        forced: The samples that were not chosen at random, shape (N,); None for no samples.
-        groups: The group of each sample, shape (N,); None for one group.
-    """
-    given = np.ones(num_samples) if weights is None else weights.numpy().astype(np.float64)
-    number = np.zeros(num_samples, dtype=np.int64) if groups is None else groups
-    is_kept = np.zeros(num_samples, dtype=np.bool_)
-    is_kept[kept.numpy()] = True
-    alone = np.zeros(num_samples, dtype=np.bool_) if forced is None else forced
-    if (alone & ~is_kept).any():  # Not all of them fit, so they were chosen at random, too.
-        alone = np.zeros(num_samples, dtype=np.bool_)
-    others = np.bincount(number[~alone], minlength=int(number.max()) + 1)
-    chosen = is_kept & ~alone
-    sums = np.bincount(number[chosen], given[chosen], minlength=len(others))
-    factors = np.divide(others, sums, out=np.ones(len(others)), where=sums > 0)
-    result = np.where(alone, 1.0, given * factors[number])
-    return torch.from_numpy(result.astype(np.float32))
 
 
 class AppliedOptions:
@@ -221,21 +131,25 @@ class AppliedOptions:
     Args:
         options: The options of the policy.
         num_samples: Number of samples N in the data set.
-        labels: The class of each sample, for ``keep_per_class``: integers, shape (N,).
+        labels: The class of each sample, for ``keep_per_class``: integers, shape (N,), as a
+            sequence, an array or a tensor.
     """
 
     def __init__(self, options: PlanOptions, num_samples: int, labels: Any = None) -> None:
         self._options = options
         self._num_samples = num_samples
-        given = None if labels is None else class_numbers(labels, num_samples)
+        given = None if labels is None else _class_numbers(labels, num_samples)
         if options.keep_per_class and given is None:
             raise InputError(
                 f"expected Pruner(..., labels=...) with the class of each sample, since the policy "
                 f"has keep_per_class={options.keep_per_class}, got none"
             )
-        self._labels = self._quotas = None
+        # The class of each sample, and how many samples of each class every epoch trains.
+        self._classes: tuple[Labels, npt.NDArray[np.int64]] | None = None
         if options.keep_per_class and given is not None:
-            self._labels, self._quotas = given, class_quotas(given, options.keep_per_class)
+            quotas = np.ceil(np.bincount(given) * options.keep_per_class - _TINY).astype(np.int64)
+            self._classes = given, quotas
+        # In how many epochs in a row each sample was skipped.
         self._skips: Skips | None = None
         if options.max_skips is not None:
             self._skips = np.zeros(num_samples, dtype=np.uint8)
@@ -246,9 +160,9 @@ class AppliedOptions:
         Args:
             numbers: How many samples each epoch keeps; None if it depends on data.
         """
-        if self._quotas is None:
+        if self._classes is None:
             return
-        needed = int(self._quotas.sum())
+        needed = int(self._classes[1].sum())
         for epoch, number in enumerate(numbers):
             if number is not None and number < needed:
                 raise InputError(
@@ -264,18 +178,73 @@ class AppliedOptions:
             plan: The plan that the policy made.
             rng: Chooses which samples are exchanged. Nothing is drawn if the options exchange none.
         """
-        options, total, skips, labels = self._options, self._num_samples, self._skips, self._labels
-        if len(plan.kept) == total:
+        options, skips = self._options, self._skips
+        if len(plan.kept) == self._num_samples:
             return plan
-        most = options.max_skips
-        forced = None if skips is None or most is None else skips >= most
+        forced = np.zeros(self._num_samples, dtype=np.bool_)
+        if skips is not None and options.max_skips is not None:
+            forced = skips >= options.max_skips
         kept, weights = plan.kept, plan.weights
         if options.exchanges:
-            chosen = exchanged(kept.numpy(), total, rng, forced, skips, labels, self._quotas)
-            kept = torch.from_numpy(chosen)
+            kept = torch.from_numpy(self._exchanged(kept.numpy(), forced, rng))
         if options.rescale and (weights is None or options.exchanges):
-            weights = sum_preserving(kept, total, weights, forced, labels)
+            weights = self._sum_preserving(kept.numpy(), weights, forced)
         return EpochPlan(plan.epoch, kept, weights)
+
+    def _exchanged(
+        self, kept: npt.NDArray[np.int64], forced: npt.NDArray[np.bool_], rng: np.random.Generator
+    ) -> npt.NDArray[np.int64]:
+        """Exchange random kept samples for those that must be kept, and return as many, sorted.
+
+        If more samples must be kept than the plan has, those that were skipped the longest are
+        kept, first those in ``forced``, a bool of shape (N,).
+        """
+        total = self._num_samples
+        # One integer per sample is compared, since this takes less time than comparing three
+        # arrays. Its first bits are the order of preference, its last ones are random.
+        key = rng.integers(1 << _RANDOM_BITS, size=total, dtype=np.uint64)
+        # In order of preference: 0 forced, 1 needed for its class, 2 kept by the policy, 3 skipped.
+        tier = np.full(total, 3, dtype=np.uint8)
+        tier[kept] = 2
+        tier[forced] = 0
+        if self._classes is not None:
+            labels, quotas = self._classes
+            order = np.argsort(_above(labels, _above(tier, key, 0), 2), kind="stable")
+            sizes = np.bincount(labels)
+            rank = np.arange(total) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            needed = order[rank < quotas[labels[order]]]
+            tier[needed] = np.minimum(tier[needed], 1)
+        if self._skips is not None:
+            waited = np.where(tier < 2, LONGEST_SKIP - self._skips, 0)
+            key = _above(waited, key, 0)
+        return np.sort(lowest(_above(tier, key, 8), len(kept), rng))
+
+    def _sum_preserving(
+        self,
+        kept: npt.NDArray[np.int64],
+        weights: torch.Tensor | None,
+        forced: npt.NDArray[np.bool_],
+    ) -> torch.Tensor:
+        """Return weights with which the kept samples of each class stand for the whole class.
+
+        They are float32, shape (N,), and start from the weights of the policy, if it has any.
+        Without classes, the samples are one class. A sample in ``forced``, a bool of shape (N,),
+        stands for itself, with weight one. The weights of the other kept samples of a class have
+        the number of the class's other samples as their sum.
+        """
+        total = self._num_samples
+        given = np.ones(total) if weights is None else weights.numpy().astype(np.float64)
+        number = np.zeros(total, dtype=np.int64) if self._classes is None else self._classes[0]
+        is_kept = np.zeros(total, dtype=np.bool_)
+        is_kept[kept] = True
+        if (forced & ~is_kept).any():  # Not all of them fit, so they were chosen at random, too.
+            forced = np.zeros(total, dtype=np.bool_)
+        others = np.bincount(number[~forced], minlength=int(number.max()) + 1)
+        chosen = is_kept & ~forced
+        sums = np.bincount(number[chosen], given[chosen], minlength=len(others))
+        factors = np.divide(others, sums, out=np.ones(len(others)), where=sums > 0)
+        result = np.where(forced, 1.0, given * factors[number])
+        return torch.from_numpy(result.astype(np.float32))
 
     def end_epoch(self, plan: EpochPlan) -> None:
         """Count an epoch that trained the samples of a plan and skipped the others."""
