@@ -41,21 +41,30 @@ from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.run_report import RunReport, as_html
 from fineprune.pruning.schedule import check_epoch
-from fineprune.pruning.step_counts import BatchShape, batches_of, num_kept, steps_of, total_steps
+from fineprune.pruning.step_counts import (
+    BatchShape,
+    batches_of,
+    bind,
+    check_rounding,
+    num_kept,
+    steps_of,
+    total_steps,
+)
 
 
 class EpochLoop(Untraced, ABC, Generic[Plan]):
     """The life cycle of epochs: plan, record, end.
 
     Args:
-        policy: The policy of the training, which this object owns and which is bound.
+        policy: The policy of the training. The pruner works on a copy of it.
         dataset: The data set with indices; None for a loop over arrays in memory.
         num_samples: Number of samples N.
         shape: How samples are grouped into batches and optimizer steps.
         replicas: The ranks that learn together.
+        seed: The seed of the run.
         cycle: The state of the current epoch.
         sampler: The sampler of this rank.
-        recorder: Keeps the losses.
+        flush_every: After how many batches all ranks flush their losses; see ``Recorder``.
         batch_size: The batch size of this rank's loader; None if it is not known.
     """
 
@@ -66,13 +75,18 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         num_samples: int,
         shape: BatchShape,
         replicas: Replicas,
+        seed: int,
         *,
         cycle: EpochCycle[Plan],
         sampler: Any,
-        recorder: Recorder,
+        flush_every: int | None = None,
         batch_size: int | None,
     ) -> None:
         super().__init__()
+        policy = copy.deepcopy(policy)
+        bind(policy, num_samples, shape)
+        check_rounding(policy, num_samples, shape)
+        policy.bind_seed(seed)
         self.sampler = sampler
         self.nonfinite = 0
         self._policy = policy
@@ -80,9 +94,10 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._num_samples = num_samples
         self._shape = shape
         self._replicas = replicas
+        self._seed = seed
         self._cycle = cycle
         cycle.count = self._count
-        self._recorder = recorder
+        self._recorder = Recorder(policy, replicas, num_samples, seed, flush_every)
         self._checks = LoopChecks(
             policy, num_samples, shape, replicas, cycle, sampler, dataset is not None
         )

@@ -1,6 +1,5 @@
 """Pruner: decides which samples each epoch trains on, for a training loop of any kind."""
 
-import copy
 from dataclasses import asdict
 from typing import Any
 
@@ -26,18 +25,11 @@ from fineprune.pruning.pruner_state import (
     unsynchronized,
 )
 from fineprune.pruning.random_streams import stream
-from fineprune.pruning.recorder import Recorder
 from fineprune.pruning.replicas import AllGather, Replicas, share_of_rank
 from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.run_report import RunTotals
 from fineprune.pruning.sampler import PruningSampler
-from fineprune.pruning.step_counts import (
-    BatchShape,
-    batches_of,
-    bind,
-    check_rounding,
-    steps_before,
-)
+from fineprune.pruning.step_counts import BatchShape, batches_of, steps_before
 
 STATE_VERSION = 1
 
@@ -124,7 +116,7 @@ class Pruner(EpochLoop[EpochPlan]):
     ) -> None:
         check_is_policy(policy)
         dataset, num_samples = indexed_and_length(dataset_or_length)
-        self._seed = seed = check_whole_number("seed", seed, 0)
+        seed = check_whole_number("seed", seed, 0)
         replicas = Replicas(process_group, all_gather, num_replicas, rank)
         of_this_rank = batch_size
         if sharded_by_loader:
@@ -132,10 +124,6 @@ class Pruner(EpochLoop[EpochPlan]):
             num_replicas, rank = 1, 0
         num_replicas, rank = share_of_rank(replicas.size, replicas.rank, num_replicas, rank)
         shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
-        policy = copy.deepcopy(policy)
-        bind(policy, num_samples, shape)
-        check_rounding(policy, num_samples, shape)
-        policy.bind_seed(seed)
         self._options = AppliedOptions(policy.plan_options, num_samples, labels)
         self._asked_to_rescore = False
         cycle: EpochCycle[EpochPlan] = EpochCycle()
@@ -145,6 +133,7 @@ class Pruner(EpochLoop[EpochPlan]):
             num_samples,
             shape,
             replicas,
+            seed,
             cycle=cycle,
             sampler=PruningSampler(
                 range(num_samples) if dataset is None else dataset,
@@ -155,7 +144,6 @@ class Pruner(EpochLoop[EpochPlan]):
                 cycle=cycle,
                 choose_epoch=self.set_epoch,
             ),
-            recorder=Recorder(policy, replicas, num_samples, seed),
             batch_size=of_this_rank,
         )
         self._options.check_room(map(self.num_kept, range(policy.epochs)))

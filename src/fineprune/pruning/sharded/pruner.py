@@ -21,14 +21,13 @@ from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.policies.random import RandomPruning
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.pruner_state import check_state, on_cpu, plain, unsynchronized
-from fineprune.pruning.recorder import Recorder
 from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.run_report import RunTotals
 from fineprune.pruning.sharded.fine_pruning import OwnedFinePruning
 from fineprune.pruning.sharded.sampler import ShardedSampler
 from fineprune.pruning.sharded.selection import MOST_TIES, full_share, pruned_share
 from fineprune.pruning.sharded.share import Share, owned_samples
-from fineprune.pruning.step_counts import BatchShape, check_rounding, num_kept
+from fineprune.pruning.step_counts import BatchShape, num_kept
 
 STATE_VERSION = 1
 
@@ -98,7 +97,7 @@ class ShardedPruner(EpochLoop[Share]):
         dataset, num_samples = indexed_and_length(dataset_or_length)
         replicas = Replicas(process_group)
         check_whole_number("the number of samples", num_samples, replicas.size)
-        self._seed = seed = check_whole_number("seed", seed, 0)
+        seed = check_whole_number("seed", seed, 0)
         batch_size = check_whole_number("batch_size", batch_size, 1)
         shape = BatchShape(batch_size, accumulation, replicas.size, drop_last)
         self.owned = owned_samples(num_samples, replicas.size, replicas.rank)
@@ -125,9 +124,6 @@ class ShardedPruner(EpochLoop[Share]):
         )
         if isinstance(policy, FinePruning):
             policy = OwnedFinePruning(policy, self.owned)
-        policy = copy.deepcopy(policy)
-        policy.bind(num_samples)
-        check_rounding(policy, num_samples, shape)
         cycle: EpochCycle[Share] = EpochCycle()
         super().__init__(
             policy,
@@ -135,9 +131,10 @@ class ShardedPruner(EpochLoop[Share]):
             num_samples,
             shape,
             replicas,
+            seed,
             cycle=cycle,
             sampler=ShardedSampler(cycle, self.set_epoch),
-            recorder=Recorder(policy, replicas, num_samples, seed, max(1, _FLUSH_AT // batch_size)),
+            flush_every=max(1, _FLUSH_AT // batch_size),
             batch_size=batch_size,
         )
 
