@@ -391,19 +391,12 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """Record losses that were backpropagated elsewhere, such as in another process.
 
         If the plan has weights, they must have been applied there; ``record`` would miss the
-        gradient.
-
-        Args:
-            index: Indices of the samples, integers, shape (B,).
-            losses: One loss per sample, floating point, shape (B,).
-            logits: As for ``record``.
-            labels: As for ``record``.
+        gradient. The arguments are those of ``record``.
 
         Raises:
             InputError: As for ``record``.
         """
-        index = as_numbers("indices", index)
-        self._record(index, losses, logits, labels)
+        self._record(as_numbers("indices", index), losses, logits, labels)
 
     def end_epoch(self) -> None:
         """End the current epoch: batch means, marks, one exchange, clear, add (Algorithm 1).
