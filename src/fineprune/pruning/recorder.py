@@ -108,12 +108,18 @@ class Recorder:
     def _flush_trained(self, plan: OfEpoch) -> None:
         self._unflushed = 0
         drained = self._drained(self._buffer)
-        batches = self._most_batches(plan, len(drained.sizes))
+        own = len(drained.sizes)
+        batches = self._most_batches(plan, own)
         if not batches:
             return
-        means = self._means(drained, batches)
+        self.flat = are_flat(drained)
+        sums = np.zeros((batches, 3))
+        sums[:own] = batch_sums(drained.losses, drained.sizes)
+        sums = self._replicas.sum(sums)
+        self.nonfinite += int(sums[:, 2].sum())
+        means = batch_means(sums)
         if self._replicas.size == 1 or self._policy_merges:
-            own_means = np.repeat(means[: len(drained.sizes)], drained.sizes)
+            own_means = np.repeat(means[:own], drained.sizes)
             records = LossRecords(drained.indices, drained.losses, own_means)
         else:
             records = self._gathered(drained, means)
@@ -132,15 +138,6 @@ class Recorder:
         if drained.indices.size:
             check_range(int(drained.indices.min()), int(drained.indices.max()), self._num_samples)
         return drained
-
-    def _means(self, own: Drained, batches: int) -> npt.NDArray[np.float64]:
-        """Return the mean of each of so many batches over all ranks, and count what is odd."""
-        self.flat = are_flat(own)
-        sums = np.zeros((batches, 3))
-        sums[: len(own.sizes)] = batch_sums(own.losses, own.sizes)
-        sums = self._replicas.sum(sums)
-        self.nonfinite += int(sums[:, 2].sum())
-        return batch_means(sums)
 
     def _most_batches(self, plan: OfEpoch, batches: int) -> int:
         """Return the largest number of batches of a rank, and check that the plans are equal."""
