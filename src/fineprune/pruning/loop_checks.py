@@ -12,7 +12,7 @@ synchronisation inside the epoch, and works for policies that need no losses too
 import inspect
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -156,19 +156,6 @@ def warn_of_class_weights(losses: torch.Tensor, logits: torch.Tensor, labels: to
         )
 
 
-class Leading(Protocol):
-    """A sampler, as far as its order is compared with what was recorded."""
-
-    def leading(self, number: int) -> npt.NDArray[np.int64]:
-        """Return the first samples that this rank has yet to train, at most ``number`` of them."""
-
-    def __len__(self) -> int:
-        """Return the number of samples of this rank in the whole epoch."""
-
-    def state_dict(self) -> dict[str, int]:
-        """Return how many of them were ``yielded``."""
-
-
 class LoopChecks:
     """Compares what one rank trains with the plans of the epochs.
 
@@ -193,7 +180,7 @@ class LoopChecks:
         shape: "BatchShape",
         replicas: Replicas,
         cycle: "EpochCycle[Any]",
-        sampler: Leading,
+        sampler: Any,
         has_dataset: bool,
     ) -> None:
         self._policy = policy
@@ -371,7 +358,7 @@ class LoopChecks:
 
     def _all_yielded(self) -> bool:
         """Return whether the loop has read all samples of this rank in the current epoch."""
-        yielded = self._sampler.state_dict()["yielded"]
+        yielded: int = self._sampler.state_dict()["yielded"]
         return self._cycle.sampler_read and yielded == len(self._sampler)
 
     def _warn_once(
