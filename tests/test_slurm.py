@@ -207,9 +207,24 @@ def test_a_job_whose_waiting_nodes_are_killed_has_trained(tmp_path):
 
 
 @needs_bash
-def test_a_job_that_was_killed_stops_its_ray(tmp_path):
-    killed = f'[ "$2" = ray ] || exit 137; {STAND_INS["srun"]}'
-    assert run_with_stand_ins(script(strategy="sync"), tmp_path, srun=killed) == 137
+@pytest.mark.parametrize("status", [134, 137, 143])
+def test_a_job_that_was_killed_stops_its_ray(status, tmp_path):
+    """``symmetric-run`` that gets SIGTERM, because another node failed, does not stop its Ray."""
+    killed = f'[ "$2" = ray ] || exit {status}; {STAND_INS["srun"]}'
+    assert run_with_stand_ins(script(strategy="sync"), tmp_path, srun=killed) == status
+    assert (tmp_path / "stopped").exists()
+
+
+@needs_bash
+def test_a_job_that_is_cancelled_stops_its_ray_after_the_training(tmp_path):
+    """Else the same job cannot start again on this node: Ray's processes have left the step."""
+    python = "touch running; sleep 2; [ -e stopped ] || touch saved"
+    job = start_with_stand_ins(script(strategy="sync"), tmp_path, python=python)
+    while not (tmp_path / "running").exists():
+        time.sleep(0.01)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(30) == 143, log_of(tmp_path)
+    assert (tmp_path / "saved").exists()
     assert (tmp_path / "stopped").exists()
 
 

@@ -24,6 +24,10 @@ _FIRST_PORT, _PORTS = 20_000, 10_000
 _STOP_SECONDS = 120
 _RANKS_STOP_SECONDS = 110
 
+# How long a training has to end after the job is cancelled. Slurm kills everything after 30 seconds
+# (KillWait), and Ray must be stopped before.
+_CANCEL_SECONDS = 15
+
 # The signal goes to the processes of the step and not to this script, which must not end if the
 # step has ended meanwhile.
 _STOP_STEP = 'scancel --signal=TERM "$SLURM_JOB_ID" || true'
@@ -407,6 +411,16 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         'ended="$out/slurm-$SLURM_JOB_ID.ended"',
         'training="$out/slurm-$SLURM_JOB_ID.pid"',
         'rm -f -- "$ended" "$training"  # of the job before it was requeued',
+        "# If the job is cancelled, nothing else stops Ray here: its processes left the step.",
+        "cancel() {",
+        f"  for _ in {{1..{_CANCEL_SECONDS}}}; do  # The training may write a checkpoint.",
+        '    { kill -0 "$(<"$training")"; } 2>/dev/null || break',
+        "    sleep 1",
+        "  done",
+        "  ray stop --force || true",
+        "  exit 143",
+        "}",
+        "trap cancel TERM",
         "# Without --wait, Ray on the other nodes looks for the first one for a minute at the end.",
         # The training runs on this node.
         *_in_background(run, stop),
@@ -416,7 +430,7 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         'if [[ ! -e "$ended" ]]; then',
         '  echo "the command did not run to its end"',
         "  # A command that was killed has not stopped Ray.",
-        '  [[ "$status" != 137 ]] || srun --export=ALL ray stop --force || true',
+        "  ((status <= 128)) || srun --export=ALL ray stop --force || true",
         '  exit "$((status ? status : 1))"',
         "fi",
         'rm -- "$ended"',
