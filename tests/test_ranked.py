@@ -1,6 +1,7 @@
 """Ranked: the suspects of another run are skipped, in exactly the planned steps."""
 
 import json
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -97,6 +98,21 @@ def test_a_watch_gives_the_scores_and_the_number_of_suspects():
     policy = fp.Ranked(EPOCHS, watch, rates=RATES)
     assert policy.num_suspects() == watch.num_suspects() == 40
     assert set(policy.suspects()[0][:40].tolist()) == set(range(40))
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_the_watch_of_other_data_is_said_if_the_labels_are_recorded(moved):
+    labels = torch.arange(N) % 4
+    logits = 6 * torch.nn.functional.one_hot(labels, 4).float()
+    watch = fp.LabelWatch(N, 4)
+    watch.record(torch.arange(N - 1), logits[:-1], labels[:-1])
+    pruner = fp.Pruner(N, fp.Ranked(EPOCHS, watch, rates=RATES), batch_size=BATCH)
+    index = next(iter(pruner.sampler.order().split(BATCH)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pruner.record(index, torch.ones(BATCH), logits[index], (labels[index] + moved) % 4)
+    found = ["another label than in the training" in str(warning.message) for warning in caught]
+    assert found == [True] * moved
 
 
 GIVEN: dict[str, Any] = {"epochs": 3, "scores": SCORES, "suspects": 0.2}

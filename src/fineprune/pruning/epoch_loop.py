@@ -25,6 +25,7 @@ from fineprune.pruning.loop_checks import (
     LoopChecks,
     check_batch,
     warn_of_class_weights,
+    warn_of_other_labels,
     warn_user,
 )
 from fineprune.pruning.loss_buffer import (
@@ -702,8 +703,11 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             watch = self._new_watch(logits.shape[1])
         watch.record(index, logits, labels)
         first, self._watch = self._watch is None, watch
-        if first and self._policy.needs_losses:
-            warn_of_class_weights(losses, logits, as_numbers("labels", labels))
+        if first:
+            labels = as_numbers("labels", labels)
+            warn_of_other_labels(self._policy.known_labels, index, labels)
+            if self._policy.needs_losses:
+                warn_of_class_weights(losses, logits, labels)
 
     def _new_watch(self, num_classes: int) -> LabelWatch:
         """Return a watch without evidence. A subclass may refuse it."""

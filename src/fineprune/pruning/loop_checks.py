@@ -156,6 +156,27 @@ def warn_of_class_weights(losses: torch.Tensor, logits: torch.Tensor, labels: to
         )
 
 
+def warn_of_other_labels(
+    known: torch.Tensor | None, index: torch.Tensor, labels: torch.Tensor
+) -> None:
+    """Warn if a batch has other labels than the training by which the policy chooses samples.
+
+    This waits for the device, so it is called once. The indices and the labels have shape (B,), and
+    the known labels are those of ``Policy.known_labels``.
+    """
+    if known is None:
+        return
+    before = known[index.cpu().long()]
+    others = int(((before >= 0) & (before != labels.cpu())).sum())
+    if others:
+        warn_user(
+            f"{others} of {len(labels)} samples of the first batch have another label than in the "
+            f"training that gave the scores, so the wrong samples may be skipped: give the scores "
+            f"of a training on the same samples and labels, or train on all samples if the labels "
+            f"were corrected"
+        )
+
+
 class LoopChecks:
     """Compares what one rank trains with the plans of the epochs.
 

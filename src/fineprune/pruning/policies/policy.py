@@ -56,6 +56,8 @@ class Policy(ABC):
         needs_losses: Whether ``observe`` is called. If it is false, recording costs nothing.
         needs_ranking: Whether ``observe_ranking`` is called if the training loop records logits.
         needs_logits: Whether the training loop must record logits.
+        known_labels: The labels of an earlier training by which samples are chosen, -1 for those
+            that are not known; int64, shape (N,). None if there is none.
         rescores: Whether the policy needs losses of samples that an epoch did not train. The
             training loop then evaluates them at the end of the epoch; see ``Pruner.to_rescore``.
         plan_options: The options, which ``Pruner`` applies to the plans of the policy.
@@ -69,6 +71,7 @@ class Policy(ABC):
     needs_losses: bool = False
     needs_ranking: bool = False
     needs_logits: bool = False
+    known_labels: torch.Tensor | None = None
     rescores: bool = False
     plan_options: PlanOptions = PlanOptions()
     _num_samples = _seed = 0

@@ -69,6 +69,7 @@ class Ranked(BudgetedPolicy):
         if isinstance(scores, LabelWatch):
             ranking = scores.ranking()
             suspects = ranking.num_suspects if suspects is None else suspects
+            self.known_labels = scores.labels()
             scores = ranking.scores.cpu()
         self._scores = _checked_scores(scores)
         if suspects is None:
