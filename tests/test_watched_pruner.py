@@ -195,8 +195,9 @@ def test_logits_need_labels():
     for given in ((torch.zeros(8, CLASSES), None), (None, torch.zeros(8))):
         with pytest.raises(InputError, match="logits and labels together"):
             pruner.record(torch.arange(8), torch.ones(8), *given)
-    with pytest.raises(InputError, match="one row of logits per sample"):
-        pruner.record(torch.arange(8), torch.ones(8), torch.zeros(8), torch.zeros(8))
+    for output in (torch.zeros(8), torch.zeros(8, 1)):  # The latter is that of a regression.
+        with pytest.raises(InputError, match=r"at least two classes, .* one row of logits"):
+            pruner.record(torch.arange(8), torch.ones(8), output, torch.zeros(8))
 
 
 def test_pruners_that_cannot_exchange_evidence_refuse_logits():

@@ -695,10 +695,11 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             )
         watch = self._watch
         if watch is None:
-            if logits.ndim != 2:
+            if logits.ndim != 2 or logits.shape[1] < 2:
                 raise InputError(
-                    f"expected logits of shape (B, C), got {tuple(logits.shape)}: give record one "
-                    f"row of logits per sample, or leave out logits and labels"
+                    f"expected logits of shape (B, C) for at least two classes, got "
+                    f"{tuple(logits.shape)}: give record one row of logits per sample, or leave "
+                    f"out logits and labels, since only classifiers can be watched"
                 )
             watch = self._new_watch(logits.shape[1])
         watch.record(index, logits, labels)

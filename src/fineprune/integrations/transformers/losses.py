@@ -182,7 +182,8 @@ class LossRecording(_Base):
         logits: Any = getattr(passes.trained, "logits", None)
         labels: Any = inputs.get(self._label_name)
         both = isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor)
-        if not both or logits.ndim != 2 or labels.shape != logits.shape[:1]:
+        classified = both and logits.ndim == 2 and logits.shape[1] > 1
+        if not classified or labels.shape != logits.shape[:1]:
             given = [tuple(getattr(part, "shape", ())) for part in (logits, labels)]
             raise InputError(
                 f"expected logits of shape (B, C) and labels of shape (B,) with watch_labels, got "
