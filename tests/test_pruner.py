@@ -544,6 +544,12 @@ def test_a_large_plan_with_one_repetition_is_refused():
             fp.EpochPlan(0, indices)
 
 
+@pytest.mark.parametrize(("policy", "given"), [(fp.FullData, "the class FullData"), (0.3, "float")])
+def test_only_a_policy_is_taken(policy, given):
+    with pytest.raises(TypeError, match=rf"a policy such as Adaptive\(epochs\), got {given}"):
+        fp.Pruner(8, policy)
+
+
 def test_a_policy_without_a_name_is_refused():
     class Nameless(fp.FullData):
         name = None  # type: ignore[assignment]

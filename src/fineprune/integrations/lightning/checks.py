@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 from fineprune.errors import InputError
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loader import check_in_order
-from fineprune.pruning.policies.policy import Policy
+from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.pruner import Pruner
 
 # Callbacks that change what the pruning is planned from, and what to do instead.
@@ -43,15 +43,14 @@ _SETTINGS = {
 }
 
 
-def check_policy(policy: object) -> None:
+def check_policy(policy: Policy) -> None:
     """Raise InputError unless this is a policy that a callback can serve."""
     if isinstance(policy, Pruner):
         raise InputError(
             "expected a policy, got a Pruner: give its policy, since the callback makes the Pruner "
             "inside fit(), when the ranks know each other"
         )
-    if not isinstance(policy, Policy):
-        raise InputError(f"expected a policy such as Adaptive, got {type(policy).__name__}")
+    check_is_policy(policy)
     if policy.rescores:
         raise InputError(
             f"expected a policy that learns from the trained samples, got {policy.name!r}, which "

@@ -322,9 +322,10 @@ class Policy(ABC):
 def check_is_policy(policy: object) -> None:
     """Raise TypeError unless ``policy`` is a ``Policy`` with a name and a number of epochs."""
     if not isinstance(policy, Policy):
-        raise TypeError(
-            f"expected a policy such as FinePruning(schedule, 0.3), got {type(policy).__name__}"
+        given = (
+            f"the class {policy.__name__}" if isinstance(policy, type) else type(policy).__name__
         )
+        raise TypeError(f"expected a policy such as Adaptive(epochs), got {given}")
     if not isinstance(getattr(policy, "name", None), str):
         raise TypeError(
             f"expected a policy with a name, got {type(policy).__name__}: set its class attribute "
