@@ -123,9 +123,10 @@ GIVEN: dict[str, Any] = {"epochs": 3, "scores": SCORES, "suspects": 0.2}
     [
         ({"scores": SCORES[None]}, r"scores of shape \(N,\), got shape \(1, 320\)"),
         ({"scores": ["a"]}, "scores as numbers"),
+        ({"scores": fp.LabelWatch(N, 4).state_dict()}, "not .dict.: give a LabelWatch"),
         ({"scores": [0.0, np.nan]}, "scores without NaN, got 1"),
-        ({"scores": SCORES[:9]}, "one score for each of 320 samples, got 9"),
-        ({"suspects": None}, "expected suspects"),
+        ({"scores": SCORES[:9]}, "for each of 320 samples, got 9: .*new samples are -inf"),
+        ({"suspects": None}, r"expected suspects, .* the samples \(watch.scores\(\)\)"),
         ({"suspects": 1.5}, "expected suspects as a share"),
         ({"suspects": N}, "expected suspects to leave at least one of 320"),
         ({"save": 1.0}, "expected save as a share"),

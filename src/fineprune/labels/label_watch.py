@@ -474,7 +474,7 @@ class LabelWatch(Untraced):
         if given != expected:
             raise InputError(
                 f"expected the state of a LabelWatch with {expected}, got {given or type(state)}: "
-                f"load what its state_dict() returned"
+                f"load what its state_dict() returned into a LabelWatch with the same numbers"
             )
         self._evidence.load_state_dict(state["evidence"])
         return state["rank"], state["ranks"]

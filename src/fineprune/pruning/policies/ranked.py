@@ -75,7 +75,8 @@ class Ranked(BudgetedPolicy):
         if suspects is None:
             raise InputError(
                 "expected suspects, the share of the samples to skip for their scores, got none: "
-                "only a LabelWatch estimates it"
+                "give the LabelWatch itself, which estimates it, or scores in the order of the "
+                "samples (watch.scores()) and suspects=..."
             )
         self._suspects = checked_prune(suspects, "suspects")
         # The samples from the smallest score to the largest, which are sorted when they are bound.
@@ -95,7 +96,7 @@ class Ranked(BudgetedPolicy):
         if len(self._scores) != num_samples:
             raise InputError(
                 f"expected one score for each of {num_samples} samples, got {len(self._scores)}: "
-                f"give the scores of a training on the same samples"
+                f"give the scores of a training on the same samples; those of new samples are -inf"
             )
         prune_count(self._suspects, num_samples, "suspects")
         self._order = np.argsort(self._scores, kind="stable")
@@ -168,7 +169,8 @@ class Ranked(BudgetedPolicy):
 def _checked_scores(scores: Any) -> Scores:
     """Return the scores as float32, shape (N,), a copy."""
     given = scores.detach().cpu().numpy() if isinstance(scores, torch.Tensor) else scores
-    with explaining("expected scores as numbers of shape (N,)", (TypeError, ValueError)):
+    advice = ": give a LabelWatch, or one number per sample in the order of the data set"
+    with explaining("expected scores as numbers of shape (N,)", (TypeError, ValueError), advice):
         values: Scores = np.array(given, dtype=np.float32)
     if values.ndim != 1:
         raise InputError(f"expected scores of shape (N,), got shape {values.shape}")
