@@ -125,6 +125,12 @@ def test_a_share_to_save_that_has_no_effect_is_said(policy):
     assert "no effect" not in run("plan", "quick", "--save", "0.6").stderr
 
 
+def test_scores_that_have_no_effect_are_said():
+    result = run("plan", "quick", "--set", "pruning.scores=runs/first")
+    assert result.exit_code == 0, result.output
+    assert "pruning.scores = runs/first has no effect with pruning.policy" in result.stderr
+
+
 def test_a_folder_with_data_does_not_hide_a_packaged_recipe(folder):
     (folder / "quick").mkdir()
     planned = run("plan", "quick", "--samples", "1024")

@@ -150,10 +150,15 @@ class PruningSettings:
         return {key: value for key, value in vars(self).items() if value is not None}
 
     def without_effect(self) -> str | None:
-        """Say which share to save has no effect; None if there is none.
+        """Say which scores or which share to save have no effect; None if there are none.
 
-        A comparison may need it for other arms, so it is no error.
+        A comparison may need them for other arms, so it is no error.
         """
+        if self.scores and self.policy != "ranked":
+            return (
+                f"pruning.scores = {self.scores} has no effect with pruning.policy = "
+                f"{self.policy!r}: set pruning.policy=ranked to skip the suspects of this run"
+            )
         if self.own or not self.save or takes_save(self.policy):
             return None
         return (
