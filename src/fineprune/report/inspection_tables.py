@@ -1,7 +1,7 @@
 """The tables of an inspection: wrong labels found, classes, overlaps and traits."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from fineprune.inspection.inspected_arm import Found
 from fineprune.inspection.overlap import Overlap
 from fineprune.inspection.per_class import ClassRow
 from fineprune.inspection.traits import Trait
-from fineprune.report.table import NOTHING, Table, decimal, percent
+from fineprune.report.table import NOTHING, Table, decimal, percent, table_of
 from fineprune.runs.summary import Summary
 
 Matrix = npt.NDArray[np.int64]
@@ -25,28 +25,17 @@ _MOST_PAIRS = 20
 
 def suspects_table(found: Sequence[Found], total: int, samples: int) -> Table:
     """Return the table of the wrong labels that the suspects contain."""
-    lines = [
-        (
-            f"the first {row.first:,}",
-            f"{row.wrong:,}",
-            percent(row.wrong / row.first, 1),
-            percent(row.wrong / total, 1) if total else NOTHING,
-            f"{row.by_chance:,.0f}",
-            f"{row.suggestions_right:,}",
-        )
-        for row in found
-    ]
-    return Table(
+    return table_of(
         "How many suspects have wrong labels",
+        found,
         (
-            "suspects",
-            "wrong labels",
-            "precision, %",
-            "recall, %",
-            "wrong by chance",
-            "suggestions right",
+            ("suspects", lambda row: f"the first {row.first:,}"),
+            ("wrong labels", lambda row: f"{row.wrong:,}"),
+            ("precision, %", lambda row: percent(row.wrong / row.first, 1)),
+            ("recall, %", lambda row: percent(row.wrong / total, 1) if total else NOTHING),
+            ("wrong by chance", lambda row: f"{row.by_chance:,.0f}"),
+            ("suggestions right", lambda row: f"{row.suggestions_right:,}"),
         ),
-        lines,
         f"It is known which labels are wrong: {total:,} of {samples:,}. Precision: the share of "
         f"the suspects whose label is wrong. Recall: the share of all wrong labels that are among "
         f"these suspects. Suggestions right: how many of the wrong labels have the label of the "
@@ -58,7 +47,7 @@ def class_table(
     rows: Sequence[ClassRow], names: Sequence[str], evaluated_on: str, beside_full: bool
 ) -> Table:
     """Return the table of the classes, beside those of the ``full`` run if there is one."""
-    title, shown, left_out = "Classes", list(rows), ""
+    shown, left_out = list(rows), ""
     if len(rows) > _MOST_CLASSES:
         ordered = sorted(rows, key=lambda row: -row.skipped)
         shown = ordered[: _MOST_CLASSES // 2] + ordered[-_MOST_CLASSES // 2 :]
@@ -66,27 +55,24 @@ def class_table(
             f" Only the {_MOST_CLASSES // 2} classes that were skipped most and the "
             f"{_MOST_CLASSES // 2} that were skipped least are shown, of {len(rows):,}."
         )
-    headers: tuple[str, ...] = ("class", "training samples", "skipped, %", "accuracy, %")
-    lines = []
-    for row in shown:
-        cells = [
-            names[row.number],
-            f"{row.samples:,}",
-            percent(row.skipped, 1),
-            percent(row.accuracy, 1),
-        ]
-        if beside_full:
-            cells += [percent(row.full_accuracy, 1), _points(row)]
-        lines.append(tuple(cells))
+    columns: list[tuple[str, Callable[[ClassRow], str]]] = [
+        ("class", lambda row: names[row.number]),
+        ("training samples", lambda row: f"{row.samples:,}"),
+        ("skipped, %", lambda row: percent(row.skipped, 1)),
+        ("accuracy, %", lambda row: percent(row.accuracy, 1)),
+    ]
     note = (
         f"Skipped: the share of the sample-steps of the training samples with this label. "
         f"Accuracy: the share of the samples of this class in the {evaluated_on} set that the "
         f"network recognised after the last epoch.{left_out}"
     )
     if beside_full:
-        headers += ("accuracy of full, %", "difference, points")
+        columns += [
+            ("accuracy of full, %", lambda row: percent(row.full_accuracy, 1)),
+            ("difference, points", _points),
+        ]
         note += " Full: the run with the same network and seed that skips nothing."
-    return Table(title, headers, lines, note)
+    return table_of("Classes", shown, columns, note)
 
 
 def _points(row: ClassRow) -> str:
@@ -183,19 +169,15 @@ def _differ(one: Summary, other: Summary) -> str:
 
 def trait_table(traits: Sequence[Trait], chosen: str) -> Table:
     """Return the table of the properties of pictures, which are called such as ``most skipped``."""
-    lines = [
-        (
-            trait.name,
-            _mean(trait.chosen),
-            _mean(trait.others),
-            f"{trait.difference:+.2f}",
-        )
-        for trait in traits
-    ]
-    return Table(
+    return table_of(
         "Properties of the pictures",
-        ("property", chosen, "all others", "difference, standard deviations"),
-        lines,
+        traits,
+        (
+            ("property", lambda trait: trait.name),
+            (chosen, lambda trait: _mean(trait.chosen)),
+            ("all others", lambda trait: _mean(trait.others)),
+            ("difference, standard deviations", lambda trait: f"{trait.difference:+.2f}"),
+        ),
         "Means over at most 2,000 pictures of each group. Brightness and contrast: the mean and "
         "the standard deviation of the grey values, from 0 to 1. Sharpness: the standard deviation "
         "of the Laplacian of the grey values. File size: as PNG.",

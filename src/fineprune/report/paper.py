@@ -47,23 +47,6 @@ RESULTS = {
 
 _METHOD = "fine-pruning"
 
-_HEADERS = (
-    "network",
-    "epochs",
-    "seeds",
-    "skipped, %",
-    "time saved, %: paper",
-    "ours",
-    "overhead, s: paper",
-    "ours",
-    "regular, %: paper",
-    "ours",
-    "pruned, %: paper",
-    "ours",
-    "pruned minus regular, points: paper",
-    "ours",
-)
-
 
 def paper_result(group: Group) -> PaperResult | None:
     """Return the paper's results for the network and the data of a group.
@@ -105,16 +88,18 @@ def paper_table(groups: Sequence[Group]) -> Table | None:
     the wall-clock time saved relative to the full run. A group has no line if it has no
     ``paper_result``, or if it has no full or no fine-pruned run. The result is None without lines.
     """
-    lines = [line for group in groups if (line := _line(group)) is not None]
+    lines = [_line(group, epochs) for group in groups if (epochs := _epochs(group)) is not None]
     if not lines:
         return None
+    headers = tuple(header for header, _ in lines[0])
+    cells = [tuple(cell for _, cell in line) for line in lines]
     note = (
         "Accuracies are means of the best three evaluations of a run on the test set, as in the "
         "paper. What is skipped is a setting, which our recipes choose by the paper's savings, so "
         "the time saved is an input and no result."
     )
     title = "The paper's Tables 1 and 2, compared with ours"
-    return Table(title, _HEADERS, lines, " ".join([note, *paper_notes(groups)]))
+    return Table(title, headers, cells, " ".join([note, *paper_notes(groups)]))
 
 
 def paper_notes(groups: Sequence[Group]) -> list[str]:
@@ -130,29 +115,28 @@ def paper_notes(groups: Sequence[Group]) -> list[str]:
     ]
 
 
-def _line(group: Group) -> tuple[str, ...] | None:
-    epochs = _epochs(group)
-    if epochs is None:
-        return None
+def _line(group: Group, epochs: int) -> list[tuple[str, str]]:
+    """Return the headers and the cells of the line of a group."""
     rows = {row.arm: row for row in group_rows(group)}
     full, pruned = rows[BASELINE], rows[_METHOD]
     paper = RESULTS[group.first.network]
-    return (
-        group.first.network,
-        str(epochs),
-        str(pruned.seeds),
-        percent(pruned.skipped),
-        percent(paper.time_saved),
-        percent(pruned.time_saved),
-        decimal(paper.overhead_seconds, 2),
-        decimal(pruned.seconds_bookkeeping, 2),
-        percent(paper.accuracy_regular),
-        percent(full.accuracy_best3),
-        percent(paper.accuracy_pruned),
-        percent(pruned.accuracy_best3),
-        f"{100 * (paper.accuracy_pruned - paper.accuracy_regular):+.2f}",
-        points(pruned.best3_difference),
-    )
+    difference = paper.accuracy_pruned - paper.accuracy_regular
+    return [
+        ("network", group.first.network),
+        ("epochs", str(epochs)),
+        ("seeds", str(pruned.seeds)),
+        ("skipped, %", percent(pruned.skipped)),
+        ("time saved, %: paper", percent(paper.time_saved)),
+        ("ours", percent(pruned.time_saved)),
+        ("overhead, s: paper", decimal(paper.overhead_seconds, 2)),
+        ("ours", decimal(pruned.seconds_bookkeeping, 2)),
+        ("regular, %: paper", percent(paper.accuracy_regular)),
+        ("ours", percent(full.accuracy_best3)),
+        ("pruned, %: paper", percent(paper.accuracy_pruned)),
+        ("ours", percent(pruned.accuracy_best3)),
+        ("pruned minus regular, points: paper", f"{100 * difference:+.2f}"),
+        ("ours", points(pruned.best3_difference)),
+    ]
 
 
 def _epochs(group: Group) -> int | None:

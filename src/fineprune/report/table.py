@@ -5,8 +5,9 @@ The template ``table.html.j2`` shows it in a page.
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich import box
 from rich.console import Console
@@ -20,6 +21,8 @@ NOTHING = "-"
 # If a table is too wide for a terminal, the names of its lines may be broken at their hyphens into
 # parts of at least this width.
 _NAME_WIDTH = 13
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,18 @@ class Table:
     note: str = ""
     paper: Sequence[tuple[str, ...]] = ()
     main: str | None = None
+
+
+def table_of(
+    title: str,
+    rows: Iterable[_Row],
+    columns: Sequence[tuple[str, Callable[[_Row], str]]],
+    note: str = "",
+    paper: Sequence[tuple[str, ...]] = (),
+) -> Table:
+    """Return a table of rows, whose columns are a header and what returns the cell of a row."""
+    lines = [tuple(cell(row) for _, cell in columns) for row in rows]
+    return Table(title, tuple(header for header, _ in columns), lines, note, paper)
 
 
 def print_tables(tables: Iterable[Table]) -> Console:

@@ -6,22 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fineprune.experiments.arm_table import Group
-from fineprune.report.table import NOTHING, Table, decimal, percent, whole
+from fineprune.report.table import NOTHING, Table, decimal, percent, table_of, whole
 from fineprune.runs.summary import Detection
 
 _TITLE = "Wrong labels found"
-
-_HEADERS = (
-    "arm",
-    "seeds",
-    "wrong labels, %",
-    "ROC area",
-    "average precision",
-    "suspects",
-    "precision, %",
-    "recall, %",
-    "R-precision, %",
-)
 
 _NOTE = (
     "At the end of the training, means over the seeds in which a value is defined (the precision "
@@ -57,21 +45,22 @@ def found_rows(group: Group) -> list[FoundRow]:
 
 def found_table(rows: Sequence[FoundRow]) -> Table:
     """Return the table of the rows of one group."""
-    lines = [
+    return table_of(
+        _TITLE,
+        rows,
         (
-            row["arm"],
-            str(row["seeds"]),
-            percent(row["wrong_share"], 1),
-            decimal(row["roc_area"], 3),
-            decimal(row["average_precision"], 3),
-            whole(row["suspects"]),
-            percent(row["precision"], 1),
-            percent(row["recall"], 1),
-            percent(row["r_precision"], 1),
-        )
-        for row in rows
-    ]
-    return Table(_TITLE, _HEADERS, lines, _NOTE)
+            ("arm", lambda row: str(row["arm"])),
+            ("seeds", lambda row: str(row["seeds"])),
+            ("wrong labels, %", lambda row: percent(row["wrong_share"], 1)),
+            ("ROC area", lambda row: decimal(row["roc_area"], 3)),
+            ("average precision", lambda row: decimal(row["average_precision"], 3)),
+            ("suspects", lambda row: whole(row["suspects"])),
+            ("precision, %", lambda row: percent(row["precision"], 1)),
+            ("recall, %", lambda row: percent(row["recall"], 1)),
+            ("R-precision, %", lambda row: percent(row["r_precision"], 1)),
+        ),
+        _NOTE,
+    )
 
 
 def found_line(rows: Sequence[FoundRow]) -> str:

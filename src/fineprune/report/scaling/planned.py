@@ -11,7 +11,7 @@ from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import FAINT, INK, WIDTH, our_style
 from fineprune.report.page_template import write_page
 from fineprune.report.scaling.figures import COLOURS, MARKERS
-from fineprune.report.table import Table, number
+from fineprune.report.table import Table, number, table_of
 
 
 def planned_tables(plan: ClusterPlan, *, every: bool = False) -> list[Table]:
@@ -47,40 +47,37 @@ _CAVEATS = (
 
 
 def _throughput(title: str, rows: Sequence[Predicted], note: str) -> Table:
-    return Table(
+    return table_of(
         title,
-        ("configuration", "nodes", "samples/s", "speedup", "efficiency", "staleness", "limit"),
-        [
+        rows,
+        (
+            ("configuration", lambda row: row.configuration),
+            ("nodes", lambda row: f"{row.nodes:,}"),
             (
-                row.configuration,
-                f"{row.nodes:,}",
-                f"{row.throughput:,.0f}" if row.throughput >= 100 else f"{row.throughput:.3g}",
-                f"{row.speedup:,.2f}",
-                f"{row.efficiency:.2f}",
-                f"{row.staleness_mean:,.3g}",
-                row.limit,
-            )
-            for row in rows
-        ],
+                "samples/s",
+                lambda row: format(row.throughput, ",.0f" if row.throughput >= 100 else ".3g"),
+            ),
+            ("speedup", lambda row: f"{row.speedup:,.2f}"),
+            ("efficiency", lambda row: f"{row.efficiency:.2f}"),
+            ("staleness", lambda row: f"{row.staleness_mean:,.3g}"),
+            ("limit", lambda row: row.limit),
+        ),
         note,
     )
 
 
 def _time(title: str, rows: Sequence[Predicted]) -> Table:
-    return Table(
+    return table_of(
         title,
-        ("configuration", "samples needed", "hours", "node-hours", "pruned: hours", "node-hours"),
-        [
-            (
-                row.configuration,
-                f"{row.samples_factor:.2f}",
-                number(row.hours, ",.3g"),
-                number(row.node_hours, ",.3g"),
-                number(row.hours_pruned, ",.3g"),
-                number(row.node_hours_pruned, ",.3g"),
-            )
-            for row in rows
-        ],
+        rows,
+        (
+            ("configuration", lambda row: row.configuration),
+            ("samples needed", lambda row: f"{row.samples_factor:.2f}"),
+            ("hours", lambda row: f"{row.hours:,.3g}"),
+            ("node-hours", lambda row: f"{row.node_hours:,.3g}"),
+            ("pruned: hours", lambda row: number(row.hours_pruned, ",.3g")),
+            ("node-hours", lambda row: number(row.node_hours_pruned, ",.3g")),
+        ),
         "The time to the target, or else that of the recipe's epochs: on all data, and with the "
         "pruning of the recipe. Samples needed: relative to one worker.",
     )

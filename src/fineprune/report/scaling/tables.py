@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fineprune.experiments.scale_table import SERVER_PHASES, WORKER_PHASES, ScaleRow
 from fineprune.report.scaling.paper import LEARNING, THROUGHPUT
-from fineprune.report.table import NOTHING, Table, decimal, number, percent
+from fineprune.report.table import NOTHING, Table, decimal, number, percent, table_of
 
 
 def scale_tables(rows: Sequence[ScaleRow], *, paper: bool = False) -> list[Table]:
@@ -19,29 +19,18 @@ def scale_tables(rows: Sequence[ScaleRow], *, paper: bool = False) -> list[Table
 
 
 def _throughput(rows: Sequence[ScaleRow], paper: bool) -> Table:
-    return Table(
+    return table_of(
         "Throughput (the paper's Tables 1 and 2)",
+        rows,
         (
-            "configuration",
-            "nodes",
-            "samples/s",
-            "quartiles",
-            "speedup",
-            "efficiency",
-            "vs all-reduce",
+            ("configuration", lambda row: row.configuration),
+            ("nodes", lambda row: str(row.nodes)),
+            ("samples/s", lambda row: f"{row.throughput:,.1f}"),
+            ("quartiles", lambda row: f"{row.throughput_low:,.1f}-{row.throughput_high:,.1f}"),
+            ("speedup", lambda row: _ratio(row.speedup)),
+            ("efficiency", lambda row: _ratio(row.efficiency)),
+            ("vs all-reduce", lambda row: _ratio(row.speedup_all_reduce)),
         ),
-        [
-            (
-                row.configuration,
-                str(row.nodes),
-                f"{row.throughput:,.1f}",
-                f"{row.throughput_low:,.1f}-{row.throughput_high:,.1f}",
-                _ratio(row.speedup),
-                _ratio(row.efficiency),
-                _ratio(row.speedup_all_reduce),
-            )
-            for row in rows
-        ],
         "Median over all epochs but the first, with quartiles. A node is a worker with its group, "
         "or a dedicated server. Speedup is relative to the baseline (by default, a single "
         "process), and efficiency is speedup divided by the nodes per node of the baseline. The "
@@ -57,31 +46,19 @@ def _throughput(rows: Sequence[ScaleRow], paper: bool) -> Table:
 def _learning(rows: Sequence[ScaleRow], paper: bool) -> Table:
     target = rows[0].target_loss
     loss = "(not available: no epoch on all data)" if target is None else f"of {target:.4f}"
-    return Table(
+    return table_of(
         f"Accuracy, and time to a training loss {loss} (the paper's Table 3)",
+        rows,
         (
-            "configuration",
-            "last epoch, %",
-            "training, s",
-            "other, s",
-            "to the loss, s",
-            "epochs",
-            "samples",
-            "speedup",
+            ("configuration", lambda row: row.configuration),
+            ("last epoch, %", _accuracy),
+            ("training, s", lambda row: f"{row.seconds:,.1f}"),
+            ("other, s", lambda row: number(row.seconds_other, ",.1f")),
+            ("to the loss, s", lambda row: number(row.seconds_to_target, ",.1f", "never")),
+            ("epochs", lambda row: number(row.epochs_to_target, "g", "never")),
+            ("samples", lambda row: number(row.samples_to_target, ",.0f", "never")),
+            ("speedup", lambda row: _ratio(row.speedup_to_target)),
         ),
-        [
-            (
-                row.configuration,
-                _accuracy(row),
-                f"{row.seconds:,.1f}",
-                number(row.seconds_other, ",.1f"),
-                number(row.seconds_to_target, ",.1f", "never"),
-                number(row.epochs_to_target, "g", "never"),
-                number(row.samples_to_target, ",.0f", "never"),
-                _ratio(row.speedup_to_target),
-            )
-            for row in rows
-        ],
         "The loss is the mean over an epoch on all data, and the time is measured to the end of "
         "that epoch. Speedup is relative to the baseline. Other: the remaining time of the run's "
         "processes, such as that for starting Ray, without evaluation. With several seeds: means, "
@@ -95,21 +72,18 @@ def _learning(rows: Sequence[ScaleRow], paper: bool) -> Table:
 
 
 def _staleness(rows: Sequence[ScaleRow]) -> Table:
-    return Table(
+    return table_of(
         "Staleness, and gradients that were not applied",
-        ("configuration", "updates", "mean", "p95", "max", "dropped, %", "batches lost"),
-        [
-            (
-                row.configuration,
-                f"{row.updates:,.0f}",
-                number(row.staleness_mean, ".3f"),
-                number(row.staleness_p95, "g"),
-                number(row.staleness_max, "d"),
-                percent(row.dropped),
-                str(row.lost),
-            )
-            for row in rows
-        ],
+        rows,
+        (
+            ("configuration", lambda row: row.configuration),
+            ("updates", lambda row: f"{row.updates:,.0f}"),
+            ("mean", lambda row: number(row.staleness_mean, ".3f")),
+            ("p95", lambda row: number(row.staleness_p95, "g")),
+            ("max", lambda row: number(row.staleness_max, "d")),
+            ("dropped, %", lambda row: percent(row.dropped)),
+            ("batches lost", lambda row: str(row.lost)),
+        ),
         "Staleness: the number of other updates between a worker's read and its own update. "
         "Dropped: gradients that arrived too late for a synchronous update with backup workers. "
         "Batches lost: batches whose updates were lost because a server failed.",
