@@ -16,7 +16,6 @@ from fineprune.experiments.controls import (
     arm_recipe,
     check_arms,
     default_arms,
-    fewer_epochs,
 )
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.registry import POLICIES
@@ -43,7 +42,9 @@ def test_the_control_of_equal_cost_counts_the_batches_of_all_workers():
     ]
     assert [cost.steps for cost in costs] == [32 * 200 - 17 * pruned, 8 * 200 - 4 * pruned]
     for recipe, cost in ((alone, costs[0]), (served, costs[1])):
-        assert fewer_epochs(recipe, 1024).training.epochs == round(cost.samples / 1024)
+        assert arm_recipe(recipe, "fewer-epochs", 1024).training.epochs == round(
+            cost.samples / 1024
+        )
 
 
 @pytest.mark.parametrize(

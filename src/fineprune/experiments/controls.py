@@ -164,17 +164,6 @@ def matched_recipe(recipe: Recipe, method: Run) -> Recipe:
     return dataclasses.replace(recipe, pruning=pruning)
 
 
-def fewer_epochs(recipe: Recipe, num_samples: int) -> Recipe:
-    """Return the recipe without pruning, shortened to the cost of the pruned run.
-
-    The sample-steps of the pruned run are rounded to whole epochs. The milestones and the warm-up
-    are shortened in proportion, so that the learning rate decays completely. "No Train No Gain"
-    (NeurIPS 2023) recommends this control.
-    """
-    epochs = _affordable_epochs(recipe, num_samples)
-    return with_epochs(recipe.replaced("pruning", policy="full"), epochs)
-
-
 def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
     """Return the recipe with another number of epochs.
 
@@ -192,26 +181,6 @@ def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
     )
 
 
-def fewer_epochs_late(recipe: Recipe, num_samples: int) -> Recipe:
-    """Return the recipe without pruning, at the cost of the pruned run, with its last rates short.
-
-    As ``fewer_epochs``, but the epochs are removed from the interval with the smallest learning
-    rate until one is left there, then from the interval before it, and so on. With step-wise rates,
-    this control loses little, because most of the training happens at the larger rates.
-    """
-    training = recipe.training
-    if not _has_intervals(recipe):
-        raise InputError(
-            f"expected training.milestones for the arm 'fewer-epochs-late', got schedule "
-            f"{training.schedule!r} with milestones {list(training.milestones)}: use 'fewer-epochs'"
-        )
-    epochs = _affordable_epochs(recipe, num_samples)
-    milestones = shortened_milestones(training, epochs)
-    return recipe.replaced("pruning", policy="full").replaced(
-        "training", epochs=epochs, milestones=milestones
-    )
-
-
 def _with_schedule(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
     """Return the recipe of a policy whose schedule saves as much as a recipe without a schedule."""
     _check_cost_is_known(recipe, num_samples, arm)
@@ -222,23 +191,37 @@ def _with_schedule(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
 
 
 def _shorter(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
+    """Return the recipe without pruning, with as many whole epochs as the pruned run costs.
+
+    "No Train No Gain" (NeurIPS 2023) recommends this control, shortened in proportion. A late one
+    loses little with step-wise rates, because most of the training happens at the larger ones: its
+    epochs are removed from the interval with the smallest rate until one is left there, then from
+    the interval before it, and so on.
+    """
     _check_cost_is_known(recipe, num_samples, arm)
     _check_saves(recipe, num_samples, arm)
-    late = "late" in arm or (arm in _FACTORS and _has_intervals(recipe))
-    shorter = (fewer_epochs_late if late else fewer_epochs)(recipe, num_samples)
-    if arm in _FACTORS:
-        if recipe.training.schedule in ("cosine", "linear", "one-cycle"):
-            shorter = shorter.replaced("training", schedule="quadratic")
-        if recipe.training.schedule == "one-cycle":
-            rise = rise_of_one_cycle(recipe.training) * shorter.training.epochs
-            shorter = shorter.replaced("training", warmup=round(rise / recipe.training.epochs))
-        return shorter.replaced("training", lr=recipe.training.lr * _FACTORS[arm])
-    return shorter
-
-
-def _has_intervals(recipe: Recipe) -> bool:
-    """Return whether the learning rate falls in steps, so that there are intervals to shorten."""
-    return recipe.training.schedule == "milestones" and bool(recipe.training.milestones)
+    training = recipe.training
+    has_intervals = training.schedule == "milestones" and bool(training.milestones)
+    if arm == "fewer-epochs-late" and not has_intervals:
+        raise InputError(
+            f"expected training.milestones for the arm 'fewer-epochs-late', got schedule "
+            f"{training.schedule!r} with milestones {list(training.milestones)}: use 'fewer-epochs'"
+        )
+    epochs = max(1, round(predicted_cost(recipe, num_samples).samples / num_samples))
+    full = recipe.replaced("pruning", policy="full")
+    if has_intervals and arm != "fewer-epochs":
+        milestones = shortened_milestones(training, epochs)
+        shorter = full.replaced("training", epochs=epochs, milestones=milestones)
+    else:
+        shorter = with_epochs(full, epochs)
+    if arm not in _FACTORS:
+        return shorter
+    if training.schedule in ("cosine", "linear", "one-cycle"):
+        shorter = shorter.replaced("training", schedule="quadratic")
+    if training.schedule == "one-cycle":
+        warmup = round(rise_of_one_cycle(training) * epochs / training.epochs)
+        shorter = shorter.replaced("training", warmup=warmup)
+    return shorter.replaced("training", lr=training.lr * _FACTORS[arm])
 
 
 def _check_cost_is_known(recipe: Recipe, num_samples: int, arm: str) -> None:
@@ -258,8 +241,3 @@ def _check_saves(recipe: Recipe, num_samples: int, arm: str) -> None:
             f'"{recipe.pruning.policy}" with settings that skip none: change [pruning], or leave '
             f"this arm out"
         )
-
-
-def _affordable_epochs(recipe: Recipe, num_samples: int) -> int:
-    """Return the number of full epochs that cost as much as the recipe's training."""
-    return max(1, round(predicted_cost(recipe, num_samples).samples / num_samples))
