@@ -10,7 +10,7 @@ and trains its cooldown only. Its result is bit for bit that of a training of it
 import dataclasses
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,21 +76,15 @@ def train_trunk(
         cooldowns: The folders and the recipes of the other runs. A folder that exists stays as it
             is.
     """
-    for to, _ in cooldowns:
-        shutil.rmtree(temporary_of(to), ignore_errors=True)  # Left by a process that was killed.
-    train(recipe, folder, resume=True, sharing=sharing, on_epoch=_copying(folder, cooldowns))
-
-
-def _copying(
-    trunk: Path, cooldowns: Sequence[tuple[Path, Recipe]]
-) -> Callable[[dict[str, Any]], None]:
     begins = {begin_of_cooldown(recipe.training): (to, recipe) for to, recipe in cooldowns}
 
     def after_epoch(metrics: dict[str, Any]) -> None:
         if metrics["epoch"] + 1 in begins:
-            _copy_run(trunk, *begins[metrics["epoch"] + 1])
+            _copy_run(folder, *begins[metrics["epoch"] + 1])
 
-    return after_epoch
+    for to, _ in cooldowns:
+        shutil.rmtree(temporary_of(to), ignore_errors=True)  # Left by a process that was killed.
+    train(recipe, folder, resume=True, sharing=sharing, on_epoch=after_epoch)
 
 
 def _copy_run(trunk: Path, folder: Path, planned: Recipe) -> None:
