@@ -90,33 +90,22 @@ class History:
         return unpack_classes(self._predictions[:, index])
 
 
-def read_history(folder: Path, num_samples: int) -> History | None:
-    """Read the history of a run; None if the run kept none."""
-    files = epoch_files(folder / HISTORY)
-    if not files:
-        return None
-    return History(list(files), [_read(file, num_samples) for file in files.values()])
-
-
-def read_losses(
-    folder: Path, num_samples: int, index: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]] | None:
-    """Read the losses of some samples only, for which not all of a history is in memory at once.
+def read_history(
+    folder: Path, num_samples: int, index: npt.NDArray[np.int64] | None = None
+) -> History | None:
+    """Read the history of a run; None if the run kept none.
 
     Args:
         folder: The folder of the run.
         num_samples: The number of training samples of the run.
-        index: The indices of the samples; int64, shape (n,).
-
-    Returns:
-        The epochs that were recorded, counted from 0; int64, shape (epochs,); and the losses of
-        ``History`` in them, float64, shape (epochs, n). None if the run kept no history.
+        index: The samples to read; int64, shape (n,). Not all of the history is in memory at once
+            then. None for all samples.
     """
     files = epoch_files(folder / HISTORY)
     if not files:
         return None
-    losses = [_read(file, num_samples)["loss"][index] for file in files.values()]
-    return np.array(list(files)), np.stack(losses).astype(np.float64)
+    records = (_read(file, num_samples) for file in files.values())
+    return History(list(files), [part if index is None else part[index] for part in records])
 
 
 def read_labels(folder: Path, num_samples: int) -> npt.NDArray[np.int64] | None:

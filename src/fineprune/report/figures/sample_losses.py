@@ -8,7 +8,7 @@ from fineprune.errors import InputError
 from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import WIDTH, our_style, whole_ticks
-from fineprune.runs.history import read_losses
+from fineprune.runs.history import History, read_history
 from fineprune.runs.run import Run
 
 # So many samples are compared, evenly spread over the training set, and so many of them drawn.
@@ -29,7 +29,7 @@ def draw_sample_losses(group: Group) -> Drawing | None:
     for arm in group.arms:
         runs = group.of(arm)[:2]
         try:
-            histories = [read_losses(run.path, number, compared) for run in runs]
+            histories = [read_history(run.path, number, compared) for run in runs]
         except InputError:  # It is damaged, but a report needs the results only.
             continue
         kept = [history for history in histories if history is not None]
@@ -39,19 +39,17 @@ def draw_sample_losses(group: Group) -> Drawing | None:
 
 
 def _drawn(
-    label: str,
-    runs: list[Run],
-    histories: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]],
-    compared: npt.NDArray[np.int64],
+    label: str, runs: list[Run], histories: list[History], compared: npt.NDArray[np.int64]
 ) -> Drawing:
-    """Draw some of the compared samples, shape (n,), with what ``read_losses`` returned."""
-    last = [_last(losses) for _, losses in histories]
+    """Draw some of the compared samples, shape (n,), whose histories these are."""
+    last = [_last(history.losses.astype(np.float64)) for history in histories]
     by_difference = np.argsort(-np.abs(last[0] - last[1]), kind="stable")  # NaN comes last.
     chosen = np.sort(by_difference[:_MOST_SAMPLES])
     with our_style():
         figure = Figure((WIDTH, 3.2), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True, sharex=True)
-        for axes, run, (epochs, losses) in zip(panels, runs, histories, strict=True):
+        for axes, run, history in zip(panels, runs, histories, strict=True):
+            epochs, losses = np.array(history.epochs), history.losses.astype(np.float64)
             for column, colour, marker in zip(
                 chosen, _SAMPLE_COLOURS, _SAMPLE_MARKERS, strict=False
             ):
