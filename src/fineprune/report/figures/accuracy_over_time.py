@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from fineprune.experiments.arm_table import mean_difference
 from fineprune.experiments.controls import COOLDOWN
@@ -14,7 +13,7 @@ from fineprune.report.figures.evaluations import (
     accuracy_limits,
     average_curves,
 )
-from fineprune.report.figures.style import WIDTH, arm_legend, colour_of, dash_of, our_style
+from fineprune.report.figures.style import arm_legend, colour_of, dash_of, new_figure
 
 
 def draw_time(
@@ -42,8 +41,7 @@ def draw_time(
         if finished and interval.low is not None and interval.high is not None:
             low, high = min(low, interval.low - 0.1), max(high, interval.high + 0.1)
     titles: Titles = {}
-    with our_style():
-        figure = Figure((WIDTH, 3.9), layout="constrained")
+    with new_figure(3.9) as figure:
         axes = figure.subplots()
         axes.set_ylim(max(0, low), min(100.5, high))
         if cooldowns:

@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import Group
 from fineprune.experiments.run_schedule import boundaries_of
 from fineprune.report.figures.drawing import Drawing, svg_text
-from fineprune.report.figures.style import WIDTH, colour_of, our_style, whole_ticks
+from fineprune.report.figures.style import colour_of, new_figure, whole_ticks
 from fineprune.runs.run import Run
 
 _LOGGER = logging.getLogger(__name__)
@@ -44,8 +43,7 @@ def draw_counts(group: Group) -> Drawing | None:
     top = max(int(counts[end].max(initial=0)) for end in shown)
     columns = min(4, len(shown))
     rows = math.ceil(len(shown) / columns)
-    with our_style():
-        figure = Figure((WIDTH, 0.7 + 1.55 * rows), layout="constrained")
+    with new_figure(0.7 + 1.55 * rows) as figure:
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         for axes in panels.flat[len(shown) :]:
             axes.set_visible(False)

@@ -1,7 +1,5 @@
 """Loss and accuracy against epochs: [P] Figure 1 for our runs."""
 
-from matplotlib.figure import Figure
-
 from fineprune.experiments.arm_table import Group
 from fineprune.report.facts import listed
 from fineprune.report.figures.drawing import Drawing, svg_text
@@ -11,7 +9,7 @@ from fineprune.report.figures.evaluations import (
     metrics_by_arm,
     plot_curve,
 )
-from fineprune.report.figures.style import FAINT, WIDTH, arm_legend, our_style, whole_ticks
+from fineprune.report.figures.style import FAINT, arm_legend, new_figure, whole_ticks
 from fineprune.runs.run import Run
 
 
@@ -24,8 +22,7 @@ def draw_curves(group: Group) -> Drawing | None:
         return None
     longest = max(group.runs, key=lambda run: len(run.metrics))
     milestones = _milestones(longest)
-    with our_style():
-        figure = Figure((WIDTH, 5.4), layout="constrained")
+    with new_figure(5.4) as figure:
         panels = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
         for axes, curves in zip(panels, (losses, accuracies), strict=True):
             for arm, curve in curves.items():

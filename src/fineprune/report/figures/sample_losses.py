@@ -2,12 +2,11 @@
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.figure import Figure
 
 from fineprune.errors import InputError
 from fineprune.experiments.arm_table import Group
 from fineprune.report.figures.drawing import Drawing, svg_text
-from fineprune.report.figures.style import WIDTH, our_style, whole_ticks
+from fineprune.report.figures.style import new_figure, whole_ticks
 from fineprune.runs.history import History, read_history
 from fineprune.runs.run import Run
 
@@ -45,8 +44,7 @@ def _drawn(
     last = [_last(history.losses.astype(np.float64)) for history in histories]
     by_difference = np.argsort(-np.abs(last[0] - last[1]), kind="stable")  # NaN comes last.
     chosen = np.sort(by_difference[:_MOST_SAMPLES])
-    with our_style():
-        figure = Figure((WIDTH, 3.2), layout="constrained")
+    with new_figure(3.2) as figure:
         panels = figure.subplots(1, 2, sharey=True, sharex=True)
         for axes, run, history in zip(panels, runs, histories, strict=True):
             epochs, losses = np.array(history.epochs), history.losses.astype(np.float64)

@@ -4,11 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from fineprune.report.figures.drawing import Drawing, Titles, svg_text, titled_points
 from fineprune.report.figures.evaluations import Metrics
-from fineprune.report.figures.style import INK, WIDTH, colour_of, our_style, whole_ticks
+from fineprune.report.figures.style import INK, colour_of, new_figure, whole_ticks
 
 _COLUMNS = 2
 
@@ -25,8 +24,7 @@ def draw_samples(arms: Mapping[str, Sequence[Metrics]], label: str) -> Drawing |
     rates = [line["lr"] for runs in trained.values() for line in runs[0]]
     most = max(line["samples"] for runs in trained.values() for run in runs for line in run)
     titles: Titles = {}
-    with our_style():
-        figure = Figure((WIDTH, 0.6 + 1.4 * rows), layout="constrained")
+    with new_figure(0.6 + 1.4 * rows) as figure:
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
         for number, ((arm, runs), axes) in enumerate(zip(trained.items(), panels, strict=False)):
             epochs = np.arange(1, min(map(len, runs)) + 1)

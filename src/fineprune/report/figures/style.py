@@ -87,6 +87,13 @@ def our_style() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def new_figure(height: float) -> Iterator[Figure]:
+    """Yield a figure of our width, and of a height in inches, to draw in our style."""
+    with our_style():
+        yield Figure((WIDTH, height), layout="constrained")
+
+
 def colour_of(arm: str) -> str:
     """Return the colour of an arm, or of a run of it, which has a name such as ``full (full-0)``.
 

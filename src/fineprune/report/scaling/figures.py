@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from fineprune.experiments.scale_table import (
     SERVER_PHASES,
     WORKER_PHASES,
@@ -15,7 +13,7 @@ from fineprune.experiments.scale_table import (
 )
 from fineprune.report.figures.accuracy_over_time import time_unit
 from fineprune.report.figures.drawing import Drawing, svg_text
-from fineprune.report.figures.style import FAINT, INK, WIDTH, our_style, whole_ticks
+from fineprune.report.figures.style import FAINT, INK, new_figure, whole_ticks
 
 # The colour and the marker of each strategy, which are the same in every figure.
 COLOURS = {
@@ -47,8 +45,7 @@ _PHASE_COLOURS = {
 def draw_throughput(rows: Sequence[ScaleRow]) -> Drawing:
     """Draw the throughput of each configuration as a bar, with the quartiles over its epochs."""
     names = [row.configuration for row in rows]
-    with our_style():
-        figure = Figure((WIDTH, 0.8 + 0.3 * len(rows)), layout="constrained")
+    with new_figure(0.8 + 0.3 * len(rows)) as figure:
         axes = figure.subplots()
         for place, row in enumerate(rows):
             axes.barh(place, row.throughput, height=0.66, color=COLOURS[row.strategy])
@@ -81,8 +78,7 @@ def draw_speedup(rows: Sequence[ScaleRow]) -> Drawing | None:
     if not speedups:
         return None
     strategies = list(dict.fromkeys(row.strategy for row in rows))
-    with our_style():
-        figure = Figure((WIDTH, 3.0), layout="constrained")
+    with new_figure(3.0) as figure:
         inside, across = figure.subplots(1, 2, sharey=True)
         for axes, title, points in (
             (
@@ -142,8 +138,7 @@ def draw_loss(runs: Sequence[Scaled], target_loss: float | None) -> Drawing | No
     unit, length = time_unit(max(seconds[-1] for _, seconds, _ in curves))
     drawn: Counter[str] = Counter()
     dashes: dict[str, Any] = {}
-    with our_style():
-        figure = Figure((WIDTH, 3.6), layout="constrained")
+    with new_figure(3.6) as figure:
         axes = figure.subplots()
         for configuration, seconds, losses in curves:
             again = configuration.text in dashes  # with another seed
@@ -177,8 +172,7 @@ def draw_staleness(rows: Sequence[ScaleRow]) -> Drawing | None:
     if not stale:
         return None
     lines = -(-len(stale) // _COLUMNS)
-    with our_style():
-        figure = Figure((WIDTH, 0.5 + 1.7 * lines), layout="constrained")
+    with new_figure(0.5 + 1.7 * lines) as figure:
         panels = figure.subplots(lines, _COLUMNS, squeeze=False, sharex=True, sharey=True).flat
         for axes, row in zip(panels, stale, strict=False):
             shares = [100 * count / sum(row.staleness) for count in row.staleness]
@@ -204,8 +198,7 @@ def draw_phases(rows: Sequence[ScaleRow]) -> Drawing | None:
     if not served:
         return None
     places = range(len(served))
-    with our_style():
-        figure = Figure((WIDTH, 1.1 + 0.3 * len(served)), layout="constrained")
+    with new_figure(1.1 + 0.3 * len(served)) as figure:
         worker_axes, server_axes = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
         for axes, phases, title in (
             (worker_axes, WORKER_PHASES, "workers"),

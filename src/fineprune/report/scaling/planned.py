@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from fineprune.experiments.cluster_costs import ClusterShape, Costs
 from fineprune.experiments.planner import ClusterPlan, Predicted
 from fineprune.report.figures.drawing import Drawing, svg_text
-from fineprune.report.figures.style import FAINT, INK, WIDTH, our_style
+from fineprune.report.figures.style import FAINT, INK, new_figure
 from fineprune.report.page_template import write_page
 from fineprune.report.scaling.figures import COLOURS, MARKERS
 from fineprune.report.table import Table, number, table_of
@@ -86,8 +84,7 @@ def _time(title: str, rows: Sequence[Predicted]) -> Table:
 def draw_planned(plan: ClusterPlan) -> Drawing:
     """Draw the predicted throughput and time of each strategy against the number of nodes."""
     kinds = list(dict.fromkeys(row.kind for row in plan.rows))
-    with our_style():
-        figure = Figure((WIDTH, 3.4), layout="constrained")
+    with new_figure(3.4) as figure:
         panels = figure.subplots(1, 2, sharex=True)
         for kind in kinds:
             rows = sorted((r for r in plan.rows if r.kind == kind), key=lambda row: row.nodes)
