@@ -11,6 +11,7 @@ from fineprune.experiments.arm_table import (
     cost_to_reach,
     grouped,
     paired_difference,
+    paired_runs,
     saved_in_epochs,
 )
 from fineprune.runs.run import Run, read_runs
@@ -202,9 +203,9 @@ def test_the_saving_in_epochs_is_that_of_the_samples_if_the_lengths_of_epochs_di
 def test_any_two_arms_can_be_compared():
     accuracy = operator.attrgetter("accuracy_last")
     (group,) = grouped([make_run("random", 0, 0.88), pruned(0, 0.89)])
-    difference = paired_difference(group, "fine-pruning", "random", accuracy)
+    difference = paired_difference(paired_runs(group, "fine-pruning", "random"), accuracy)
     assert difference.mean == pytest.approx(0.01)
-    assert paired_difference(group, "fine-pruning", "full", accuracy) is None
+    assert paired_difference(paired_runs(group, "fine-pruning", "full"), accuracy) is None
 
 
 def test_runs_are_grouped_by_network():

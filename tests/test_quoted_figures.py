@@ -22,6 +22,7 @@ from fineprune.experiments.arm_table import (
     grouped,
     mean_difference,
     paired_difference,
+    paired_runs,
 )
 from fineprune.experiments.scale_table import read_scaling, scale_rows
 from fineprune.experiments.tuning import read_rates
@@ -65,7 +66,7 @@ def accuracy(folder, arm):
 def difference(folder, arm, other="full"):
     """The difference of two arms in points, and half the width of its interval."""
     (group,) = grouped(read_runs([RESULTS / folder]))
-    made = paired_difference(group, arm, other, lambda summary: summary.accuracy_last)
+    made = paired_difference(paired_runs(group, arm, other), lambda summary: summary.accuracy_last)
     assert made.half_width is not None
     return 100 * made.mean, 100 * made.half_width
 

@@ -214,23 +214,19 @@ def group_rows(group: Group, margin: float = MARGIN) -> list[Row]:
     return [_row(group, arm, margin) for arm in group.arms]
 
 
-def paired_difference(group: Group, arm: str, other: str, of: Value) -> Difference | None:
-    """Return the difference between the values of two arms, over the seeds that both arms have.
+def paired_difference(pairs: Sequence[tuple[Run, Run]], of: Value) -> Difference | None:
+    """Return the difference between the values of two arms.
 
     Args:
-        group: The group that contains the runs of both arms.
-        arm: The name of the arm.
-        other: The name of the arm whose values are subtracted.
+        pairs: The runs of both arms, from ``paired_runs``; the values of the second are subtracted.
         of: Returns the value of a run from its summary, such as ``accuracy_last``.
 
     Returns:
         The mean difference with its 95 % Student confidence interval, which has n - 1 degrees of
         freedom for n pairs; None if the arms have no seed in common.
     """
-    pairs = paired_runs(group, arm, other)
-    if not pairs:
-        return None
-    return mean_difference([of(run.summary) - of(base.summary) for run, base in pairs])
+    differences = [of(run.summary) - of(base.summary) for run, base in pairs]
+    return mean_difference(differences) if differences else None
 
 
 def time_difference(group: Group, arm: str) -> Difference | None:
@@ -297,14 +293,12 @@ def cost_to_reach(run: Run, accuracy: float) -> tuple[float, int] | None:
 
 def _row(group: Group, arm: str, margin: float) -> Row:
     runs = group.of(arm)
-    pairs = [] if arm == BASELINE else paired_runs(group, arm, BASELINE)
-    costs = [
-        cost_to_reach(run, base.summary.accuracy_last)
-        for run, base in paired_runs(group, arm, BASELINE)
-    ]
+    with_full = paired_runs(group, arm, BASELINE)
+    pairs = [] if arm == BASELINE else with_full
+    costs = [cost_to_reach(run, base.summary.accuracy_last) for run, base in with_full]
     reached = [cost for cost in costs if cost is not None]
     reached_always = len(reached) == len(costs)
-    last_difference = _to_baseline(group, arm, lambda summary: summary.accuracy_last)
+    last_difference = paired_difference(pairs, lambda summary: summary.accuracy_last)
     in_epochs = [saved for run in runs if (saved := saved_in_epochs(run)) is not None]
     if arm == BASELINE or not group.of(BASELINE):
         skipped = [run.summary.skipped_share for run in runs]
@@ -327,15 +321,11 @@ def _row(group: Group, arm: str, margin: float) -> Row:
         last_difference=last_difference,
         equivalence=None if last_difference is None else last_difference.equivalence(margin),
         accuracy_best3=_mean_of(runs, lambda summary: summary.accuracy_best3),
-        best3_difference=_to_baseline(group, arm, lambda summary: summary.accuracy_best3),
+        best3_difference=paired_difference(pairs, lambda summary: summary.accuracy_best3),
         reaching=len(reached) / len(costs) if costs else None,
         seconds_to_full=_mean([seconds for seconds, _ in reached]) if reached_always else None,
         samples_to_full=_mean([samples for _, samples in reached]) if reached_always else None,
     )
-
-
-def _to_baseline(group: Group, arm: str, of: Value) -> Difference | None:
-    return None if arm == BASELINE else paired_difference(group, arm, BASELINE, of)
 
 
 def paired_runs(group: Group, arm: str, other: str) -> list[tuple[Run, Run]]:

@@ -108,7 +108,8 @@ def _to_others(group: Group, name: str) -> Iterator[tuple[str, Difference]]:
     for arm in group.arms:
         if arm in (name, BASELINE):
             continue
-        difference = paired_difference(group, name, arm, lambda summary: summary.accuracy_last)
+        pairs = paired_runs(group, name, arm)
+        difference = paired_difference(pairs, lambda summary: summary.accuracy_last)
         if difference is not None:
             yield arm, difference
 
