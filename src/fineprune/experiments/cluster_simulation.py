@@ -150,8 +150,8 @@ class _Training:
         # Which groups use a link to which of these nodes.
         self._remote = self._node[:, None] != self._hosts
         nodes = int(max(self._node.max(), self._hosts.max())) + 1
-        self._up, self._down = np.zeros(nodes), np.zeros(nodes)
-        self._up_busy, self._down_busy = np.zeros(nodes), np.zeros(nodes)
+        # When the link of each node is free, and how long it has been busy: outward, then inward.
+        self._link_free, self._link_busy = np.zeros((2, nodes)), np.zeros((2, nodes))
         self._server, self._coordinator = _Resource(), _Resource()
         self._rng = np.random.default_rng(0)
         many = -(-_MOST_STEPS_IN_ALL // self._groups)
@@ -246,7 +246,8 @@ class _Training:
 
     def _transfers(self, times: Array, *, outward: bool) -> Array:
         """Let each worker send to all servers or receive from them; return when all has arrived."""
-        parts, own_busy, hosts_busy = self._way(outward=outward)
+        parts = self._parts(outward=outward)
+        own_busy, hosts_busy = self._link_busy if outward else self._link_busy[::-1]
         ends = times.copy()
         for host, seconds, using in zip(self._hosts, parts, self._remote.T, strict=True):
             if using.any():
@@ -261,18 +262,11 @@ class _Training:
         latency: Array = self._cluster.latency * self._remote.any(axis=1)
         return ends + latency
 
-    def _way(self, *, outward: bool) -> tuple[Array, Array, Array]:
-        """Describe one direction of the transfers between workers and servers.
-
-        Returns:
-            How long the part of each node with servers occupies a link, in seconds; and how long
-            the links of the workers' nodes and of the servers' nodes have been busy.
-        """
+    def _parts(self, *, outward: bool) -> Array:
+        """Return how long the part of each node with servers occupies a link, in seconds."""
         megabytes = self._costs.megabytes * (self._costs.gradients if outward else 1.0)
         parts: Array = self._cluster.seconds(megabytes) * self._share
-        if outward:
-            return parts, self._up_busy, self._down_busy
-        return parts, self._down_busy, self._up_busy
+        return parts
 
     def _draw(self, worker: int, number: int) -> float:
         return float(self._drawn[number % len(self._drawn), self._node[worker]])
@@ -289,9 +283,9 @@ class _Training:
         remote = self._remote[worker]
         if not remote.any():
             return time
-        parts, own_busy, others_busy = self._way(outward=outward)
-        parts = parts[remote]
-        own, others = (self._up, self._down) if outward else (self._down, self._up)
+        parts = self._parts(outward=outward)[remote]
+        own_busy, others_busy = self._link_busy if outward else self._link_busy[::-1]
+        own, others = self._link_free if outward else self._link_free[::-1]
         hosts = self._hosts[remote]
         # Both ends of a transfer are occupied at the same time, except that a node receives from
         # several others at once.
@@ -304,7 +298,7 @@ class _Training:
 
     def _busy(self, time: float) -> dict[str, float]:
         return {
-            "link": float(max(self._up_busy.max(), self._down_busy.max())) / time,
+            "link": float(self._link_busy.max()) / time,
             "server": self._server.busy / time,
             "coordinator": self._coordinator.busy / time,
         }
