@@ -235,6 +235,7 @@ def _row(
         None,
     )
     target = _to_target(runs, target_loss)
+    epochs, samples, seconds = target or (None, None, None)
     base_target = None if base is None else _to_target([s.run for s in base], target_loss)
     served = [line["distributed"] for run in runs for line in run.metrics if "distributed" in line]
     staleness = _histogram([epoch["staleness"] for epoch in served])
@@ -261,12 +262,10 @@ def _row(
         seconds=statistics.mean(run.summary.seconds_train for run in runs),
         seconds_other=statistics.mean(known) if len(known) == len(other) else None,
         target_loss=target_loss,
-        epochs_to_target=None if target is None else target[0],
-        samples_to_target=None if target is None else target[1],
-        seconds_to_target=None if target is None else target[2],
-        speedup_to_target=(
-            None if target is None or base_target is None else base_target[2] / target[2]
-        ),
+        epochs_to_target=epochs,
+        samples_to_target=samples,
+        seconds_to_target=seconds,
+        speedup_to_target=base_target[2] / target[2] if target and base_target else None,
         staleness=tuple(staleness),
         staleness_mean=_mean(staleness),
         staleness_p95=_p95(staleness),
@@ -285,9 +284,11 @@ def _median(group: Sequence[Scaled]) -> float:
 
 def _to_target(runs: Sequence[Run], target_loss: float | None) -> tuple[float, float, float] | None:
     """Return the mean epochs, samples and seconds to the target; None if a run never reaches it."""
+    if target_loss is None:
+        return None
     found = []
     for run in runs:
-        reached = _reached(run, target_loss)
+        reached = next((epoch for epoch, loss in _losses(run) if loss <= target_loss), None)
         if reached is None:
             return None
         samples = sum(line["samples"] for line in run.metrics[: reached + 1])
@@ -339,13 +340,6 @@ def _losses(run: Run) -> list[tuple[int, float]]:
         for line in run.metrics
         if not line["pruned"] and line["train_loss"] is not None
     ]
-
-
-def _reached(run: Run, target: float | None) -> int | None:
-    """Return the first epoch on all data whose mean training loss is at most the target."""
-    if target is None:
-        return None
-    return next((epoch for epoch, loss in _losses(run) if loss <= target), None)
 
 
 def _seconds(run: Run, epoch: int) -> float:
