@@ -253,6 +253,12 @@ def mean_difference(differences: Sequence[float]) -> Difference:
     return Difference(mean, quantile * error, len(differences))
 
 
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None if there are none."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
 def saved_in_epochs(run: Run) -> float | None:
     """Return the fraction of the training time that the pruned epochs of a run saved.
 
@@ -299,7 +305,6 @@ def _row(group: Group, arm: str, margin: float) -> Row:
     reached = [cost for cost in costs if cost is not None]
     reached_always = len(reached) == len(costs)
     last_difference = paired_difference(pairs, lambda summary: summary.accuracy_last)
-    in_epochs = [saved for run in runs if (saved := saved_in_epochs(run)) is not None]
     if arm == BASELINE or not group.of(BASELINE):
         skipped = [run.summary.skipped_share for run in runs]
     else:
@@ -310,21 +315,21 @@ def _row(group: Group, arm: str, margin: float) -> Row:
         seeds=len(runs),
         rate_factor=runs[0].rate_factor,
         seconds_train=_mean_of(runs, lambda summary: summary.seconds_train),
-        time_saved=_mean(_saved(pairs, lambda summary: summary.seconds_train)),
-        saved_in_epochs=_mean(in_epochs),
+        time_saved=mean_known(_saved(pairs, lambda summary: summary.seconds_train)),
+        saved_in_epochs=mean_known(saved_in_epochs(run) for run in runs),
         seconds_bookkeeping=_mean_of(runs, lambda summary: summary.seconds_bookkeeping),
         samples_trained=_mean_of(runs, lambda summary: summary.samples_trained),
         forward_samples=_mean_of(runs, lambda summary: summary.forward_samples),
         steps=_mean_of(runs, lambda summary: summary.steps),
-        skipped=_mean(skipped),
+        skipped=mean_known(skipped),
         accuracy_last=_mean_of(runs, lambda summary: summary.accuracy_last),
         last_difference=last_difference,
         equivalence=None if last_difference is None else last_difference.equivalence(margin),
         accuracy_best3=_mean_of(runs, lambda summary: summary.accuracy_best3),
         best3_difference=paired_difference(pairs, lambda summary: summary.accuracy_best3),
         reaching=len(reached) / len(costs) if costs else None,
-        seconds_to_full=_mean([seconds for seconds, _ in reached]) if reached_always else None,
-        samples_to_full=_mean([samples for _, samples in reached]) if reached_always else None,
+        seconds_to_full=mean_known([seconds for seconds, _ in reached]) if reached_always else None,
+        samples_to_full=mean_known([samples for _, samples in reached]) if reached_always else None,
     )
 
 
@@ -342,10 +347,6 @@ def _saved(pairs: Sequence[tuple[Run, Run]], of: Value) -> list[float]:
 
 def _mean_of(runs: Sequence[Run], of: Value) -> float:
     return statistics.fmean(of(run.summary) for run in runs)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
 
 
 def _split(runs: Sequence[Run], key: Callable[[Run], _Key]) -> dict[_Key, list[Run]]:

@@ -1,11 +1,10 @@
 """The table of the wrong labels that the policies found, in runs whose wrong labels are known."""
 
 import dataclasses
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from fineprune.experiments.arm_table import Group
+from fineprune.experiments.arm_table import Group, mean_known
 from fineprune.report.table import NOTHING, Table, decimal, percent, table_of, whole
 from fineprune.runs.summary import Detection
 
@@ -38,7 +37,7 @@ def found_rows(group: Group) -> list[FoundRow]:
         ]
         if not found:
             continue
-        means = {name: _mean([getattr(one, name) for one in found]) for name in _FIGURES}
+        means = {name: mean_known(getattr(one, name) for one in found) for name in _FIGURES}
         rows.append({"group": group.label, "arm": arm, "seeds": len(found), **means})
     return rows
 
@@ -72,8 +71,3 @@ def found_line(rows: Sequence[FoundRow]) -> str:
             group = f" of {row['group']}" if several else ""
             areas.append(f"{row['arm']}{group} {decimal(row['roc_area'], 3)}")
     return f"{_TITLE}, ROC area: {', '.join(areas) or NOTHING}"
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
