@@ -10,13 +10,7 @@ from typer.testing import CliRunner
 import fineprune as fp
 from fineprune.cli.main import app
 from fineprune.errors import InputError
-from fineprune.experiments.controls import (
-    ALL_ARMS,
-    SHORTER,
-    arm_recipe,
-    check_arms,
-    default_arms,
-)
+from fineprune.experiments.controls import ALL_ARMS, SHORTER, arm_recipe, check_arms, default_arms
 from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.registry import POLICIES
 from fineprune.training.forecast import cost_is_known, predicted_cost

@@ -53,8 +53,8 @@ def changed_settings(arm: str) -> tuple[str, ...]:
     if arm.startswith(COOLDOWN):
         return ("epochs", "milestones", "schedule")
     lengths = ("epochs", "milestones", "warmup") if arm in SHORTER else ()
-    rates = ("lr",) if arm in _FACTORS else ()
-    return (*lengths, *rates, *(("schedule",) if arm in _FACTORS else ()))
+    rates = ("lr", "schedule") if arm in _FACTORS else ()
+    return (*lengths, *rates)
 
 
 def default_arms(recipe: Recipe) -> tuple[str, ...]:
