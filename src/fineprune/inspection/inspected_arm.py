@@ -175,7 +175,7 @@ def _found(samples: KnownSamples, ranked: Suspects) -> list[Found]:
 
 
 def _first(samples: KnownSamples, ranked: Suspects, number: int) -> list[FirstSuspect]:
-    first = ranked.at(np.arange(min(number, len(ranked))))
+    first = ranked.at(slice(number))
     return [
         FirstSuspect(
             index=int(samples.training_set.index[index]),

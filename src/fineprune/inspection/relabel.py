@@ -52,8 +52,8 @@ def label_table(
             f"expected the label of every sample in {runs[0].run.path}, got none of sample "
             f"{unknown[0]}, which was not trained: give the training set an attribute targets"
         )
-    suspects = suspects_of(*runs)
-    suspects = suspects.at(np.arange(min(len(suspects), suspects.number if most is None else most)))
+    ranked = suspects_of(*runs)
+    suspects = ranked.at(slice(ranked.number if most is None else most))
     file = io.StringIO(newline="")
     table = csv.writer(file, lineterminator="\n")
     table.writerow(COLUMNS)

@@ -47,7 +47,7 @@ class Suspects:
     def __len__(self) -> int:
         return len(self.index)
 
-    def at(self, place: npt.NDArray[np.int64]) -> "Suspects":
+    def at(self, place: npt.NDArray[np.int64] | slice) -> "Suspects":
         """Return the suspects at some places of the ranking. ``number`` stays that of all."""
         names = ("index", "score", "suggestion", "agreement")
         return replace(self, **{name: getattr(self, name)[place] for name in names})

@@ -137,7 +137,7 @@ def _section(
     top = top_loss(run, ranked)
     galleries = []
     if figures.shown:
-        chosen = ranked.at(np.arange(figures.shown))
+        chosen = ranked.at(slice(figures.shown))
         cards = make_gallery(samples, chosen, top, views, detailed=True)
         galleries.append(("Suspected wrong labels", suspects_note(samples), cards))
     galleries += _skipped_galleries(samples, ranked, top, views)

@@ -44,7 +44,7 @@ def make_review(
     ranked = suspects_of(*runs)
     wanted = max(ranked.number, FEWEST_REVIEWED) if most is None else most
     number = min(wanted, MOST_REVIEWED, len(ranked))
-    suspects = ranked.at(np.arange(number))
+    suspects = ranked.at(slice(number))
     notes = _notes(runs, ranked, number, training_set)
     views = SampleViews(show, _BYTES)
     features = None if samples.outputs is None else samples.outputs.features
