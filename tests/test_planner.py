@@ -338,6 +338,23 @@ def test_costs_are_measured_with_a_real_worker_and_server(monkeypatch):
     assert told == ["measuring the steps of one worker", "measuring an exchange with a server"]
 
 
+def test_the_worker_of_a_measurement_reads_data_from_an_absolute_path(monkeypatch):
+    """It has another working directory."""
+    pytest.importorskip("ray")
+    measured = []
+
+    def exchange(recipe, *_):
+        measured.append(recipe)
+        return 0.5, 0.25
+
+    monkeypatch.setattr(calibration, "_exchange", exchange)
+    recipe = resolved(make_recipe({"data": {"name": "digits", "train_size": 256, "dir": "images"}}))
+    given = {"steps": (0.1,), "serve": 0.0, "apply": 0.0}
+    costs, _ = calibration.calibrated(recipe, given)
+    assert (costs.overhead, costs.coordinate) == (0.25, 0.25)
+    assert measured[0].data.dir == str(Path.cwd() / "images")
+
+
 @pytest.mark.parametrize(
     "options", [["--baseline", "one"], ["--target-loss", "0.5"], ["--same-update"]]
 )

@@ -26,7 +26,7 @@ from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.summary import Detection
 from fineprune.training.data import load_data
 from fineprune.training.data import memory as training_data
-from fineprune.training.epoch_served import _with_absolute_paths
+from fineprune.training.epoch_served import with_absolute_paths
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
 from fineprune.training.recipe_replica import RecipeReplica
@@ -102,9 +102,9 @@ def test_workers_of_parameter_servers_train_the_same_labels():
     recipe = small("data.label_noise=0.3")
     _, y = RecipeReplica(recipe, rank=1).load((0, 0), torch.arange(256))
     assert np.array_equal(y.numpy(), labels_of(load_data(recipe)))
-    placed = _with_absolute_paths(small("data.labels=folder/labels.txt"))
+    placed = with_absolute_paths(small("data.labels=folder/labels.txt"))
     assert placed.data.labels == str(Path.cwd() / "folder/labels.txt")
-    assert _with_absolute_paths(recipe).data.labels is None
+    assert with_absolute_paths(recipe).data.labels is None
 
 
 # -- label files -----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from fineprune.distributed.parameter_servers.flat_layout import flat_layout
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
 from fineprune.experiments.cluster_costs import Costs
+from fineprune.training.epoch_served import with_absolute_paths
 from fineprune.training.optimizer import build_optimizer
 from fineprune.training.recipe import Recipe
 from fineprune.training.recipe_replica import RecipeReplica
@@ -66,7 +67,8 @@ def calibrated(
             )
         on_progress("measuring an exchange with a server")
         known = {**found, **given}
-        beyond, own = _exchange(recipe, replica, samples, statistics.mean(known["steps"]))
+        placed = with_absolute_paths(recipe)
+        beyond, own = _exchange(placed, replica, samples, statistics.mean(known["steps"]))
         # Bytes over the loopback interface are part of it, as copies in memory.
         found["overhead"] = max(0.0, beyond - known["serve"] - known["apply"] - own)
         found["coordinate"] = own

@@ -65,7 +65,7 @@ def served_training(
             state.model,
             functools.partial(
                 RecipeReplica,
-                _with_absolute_paths(recipe),
+                with_absolute_paths(recipe),
                 images_digest=state.data.images_digest,
                 records_logits=state.records_logits,
             ),
@@ -189,7 +189,7 @@ def _sums(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, flo
     return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**other, **one}}
 
 
-def _with_absolute_paths(recipe: Recipe) -> Recipe:
+def with_absolute_paths(recipe: Recipe) -> Recipe:
     """Make the paths of the data absolute, because workers have another working directory."""
     data = recipe.data
     paths = {name: getattr(data, name) for name in ("dir", "train", "test", "labels")}
