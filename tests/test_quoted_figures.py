@@ -317,6 +317,70 @@ def trained_again():
     yield "docs/policies.md", words, shorter["resnet9"]
 
 
+def trained_again_after_long():
+    """Second trainings after a first one of 60 epochs."""
+    where = {"long": "long-tuned/shorter", "weaker": "instance-six/shorter-2"}
+    single = {"long": "long/adaptive", "weaker": "instance-six/adaptive"}
+    called = {
+        "shorter": "a single training, `shorter`",
+        "adaptive": "a single training, `adaptive`",
+        "ranked": "second, `ranked`",
+        "told": "second, `ranked`, `suspects = 0.3`",
+        "short-first": "second, `ranked`, first training of 30 epochs",
+    }
+
+    @functools.cache
+    def runs(labels, arm):
+        other = {"shorter": where[labels], "adaptive": single[labels]}.get(arm)
+        beside = f"resnet9/{other}" if other else f"second-training/{labels}/{arm}"
+        found = [RESULTS / f"{beside}-{seed}" for seed in range(3)]
+        return [run.summary for run in read_runs([folder for folder in found if folder.exists()])]
+
+    def reached(labels, arm):
+        return np.array([100 * summary.accuracy_last for summary in runs(labels, arm)])
+
+    def beside(labels, arm, other="full"):
+        made = mean_difference((reached(labels, arm) - reached(labels, other)).tolist())
+        return made.mean, made.half_width
+
+    for labels, arms in (("long", 5), ("weaker", 3)):
+        first = reached(labels, "full").mean()
+        yield AGAIN, "| first training | 0.0 | {:.2f} | - |", (first,)
+        there = list(called)[:arms]
+        assert not any(runs(labels, arm) for arm in list(called)[arms:])
+        for arm in there:
+            saved = 100 * (1 - runs(labels, arm)[0].steps / runs(labels, "full")[0].steps)
+            told = ", `suspects_after = 10`" if (labels, arm) == ("weaker", "adaptive") else ""
+            row = f"| {called[arm]}{told} | {{:.1f}} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
+            yield AGAIN, row, (saved, reached(labels, arm).mean(), *beside(labels, arm))
+    weaker = beside("weaker", "ranked", "shorter")
+    yield AGAIN, "wrong**: `ranked` is {:.2f} ±{:.2f} points above `shorter`", weaker
+    yield AGAIN, "if it is told ({:.2f} ±{:.2f})", beside("weaker", "ranked", "adaptive")
+    yield CHOOSE, "weaker network, it was {:.2f} ±{:.2f} points above `shorter`. If", weaker
+    lost, half_width = beside("long", "ranked", "shorter")
+    below = -beside("long", "ranked", "adaptive")[0], beside("long", "ranked", "adaptive")[1]
+    words = "here**: {:.2f} ±{:.2f} points below it, and {:.2f} ±{:.2f} below `adaptive`"
+    yield AGAIN, words, (-lost, half_width, *below)
+    gains = [beside("long", arm, "shorter") for arm in ("told", "short-first")]
+    losses = [beside("long", arm, "adaptive") for arm in ("told", "short-first")]
+    words = "it does**: {:.2f} ±{:.2f} and {:.2f} ±{:.2f} points above `shorter`"
+    yield AGAIN, words, (*gains[0], *gains[1])
+    words = "better than `adaptive`: {:.2f} ±{:.2f} and {:.2f} ±{:.2f} points below it"
+    yield AGAIN, words, (-losses[0][0], losses[0][1], -losses[1][0], losses[1][1])
+    words = "was {:.2f} ±{:.2f} points below `fp.shorter`, and with"
+    yield README, words, (-lost, half_width)
+    yield README, "(`suspects=0.3`) {:.2f} ±{:.2f} above it", gains[0]
+    words = "it was {:.2f} ±{:.2f} points above it, but `Adaptive` was {:.2f} ±{:.2f} better"
+    yield LABELS, words, (*gains[0], -losses[0][0], losses[0][1])
+    found = [run.suspicion for run in runs("long", "full")]
+    numbers = [of(one.suspects for one in found) for of in (min, max)]
+    yield AGAIN, "and names {:,} to {:,} suspects", numbers
+    first = [100 * of(one.r_precision for one in found) for of in (min, max)]
+    yield AGAIN, "3,000, {:.0f} to {:.0f} % have a wrong label", first
+    missed = [100 * (1 - of(one.recall for one in found)) for of in (max, min)]
+    yield AGAIN, "So {:.0f} to {:.0f} % of them are trained again", missed
+
+
 def quotes():
     """All quotes as (page, words, figures)."""
     clean, with_wrong = difference(CLEAN, "adaptive"), difference(WRONG, "adaptive")
@@ -528,6 +592,7 @@ def quotes():
                 yield FITS, words, above(arm, "proxy")
     yield from on_a_gpu()
     yield from trained_again()
+    yield from trained_again_after_long()
     residual = ("ResNet-18", "ResNet-34", "ResNet-50", "WRN-10", "WRN-16", "WRN-22")
     for name in ("LeNet", "VGG-13", "VGG-16", "VGG-19", *residual):
         ten = f"ten-networks/{name.lower().replace('-', '')}"
