@@ -115,6 +115,11 @@ def test_the_watch_of_other_data_is_said_if_the_labels_are_recorded(moved):
     assert found == [True] * moved
 
 
+def test_scores_in_the_order_of_the_suspects_are_said():
+    with pytest.warns(RuntimeWarning, match=r"give watch.scores\(\)"):
+        fp.Ranked(EPOCHS, [*np.sort(SCORES)[::-1], -np.inf, -np.inf], suspects=0.2)
+
+
 GIVEN: dict[str, Any] = {"epochs": 3, "scores": SCORES, "suspects": 0.2}
 
 

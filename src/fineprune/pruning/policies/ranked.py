@@ -1,6 +1,7 @@
 """Ranked: skip the samples that another run ranks highest, from the first epoch on."""
 
 import hashlib
+import warnings
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -18,6 +19,9 @@ from fineprune.pruning.policies.policy import checked_prune, prune_count
 from fineprune.pruning.random_streams import stream
 
 Scores = npt.NDArray[np.float32]
+
+# So many scores are not in the order of their size by chance.
+_SURELY_SORTED = 20
 
 
 class Ranked(BudgetedPolicy):
@@ -178,5 +182,14 @@ def _checked_scores(scores: Any) -> Scores:
         raise InputError(
             f"expected scores without NaN, got {int(np.isnan(values).sum())}: give -inf for a "
             f"sample of which nothing is known"
+        )
+    known = values[np.isfinite(values)]
+    if len(known) >= _SURELY_SORTED and (known[1:] < known[:-1]).all():
+        warnings.warn(
+            "the scores fall from the first sample to the last, as those of watch.suspects() do, "
+            "which belong to its indices: if they are these, give watch.scores(), which has the "
+            "order of the samples",
+            RuntimeWarning,
+            stacklevel=3,
         )
     return values
