@@ -244,22 +244,43 @@ def on_a_gpu():
     )
 
 
+# Single trainings that the page on second trainings takes from another page.
+SINGLE = {
+    ("long", "shorter"): "resnet9/long-tuned/shorter",
+    ("long", "adaptive"): "resnet9/long/adaptive",
+    ("weaker", "shorter"): "resnet9/instance-six/shorter-2",
+    ("weaker", "adaptive"): "resnet9/instance-six/adaptive",
+}
+
+
+def again_folder(case, arm, seed):
+    folder = SINGLE.get((case, arm), f"second-training/{case}/{arm}")
+    return RESULTS / f"{folder}-{seed}"
+
+
+def kept(case, arm):
+    return again_folder(case, arm, 0).exists()
+
+
+@functools.cache
+def again_runs(case, arm):
+    """The summaries of the three seeds of an arm of the page on second trainings."""
+    return [run.summary for run in read_runs([again_folder(case, arm, n) for n in range(3)])]
+
+
+def again_reached(case, arm):
+    return np.array([100 * summary.accuracy_last for summary in again_runs(case, arm)])
+
+
+def again_beside(case, arm, other="full"):
+    made = mean_difference((again_reached(case, arm) - again_reached(case, other)).tolist())
+    assert made.half_width is not None
+    return made.mean, made.half_width
+
+
 def trained_again():
     """Second trainings, which skip the suspects of the first one or train on accepted labels."""
-
-    @functools.cache
-    def runs(network, arm):
-        folders = [RESULTS / f"second-training/{network}/{arm}-{seed}" for seed in range(3)]
-        return [run.summary for run in read_runs(folders)]
-
-    def reached(network, arm):
-        return np.array([100 * summary.accuracy_last for summary in runs(network, arm)])
-
-    def beside(network, arm, other="full"):
-        made = mean_difference((reached(network, arm) - reached(network, other)).tolist())
-        assert made.half_width is not None
-        return made.mean, made.half_width
-
+    runs, reached, beside = again_runs, again_reached, again_beside
     called = {
         "shorter": "a single training, `shorter`",
         "ranked": "second, `ranked`",
@@ -269,7 +290,7 @@ def trained_again():
     for network, arms in (("resnet9", 4), ("resnet18", 3), ("confused", 2), ("correct", 2)):
         first = runs(network, "full")
         yield AGAIN, "| first training | 0.0 | {:.2f} | - |", (reached(network, "full").mean(),)
-        there = [arm for arm in called if (RESULTS / f"second-training/{network}/{arm}-0").exists()]
+        there = [arm for arm in called if kept(network, arm)]
         assert len(there) == arms
         for arm in there:
             saved = 100 * (1 - runs(network, arm)[0].steps / first[0].steps)
@@ -319,8 +340,7 @@ def trained_again():
 
 def trained_again_after_long():
     """Second trainings after a first one of 60 epochs."""
-    where = {"long": "long-tuned/shorter", "weaker": "instance-six/shorter-2"}
-    single = {"long": "long/adaptive", "weaker": "instance-six/adaptive"}
+    runs, reached, beside = again_runs, again_reached, again_beside
     called = {
         "shorter": "a single training, `shorter`",
         "adaptive": "a single training, `adaptive`",
@@ -328,26 +348,11 @@ def trained_again_after_long():
         "told": "second, `ranked`, `suspects = 0.3`",
         "short-first": "second, `ranked`, first training of 30 epochs",
     }
-
-    @functools.cache
-    def runs(labels, arm):
-        other = {"shorter": where[labels], "adaptive": single[labels]}.get(arm)
-        beside = f"resnet9/{other}" if other else f"second-training/{labels}/{arm}"
-        found = [RESULTS / f"{beside}-{seed}" for seed in range(3)]
-        return [run.summary for run in read_runs([folder for folder in found if folder.exists()])]
-
-    def reached(labels, arm):
-        return np.array([100 * summary.accuracy_last for summary in runs(labels, arm)])
-
-    def beside(labels, arm, other="full"):
-        made = mean_difference((reached(labels, arm) - reached(labels, other)).tolist())
-        return made.mean, made.half_width
-
     for labels, arms in (("long", 5), ("weaker", 3)):
         first = reached(labels, "full").mean()
         yield AGAIN, "| first training | 0.0 | {:.2f} | - |", (first,)
-        there = list(called)[:arms]
-        assert not any(runs(labels, arm) for arm in list(called)[arms:])
+        there = [arm for arm in called if kept(labels, arm)]
+        assert len(there) == arms
         for arm in there:
             saved = 100 * (1 - runs(labels, arm)[0].steps / runs(labels, "full")[0].steps)
             told = ", `suspects_after = 10`" if (labels, arm) == ("weaker", "adaptive") else ""
