@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 import runpy
+import statistics
 from decimal import Decimal
 from pathlib import Path
 
@@ -188,6 +189,78 @@ def cells(page, *columns):
 # -- quotes ----------------------------------------------------------------------------------------
 
 
+def wide_on_a_gpu():
+    """The quotes of the full-size ResNet-9."""
+    runs = {
+        kind: {
+            (run.summary.arm, run.summary.seed): run.summary
+            for run in read_runs(sorted((RESULTS / "resnet9-wide" / kind).iterdir()))
+        }
+        for kind in ("wrong", "correct", "asym")
+    }
+
+    def mean(kind, *arms):
+        return [
+            100
+            * statistics.mean(one.accuracy_last for key, one in runs[kind].items() if key[0] == arm)
+            for arm in arms
+        ]
+
+    def beside(kind, arm, other):
+        both = [seed for seed in range(3) if {(arm, seed), (other, seed)} <= runs[kind].keys()]
+        return [
+            100 * (runs[kind][arm, seed].accuracy_last - runs[kind][other, seed].accuracy_last)
+            for seed in both
+        ]
+
+    def interval(*case):
+        made = mean_difference(beside(*case))
+        return made.mean, made.half_width
+
+    arms = ("full", "shorter", "adaptive")
+    row = " {:.2f} | {:.2f} | {:.2f}"
+    yield GPU, "| correct |" + row, mean("correct", *arms)
+    yield GPU, "| 30 % wrong at random |" + row + " | {:.2f} |", mean("wrong", *arms, "ranked")
+    row += " (two seeds) | {:.2f} (one seed) |"
+    yield GPU, "| 30 % of five classes confused |" + row, mean("asym", *arms, "ranked")
+    gained = [*interval("wrong", "adaptive", "shorter"), *interval("wrong", "adaptive", "full")]
+    yield GPU, "{:.2f} ±{:.2f} points above `shorter` and {:.2f} ±{:.2f} above full", gained
+    words = "{:.2f} ±{:.2f} points above `fp.shorter` and {:.2f} ±{:.2f} above full training"
+    yield README, words + ", which reached {:.2f} %", [*gained, *mean("wrong", "full")]
+    words = "`Adaptive` and `fp.shorter` both reached {:.2f} %, and full training {:.2f} %"
+    yield README, words, mean("correct", "shorter", "full")
+    yield README, words, mean("correct", "adaptive", "full")
+    again = [*interval("wrong", "ranked", "shorter"), *interval("wrong", "ranked", "adaptive")]
+    words = "{:.2f} ±{:.2f} points above `shorter`, and {:.2f} ±{:.2f} above `adaptive`"
+    yield GPU, words, again
+    again = [*interval("wrong", "ranked", "full"), *interval("wrong", "ranked", "shorter")]
+    words = "{:.2f} ±{:.2f} points above the first one"
+    yield AGAIN, words + " and {:.2f} ±{:.2f} above `shorter`", again
+    yield README, words + ", and {:.2f} ±{:.2f} above `fp.shorter`", again
+    words = "{:.2f} points above the first one, but {:.2f} below `shorter`"
+    again = [*beside("asym", "ranked", "full"), *beside("asym", "shorter", "ranked")]
+    yield AGAIN, words, again
+    above, width = interval("correct", "adaptive", "shorter")
+    words = "`adaptive` is {:.2f} ±{:.2f} points above `shorter`, and `shorter` is {:.2f} ±{:.2f}"
+    yield GPU, words, (abs(above), width, *interval("correct", "full", "shorter"))
+    words = "`shorter` is {:.2f} ±{:.2f} points above full training"
+    yield GPU, words, interval("asym", "shorter", "full")
+    words = "`adaptive` is {:.2f} and {:.2f} points above `shorter`, and the second training {:.2f}"
+    below = beside("asym", "shorter", "ranked")
+    yield GPU, words, [*beside("asym", "adaptive", "shorter"), *below]
+    for arm, words in (
+        ("full", "{:,.0f} suspects of `full`, {:.0f} % have a wrong label, and these are {:.0f} %"),
+        ("adaptive", "{:,.0f} suspects of `adaptive`, it is {:.0f} and {:.0f} %"),
+    ):
+        found = [runs["wrong"][arm, seed].suspicion for seed in range(3)]
+        suspects = statistics.mean(one.suspects for one in found)
+        shares = [
+            100 * statistics.mean(getattr(one, share) for one in found)
+            for share in ("precision", "recall")
+        ]
+        yield GPU, words, (suspects, *shares)
+
+
 def on_a_gpu():
     """The quotes of what ran on a GPU."""
     column = {
@@ -202,36 +275,24 @@ def on_a_gpu():
         "[{:.2f} %](gpu.md)",
         (100 * column["full"].accuracy_best3,),
     )
-    wide = {
-        kind: [accuracy(f"resnet9-wide/{kind}", arm) for arm in ("full", "shorter", "adaptive")]
-        for kind in ("correct", "wrong")
-    }
-    yield GPU, "| correct | {:.2f} | {:.2f} | {:.2f} |", wide["correct"]
-    yield GPU, "| 30 % wrong at random | {:.2f} | {:.2f} | {:.2f} |", wide["wrong"]
-    full, shorter, adaptive = wide["wrong"]
-    words = "{:.2f} points above `shorter` and {:.2f} above full"
-    yield GPU, words, (adaptive - shorter, adaptive - full)
-    words = "it is {:.2f} below `shorter`"
-    yield GPU, words, (wide["correct"][1] - wide["correct"][2],)
-    told = "reached {:.2f} % by full training, {:.2f} % by `fp.shorter` and {:.2f} % by `Adaptive`"
-    yield README, told, wide["wrong"]
-    yield README, "with correct labels, {:.2f}, {:.2f} and {:.2f} %", wide["correct"]
-    found = read_run(RESULTS / "resnet9-wide/wrong/adaptive-0").summary.suspicion
-    assert found is not None
-    assert found.precision is not None
-    assert found.recall is not None
-    words = (
-        "{:,} suspects of `adaptive`, {:.0f} % have a wrong label, and these are {:.0f} % of the"
-    )
-    yield GPU, words, (found.suspects, 100 * found.precision, 100 * found.recall)
+    yield from wide_on_a_gpu()
     lines = (RESULTS / "resnet9-wide/proxy.jsonl").read_text().splitlines()
-    trained = {(line["arm"], line["factor"]): line for line in map(json.loads, lines)}
-    for (arm, factor), line in trained.items():
+    trained = {(line["arm"], line["factor"], line["seed"]): line for line in map(json.loads, lines)}
+    for (arm, factor, seed), line in trained.items():
+        if seed:
+            continue
         row = f"| {arm} | {factor * line['rate']:g} | {{:,}} | {{:.0f}} | {{:.2f}} | {{:.2f}} |"
         shares = [100 * line[key] for key in ("cost", "held_out", "test")]
         yield GPU, row, (line["steps"], *shares)
-    gained = [trained["proxy", f]["test"] - trained["shorter", f]["test"] for f in (1, 2)]
-    yield GPU, "by {:.2f} and {:.2f} points (one seed)", [100 * gain for gain in gained]
+    gained = mean_difference(
+        [
+            100 * (trained["proxy", 1, n]["test"] - trained["shorter", 2, n]["test"])
+            for n in range(3)
+        ]
+    )
+    above = gained.mean, gained.half_width
+    yield GPU, "`proxy` is {:.2f} ±{:.2f} points above `shorter`", above
+    yield FITS, "With four times the channels, it was {:.2f} ±{:.2f} points above", above
     kept = []
     for name in ("lenet", "resnet18"):
         epochs = read_run(RESULTS / "network-times-gpu" / name).metrics[1:]
