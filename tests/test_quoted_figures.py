@@ -253,7 +253,7 @@ def wide_on_a_gpu():
         ("adaptive", "{:,.0f} suspects of `adaptive`, it is {:.0f} and {:.0f} %"),
     ):
         found = [runs["wrong"][arm, seed].suspicion for seed in range(3)]
-        suspects = statistics.mean(one.suspects for one in found)
+        suspects = statistics.mean(one.suspects or 0 for one in found)
         shares = [
             100 * statistics.mean(getattr(one, share) for one in found)
             for share in ("precision", "recall")

@@ -1,4 +1,4 @@
-"""Ranked: the suspects of another run are skipped, in exactly the planned steps."""
+"""The suspects of another training are skipped, by Ranked and by Adaptive, in exact steps."""
 
 import json
 import warnings
@@ -19,11 +19,11 @@ from fineprune.runs.history import read_history
 from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.training_set import UNKNOWN
 from fineprune.training.data import load_data
+from fineprune.training.evidence_of_run import check_same_samples
 from fineprune.training.forecast import predicted_cost
 from fineprune.training.hardware import resolved
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe
-from fineprune.training.scores_of_run import check_same_samples
 
 pytestmark = pytest.mark.usefixtures("fast_spawn")
 
@@ -144,6 +144,92 @@ def test_wrong_arguments_are_one_line(arguments, message):
     assert "\n" not in str(caught.value)
 
 
+# -- Adaptive with earlier evidence --------------------------------------------------------------
+
+
+def earlier_watch(wrong=40, labels=None):
+    truth = torch.arange(N) % 4
+    logits = 6 * torch.nn.functional.one_hot(truth, 4).float()
+    given = truth.clone()
+    given[:wrong] = (given[:wrong] + 1) % 4
+    watch = fp.LabelWatch(N, 4)
+    watch.record(torch.arange(N), logits, given)
+    return watch
+
+
+def begun(watch, **options):
+    return fp.Adaptive(EPOCHS, 0.35, RATES, earlier=watch, **options)
+
+
+def adaptive_plans(pruner, losses=None, epochs=EPOCHS):
+    kept = []
+    for _ in pruner.epochs():
+        order = torch.tensor(list(pruner.sampler))
+        kept.append(pruner.plan.kept.tolist())
+        for batch in order.split(BATCH):
+            pruner.record(batch, torch.ones(len(batch)) if losses is None else losses[batch])
+        if len(kept) == epochs:
+            pruner.end_epoch()
+            break
+    return kept
+
+
+@pytest.mark.parametrize("patience", [0, 5])
+def test_adaptive_skips_earlier_suspects_from_the_first_epoch_on(patience):
+    pruner = fp.Pruner(N, begun(earlier_watch(), patience=patience), batch_size=BATCH)
+    assert pruner.policy.num_suspects() == 40
+    kept = adaptive_plans(pruner)
+    back = [[sample for sample in samples if sample < 40] for samples in kept]
+    # A tenth of 40 returns, and 4 fill the last batch of the 280 others and these.
+    assert len(kept[0]) == 288
+    assert len(back[0]) == 8
+    # Each suspect returns before any returns again, so there is evidence on all in the end.
+    assert set().union(*back) == set(range(40))
+    assert sum(-(-len(samples) // BATCH) for samples in kept) == pruner.total_steps() == 156
+
+
+def test_adaptive_adds_what_it_finds_to_earlier_suspects():
+    losses = torch.ones(N)
+    losses[40:56] = 3.0  # 5 % of all samples; with the 40 earlier ones, they are evidence enough.
+    suspects = []
+    for watch in (None, earlier_watch()):
+        pruner = fp.Pruner(N, begun(watch, chance=2.0), batch_size=BATCH)
+        adaptive_plans(pruner, losses, epochs=8)
+        suspects.append(pruner.policy.num_suspects())
+    assert suspects == [0, 56]
+
+
+def test_adaptive_continues_with_the_same_earlier_suspects_only():
+    whole = fp.Pruner(N, begun(earlier_watch()), batch_size=BATCH, seed=3)
+    kept = adaptive_plans(whole)
+    first = fp.Pruner(N, begun(earlier_watch()), batch_size=BATCH, seed=3)
+    half = adaptive_plans(first, epochs=5)
+    second = fp.Pruner(N, begun(earlier_watch()), batch_size=BATCH, seed=3)
+    second.load_state_dict(first.state_dict())
+    assert half + adaptive_plans(second) == kept
+    for other in (None, earlier_watch(wrong=41)):
+        with pytest.raises(InputError, match="earlier"):
+            fp.Pruner(N, begun(other), batch_size=BATCH, seed=3).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("earlier", "message"),
+    [
+        (SCORES, "expected earlier as the LabelWatch of another training, got ndarray"),
+        (fp.LabelWatch(N, 4), "expected a training that was recorded"),
+    ],
+)
+def test_earlier_evidence_must_be_a_watch_that_recorded(earlier, message):
+    with pytest.raises(InputError, match=message) as caught:
+        begun(earlier)
+    assert "\n" not in str(caught.value)
+
+
+def test_earlier_evidence_on_other_samples_is_refused():
+    with pytest.raises(InputError, match=r"the same 321 samples, got 320: .*fp.Ranked"):
+        fp.Pruner(N + 1, begun(earlier_watch()), batch_size=BATCH)
+
+
 # -- in recipes ------------------------------------------------------------------------------------
 
 DIGITS = {
@@ -206,10 +292,10 @@ def test_labels_that_the_data_hide_are_not_compared(watched):
     data = load_data(resolved(ranked_by(watched)))
     shown = data.training_set()
     hidden = replace(shown, labels=np.full_like(shown.labels, UNKNOWN))
-    check_same_samples(watched, replace(data, training_set=lambda: hidden))
+    check_same_samples("pruning.scores", watched, replace(data, training_set=lambda: hidden))
     moved = replace(shown, index=shown.index + 1)
     with pytest.raises(InputError, match="whose samples differ"):
-        check_same_samples(watched, replace(data, training_set=lambda: moved))
+        check_same_samples("pruning.scores", watched, replace(data, training_set=lambda: moved))
 
 
 def test_plan_shows_the_numbers_of_samples(watched, tmp_path):
@@ -252,3 +338,21 @@ def test_it_is_an_arm_beside_another_policy_if_the_recipe_names_a_run(watched):
     other = ranked_by(watched, "data.label_noise_seed=1")
     with pytest.raises(InputError, match="labels differ"):
         plan_runs(other, watched.parent / "compared", 1, ["full", "ranked"])
+
+
+def adaptive_after(run, *changes):
+    settings = ["pruning.policy=adaptive", f"pruning.earlier={run}", "pruning.save=0.35"]
+    return make_recipe(DIGITS, [*settings, "training.epochs=8", *changes])
+
+
+def test_a_recipe_of_adaptive_begins_with_the_suspects_of_a_run(watched, tmp_path):
+    train(adaptive_after(watched), tmp_path / "run")
+    wrong = load_data(resolved(adaptive_after(watched))).wrong
+    assert wrong is not None
+    skipped = ~read_history(tmp_path / "run", 512).trained
+    assert skipped[:, wrong].mean() > 0.75
+    assert skipped[:, ~wrong].mean() < 0.2
+    with pytest.raises(InputError, match=r"expected for pruning.earlier a run .* labels differ"):
+        train(adaptive_after(watched, "data.label_noise_seed=1"), tmp_path / "other")
+    with pytest.raises(InputError, match=r"pruning.earlier with pruning.policy = .adaptive. only"):
+        make_recipe(DIGITS, ["pruning.policy=random", "pruning.earlier=run"])

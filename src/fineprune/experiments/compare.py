@@ -26,9 +26,9 @@ from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY, read_json, write_j
 from fineprune.runs.lock import only_writer
 from fineprune.runs.summary import read_summary
 from fineprune.training.data import Data, load_data
+from fineprune.training.evidence_of_run import check_same_samples
 from fineprune.training.hardware import resolved
 from fineprune.training.recipe import Recipe, read_recipe
-from fineprune.training.scores_of_run import check_same_samples
 from fineprune.training.summary import input_digests
 from fineprune.writing import write_atomically
 
@@ -76,8 +76,8 @@ def plan_runs(
         for arm in arms:
             run_recipe = arm_recipe(seeded, arm, num_samples)
             run_recipe = run_recipe.replaced("run", arm=arm, rate_factor=None)
-            if arm == "ranked" and number == 0:
-                check_same_samples(Path(run_recipe.pruning.scores or ""), data)
+            if run_recipe.pruning.other_run and number == 0:
+                check_same_samples(*run_recipe.pruning.other_run, data)
             planned[arm] = PlannedRun(arm, number, run_recipe, folder / f"{arm}-{number}")
         if MATCHED in planned:
             method = planned[recipe.pruning.policy]

@@ -20,10 +20,10 @@ from fineprune.pruning.policies.kakurenbo import Kakurenbo
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.policies.progressive_dropout import ProgressiveDropout
 from fineprune.pruning.schedule import Schedule
+from fineprune.training.evidence_of_run import evidence_of_run
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.packaged_recipes import nearest_name, recipe_file
 from fineprune.training.policies import make_policy, own_policy
-from fineprune.training.scores_of_run import scores_of_run
 from fineprune.training.settings import (
     DataSettings,
     NetworkSettings,
@@ -67,7 +67,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         # Only training runs the user's code, and a report need not read another run.
-        if not (self.pruning.own or self.pruning.policy == "ranked"):
+        if not (self.pruning.own or self.pruning.other_run):
             policy = self.policy()  # Raises an error if the schedule is impossible.
             self._check_probabilities(policy)
         if self.distributed.served:
@@ -122,8 +122,8 @@ class Recipe:
     def policy(self) -> Policy:
         """Make the policy that the pruning section describes.
 
-        If it is the user's own, this runs the user's code. If it is ``ranked``, this reads the
-        evidence of another run.
+        If it is the user's own, this runs the user's code. Others may read the evidence of another
+        run.
         """
         pruning, epochs = self.pruning, self.training.epochs
         if pruning.own:
@@ -132,8 +132,10 @@ class Recipe:
             "epochs": lambda: epochs,
             "schedule": self.schedule,
             "rates": lambda: functools.partial(rate_at, self.training),
-            "scores": lambda: scores_of_run(Path(pruning.scores or "")),
         }
+        if pruning.other_run:
+            setting, folder = pruning.other_run
+            made[setting.removeprefix("pruning.")] = lambda: evidence_of_run(folder, setting)
         return make_policy(pruning.policy, pruning.given(), made)
 
     def schedule(self) -> Schedule:

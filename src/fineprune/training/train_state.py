@@ -20,13 +20,13 @@ from fineprune.errors import InputError
 from fineprune.networks.weights import load_weights
 from fineprune.pruning.pruner import Pruner
 from fineprune.training.data import Data, load_data
+from fineprune.training.evidence_of_run import check_same_samples
 from fineprune.training.moving_average import MovingAverage
 from fineprune.training.network import precision, recipe_network
 from fineprune.training.optimizer import build_optimizer, load_optimizer
 from fineprune.training.random_state import random_state, reseed, set_random_state
 from fineprune.training.recipe import Recipe
 from fineprune.training.sample_history import SampleHistory
-from fineprune.training.scores_of_run import check_same_samples
 from fineprune.training.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -179,8 +179,8 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     model = recipe_network(recipe, data)
     digest = _load_pretrained(model, recipe, data, warn=ranks.main) if saved is None else None
     policy = recipe.policy()
-    if recipe.pruning.policy == "ranked":
-        check_same_samples(Path(recipe.pruning.scores or ""), data)
+    if recipe.pruning.other_run:
+        check_same_samples(*recipe.pruning.other_run, data)
     pruner = Pruner(
         data.train,
         policy,

@@ -1,5 +1,6 @@
 """Adaptive: save a given share of the steps where this costs the least."""
 
+import hashlib
 import math
 from typing import Any, ClassVar, Unpack
 
@@ -9,6 +10,7 @@ import torch
 
 from fineprune.errors import InputError, check_whole_number
 from fineprune.labels.advice import FullCost, advice_of_losses
+from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.ranking import Ranking
 from fineprune.pruning.dropping_count import add_marks, keep_least_counted
 from fineprune.pruning.learning_rates import Rates
@@ -79,6 +81,9 @@ class Adaptive(BudgetedPolicy):
         returning: The share of the contradicting samples that are trained all the same per epoch.
         evidence: The share of all samples that must stay above chance for ``patience`` epochs; with
             fewer, none is skipped for its losses. As many must be confused, or suspects.
+        earlier: The evidence of an earlier training on the same samples and labels. Its suspects
+            are skipped from the first epoch on, in addition to those that this training finds. The
+            default is None.
         suspects_after: The number of epochs after which samples with a positive score in the
             ranking of the labels are skipped, as many as labels are estimated to be wrong, unless
             hardly anything was learned. The training loop must record logits. The default is None:
@@ -89,7 +94,8 @@ class Adaptive(BudgetedPolicy):
             part of the budget, so the other epochs are shortened more.
 
     Raises:
-        InputError: A value is out of range, or too many epochs are annealed to save that much.
+        InputError: A value is out of range, the earlier training was not recorded, or too many
+            epochs are annealed to save that much.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -104,6 +110,7 @@ class Adaptive(BudgetedPolicy):
         patience: int = 5,
         returning: float = 0.1,
         evidence: float = 0.075,
+        earlier: LabelWatch | None = None,
         suspects_after: int | None = None,
         chance: float | None = None,
         **options: Unpack[Options],
@@ -133,10 +140,24 @@ class Adaptive(BudgetedPolicy):
         self._given_chance = None if chance is None else float(chance)
         self.needs_ranking = patience > 0
         self.needs_logits = suspects_after is not None
+        self._earlier: npt.NDArray[np.bool_] | None = None
+        if earlier is not None:
+            self._earlier = _suspects_of(earlier)
+            self.known_labels = earlier.labels()
         self._forget(0)
 
     def bind(self, num_samples: int) -> None:
-        """Allocate eleven bytes per sample, and count each sample as an optimizer step."""
+        """Allocate eleven bytes per sample, and count each sample as an optimizer step.
+
+        Raises:
+            InputError: The earlier training had another number of samples.
+        """
+        if self._earlier is not None and len(self._earlier) != num_samples:
+            raise InputError(
+                f"expected earlier=... of a training on the same {num_samples} samples, got "
+                f"{len(self._earlier)}: if samples were added or removed, give fp.Ranked the "
+                f"scores of those that are left"
+            )
         self._forget(num_samples)
         super().bind(num_samples)
 
@@ -153,8 +174,8 @@ class Adaptive(BudgetedPolicy):
         self._losses = EpochLosses(num_samples)
 
     def planned_numbers(self) -> list[int]:
-        """Return how many samples each epoch keeps if none contradicts the others."""
-        return self._planned(0)
+        """Return how many samples each epoch keeps if only earlier suspects contradict."""
+        return self._planned(self._number_earlier())
 
     def num_kept(self, epoch: int) -> int | None:
         """Return None, because the number depends on the samples that contradict the others."""
@@ -173,7 +194,7 @@ class Adaptive(BudgetedPolicy):
         order[skipped] = 3
         returning = self._number_returning(int(np.count_nonzero(skipped)), number)
         if returning:
-            order[rng.choice(np.flatnonzero(skipped), returning, replace=False)] = 0
+            order[self._returning(np.flatnonzero(skipped), returning, rng)] = 0
         return EpochPlan(epoch, torch.from_numpy(keep_least_counted(order, number, rng)))
 
     def observe(self, epoch: int, records: LossRecords) -> None:
@@ -225,7 +246,8 @@ class Adaptive(BudgetedPolicy):
 
     def num_suspects(self) -> int | None:
         """Return how many samples contradict the others; None without ``patience``."""
-        return self._number_contradicting() if self.patience else None
+        known = self.patience or self._earlier is not None
+        return self._number_contradicting() if known else None
 
     def advice(self, epochs: int, cost: FullCost) -> list[str]:
         """Say by the contradicting samples which means of saving fits best."""
@@ -235,11 +257,15 @@ class Adaptive(BudgetedPolicy):
         return advice_of_losses(found, self._num_samples, self.patience, cost)
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments, with which a state must agree."""
+        """Return the arguments and a digest of earlier suspects, with which a state must agree."""
+        begun = {}
+        if self._earlier is not None:
+            begun["earlier"] = hashlib.sha256(self._earlier.tobytes()).hexdigest()
         return {
             **super().settings(),
             "patience": self.patience,
             "evidence": self.evidence,
+            **begun,
             "suspects_after": self.suspects_after,
             "chance": self._given_chance,
         }
@@ -283,17 +309,32 @@ class Adaptive(BudgetedPolicy):
     def _contradicting(self) -> npt.NDArray[np.bool_]:
         """Return a mask of the samples to skip, as far as the budget allows it."""
         contradicting = np.zeros(len(self._streaks), dtype=np.bool_)
+        if self._earlier is not None:
+            contradicting |= self._earlier
         if not self.patience:
             return contradicting
         enough = self.evidence * len(contradicting)
         often_above = self._streaks >= self.patience
-        if np.count_nonzero(often_above) >= enough:
+        # Suspects of an earlier training are evidence of wrong labels, too.
+        if np.count_nonzero(often_above | contradicting) >= enough:
             contradicting |= often_above
             if self._mostly_learned:
                 contradicting |= self._losses.averages.numpy() > np.float32(self._chance)
         if np.count_nonzero(self._confused) >= enough:
             contradicting |= self._confused
         return contradicting
+
+    def _returning(
+        self, skipped: npt.NDArray[np.int64], number: int, rng: np.random.Generator
+    ) -> npt.NDArray[np.int64]:
+        """Choose skipped samples at random, at first earlier suspects that were never trained."""
+        if self._earlier is None:
+            return rng.choice(skipped, number, replace=False)
+        never = skipped[np.isnan(self._losses.averages.numpy()[skipped])]
+        if len(never) >= number:
+            return rng.choice(never, number, replace=False)
+        others = np.setdiff1d(skipped, never, assume_unique=True)
+        return np.concatenate([never, rng.choice(others, number - len(never), replace=False)])
 
     def _note_confused(self, epoch: int, learned: bool) -> None:
         """Note the confused samples, as soon as mistakes are known to be consistent.
@@ -317,6 +358,9 @@ class Adaptive(BudgetedPolicy):
     def _number_contradicting(self) -> int:
         return int(np.count_nonzero(self._contradicting()))
 
+    def _number_earlier(self) -> int:
+        return 0 if self._earlier is None else int(np.count_nonzero(self._earlier))
+
     def steps_before(self, epoch: int) -> int:
         """Return the number of steps that the epochs before this one used.
 
@@ -325,7 +369,7 @@ class Adaptive(BudgetedPolicy):
         used = 0
         for earlier, length in enumerate(self._lengths[:epoch]):
             if length is None:
-                used += self._steps(earlier, used, skipped=0)
+                used += self._steps(earlier, used, self._number_earlier())
             else:
                 used += round(length * self._full_steps)
         return used
@@ -341,3 +385,16 @@ class Adaptive(BudgetedPolicy):
         self._chosen |= trained
         if (self._chosen | self._contradicting()).all():
             self._chosen = again
+
+
+def _suspects_of(watch: LabelWatch) -> npt.NDArray[np.bool_]:
+    """Return which samples a training called suspicious; shape (N,)."""
+    if not isinstance(watch, LabelWatch):
+        raise InputError(
+            f"expected earlier as the LabelWatch of another training, got {type(watch).__name__}: "
+            f"give fp.Ranked scores of your own"
+        )
+    suspects: npt.NDArray[np.bool_] = (watch.ranking().scores > 0).cpu().numpy()
+    if suspects.all():
+        raise InputError("expected samples that are not suspects, got none in earlier=...")
+    return suspects

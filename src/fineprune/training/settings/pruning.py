@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any, cast
 
 from fineprune.errors import InputError, check_one_of
@@ -39,6 +40,8 @@ class PruningSettings:
             ``SelectiveBackprop`` and ``UCB``.
         patience, returning, evidence, suspects_after, chance: The arguments of ``Adaptive``;
             ``returning`` is also one of ``Ranked``.
+        earlier: The folder of a finished run on the same samples and labels, whose evidence on the
+            labels is the argument of ``Adaptive``.
         scores: The folder of a finished run on the same samples and labels, whose evidence on the
             labels gives the scores of ``Ranked``.
         suspects: An argument of ``Ranked``; None for the run's estimated number of wrong labels.
@@ -68,6 +71,7 @@ class PruningSettings:
     patience: int = 5
     returning: float = 0.1
     evidence: float = 0.075
+    earlier: str | None = None
     suspects_after: int | None = None
     chance: float | None = None
     scores: str | None = None
@@ -140,6 +144,13 @@ class PruningSettings:
     def own(self) -> bool:
         """Whether the policy is the user's own. Making it runs the user's code."""
         return ":" in self.policy
+
+    @property
+    def other_run(self) -> tuple[str, Path] | None:
+        """The setting that names a run that the policy reads, and its folder; else None."""
+        name = {"ranked": "scores", "adaptive": "earlier"}.get(self.policy)
+        folder = None if name is None else getattr(self, name)
+        return None if folder is None else (f"pruning.{name}", Path(folder))
 
     def options(self) -> Options:
         """Return the options that are set."""

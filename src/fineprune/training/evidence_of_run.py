@@ -1,4 +1,4 @@
-"""The scores of the policy ``ranked``: the evidence on the labels that a finished run has kept."""
+"""The evidence on the labels that a finished run has kept, for policies that begin with it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,19 +11,19 @@ from fineprune.runs.history import needed_evidence
 from fineprune.runs.run import read_run
 from fineprune.runs.training_set import UNKNOWN, read_training_set
 
-if TYPE_CHECKING:  # The data are those of a recipe, which reads the scores.
+if TYPE_CHECKING:  # The data are those of a recipe, which reads the evidence.
     from fineprune.training.data import Data
 
 
-def scores_of_run(folder: Path) -> LabelWatch:
-    """Read the evidence of a finished run."""
-    return needed_evidence(folder, read_run(folder).summary.train_samples, "for pruning.scores")
+def evidence_of_run(folder: Path, setting: str) -> LabelWatch:
+    """Read the evidence of a finished run, which a setting names."""
+    return needed_evidence(folder, read_run(folder).summary.train_samples, f"for {setting}")
 
 
-def check_same_samples(folder: Path, data: "Data") -> None:
-    """Check that a run was trained on the samples and labels of a recipe."""
+def check_same_samples(setting: str, folder: Path, data: "Data") -> None:
+    """Check that the run that a setting names was trained on the samples and labels of a recipe."""
     summary = read_run(folder).summary
-    expected = f"expected for pruning.scores a run on the same samples and labels, got {folder}"
+    expected = f"expected for {setting} a run on the same samples and labels, got {folder}"
     if summary.train_samples != data.num_samples:
         raise InputError(
             f"{expected}, which trained {summary.train_samples} samples instead of "
