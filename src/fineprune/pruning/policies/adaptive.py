@@ -79,8 +79,9 @@ class Adaptive(BudgetedPolicy):
             skipped, and of epochs before confused ones are. With 0, no sample is skipped for its
             losses or its label.
         returning: The share of the contradicting samples that are trained all the same per epoch.
-        evidence: The share of all samples that must stay above chance for ``patience`` epochs; with
-            fewer, none is skipped for its losses. As many must be confused, or suspects.
+        evidence: The share of all samples that must stay above chance for ``patience`` epochs, not
+            counting earlier suspects; with fewer, none is skipped for its losses. As many must be
+            confused, or suspects.
         earlier: The evidence of an earlier training on the same samples and labels. Its suspects
             are skipped from the first epoch on, in addition to those that this training finds. The
             default is None.
@@ -245,7 +246,7 @@ class Adaptive(BudgetedPolicy):
         return self._losses.averages.clone()
 
     def num_suspects(self) -> int | None:
-        """Return how many samples contradict the others; None without ``patience``."""
+        """Return how many samples contradict; None without ``patience`` and ``earlier``."""
         known = self.patience or self._earlier is not None
         return self._number_contradicting() if known else None
 
@@ -315,8 +316,8 @@ class Adaptive(BudgetedPolicy):
             return contradicting
         enough = self.evidence * len(contradicting)
         often_above = self._streaks >= self.patience
-        # Suspects of an earlier training are evidence of wrong labels, too.
-        if np.count_nonzero(often_above | contradicting) >= enough:
+        # Suspects of an earlier training say nothing of the others, which may be merely hard.
+        if np.count_nonzero(often_above & ~contradicting) >= enough:
             contradicting |= often_above
             if self._mostly_learned:
                 contradicting |= self._losses.averages.numpy() > np.float32(self._chance)
