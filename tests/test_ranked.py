@@ -1,6 +1,7 @@
 """The suspects of another training are skipped, by Ranked and by Adaptive, in exact steps."""
 
 import json
+import re
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -350,6 +351,9 @@ def test_a_recipe_of_adaptive_begins_with_the_suspects_of_a_run(watched, tmp_pat
     skipped = ~read_history(tmp_path / "run", 512).trained
     assert skipped[:, wrong].mean() > 0.75
     assert skipped[:, ~wrong].mean() < 0.2
+    (tmp_path / "recipe.toml").write_text(adaptive_after(watched).to_toml())
+    shown = CliRunner().invoke(app, ["plan", str(tmp_path / "recipe.toml")])
+    assert re.search(r"already without the 1\d\d suspects of the earlier training", shown.stdout)
     with pytest.raises(InputError, match=r"expected for pruning.earlier a run .* labels differ"):
         train(adaptive_after(watched, "data.label_noise_seed=1"), tmp_path / "other")
     with pytest.raises(InputError, match=r"pruning.earlier with pruning.policy = .adaptive. only"):

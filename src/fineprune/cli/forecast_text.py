@@ -56,6 +56,11 @@ def forecast_text(made: Forecast, block: str = "█") -> Iterator[str | Text]:
         learned = ", without what is learned from the losses" if adapts else ""
         yield f"samples per epoch{learned}:"
         yield from _bars(made.kept, block)
+        if isinstance(policy, Adaptive) and (earlier := policy.num_suspects()):
+            yield (
+                f"already without the {earlier:,} suspects of the earlier training, of which "
+                f"{policy.returning:.0%} return per epoch"
+            )
         if isinstance(policy, Adaptive) and adapts:
             labels = (
                 "labels are confused consistently"
