@@ -189,13 +189,14 @@ def test_adaptive_skips_earlier_suspects_from_the_first_epoch_on(patience):
     assert sum(-(-len(samples) // BATCH) for samples in kept) == pruner.total_steps() == 156
 
 
-@pytest.mark.parametrize(("found", "added"), [(23, 0), (24, 24)])  # 7.5 % of 320 are 24.
-def test_adaptive_adds_what_it_finds_to_earlier_suspects(found, added):
+@pytest.mark.parametrize(("before", "added"), [(0, 0), (11, 0), (12, 12)])
+def test_adaptive_adds_what_it_finds_to_earlier_suspects(before, added):
     losses = torch.ones(N)
-    losses[: 40 + found] = 3.0
-    pruner = fp.Pruner(N, begun(earlier_watch(), chance=2.0), batch_size=BATCH)
+    losses[: before + 12] = 3.0  # 7.5 % of all samples are 24, and those found before count.
+    pruner = fp.Pruner(N, begun(earlier_watch(before), chance=2.0), batch_size=BATCH)
+    assert pruner.policy.num_suspects() == before
     adaptive_plans(pruner, losses, epochs=8)
-    assert pruner.policy.num_suspects() == 40 + added
+    assert pruner.policy.num_suspects() == before + added
 
 
 def test_adaptive_continues_with_the_same_earlier_suspects_only():

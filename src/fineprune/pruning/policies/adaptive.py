@@ -79,8 +79,8 @@ class Adaptive(BudgetedPolicy):
             skipped, and of epochs before confused ones are. With 0, no sample is skipped for its
             losses or its label.
         returning: The share of the contradicting samples that are trained all the same per epoch.
-        evidence: The share of all samples that must stay above chance for ``patience`` epochs, not
-            counting earlier suspects; with fewer, none is skipped for its losses. As many must be
+        evidence: The share of all samples that must stay above chance for ``patience`` epochs, or
+            be earlier suspects; with fewer, none is skipped for its losses. As many must be
             confused, or suspects.
         earlier: The evidence of an earlier training on the same samples and labels. Its suspects
             are skipped from the first epoch on, in addition to those that this training finds. The
@@ -316,8 +316,9 @@ class Adaptive(BudgetedPolicy):
             return contradicting
         enough = self.evidence * len(contradicting)
         often_above = self._streaks >= self.patience
-        # Suspects of an earlier training say nothing of the others, which may be merely hard.
-        if np.count_nonzero(often_above & ~contradicting) >= enough:
+        # Suspects of an earlier training are evidence, too: where it has memorised labels, hardly
+        # as many others are above chance as without it (docs/results/second-training.md).
+        if np.count_nonzero(often_above | contradicting) >= enough:
             contradicting |= often_above
             if self._mostly_learned:
                 contradicting |= self._losses.averages.numpy() > np.float32(self._chance)
