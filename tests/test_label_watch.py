@@ -563,6 +563,18 @@ def test_states_of_something_else_are_refused(state):
         watch.merge(state)
 
 
+@pytest.mark.parametrize(
+    "missing", [("rank",), ("evidence", "sums"), ("evidence", "buffer", "index")]
+)
+def test_a_part_of_a_state_is_refused(missing):
+    state = part = fp.LabelWatch(4, 2).state_dict()
+    for key in missing[:-1]:
+        part = part[key]
+    del part[missing[-1]]
+    with pytest.raises(InputError, match=f"got a part: '{missing[-1]}': load a whole state"):
+        fp.LabelWatch(4, 2).load_state_dict(state)
+
+
 def test_a_state_with_other_tensors_is_refused():
     state = fp.LabelWatch(N, CLASSES).state_dict()
     del state["evidence"]["sums"]["agreed"]

@@ -177,7 +177,8 @@ class Evidence:
                 f"expected indices in 0..{self.num_samples - 1} and labels in "
                 f"0..{self.num_classes - 1}, got {out_of_range} records with others: give "
                 f"LabelWatch the numbers of samples and classes of the data set, and leave out "
-                f"samples without a label"
+                f"samples without a label, such as -100: with keep = labels >= 0, record "
+                f"index[keep], logits[keep] and labels[keep]"
             )
         if changed:
             raise InputError(

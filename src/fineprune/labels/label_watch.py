@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fineprune.errors import InputError, check_whole_number
+from fineprune.errors import InputError, check_whole_number, explaining
 from fineprune.labels.advice import FullCost, advice_of
 from fineprune.labels.batch import as_numbers, check_classified
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
@@ -476,8 +476,11 @@ class LabelWatch(Untraced):
                 f"expected the state of a LabelWatch with {expected}, got {given or type(state)}: "
                 f"load what its state_dict() returned into a LabelWatch with the same numbers"
             )
-        self._evidence.load_state_dict(state["evidence"])
-        return state["rank"], state["ranks"]
+        advice = ": load a whole state, as its state_dict() returned it"
+        with explaining("expected the state of a LabelWatch, got a part", KeyError, advice):
+            place = state["rank"], state["ranks"]
+            self._evidence.load_state_dict(state["evidence"])
+        return place
 
     def _rank_and_ranks(self) -> tuple[int, int]:
         """Return the rank of this process, and the number of ranks that share the samples."""
