@@ -248,17 +248,33 @@ def wide_on_a_gpu():
     words = "`adaptive` is {:.2f} and {:.2f} points above `shorter`, and the second training {:.2f}"
     below = beside("asym", "shorter", "ranked")
     yield GPU, words, [*beside("asym", "adaptive", "shorter"), *below]
-    for arm, words in (
-        ("full", "{:,.0f} suspects of `full`, {:.0f} % have a wrong label, and these are {:.0f} %"),
-        ("adaptive", "{:,.0f} suspects of `adaptive`, it is {:.0f} and {:.0f} %"),
-    ):
-        found = [runs["wrong"][arm, seed].suspicion for seed in range(3)]
-        suspects = statistics.mean(one.suspects or 0 for one in found)
+
+    def found(kind, arm):
+        found = [one.suspicion for key, one in runs[kind].items() if key[0] == arm]
+        number = statistics.mean(one.suspects or 0 for one in found)
         shares = [
             100 * statistics.mean(getattr(one, share) for one in found)
             for share in ("precision", "recall")
         ]
-        yield GPU, words, (suspects, *shares)
+        return number, *shares
+
+    words = "{:,.0f} suspects of `full`, {:.0f} % have a wrong label, and these are {:.0f} %"
+    yield GPU, words, found("wrong", "full")
+    words = "{:,.0f} suspects of `adaptive`, it is {:.0f} and {:.0f} %"
+    yield GPU, words, found("wrong", "adaptive")
+    for words, arm in (
+        ("it is {:.0f} and {:.0f} % for the {:,.0f} suspects of `full`", "full"),
+        ("and {:.0f} and {:.0f} % for the {:,.0f} of `adaptive`", "adaptive"),
+    ):
+        number, *shares = found("asym", arm)
+        yield GPU, words, (*shares, number)
+    number, precision, recall = found("wrong", "full")
+    words = "{:.0f} % of the {:,.0f} suspects of a training with 30 % wrong at random had a wrong"
+    yield README, words, (precision, number)
+    yield README, "and these were {:.0f} % of the wrong ones. If", (recall,)
+    number, precision, recall = found("asym", "full")
+    words = "it was {:.0f} % of {:,.0f} suspects, and {:.0f} % of the wrong ones, because"
+    yield README, words, (precision, number, recall)
 
 
 def on_a_gpu():
