@@ -355,24 +355,33 @@ def again_beside(case, arm, other="full"):
     return made.mean, made.half_width
 
 
-def trained_again():
-    """Second trainings, which skip the suspects of the first one or train on accepted labels."""
-    runs, reached, beside = again_runs, again_reached, again_beside
+def again_rows(case, arms):
+    """The rows of a table of the page on second trainings, which has so many arms."""
     called = {
         "shorter": "a single training, `shorter`",
+        "adaptive": "a single training, `adaptive`",
         "ranked": "second, `ranked`",
+        "told": "second, `ranked`, `suspects = 0.3`",
+        "short-first": "second, `ranked`, first training of 30 epochs",
+        "adaptive-earlier": "second, `adaptive` with `earlier`",
         "accepted": "second, suggestions accepted",
         "adaptive-accepted": "second, suggestions accepted, `adaptive`",
     }
-    for network, arms in (("resnet9", 4), ("resnet18", 3), ("confused", 2), ("correct", 2)):
-        first = runs(network, "full")
-        yield AGAIN, "| first training | 0.0 | {:.2f} | - |", (reached(network, "full").mean(),)
-        there = [arm for arm in called if kept(network, arm)]
-        assert len(there) == arms
-        for arm in there:
-            saved = 100 * (1 - runs(network, arm)[0].steps / first[0].steps)
-            row = f"| {called[arm]} | {{:.1f}} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
-            yield AGAIN, row, (saved, reached(network, arm).mean(), *beside(network, arm))
+    yield AGAIN, "| first training | 0.0 | {:.2f} | - |", (again_reached(case, "full").mean(),)
+    there = [arm for arm in called if kept(case, arm)]
+    assert len(there) == arms
+    for arm in there:
+        saved = 100 * (1 - again_runs(case, arm)[0].steps / again_runs(case, "full")[0].steps)
+        told = ", `suspects_after = 10`" if (case, arm) == ("weaker", "adaptive") else ""
+        row = f"| {called[arm]}{told} | {{:.1f}} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
+        yield AGAIN, row, (saved, again_reached(case, arm).mean(), *again_beside(case, arm))
+
+
+def trained_again():
+    """Second trainings, which skip the suspects of the first one or train on accepted labels."""
+    runs, beside = again_runs, again_beside
+    for network, arms in (("resnet9", 5), ("resnet18", 4), ("confused", 3), ("correct", 3)):
+        yield from again_rows(network, arms)
     ranked = {name: beside(name, "ranked") for name in ("resnet9", "resnet18", "correct")}
     shorter = {name: beside(name, "ranked", "shorter") for name in ("resnet9", "resnet18")}
     once = (
@@ -417,24 +426,9 @@ def trained_again():
 
 def trained_again_after_long():
     """Second trainings after a first one of 60 epochs."""
-    runs, reached, beside = again_runs, again_reached, again_beside
-    called = {
-        "shorter": "a single training, `shorter`",
-        "adaptive": "a single training, `adaptive`",
-        "ranked": "second, `ranked`",
-        "told": "second, `ranked`, `suspects = 0.3`",
-        "short-first": "second, `ranked`, first training of 30 epochs",
-    }
-    for labels, arms in (("long", 5), ("weaker", 3)):
-        first = reached(labels, "full").mean()
-        yield AGAIN, "| first training | 0.0 | {:.2f} | - |", (first,)
-        there = [arm for arm in called if kept(labels, arm)]
-        assert len(there) == arms
-        for arm in there:
-            saved = 100 * (1 - runs(labels, arm)[0].steps / runs(labels, "full")[0].steps)
-            told = ", `suspects_after = 10`" if (labels, arm) == ("weaker", "adaptive") else ""
-            row = f"| {called[arm]}{told} | {{:.1f}} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
-            yield AGAIN, row, (saved, reached(labels, arm).mean(), *beside(labels, arm))
+    runs, beside = again_runs, again_beside
+    for labels, arms in (("long", 6), ("weaker", 4)):
+        yield from again_rows(labels, arms)
     weaker = beside("weaker", "ranked", "shorter")
     yield AGAIN, "wrong**: `ranked` is {:.2f} ±{:.2f} points above `shorter`", weaker
     yield AGAIN, "if it is told ({:.2f} ±{:.2f})", beside("weaker", "ranked", "adaptive")

@@ -257,6 +257,12 @@ def test_arms_whose_rates_cannot_be_chosen_are_refused(arms, curve, said, tmp_pa
     assert not (tmp_path / "c").exists()
 
 
+def test_an_arm_that_reads_a_run_needs_held_out_samples(tmp_path):
+    changes = ("pruning.policy=adaptive", "pruning.save=0.3", "pruning.earlier=first")
+    with pytest.raises(InputError, match="--tune and the arm 'adaptive', got 0: it reads a run"):
+        tune(tmp_path / "c", *changes, arms=["full", "adaptive"])
+
+
 def test_the_command_refuses_them_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("small.toml").write_text(small().to_toml())

@@ -73,10 +73,12 @@ def check_can_tune(recipe: Recipe, arms: Sequence[str], *, curve: bool) -> None:
             f"expected no arms with --tune whose learning rate is a multiple of another arm's, got "
             f"{', '.join(multiples)}: leave them out"
         )
-    if "ranked" in arms and not recipe.data.validation:
+    own = recipe.pruning.policy if recipe.pruning.other_run else "ranked"
+    reading = [arm for arm in arms if arm in ("ranked", own)]
+    if reading and not recipe.data.validation:
         raise InputError(
-            "expected data.validation with --tune and the arm 'ranked', got 0: its scores must be "
-            "those of a run that has held out the same samples; or leave this arm out"
+            f"expected data.validation with --tune and the arm {reading[0]!r}, got 0: it reads a "
+            f"run that must have held out the same samples; or leave this arm out"
         )
 
 
