@@ -199,6 +199,20 @@ def test_adaptive_adds_what_it_finds_to_earlier_suspects(before, added):
     assert pruner.policy.num_suspects() == before + added
 
 
+def test_adaptive_adds_no_hard_samples_where_earlier_mistakes_are_in_few_pairs_of_classes():
+    truth = torch.arange(N) % 4
+    given = torch.where((truth == 3) & (torch.arange(N) < 160), 2, truth)
+    watch = fp.LabelWatch(N, 4)
+    # Different logits, because equal scores are not called confused.
+    noise = torch.rand(N, 4, generator=torch.Generator().manual_seed(0))
+    watch.record(torch.arange(N), 6 * torch.nn.functional.one_hot(truth, 4) + noise, given)
+    assert watch.ranking().confused.any()
+    assert watch.num_suspects() == 40
+    pruner = fp.Pruner(N, begun(watch, chance=2.0), batch_size=BATCH)
+    adaptive_plans(pruner, torch.where(truth == 1, 3.0, 1.0), epochs=8)
+    assert pruner.policy.num_suspects() == 40
+
+
 def test_adaptive_continues_with_the_same_earlier_suspects_only():
     whole = fp.Pruner(N, begun(earlier_watch()), batch_size=BATCH, seed=3)
     kept = adaptive_plans(whole)

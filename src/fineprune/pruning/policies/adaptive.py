@@ -83,8 +83,9 @@ class Adaptive(BudgetedPolicy):
             be earlier suspects; with fewer, none is skipped for its losses. As many must be
             confused, or suspects.
         earlier: The evidence of an earlier training on the same samples and labels. Its suspects
-            are skipped from the first epoch on, in addition to those that this training finds. The
-            default is None.
+            are skipped from the first epoch on, in addition to those that this training finds. If
+            that training found its mistakes in few pairs of classes (``Ranking.confused``), none is
+            skipped for its losses here. The default is None.
         suspects_after: The number of epochs after which samples with a positive score in the
             ranking of the labels are skipped, as many as labels are estimated to be wrong, unless
             hardly anything was learned. The training loop must record logits. The default is None:
@@ -142,8 +143,13 @@ class Adaptive(BudgetedPolicy):
         self.needs_ranking = patience > 0
         self.needs_logits = suspects_after is not None
         self._earlier: npt.NDArray[np.bool_] | None = None
+        # Samples that stay above chance are hard ones where labels are known to be confused: the
+        # losses of these are small.
+        self._above_means_wrong = True
         if earlier is not None:
-            self._earlier = _suspects_of(earlier)
+            ranking = _ranking_of(earlier)
+            self._earlier = (ranking.scores > 0).cpu().numpy()
+            self._above_means_wrong = not bool(ranking.confused.any())
             self.known_labels = earlier.labels()
         self._forget(0)
 
@@ -318,7 +324,8 @@ class Adaptive(BudgetedPolicy):
         often_above = self._streaks >= self.patience
         # Suspects of an earlier training are evidence, too: where it has memorised labels, hardly
         # as many others are above chance as without it (docs/results/second-training.md).
-        if np.count_nonzero(often_above | contradicting) >= enough:
+        found = np.count_nonzero(often_above | contradicting)
+        if self._above_means_wrong and found >= enough:
             contradicting |= often_above
             if self._mostly_learned:
                 contradicting |= self._losses.averages.numpy() > np.float32(self._chance)
@@ -389,14 +396,14 @@ class Adaptive(BudgetedPolicy):
             self._chosen = again
 
 
-def _suspects_of(watch: LabelWatch) -> npt.NDArray[np.bool_]:
-    """Return which samples a training called suspicious; shape (N,)."""
+def _ranking_of(watch: LabelWatch) -> Ranking:
+    """Return what an earlier training says of the labels, of which some must be right."""
     if not isinstance(watch, LabelWatch):
         raise InputError(
             f"expected earlier as the LabelWatch of another training, got {type(watch).__name__}: "
             f"give fp.Ranked scores of your own"
         )
-    suspects: npt.NDArray[np.bool_] = (watch.ranking().scores > 0).cpu().numpy()
-    if suspects.all():
+    ranking = watch.ranking()
+    if bool((ranking.scores > 0).all()):
         raise InputError("expected samples that are not suspects, got none in earlier=...")
-    return suspects
+    return ranking
