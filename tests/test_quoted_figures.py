@@ -420,8 +420,42 @@ def trained_again():
     yield ADVICE, f"was {one} one in a ResNet-9, and {other} in a thin", gained
     words = f"it was {other} points above `shorter` in a ResNet-9 and {other} in a thin"
     yield CHOOSE, words, (*shorter["resnet9"], *shorter["resnet18"])
+    yield from began_with_suspects()
     words = "an earlier training of its own was {:.2f} ±{:.2f} points above the control `shorter`"
     yield "docs/policies.md", words, shorter["resnet9"]
+
+
+def began_with_suspects():
+    """Second trainings of Adaptive that begin with the suspects of the first one."""
+
+    def beside(case, other="full"):
+        mean, half_width = again_beside(case, "adaptive-earlier", other)
+        return abs(mean), half_width
+
+    other = "{:.2f} ±{:.2f}"
+    shorter = {name: beside(name, "shorter") for name in ("resnet9", "resnet18", "long", "weaker")}
+    ranked = {name: beside(name, "ranked") for name in ("resnet9", "resnet18", "long")}
+    yield README, f"and was {other} points above `fp.shorter`; in", shorter["long"]
+    yield LABELS, f"it was {other} points above the shorter schedule there", shorter["long"]
+    yield LABELS, f"and {other} above it with mistakes of a weaker network", shorter["weaker"]
+    both = *ranked["resnet9"], *ranked["resnet18"]
+    yield LABELS, f"it was {other} (ResNet-9) and {other} points (thin ResNet-18) below", both
+    yield (
+        CHOOSE,
+        f"after 60 epochs, it was {other} points above `shorter`,",
+        shorter["long"],
+    )
+    words = f"`earlier` is {other} points above `shorter` in the ResNet-9, and {other} in the thin"
+    yield AGAIN, words, (*shorter["resnet9"], *shorter["resnet18"])
+    yield AGAIN, f"It is {other} and {other} points below `ranked`", both
+    yield AGAIN, f"`adaptive` with `earlier` is {other} above the first one", beside("confused")
+    words = (
+        f"`earlier` is {other} points above `shorter`, {other} above `ranked`, and {other} below"
+    )
+    yield AGAIN, words, (*shorter["long"], *ranked["long"], *beside("long", "adaptive"))
+    yield AGAIN, f"`earlier` is {other} points above `shorter`, and {other} above `ranked`", (
+        *shorter["weaker"], *beside("weaker", "ranked"),
+    )  # fmt: skip
 
 
 def trained_again_after_long():
@@ -443,11 +477,9 @@ def trained_again_after_long():
     yield AGAIN, words, (*gains[0], *gains[1])
     words = "better than `adaptive`: {:.2f} ±{:.2f} and {:.2f} ±{:.2f} points below it"
     yield AGAIN, words, (-losses[0][0], losses[0][1], -losses[1][0], losses[1][1])
-    words = "was {:.2f} ±{:.2f} points below `fp.shorter`, and with"
-    yield README, words, (-lost, half_width)
-    yield README, "(`suspects=0.3`) {:.2f} ±{:.2f} above it", gains[0]
-    words = "it was {:.2f} ±{:.2f} points above it, but `Adaptive` was {:.2f} ±{:.2f} better"
-    yield LABELS, words, (*gains[0], -losses[0][0], losses[0][1])
+    yield README, "was {:.2f} ±{:.2f} points below `fp.shorter`. Then", (-lost, half_width)
+    yield CHOOSE, "and `Ranked` {:.2f} ±{:.2f} below it", (-lost, half_width)
+    yield LABELS, "it was {:.2f} ±{:.2f} points above it. `fp.Adaptive", gains[0]
     found = [run.suspicion for run in runs("long", "full")]
     numbers = [of(one.suspects for one in found) for of in (min, max)]
     yield AGAIN, "and names {:,} to {:,} suspects", numbers

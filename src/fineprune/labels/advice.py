@@ -51,7 +51,7 @@ _AGAIN = (
     "(fp.Ranked(epochs, watch), or pruning.policy=ranked with pruning.scores). With 30 % wrong "
     "labels and 35 % of the steps saved, a second training was 4.07 ±0.94 points above the first "
     "one in a ResNet-9, and 2.70 ±0.22 in a thin ResNet-18. If the network has memorised its "
-    "labels, these are too few: say how many labels are wrong (suspects), if you know."
+    "labels, these are too few: use fp.Adaptive(epochs, earlier=watch), which looks for others."
 )
 
 
