@@ -294,9 +294,8 @@ def on_a_gpu():
     yield from wide_on_a_gpu()
     lines = (RESULTS / "resnet9-wide/proxy.jsonl").read_text().splitlines()
     trained = {(line["arm"], line["factor"], line["seed"]): line for line in map(json.loads, lines)}
-    for (arm, factor, seed), line in trained.items():
-        if seed:
-            continue
+    first = {case[:2]: line for case, line in trained.items() if case[2] == 0}
+    for (arm, factor), line in first.items():
         row = f"| {arm} | {factor * line['rate']:g} | {{:,}} | {{:.0f}} | {{:.2f}} | {{:.2f}} |"
         shares = [100 * line[key] for key in ("cost", "held_out", "test")]
         yield GPU, row, (line["steps"], *shares)
@@ -440,11 +439,7 @@ def began_with_suspects():
     yield LABELS, f"and {other} above it with mistakes of a weaker network", shorter["weaker"]
     both = *ranked["resnet9"], *ranked["resnet18"]
     yield LABELS, f"it was {other} (ResNet-9) and {other} points (thin ResNet-18) below", both
-    yield (
-        CHOOSE,
-        f"after 60 epochs, it was {other} points above `shorter`,",
-        shorter["long"],
-    )
+    yield CHOOSE, f"after 60 epochs, it was {other} points above `shorter`,", shorter["long"]
     words = f"`earlier` is {other} points above `shorter` in the ResNet-9, and {other} in the thin"
     yield AGAIN, words, (*shorter["resnet9"], *shorter["resnet18"])
     yield AGAIN, f"It is {other} and {other} points below `ranked`", both

@@ -90,12 +90,18 @@ def test_a_state_of_other_scores_is_refused():
         other.load_state_dict(state)
 
 
-def test_a_watch_gives_the_scores_and_the_number_of_suspects():
+def earlier_watch(wrong=40):
+    """Return the watch of a training in which the first labels were wrong."""
     labels = torch.arange(N) % 4
     logits = 6 * torch.nn.functional.one_hot(labels, 4).float()
-    labels[:40] = (labels[:40] + 1) % 4
+    labels[:wrong] = (labels[:wrong] + 1) % 4
     watch = fp.LabelWatch(N, 4)
     watch.record(torch.arange(N), logits, labels)
+    return watch
+
+
+def test_a_watch_gives_the_scores_and_the_number_of_suspects():
+    watch = earlier_watch()
     policy = fp.Ranked(EPOCHS, watch, rates=RATES)
     assert policy.num_suspects() == watch.num_suspects() == 40
     assert set(policy.suspects()[0][:40].tolist()) == set(range(40))
@@ -146,16 +152,6 @@ def test_wrong_arguments_are_one_line(arguments, message):
 
 
 # -- Adaptive with earlier evidence --------------------------------------------------------------
-
-
-def earlier_watch(wrong=40, labels=None):
-    truth = torch.arange(N) % 4
-    logits = 6 * torch.nn.functional.one_hot(truth, 4).float()
-    given = truth.clone()
-    given[:wrong] = (given[:wrong] + 1) % 4
-    watch = fp.LabelWatch(N, 4)
-    watch.record(torch.arange(N), logits, given)
-    return watch
 
 
 def begun(watch, **options):
@@ -306,10 +302,10 @@ def test_labels_that_the_data_hide_are_not_compared(watched):
     data = load_data(resolved(ranked_by(watched)))
     shown = data.training_set()
     hidden = replace(shown, labels=np.full_like(shown.labels, UNKNOWN))
-    check_same_samples("pruning.scores", watched, replace(data, training_set=lambda: hidden))
+    check_same_samples("scores", watched, replace(data, training_set=lambda: hidden))
     moved = replace(shown, index=shown.index + 1)
     with pytest.raises(InputError, match="whose samples differ"):
-        check_same_samples("pruning.scores", watched, replace(data, training_set=lambda: moved))
+        check_same_samples("scores", watched, replace(data, training_set=lambda: moved))
 
 
 def test_plan_shows_the_numbers_of_samples(watched, tmp_path):

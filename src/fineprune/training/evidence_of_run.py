@@ -15,15 +15,16 @@ if TYPE_CHECKING:  # The data are those of a recipe, which reads the evidence.
     from fineprune.training.data import Data
 
 
-def evidence_of_run(folder: Path, setting: str) -> LabelWatch:
-    """Read the evidence of a finished run, which a setting names."""
-    return needed_evidence(folder, read_run(folder).summary.train_samples, f"for {setting}")
+def evidence_of_run(setting: str, folder: Path) -> LabelWatch:
+    """Read the evidence of a finished run, which a setting of the pruning section names."""
+    number = read_run(folder).summary.train_samples
+    return needed_evidence(folder, number, f"for pruning.{setting}")
 
 
 def check_same_samples(setting: str, folder: Path, data: "Data") -> None:
     """Check that the run that a setting names was trained on the samples and labels of a recipe."""
     summary = read_run(folder).summary
-    expected = f"expected for {setting} a run on the same samples and labels, got {folder}"
+    expected = f"expected for pruning.{setting} a run on the same samples and labels, got {folder}"
     if summary.train_samples != data.num_samples:
         raise InputError(
             f"{expected}, which trained {summary.train_samples} samples instead of "

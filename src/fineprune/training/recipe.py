@@ -135,7 +135,7 @@ class Recipe:
         }
         if pruning.other_run:
             setting, folder = pruning.other_run
-            made[setting.removeprefix("pruning.")] = lambda: evidence_of_run(folder, setting)
+            made[setting] = lambda: evidence_of_run(setting, folder)
         return make_policy(pruning.policy, pruning.given(), made)
 
     def schedule(self) -> Schedule:

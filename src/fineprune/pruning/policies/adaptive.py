@@ -143,14 +143,10 @@ class Adaptive(BudgetedPolicy):
         self.needs_ranking = patience > 0
         self.needs_logits = suspects_after is not None
         self._earlier: npt.NDArray[np.bool_] | None = None
-        # Samples that stay above chance are hard ones where labels are known to be confused: the
-        # losses of these are small.
+        self._num_earlier = 0
         self._above_means_wrong = True
         if earlier is not None:
-            ranking = _ranking_of(earlier)
-            self._earlier = (ranking.scores > 0).cpu().numpy()
-            self._above_means_wrong = not bool(ranking.confused.any())
-            self.known_labels = earlier.labels()
+            self._begin_with(earlier)
         self._forget(0)
 
     def bind(self, num_samples: int) -> None:
@@ -182,7 +178,7 @@ class Adaptive(BudgetedPolicy):
 
     def planned_numbers(self) -> list[int]:
         """Return how many samples each epoch keeps if only earlier suspects contradict."""
-        return self._planned(self._number_earlier())
+        return self._planned(self._num_earlier)
 
     def num_kept(self, epoch: int) -> int | None:
         """Return None, because the number depends on the samples that contradict the others."""
@@ -313,6 +309,23 @@ class Adaptive(BudgetedPolicy):
                 f"is skipped for its loss"
             )
 
+    def _begin_with(self, watch: LabelWatch) -> None:
+        """Take the suspects and the labels of an earlier training."""
+        if not isinstance(watch, LabelWatch):
+            raise InputError(
+                f"expected earlier as the LabelWatch of another training, got "
+                f"{type(watch).__name__}: give fp.Ranked scores of your own"
+            )
+        ranking = watch.ranking()
+        self._earlier = (ranking.scores > 0).cpu().numpy()
+        self._num_earlier = int(np.count_nonzero(self._earlier))
+        if self._num_earlier == len(self._earlier):
+            raise InputError("expected samples that are not suspects, got none in earlier=...")
+        # Where labels are known to be confused, samples that stay above chance are hard ones: the
+        # losses of confused ones are small.
+        self._above_means_wrong = not bool(ranking.confused.any())
+        self.known_labels = watch.labels()
+
     def _contradicting(self) -> npt.NDArray[np.bool_]:
         """Return a mask of the samples to skip, as far as the budget allows it."""
         contradicting = np.zeros(len(self._streaks), dtype=np.bool_)
@@ -339,11 +352,11 @@ class Adaptive(BudgetedPolicy):
         """Choose skipped samples at random, at first earlier suspects that were never trained."""
         if self._earlier is None:
             return rng.choice(skipped, number, replace=False)
-        never = skipped[np.isnan(self._losses.averages.numpy()[skipped])]
-        if len(never) >= number:
-            return rng.choice(never, number, replace=False)
-        others = np.setdiff1d(skipped, never, assume_unique=True)
-        return np.concatenate([never, rng.choice(others, number - len(never), replace=False)])
+        never = np.isnan(self._losses.averages.numpy()[skipped])
+        first, others = skipped[never], skipped[~never]
+        if len(first) >= number:
+            return rng.choice(first, number, replace=False)
+        return np.concatenate([first, rng.choice(others, number - len(first), replace=False)])
 
     def _note_confused(self, epoch: int, learned: bool) -> None:
         """Note the confused samples, as soon as mistakes are known to be consistent.
@@ -367,9 +380,6 @@ class Adaptive(BudgetedPolicy):
     def _number_contradicting(self) -> int:
         return int(np.count_nonzero(self._contradicting()))
 
-    def _number_earlier(self) -> int:
-        return 0 if self._earlier is None else int(np.count_nonzero(self._earlier))
-
     def steps_before(self, epoch: int) -> int:
         """Return the number of steps that the epochs before this one used.
 
@@ -378,7 +388,7 @@ class Adaptive(BudgetedPolicy):
         used = 0
         for earlier, length in enumerate(self._lengths[:epoch]):
             if length is None:
-                used += self._steps(earlier, used, self._number_earlier())
+                used += self._steps(earlier, used, self._num_earlier)
             else:
                 used += round(length * self._full_steps)
         return used
@@ -394,16 +404,3 @@ class Adaptive(BudgetedPolicy):
         self._chosen |= trained
         if (self._chosen | self._contradicting()).all():
             self._chosen = again
-
-
-def _ranking_of(watch: LabelWatch) -> Ranking:
-    """Return what an earlier training says of the labels, of which some must be right."""
-    if not isinstance(watch, LabelWatch):
-        raise InputError(
-            f"expected earlier as the LabelWatch of another training, got {type(watch).__name__}: "
-            f"give fp.Ranked scores of your own"
-        )
-    ranking = watch.ranking()
-    if bool((ranking.scores > 0).all()):
-        raise InputError("expected samples that are not suspects, got none in earlier=...")
-    return ranking

@@ -150,7 +150,7 @@ class PruningSettings:
         """The setting that names a run that the policy reads, and its folder; else None."""
         name = {"ranked": "scores", "adaptive": "earlier"}.get(self.policy)
         folder = None if name is None else getattr(self, name)
-        return None if folder is None else (f"pruning.{name}", Path(folder))
+        return None if name is None or folder is None else (name, Path(folder))
 
     def options(self) -> Options:
         """Return the options that are set."""
