@@ -1,15 +1,20 @@
-"""The errors that the command line prints as one line, and checks that raise ``InputError``."""
+"""The errors that the command line prints as one line, checks that raise them, and warnings."""
 
 import contextlib
 import difflib
 import errno
 import importlib.util
+import inspect
 import math
+import warnings
 from collections.abc import Iterator
 from numbers import Integral
+from pathlib import Path
 
 # Longer values are shortened in error messages.
 _MOST_SHOWN = 200
+
+_PACKAGE = str(Path(__file__).parent)
 
 
 class InputError(ValueError):
@@ -130,3 +135,11 @@ def shown(value: str) -> str:
 def first_line(value: object) -> str:
     """Return the first line that is not empty of a text or of an exception's message, or ""."""
     return next(iter(str(value).strip().splitlines()), "")
+
+
+def warn_user(message: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warn, and name the line outside this package from which it was called."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -1,13 +1,14 @@
 """What a data set names: its classes, and its samples, as in tables of labels."""
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Subset
+
+from fineprune.errors import warn_user
 
 
 def classes_of(dataset: Any, number: int) -> Sequence[str] | None:
@@ -50,10 +51,10 @@ def unambiguous(classes: Sequence[str]) -> list[str]:
         clear = [str(number) for number in range(len(classes))]
     changed = [name for name in times if name not in clear]
     if changed:
-        warnings.warn(
+        warn_user(
             f"classes with the names {', '.join(changed[:3])} are named by their numbers, because "
             f"a table of labels needs one name for each class, other than 'drop'",
-            stacklevel=3,
+            UserWarning,
         )
     return clear
 

@@ -2,7 +2,6 @@
 
 import copy
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fineprune.errors import InputError, check_whole_number, explaining
+from fineprune.errors import InputError, check_whole_number, explaining, warn_user
 from fineprune.labels.advice import FullCost, advice_of
 from fineprune.labels.batch import as_numbers, check_classified
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
@@ -456,10 +455,8 @@ class LabelWatch(Untraced):
                 found = f"{evidence.nonfinite} records, whose losses are all NaN or infinite"
             raise InputError(f"expected a training that was recorded, got {found}")
         if evidence.nonfinite:
-            warnings.warn(
+            warn_user(
                 f"{evidence.nonfinite} records with a loss that is NaN or infinite were left out",
-                RuntimeWarning,
-                stacklevel=3,
             )
         return evidence
 

@@ -2,7 +2,6 @@
 
 import operator
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, warn_user
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.review_page import Card, Review, review_document
 from fineprune.labels.sample_view import view_of
@@ -77,11 +76,11 @@ def _compare_labels(recorded: Sequence[int], items: Sequence[Any]) -> None:
     ]
     others = sum(label != of_item for label, of_item in pairs)
     if others:
-        warnings.warn(
+        warn_user(
             f"{others} of {len(pairs)} samples on the page have another label in the data set than "
             f"was recorded: unless the training changed their labels, this is another data set or "
             f"another split, and the page shows the wrong samples",
-            stacklevel=4,
+            UserWarning,
         )
 
 

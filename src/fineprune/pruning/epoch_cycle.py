@@ -16,8 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from fineprune.errors import InputError
-from fineprune.pruning.loop_checks import warn_user
+from fineprune.errors import InputError, warn_user
 from fineprune.pruning.loss_buffer import Batch
 
 # How often the samples of an epoch are loaded before a warning, if none is recorded. Two passes may

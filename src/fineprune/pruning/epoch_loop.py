@@ -14,7 +14,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.utils.data import DataLoader
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, warn_user
 from fineprune.labels.batch import as_numbers
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.untraced import Untraced
@@ -26,7 +26,6 @@ from fineprune.pruning.loop_checks import (
     check_batch,
     warn_of_class_weights,
     warn_of_other_labels,
-    warn_user,
 )
 from fineprune.pruning.loss_buffer import (
     MOST_LOSSES_WAITING,

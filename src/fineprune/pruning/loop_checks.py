@@ -9,9 +9,6 @@ first batches of each epoch are kept and compared with the plan. This is cheap, 
 synchronisation inside the epoch, and works for policies that need no losses too.
 """
 
-import inspect
-import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, warn_user
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.replicas import Replicas
 
@@ -59,8 +56,6 @@ _SEARCHED = 8
 # Losses are weighted by class if their ratio to the cross-entropy is the same within each class, up
 # to the first number, and differs by more than the second one between classes.
 _SAME_WEIGHT, _OTHER_WEIGHT = 0.01, 0.1
-
-_PACKAGE = str(Path(__file__).parents[1])
 
 
 # -- errors -----------------------------------------------------------------------------------
@@ -120,14 +115,6 @@ def check_length(dataset: Any, num_samples: int) -> None:
 
 
 # -- warnings ---------------------------------------------------------------------------------
-
-
-def warn_user(message: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Warn, and name the line outside this package from which it was called."""
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=level)
 
 
 def warn_of_class_weights(losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:

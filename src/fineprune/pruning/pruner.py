@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fineprune.errors import InputError, check_whole_number
+from fineprune.errors import InputError, check_whole_number, warn_user
 from fineprune.labels.batch import as_numbers
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase
 from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
 from fineprune.pruning.learning_rates import Rates
-from fineprune.pruning.loop_checks import check_batch, warn_user
+from fineprune.pruning.loop_checks import check_batch
 from fineprune.pruning.plan import EpochPlan, check_plan
 from fineprune.pruning.plan_options import AppliedOptions
 from fineprune.pruning.policies.policy import Policy, check_is_policy

@@ -8,8 +8,7 @@ import math
 from dataclasses import dataclass
 from numbers import Integral
 
-from fineprune.errors import InputError, check_whole_number
-from fineprune.pruning.loop_checks import warn_user
+from fineprune.errors import InputError, check_whole_number, warn_user
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.sampler import samples_per_rank
 

@@ -6,9 +6,8 @@ from typing import Any
 import transformers
 from transformers import Trainer
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, warn_user
 from fineprune.pruning.indexed import Indexed
-from fineprune.pruning.loop_checks import warn_user
 
 # The private methods that are overridden, with their parameters in all releases that were tested.
 OVERRIDDEN = {

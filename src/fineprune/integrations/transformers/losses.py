@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, warn_user
 from fineprune.integrations.transformers.forward_passes import ForwardPasses, forward_passes
 from fineprune.integrations.transformers.sample_losses import (
     SampleLosses,
     for_model,
     labeled_tokens,
 )
-from fineprune.pruning.loop_checks import warn_user
 from fineprune.pruning.pruner import Pruner
 
 if TYPE_CHECKING:

@@ -1,14 +1,13 @@
 """Ranked: skip the samples that another run ranks highest, from the first epoch on."""
 
 import hashlib
-import warnings
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, explaining
+from fineprune.errors import InputError, explaining, warn_user
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.permutation import Permutation
@@ -185,11 +184,9 @@ def _checked_scores(scores: Any) -> Scores:
         )
     known = values[np.isfinite(values)]
     if len(known) >= _SURELY_SORTED and (known[1:] < known[:-1]).all():
-        warnings.warn(
+        warn_user(
             "the scores fall from the first sample to the last, as those of watch.suspects() do, "
             "which belong to its indices: if they are these, give watch.scores(), which has the "
             "order of the samples",
-            RuntimeWarning,
-            stacklevel=3,
         )
     return values
