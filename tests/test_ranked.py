@@ -90,10 +90,10 @@ def test_a_state_of_other_scores_is_refused():
         other.load_state_dict(state)
 
 
-def earlier_watch(wrong=40):
+def earlier_watch(wrong=40, scale=6.0):
     """Return the watch of a training in which the first labels were wrong."""
     labels = torch.arange(N) % 4
-    logits = 6 * torch.nn.functional.one_hot(labels, 4).float()
+    logits = scale * torch.nn.functional.one_hot(labels, 4).float()
     labels[:wrong] = (labels[:wrong] + 1) % 4
     watch = fp.LabelWatch(N, 4)
     watch.record(torch.arange(N), logits, labels)
@@ -120,6 +120,41 @@ def test_the_watch_of_other_data_is_said_if_the_labels_are_recorded(moved):
         pruner.record(index, torch.ones(BATCH), logits[index], (labels[index] + moved) % 4)
     found = ["another label than in the training" in str(warning.message) for warning in caught]
     assert found == [True] * moved
+
+
+class WithTargets(torch.utils.data.Dataset[Any]):
+    def __init__(self, labels):
+        self.targets = labels.tolist()
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        raise AssertionError("no sample is read")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda labels: torch.utils.data.TensorDataset(torch.zeros(N, 2), labels),
+        WithTargets,
+        lambda labels: fp.Indexed(WithTargets(labels)),
+        lambda labels: torch.utils.data.Subset(WithTargets(labels.repeat(2)), range(N)),
+    ],
+)
+@pytest.mark.parametrize("policy", [fp.Ranked, fp.Adaptive])
+def test_the_watch_of_other_data_is_said_at_the_start_if_the_data_set_has_its_labels(made, policy):
+    labels, evidence = earlier_watch().labels(), earlier_watch()
+    given = {"scores": evidence} if policy is fp.Ranked else {"earlier": evidence}
+    for own, times in ((labels, 0), ((labels + 1) % 4, 1)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            pruner = fp.Pruner(made(own), policy(EPOCHS, rates=RATES, **given), batch_size=BATCH)
+            index = pruner.sampler.order()[:BATCH]
+            pruner.record(index, torch.ones(BATCH), torch.zeros(BATCH, 4), own[index])
+        found = [str(warning.message) for warning in caught if warning.filename == __file__]
+        assert len(found) == times
+        assert all(message.startswith(f"{N} of {N} samples have another") for message in found)
 
 
 def test_scores_in_the_order_of_the_suspects_are_said():
@@ -193,6 +228,19 @@ def test_adaptive_adds_what_it_finds_to_earlier_suspects(before, added):
     assert pruner.policy.num_suspects() == before
     adaptive_plans(pruner, losses, epochs=8)
     assert pruner.policy.num_suspects() == before + added
+
+
+@pytest.mark.parametrize(("scale", "added"), [(0.9, 0), (1.2, 24)])  # The labels have 0.45, 0.53.
+def test_adaptive_adds_nothing_to_the_suspects_of_a_network_that_did_not_learn_the_others(
+    scale, added
+):
+    watch = earlier_watch(12, scale)
+    assert watch.ranking().learned == bool(added)
+    pruner = fp.Pruner(N, begun(watch, chance=2.0), batch_size=BATCH)
+    losses = torch.ones(N)
+    losses[12:36] = 3.0
+    adaptive_plans(pruner, losses, epochs=8)
+    assert pruner.policy.num_suspects() == 12 + added
 
 
 def test_adaptive_adds_no_hard_samples_where_earlier_mistakes_are_in_few_pairs_of_classes():

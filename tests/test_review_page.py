@@ -24,7 +24,7 @@ from fineprune.datasets.image_crops import Crop
 from fineprune.datasets.image_decoder import decode
 from fineprune.datasets.label_file import DROP, read_labels
 from fineprune.errors import InputError
-from fineprune.labels.dataset_names import classes_of, keys_of
+from fineprune.labels.dataset_attributes import classes_of, keys_of
 from fineprune.labels.sample_view import view_of
 from fineprune.runs.history import read_labels as trained_labels
 from fineprune.runs.training_set import read_training_set

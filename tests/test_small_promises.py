@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fineprune as fp
 from fineprune.errors import InputError
-from fineprune.labels.dataset_names import unambiguous
+from fineprune.labels.dataset_attributes import unambiguous
 from fineprune.pruning.policies.matched import Matched
 from fineprune.pruning.policies.registry import POLICIES
 

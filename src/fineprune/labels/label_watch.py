@@ -15,7 +15,7 @@ from fineprune.errors import InputError, check_whole_number, explaining, warn_us
 from fineprune.labels.advice import FullCost, advice_of
 from fineprune.labels.batch import as_numbers, check_classified
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
-from fineprune.labels.dataset_names import classes_of, keys_of, unambiguous
+from fineprune.labels.dataset_attributes import classes_of, keys_of, unambiguous
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.ranking import Ranking, rank
 from fineprune.labels.ranks import exchange_device, rank_and_size

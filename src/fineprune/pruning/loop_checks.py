@@ -146,7 +146,7 @@ def warn_of_class_weights(losses: torch.Tensor, logits: torch.Tensor, labels: to
 def warn_of_other_labels(
     known: torch.Tensor | None, index: torch.Tensor, labels: torch.Tensor
 ) -> None:
-    """Warn if a batch has other labels than the training by which the policy chooses samples.
+    """Warn if samples have other labels than in the training by which the policy chooses them.
 
     This waits for the device, so it is called once. The indices and the labels have shape (B,), and
     the known labels are those of ``Policy.known_labels``.
@@ -157,10 +157,9 @@ def warn_of_other_labels(
     others = int(((before >= 0) & (before != labels.cpu())).sum())
     if others:
         warn_user(
-            f"{others} of {len(labels)} samples of the first batch have another label than in the "
-            f"training that gave the scores, so the wrong samples may be skipped: give the scores "
-            f"of a training on the same samples and labels, or train on all samples if the labels "
-            f"were corrected"
+            f"{others} of {len(labels)} samples have another label than in the training by which "
+            f"samples are skipped, so these may be the wrong ones: give the evidence of a training "
+            f"on the same samples and labels, or train on all samples if the labels were corrected"
         )
 
 

@@ -8,11 +8,12 @@ import torch
 
 from fineprune.errors import InputError, check_whole_number, warn_user
 from fineprune.labels.batch import as_numbers
+from fineprune.labels.dataset_attributes import labels_of
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase
 from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
 from fineprune.pruning.learning_rates import Rates
-from fineprune.pruning.loop_checks import check_batch
+from fineprune.pruning.loop_checks import check_batch, warn_of_other_labels
 from fineprune.pruning.plan import EpochPlan, check_plan
 from fineprune.pruning.plan_options import AppliedOptions
 from fineprune.pruning.policies.policy import Policy, check_is_policy
@@ -147,6 +148,11 @@ class Pruner(EpochLoop[EpochPlan]):
             batch_size=of_this_rank,
         )
         self._options.check_room(map(self.num_kept, range(policy.epochs)))
+        own = labels_of(dataset) if labels is None else labels
+        if self._policy.known_labels is not None and own is not None:
+            every = torch.arange(num_samples)
+            warn_of_other_labels(self._policy.known_labels, every, as_numbers("labels", own))
+            self._policy.known_labels = None  # It is said once.
         if log is not None:
             self.log(log)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fineprune.errors import InputError, check_one_of
 from fineprune.labels.advice import FullCost
-from fineprune.labels.dataset_names import classes_of
+from fineprune.labels.dataset_attributes import classes_of
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.step_counts import BatchShape, known_steps, predicted_saving, steps_of

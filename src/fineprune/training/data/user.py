@@ -1,6 +1,5 @@
 """User-defined datasets: what the function that a recipe names returns, checked and loaded."""
 
-import contextlib
 import functools
 import operator
 from typing import Any
@@ -13,7 +12,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.errors import InputError, first_line, shown
 from fineprune.importing import call_attribute
-from fineprune.labels.dataset_names import keys_of
+from fineprune.labels.dataset_attributes import keys_of, labels_of
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.training_set import UNKNOWN, TrainingSet
 from fineprune.training.data.run_data import (
@@ -56,7 +55,7 @@ def own_data(recipe: Recipe) -> Data:
         known = names + tuple(str(number) for number in range(len(names), classes))
         own = np.full(len(whole), UNKNOWN)
         if settings.true_labels is not None:
-            own = np.asarray(labels_of(whole, settings.name), np.int64)
+            own = needed_labels(whole, settings.name)
         weak = weak_labels(settings, own, known, kept, checked_keys(whole, settings.name))
         kept = weak.index
     given = None if weak is None else weak.whole
@@ -92,10 +91,9 @@ def own_data(recipe: Recipe) -> Data:
     def training_set() -> TrainingSet:
         labels = np.full(len(whole), UNKNOWN) if weak is None else weak.whole
         if weak is None:
-            with contextlib.suppress(InputError, ValueError):  # There are none, or they are ragged.
-                own = np.asarray(labels_of(whole, settings.name))
-                if own.dtype.kind in "iu" and own.shape == labels.shape:
-                    labels = np.where((own >= 0) & (own < classes), own, UNKNOWN)
+            own = labels_of(whole)
+            if own is not None:
+                labels = np.where((own >= 0) & (own < classes), own, UNKNOWN)
         return TrainingSet(kept, labels, names, checked_keys(whole, settings.name))
 
     return Data(
@@ -107,7 +105,7 @@ def own_data(recipe: Recipe) -> Data:
         evaluation=evaluation_loader(evaluated, evaluation_batch(run.device)),
         evaluated_on="validation" if settings.validation else "test",
         num_samples=len(train),
-        labels=functools.partial(labels_of, train, settings.name),
+        labels=functools.partial(needed_labels, train, settings.name),
         training_set=training_set,
         classes=classes,
         blank=blank,
@@ -239,29 +237,21 @@ def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
     return train, test, plain
 
 
-def labels_of(train: Any, name: str) -> Any:
+def needed_labels(train: Any, name: str) -> npt.NDArray[np.int64]:
     """Return the class of each training sample, without reading the samples.
 
     Args:
-        train: The training set. Its attribute ``targets`` or ``labels`` holds the classes, as in
-            the datasets of torchvision, whose ``target_transform`` is applied. A ``Subset`` has
-            those of the set that it comes from.
+        train: The training set.
         name: The name of the user's function, for the error message.
     """
-    if isinstance(train, Labelled):
-        return labels_of(train.dataset, name) if train.labels is None else train.labels
-    if isinstance(train, Subset):
-        return np.asarray(labels_of(train.dataset, name))[np.asarray(train.indices)]
-    for attribute in ("targets", "labels"):
-        if hasattr(train, attribute):
-            given = getattr(train, attribute)
-            transform = getattr(train, "target_transform", None)
-            return given if transform is None else [transform(target) for target in given]
-    raise InputError(
-        f"expected the training set of {name} to have an attribute targets or labels, since "
-        f"pruning.keep_per_class and data.true_labels need the class of each sample, got none: add "
-        f"one, or leave out these settings"
-    )
+    labels = labels_of(train)
+    if labels is None:
+        raise InputError(
+            f"expected the training set of {name} to have an attribute targets or labels with the "
+            f"class of each sample, which pruning.keep_per_class and data.true_labels need, got "
+            f"none: add one, or leave out these settings"
+        )
+    return labels
 
 
 def _blank(name: str, x: Any) -> torch.Tensor:

@@ -1,12 +1,14 @@
-"""What a data set names: its classes, and its samples, as in tables of labels."""
+"""What a data set says of its classes and samples without reading these."""
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Subset
+import numpy.typing as npt
+import torch
+from torch.utils.data import Subset, TensorDataset
 
 from fineprune.errors import warn_user
 
@@ -57,6 +59,34 @@ def unambiguous(classes: Sequence[str]) -> list[str]:
             UserWarning,
         )
     return clear
+
+
+def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
+    """Return the class of each sample, int64, shape (N,); None if the data set does not say it.
+
+    It is said by the attribute ``targets`` or ``labels``, as in the data sets of torchvision, whose
+    ``target_transform`` is applied; or by the last tensor of a ``TensorDataset``. A ``Subset``, or
+    another data set that wraps one of the same length, has those of this one.
+    """
+    if isinstance(dataset, Subset):
+        whole = labels_of(dataset.dataset)
+        return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
+    given: Any = dataset.tensors[-1] if isinstance(dataset, TensorDataset) else None
+    for attribute in ("targets", "labels"):
+        given = getattr(dataset, attribute, None) if given is None else given
+    if given is None:
+        wrapped = getattr(dataset, "dataset", None)
+        same = isinstance(wrapped, Sized) and len(wrapped) == len(dataset)
+        return labels_of(wrapped) if same else None
+    transform = getattr(dataset, "target_transform", None)
+    if transform is not None:
+        given = [transform(target) for target in given]
+    try:
+        labels = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given)
+    except ValueError:  # They are ragged, such as the classes of samples that have several.
+        return None
+    whole_numbers = labels.dtype.kind in "iu" and labels.shape == (len(dataset),)
+    return labels.astype(np.int64) if whole_numbers else None
 
 
 def keys_of(dataset: Any) -> tuple[str, ...] | None:
