@@ -56,7 +56,7 @@ def test_without_losses_near_zero_it_counts_that_most_samples_are_answered_as_la
 
 
 def test_a_second_training_is_named_if_many_labels_are_wrong():
-    assert [any("fp.Ranked" in line for line in watch_with(w).advice()) for w in (0.1, 0.3)] == [
+    assert [any("earlier=" in line for line in watch_with(w).advice()) for w in (0.1, 0.3)] == [
         False,
         True,
     ]

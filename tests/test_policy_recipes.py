@@ -242,13 +242,17 @@ def test_a_run_gives_the_classes_of_its_data_to_the_pruner(tmp_path):
 
 OWN_DATA = """
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import ConcatDataset, TensorDataset
 
-def unlabelled():
+def labelled():
     images = torch.rand(64, 3, 32, 32)
     return TensorDataset(images, torch.arange(64) % 4), TensorDataset(images, torch.arange(64) % 4)
 
-def labelled():
+def unlabelled():
+    train, test = labelled()
+    return ConcatDataset([train]), test
+
+def with_targets():
     train, test = unlabelled()
     train.targets = (torch.arange(64) % 4).tolist()
     return train, test
@@ -267,9 +271,11 @@ def test_own_data_need_an_attribute_with_the_classes(tmp_path, monkeypatch, vali
         "pruning": {"policy": "rs2", "save": 0.5, "keep_per_class": 0.4},
     }
     torch.manual_seed(0)
-    data = {"name": "own_classes:labelled", "validation": validation}
-    summary = train(make_recipe({**sections, "data": data}), tmp_path / "labelled")
-    assert summary.policy == "rs2"
+    data: dict[str, Any] = {"validation": validation}
+    for function in ("labelled", "with_targets"):
+        data["name"] = f"own_classes:{function}"
+        summary = train(make_recipe({**sections, "data": data}), tmp_path / function)
+        assert summary.policy == "rs2"
     data["name"] = "own_classes:unlabelled"
     with pytest.raises(InputError, match="to have an attribute targets or labels"):
         train(make_recipe({**sections, "data": data}), tmp_path / "unlabelled")

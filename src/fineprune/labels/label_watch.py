@@ -94,6 +94,11 @@ class LabelWatch(Untraced):
         """The number of classes C."""
         return self._evidence.num_classes
 
+    @property
+    def passes(self) -> float:
+        """How many passes over the data the training made, counting records of all ranks."""
+        return self._evidence.recorded / self.num_samples
+
     def record(self, index: Any, logits: Tensor, labels: Any) -> None:
         """Record a batch of the training.
 

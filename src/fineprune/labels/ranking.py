@@ -27,6 +27,8 @@ class k in the evidence on a sample with the label y. Then
   as J estimates to be wrong. If mistakes are spread evenly, the loss ranks them better.
 - Mistakes are consistent if J estimates more of them than samples contradict. In trainings with
   correct labels, it estimates fewer, at the latest one epoch after most samples are learned.
+- The other samples, which are no suspects, are learned if their labels have more than half of the
+  evidence, on average. Then, some wrong labels may have been learned, too, and are among them.
 """
 
 from dataclasses import dataclass
@@ -70,6 +72,7 @@ class Ranking:
         confused: Which samples have labels that are probably confused with another class, if most
             mistakes are in few pairs of classes; bool, shape (N,). Else, none.
         consistent: Whether J estimates at least as many labels to be wrong as contradict.
+        learned: Whether the samples that are no suspects were learned.
     """
 
     scores: Tensor
@@ -77,6 +80,7 @@ class Ranking:
     joint: Tensor
     confused: Tensor
     consistent: bool
+    learned: bool
 
     @property
     def num_suspects(self) -> int:
@@ -130,7 +134,15 @@ def rank(evidence: Evidence) -> Ranking:
     scores -= level_between(scores[known], round(num_wrong(joint)))
     number = round(num_wrong(by_rates)) if spread(clear) < _EVEN else 0
     confused = scores > level_between(scores[known], number)
-    return Ranking(scores, suggestions, joint, confused, consistent=joint is by_rates)
+    others = own[known & (scores <= 0)]
+    return Ranking(
+        scores,
+        suggestions,
+        joint,
+        confused,
+        consistent=joint is by_rates,
+        learned=len(others) > 0 and float(others.mean()) > 1 / 2,
+    )
 
 
 def level_between(scores: Tensor, number: int) -> float:

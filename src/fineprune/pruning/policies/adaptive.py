@@ -34,6 +34,9 @@ _LEARNED = 0.925
 # learning needs (docs/results/adaptive.md, "Variants").
 _MOSTLY_LEARNED = 0.5
 
+# So many times the passes of an earlier training are more than those: no rounding is.
+_LONGER = 1.1
+
 # With correct labels, the estimate of the number of wrong ones falls faster than the number of
 # samples that contradict. Once most samples were learned, it was the larger one for at most one
 # epoch (a LeNet, a ResNet-9 and a thin ResNet-18); for more than ten if labels were confused.
@@ -83,9 +86,10 @@ class Adaptive(BudgetedPolicy):
             be earlier suspects; with fewer, none is skipped for its losses. As many must be
             confused, or suspects.
         earlier: The evidence of an earlier training on the same samples and labels. Its suspects
-            are skipped from the first epoch on, in addition to those that this training finds. If
-            that training found its mistakes in few pairs of classes (``Ranking.confused``), none is
-            skipped for its losses here. The default is None.
+            are skipped from the first epoch on. If it has learned the other samples
+            (``Ranking.learned``), or this training passes over the data more often, wrong labels
+            among them can be memorised, so those that this training finds are skipped, too, unless
+            mistakes are in few pairs of classes (``Ranking.confused``). The default is None.
         suspects_after: The number of epochs after which samples with a positive score in the
             ranking of the labels are skipped, as many as labels are estimated to be wrong, unless
             hardly anything was learned. The training loop must record logits. The default is None:
@@ -321,9 +325,12 @@ class Adaptive(BudgetedPolicy):
         self._num_earlier = int(np.count_nonzero(self._earlier))
         if self._num_earlier == len(self._earlier):
             raise InputError("expected samples that are not suspects, got none in earlier=...")
-        # Where labels are known to be confused, samples that stay above chance are hard ones: the
-        # losses of confused ones are small.
-        self._above_means_wrong = not bool(ranking.confused.any())
+        # Other samples above chance are hard ones, which a network needs that could not learn them
+        # before. One that has learned nearly everything, or is trained longer, loses more by wrong
+        # labels than by hard samples (docs/results/second-training.md). The losses of confused
+        # labels are small.
+        longer = self.epochs * (1 - self.save) > _LONGER * watch.passes
+        self._above_means_wrong = (ranking.learned or longer) and not bool(ranking.confused.any())
         self.known_labels = watch.labels()
 
     def _contradicting(self) -> npt.NDArray[np.bool_]:

@@ -247,9 +247,9 @@ def needed_labels(train: Any, name: str) -> npt.NDArray[np.int64]:
     labels = labels_of(train)
     if labels is None:
         raise InputError(
-            f"expected the training set of {name} to have an attribute targets or labels with the "
-            f"class of each sample, which pruning.keep_per_class and data.true_labels need, got "
-            f"none: add one, or leave out these settings"
+            f"expected the training set of {name} to have an attribute targets or labels, since "
+            f"pruning.keep_per_class and data.true_labels need the class of each sample, got none: "
+            f"add one, or leave out these settings"
         )
     return labels
 
