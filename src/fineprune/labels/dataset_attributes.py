@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,8 +65,8 @@ def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
     """Return the class of each sample, int64, shape (N,); None if the data set does not say it.
 
     It is said by the attribute ``targets`` or ``labels``, as in the data sets of torchvision, whose
-    ``target_transform`` is applied; or by the last tensor of a ``TensorDataset``. A ``Subset``, or
-    another data set that wraps one of the same length, has those of this one.
+    ``target_transform`` is applied; or by the last tensor of a ``TensorDataset``. A ``Subset`` has
+    those of the data set of which it is a part. Others may change the labels of what they wrap.
     """
     if isinstance(dataset, Subset):
         whole = labels_of(dataset.dataset)
@@ -75,15 +75,13 @@ def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
     for attribute in ("targets", "labels"):
         given = getattr(dataset, attribute, None) if given is None else given
     if given is None:
-        wrapped = getattr(dataset, "dataset", None)
-        same = isinstance(wrapped, Sized) and len(wrapped) == len(dataset)
-        return labels_of(wrapped) if same else None
+        return None
     transform = getattr(dataset, "target_transform", None)
     if transform is not None:
         given = [transform(target) for target in given]
     try:
         labels = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given)
-    except ValueError:  # They are ragged, such as the classes of samples that have several.
+    except (TypeError, ValueError):  # They are ragged: the classes of samples that have several.
         return None
     whole_numbers = labels.dtype.kind in "iu" and labels.shape == (len(dataset),)
     return labels.astype(np.int64) if whole_numbers else None

@@ -148,13 +148,19 @@ class Pruner(EpochLoop[EpochPlan]):
             batch_size=of_this_rank,
         )
         self._options.check_room(map(self.num_kept, range(policy.epochs)))
-        own = labels_of(dataset) if labels is None else labels
-        if self._policy.known_labels is not None and own is not None:
-            every = torch.arange(num_samples)
-            warn_of_other_labels(self._policy.known_labels, every, as_numbers("labels", own))
-            self._policy.known_labels = None  # It is said once.
+        if self._policy.known_labels is not None:
+            self._compare_labels(labels)
         if log is not None:
             self.log(log)
+
+    def _compare_labels(self, labels: Any) -> None:
+        """Compare the labels with those by which samples are chosen, if the data set says them."""
+        if labels is None and self._dataset is not None:
+            labels = labels_of(self._dataset.dataset)
+        if labels is not None:
+            every = torch.arange(self._num_samples)
+            warn_of_other_labels(self._policy.known_labels, every, as_numbers("labels", labels))
+            self._policy.known_labels = None  # It is said once.
 
     @property
     def plan(self) -> EpochPlan:

@@ -141,10 +141,15 @@ class Labelled(Dataset[Any]):
         labels: npt.NDArray[np.int64] | None = None,
     ) -> None:
         self.dataset = dataset
-        self.labels = labels
+        self._given = labels
         self._classes = classes
         self._name = name
         self._shape: tuple[int, ...] | None = None
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64] | None:
+        """The label of each sample; None if neither this nor the dataset says it."""
+        return labels_of(self.dataset) if self._given is None else self._given
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -165,8 +170,8 @@ class Labelled(Dataset[Any]):
                 f"expected samples of one shape from {self._name}, got {self._shape} and, for "
                 f"sample {index}, {shape}: crop, resize or pad them in the dataset"
             )
-        if self.labels is not None:
-            return x, int(self.labels[index])
+        if self._given is not None:
+            return x, int(self._given[index])
         if np.shape(y) == (self._classes,) and np.asarray(y).dtype.kind == "f":
             return x, y
         try:
