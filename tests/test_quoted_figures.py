@@ -303,8 +303,6 @@ def on_a_gpu():
         yield GPU, words, (abs(best[network, "fine-pruning"] - best[network, "full"]),)
     beside = [best[network, "shorter"] - best[network, "full"] for network in ("vgg13", "resnet18")]
     words = "is {:.2f} points below full training with VGG-13, and {:.2f} above it with ResNet-18"
-        "It is {:.2f} points below full training with VGG-13, and {:.2f} above it with ResNet-18"
-    )
     yield GPU, words, (-beside[0], beside[1])
     yield from wide_on_a_gpu()
     lines = (RESULTS / "resnet9-wide/proxy.jsonl").read_text().splitlines()
