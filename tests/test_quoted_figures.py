@@ -206,15 +206,13 @@ def wide_on_a_gpu():
             for arm in arms
         ]
 
-    def beside(kind, arm, other):
-        both = [seed for seed in range(3) if {(arm, seed), (other, seed)} <= runs[kind].keys()]
-        return [
-            100 * (runs[kind][arm, seed].accuracy_last - runs[kind][other, seed].accuracy_last)
-            for seed in both
-        ]
-
-    def interval(*case):
-        made = mean_difference(beside(*case))
+    def interval(kind, arm, other):
+        made = mean_difference(
+            [
+                100 * (runs[kind][arm, seed].accuracy_last - runs[kind][other, seed].accuracy_last)
+                for seed in range(3)
+            ]
+        )
         return made.mean, made.half_width
 
     arms = ("full", "shorter", "adaptive")

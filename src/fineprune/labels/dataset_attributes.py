@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.utils.data import Subset, TensorDataset
 
 from fineprune.errors import warn_user
@@ -61,27 +60,31 @@ def unambiguous(classes: Sequence[str]) -> list[str]:
     return clear
 
 
-def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
-    """Return the class of each sample, int64, shape (N,); None if the data set does not say it.
+def given_labels(dataset: Any) -> Any:
+    """Return what a data set gives as the label of each sample, unchecked; None if it gives none.
 
-    It is said by the attribute ``targets`` or ``labels``, as in the data sets of torchvision, whose
-    ``target_transform`` is applied; or by the last tensor of a ``TensorDataset``. A ``Subset`` has
+    This is the attribute ``targets`` or ``labels``, as in the data sets of torchvision, whose
+    ``target_transform`` is applied; or the last tensor of a ``TensorDataset``. A ``Subset`` has
     those of the data set of which it is a part. Others may change the labels of what they wrap.
     """
     if isinstance(dataset, Subset):
-        whole = labels_of(dataset.dataset)
-        return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
-    given: Any = dataset.tensors[-1] if isinstance(dataset, TensorDataset) else None
-    for attribute in ("targets", "labels"):
-        given = getattr(dataset, attribute, None) if given is None else given
-    if given is None:
-        return None
+        whole = given_labels(dataset.dataset)
+        return None if whole is None else np.asarray(whole)[np.asarray(dataset.indices)]
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[-1].cpu()
+    found = (getattr(dataset, attribute, None) for attribute in ("targets", "labels"))
+    given = next((labels for labels in found if labels is not None), None)
     transform = getattr(dataset, "target_transform", None)
-    if transform is not None:
-        given = [transform(target) for target in given]
+    if given is None or transform is None:
+        return given
+    return [transform(target) for target in given]
+
+
+def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
+    """Return the class of each sample, int64, shape (N,); None if no whole numbers are given."""
     try:
-        labels = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given)
-    except (TypeError, ValueError):  # They are ragged: the classes of samples that have several.
+        labels = np.asarray(given_labels(dataset))
+    except (TypeError, ValueError):  # On another device, or ragged: samples have several classes.
         return None
     whole_numbers = labels.dtype.kind in "iu" and labels.shape == (len(dataset),)
     return labels.astype(np.int64) if whole_numbers else None

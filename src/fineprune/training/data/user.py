@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset, default_collate
 from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.errors import InputError, first_line, shown
 from fineprune.importing import call_attribute
-from fineprune.labels.dataset_attributes import keys_of, labels_of
+from fineprune.labels.dataset_attributes import given_labels, keys_of, labels_of
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.training_set import UNKNOWN, TrainingSet
 from fineprune.training.data.run_data import (
@@ -55,7 +55,7 @@ def own_data(recipe: Recipe) -> Data:
         known = names + tuple(str(number) for number in range(len(names), classes))
         own = np.full(len(whole), UNKNOWN)
         if settings.true_labels is not None:
-            own = needed_labels(whole, settings.name)
+            own = np.asarray(needed_labels(whole, settings.name), np.int64)
         weak = weak_labels(settings, own, known, kept, checked_keys(whole, settings.name))
         kept = weak.index
     given = None if weak is None else weak.whole
@@ -147,9 +147,9 @@ class Labelled(Dataset[Any]):
         self._shape: tuple[int, ...] | None = None
 
     @property
-    def labels(self) -> npt.NDArray[np.int64] | None:
+    def labels(self) -> Any:
         """The label of each sample; None if neither this nor the dataset says it."""
-        return labels_of(self.dataset) if self._given is None else self._given
+        return given_labels(self.dataset) if self._given is None else self._given
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -242,14 +242,14 @@ def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
     return train, test, plain
 
 
-def needed_labels(train: Any, name: str) -> npt.NDArray[np.int64]:
+def needed_labels(train: Any, name: str) -> Any:
     """Return the class of each training sample, without reading the samples.
 
     Args:
         train: The training set.
         name: The name of the user's function, for the error message.
     """
-    labels = labels_of(train)
+    labels = given_labels(train)
     if labels is None:
         raise InputError(
             f"expected the training set of {name} to have an attribute targets or labels, since "
