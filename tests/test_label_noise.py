@@ -81,6 +81,14 @@ def test_a_map_names_classes_by_name_or_number():
     assert class_number("here", "1", ("1", "0")) == 0  # A name counts first.
 
 
+def test_a_name_that_has_lost_its_zeros_is_refused():
+    assert class_number("here", "1", ("00", "01")) == 1  # The number of the same class.
+    with pytest.raises(
+        InputError, match=r"got 1, which is the name 01 without .* class 02: wr"
+    ):
+        class_number("here", "1", ("01", "02"))
+
+
 @pytest.mark.parametrize(
     ("pairs", "said"),
     [

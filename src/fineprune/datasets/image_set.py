@@ -42,7 +42,8 @@ def class_number(place: str, text: str, classes: Sequence[str], others: Sequence
 
     Args:
         place: Where the text comes from, for the error message.
-        text: The name of a class, or its number. A name counts first, if it looks like a number.
+        text: The name of a class, or its number. A name counts first, if it looks like a number; a
+            number that may be the name of another class without its zeros is refused.
         classes: The name of each class.
         others: What else may stand there, for the error message.
     """
@@ -56,7 +57,15 @@ def class_number(place: str, text: str, classes: Sequence[str], others: Sequence
             f"expected the name or number (0..{len(classes) - 1}) of a class in {place}, got "
             f"{shown(text)}: " + (f"did you mean {near[0]!r}?" if near else f"it may be {some}")
         )
-    return numbers[text]
+    number = numbers[text]
+    if text not in classes:  # A spreadsheet writes 3 for the class 03, which has another number.
+        same = next((name for name in classes if name.isdecimal() and int(name) == number), None)
+        if same not in (None, classes[number]):
+            raise InputError(
+                f"expected the name of a class in {place}, got {text}, which is the name {same} "
+                f"without its zeros or the number of class {classes[number]}: write the name"
+            )
+    return number
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
