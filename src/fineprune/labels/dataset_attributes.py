@@ -16,11 +16,12 @@ def classes_of(dataset: Any, number: int) -> Sequence[str] | None:
     """Return the names of at least so many classes, if a data set has them.
 
     They are its attribute ``classes``, or those of Hugging Face's column ``label`` or ``labels``,
-    or else those of the data set that it wraps, such as a ``Subset`` does, if they are exactly as
-    many: a wrapper may have merged classes.
+    or else those of the data set that it wraps, such as a ``Subset`` does. They must be exactly as
+    many where classes may have been merged: by a wrapper, or by a ``target_transform``.
     """
     found = _own_classes(dataset)
-    if len(found) >= number:
+    exactly = getattr(dataset, "target_transform", None) is not None  # It may merge classes, too.
+    if len(found) == number or (len(found) > number and not exactly):
         return found
     while (dataset := getattr(dataset, "dataset", None)) is not None:
         found = _own_classes(dataset)
@@ -64,27 +65,37 @@ def given_labels(dataset: Any) -> Any:
     """Return what a data set gives as the label of each sample, unchecked; None if it gives none.
 
     This is the attribute ``targets`` or ``labels``, as in the data sets of torchvision, whose
-    ``target_transform`` is applied; or the last tensor of a ``TensorDataset``. A ``Subset`` has
-    those of the data set of which it is a part. Others may change the labels of what they wrap.
+    ``target_transform`` is applied; or the second of two tensors of a ``TensorDataset``. A
+    ``Subset`` has those of the data set of which it is a part. Others may change the labels of what
+    they wrap.
     """
     if isinstance(dataset, Subset):
         whole = given_labels(dataset.dataset)
-        return None if whole is None else np.asarray(whole)[np.asarray(dataset.indices)]
+        if not hasattr(whole, "__len__") or len(whole) != len(dataset.dataset):  # type: ignore[arg-type]
+            return whole  # None, or something else, such as the names of the classes.
+        values = _values(whole)
+        return [values[index] for index in dataset.indices]
     if isinstance(dataset, TensorDataset):
-        return dataset.tensors[-1].cpu()
+        return dataset.tensors[1].cpu() if len(dataset.tensors) == 2 else None
     found = (getattr(dataset, attribute, None) for attribute in ("targets", "labels"))
     given = next((labels for labels in found if labels is not None), None)
     transform = getattr(dataset, "target_transform", None)
     if given is None or transform is None:
         return given
-    return [transform(target) for target in given]
+    # A data set gives it a number of Python, also if all are in one array.
+    return [transform(target) for target in _values(given)]
+
+
+def _values(given: Any) -> Any:
+    """Return Python's values of an array or a tensor; any other collection as it is."""
+    return given.tolist() if hasattr(given, "tolist") else given
 
 
 def labels_of(dataset: Any) -> npt.NDArray[np.int64] | None:
     """Return the class of each sample, int64, shape (N,); None if no whole numbers are given."""
     try:
         labels = np.asarray(given_labels(dataset))
-    except (TypeError, ValueError):  # On another device, or ragged: samples have several classes.
+    except Exception:  # Whatever a user's own function raises; ragged; on another device.
         return None
     whole_numbers = labels.dtype.kind in "iu" and labels.shape == (len(dataset),)
     return labels.astype(np.int64) if whole_numbers else None
