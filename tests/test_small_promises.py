@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import fineprune as fp
 from fineprune.errors import InputError
@@ -465,6 +465,20 @@ def test_a_pruner_can_be_pickled_while_its_loader_is_in_use():
     loader = pruner.loader()
     again = pickle.loads(pickle.dumps(pruner))
     assert len(list(again.loader())) == len(list(loader)) == N // 4
+
+
+def test_what_is_set_on_an_indexed_data_set_is_set_on_its_own():
+    data = TensorDataset(torch.zeros(N))
+    indexed = fp.Indexed(data)
+    indexed.tensors = (torch.ones(N),)
+    assert data.tensors[0].sum() == indexed[0][1][0] * N == N
+
+
+def test_a_sampler_of_batches_gives_whole_batches():
+    data = fp.Indexed(TensorDataset(torch.arange(N) * 10))
+    batches = DataLoader(data, sampler=BatchSampler(range(N), 3, False), batch_size=None)
+    for index, (values,) in batches:
+        assert torch.equal(index * 10, values)
 
 
 # A line was forgotten

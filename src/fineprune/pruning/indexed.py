@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, cast
 
+import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from fineprune.errors import InputError, check_whole_number
@@ -13,7 +14,7 @@ from fineprune.errors import InputError, check_whole_number
 _MOST_COLUMNS = 3
 
 
-class IndexedItem(tuple[int, Any]):
+class IndexedItem(tuple[Any, Any]):
     """The pair ``(index, item)``, of a type of its own, so that collate functions recognise it."""
 
     __slots__ = ()
@@ -35,7 +36,8 @@ class Indexed(Dataset[tuple[int, Any]]):
     The index assigns a loss to its sample. The position of the sampler could not, because loaders
     fetch batches in advance. The items themselves (tuples, dicts, tensors) are unchanged.
 
-    Other attributes, such as ``classes`` or ``tensors``, are those of the data set.
+    Other attributes, such as ``classes``, are those of the data set, also if they are set, as in
+    ``loader.dataset.transform = ...``.
 
     Args:
         dataset: Any map-style data set, for example a ``Subset``. The indices refer to this data
@@ -83,10 +85,18 @@ class Indexed(Dataset[tuple[int, Any]]):
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "dataset" or name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.dataset, name, value)
+
     def __len__(self) -> int:
         return len(cast(Sized, self.dataset))
 
     def __getitem__(self, index: int) -> tuple[int, Any]:
+        if isinstance(index, list):  # Of a loader with a BatchSampler as its sampler.
+            return IndexedItem((torch.tensor(index), self.dataset[index]))
         index = int(index)
         if index < 0:
             index += len(self)
