@@ -16,6 +16,7 @@ from fineprune.cli.main import app
 from fineprune.errors import InputError
 from fineprune.experiments.compare import plan_runs
 from fineprune.experiments.controls import arm_recipe, default_arms
+from fineprune.labels.dataset_attributes import labels_of
 from fineprune.runs.history import read_history
 from fineprune.runs.run import read_run, read_runs
 from fineprune.runs.training_set import UNKNOWN
@@ -134,6 +135,14 @@ class WithTargets(torch.utils.data.Dataset[Any]):
         raise AssertionError("no sample is read")
 
 
+class Transformed(WithTargets):
+    """Targets in one tensor, of which the transform is given numbers, as in torchvision's MNIST."""
+
+    def __init__(self, labels, target_transform):
+        self.targets = labels
+        self.target_transform = target_transform
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -141,6 +150,7 @@ class WithTargets(torch.utils.data.Dataset[Any]):
         WithTargets,
         lambda labels: fp.Indexed(WithTargets(labels)),
         lambda labels: torch.utils.data.Subset(WithTargets(labels.repeat(2)), range(N)),
+        lambda labels: Transformed(labels, {label: label for label in range(4)}.__getitem__),
     ],
 )
 @pytest.mark.parametrize("policy", [fp.Ranked, fp.Adaptive])
@@ -158,9 +168,47 @@ def test_the_watch_of_other_data_is_said_at_the_start_if_the_data_set_has_its_la
         assert all(message.startswith(f"{N} of {N} samples have another") for message in found)
 
 
-def test_scores_in_the_order_of_the_suspects_are_said():
+def fails(_):
+    raise KeyError("cat")
+
+
+def class_names(_):
+    data = WithTargets(torch.zeros(10))
+    data.targets = list("abcdefghij")
+    return torch.utils.data.Subset(data, range(5, 10))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        class_names,
+        lambda labels: Transformed(labels, fails),
+        lambda labels: torch.utils.data.TensorDataset(torch.zeros(N, 2), labels, torch.arange(N)),
+    ],
+)
+def test_what_a_data_set_has_in_place_of_labels_is_not_compared(made):
+    data = made(earlier_watch().labels())
+    assert labels_of(data) is None
+    if len(data) == N:
+        fp.Pruner(data, begun(earlier_watch()), batch_size=BATCH)
+
+
+@pytest.mark.parametrize("equal", [0, 3])
+def test_scores_in_the_order_of_the_suspects_are_said(equal):
+    ordered = np.sort(np.maximum(SCORES, equal))[::-1]
     with pytest.warns(RuntimeWarning, match=r"give watch.scores\(\)"):
-        fp.Ranked(EPOCHS, [*np.sort(SCORES)[::-1], -np.inf, -np.inf], suspects=0.2)
+        fp.Ranked(EPOCHS, [*ordered, -np.inf, -np.inf], suspects=0.2)
+
+
+def test_a_few_scores_in_order_are_believed():
+    fp.Ranked(EPOCHS, np.repeat([2.0, 1.0, 0.0], 100), suspects=0.2)
+
+
+def test_a_state_with_earlier_evidence_says_so_if_it_is_not_given_again():
+    state = fp.Pruner(N, begun(earlier_watch()), batch_size=BATCH).state_dict()
+    again = fp.Pruner(N, fp.Adaptive(EPOCHS, 0.35, RATES), batch_size=BATCH)
+    with pytest.raises(InputError, match=r"a pruner state with earlier=None, got [0-9a-f]"):
+        again.load_state_dict(state)
 
 
 GIVEN: dict[str, Any] = {"epochs": 3, "scores": SCORES, "suspects": 0.2}

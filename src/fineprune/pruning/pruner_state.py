@@ -89,7 +89,8 @@ def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -
     for key, value in identity.items():
         given = packed.get(key)
         if isinstance(value, dict) and isinstance(given, dict):
-            check_state(given, value, ())  # So that the message names what differs.
+            # So that the message names what differs, also if only one of them has it.
+            check_state({**dict.fromkeys(value), **given}, {**dict.fromkeys(given), **value}, ())
         if given != value:
             raise InputError(
                 f"expected a pruner state with {key}={_brief(value)}, got {_brief(given)}: resume "

@@ -183,7 +183,8 @@ def _checked_scores(scores: Any) -> Scores:
             f"sample of which nothing is known"
         )
     known = values[np.isfinite(values)]
-    if len(known) >= _SURELY_SORTED and (known[1:] < known[:-1]).all():
+    steps = np.diff(known)
+    if (steps <= 0).all() and np.count_nonzero(steps) >= _SURELY_SORTED:  # Some may be equal.
         warn_user(
             "the scores fall from the first sample to the last, as those of watch.suspects() do, "
             "which belong to its indices: if they are these, give watch.scores(), which has the "
