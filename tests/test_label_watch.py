@@ -281,6 +281,7 @@ def test_watches_of_several_trainings_are_merged():
     reverse.merge(two)
     reverse.merge(one)
     torch.testing.assert_close(both.suspects()[1], reverse.suspects()[1], rtol=0.01, atol=0.01)
+    assert both.passes == reverse.passes == max(one.passes, two.passes)
 
 
 def sums_after_flush(one, two, name):

@@ -1,7 +1,9 @@
 """The page on which labels are reviewed: as a file, and in a real browser."""
 
 import base64
+import gzip
 import io
+import json
 import os
 import re
 import shutil
@@ -15,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from test_report import parse_strictly
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, Subset, TensorDataset
 from typer.testing import CliRunner
 
 import fineprune as fp
@@ -182,6 +184,9 @@ def test_the_names_of_the_classes_are_those_of_the_data_set(made, watch, tmp_pat
 def test_a_wrapper_that_merges_classes_has_no_names():
     assert classes_of(Named(pictures()), 2) == Named.classes
     assert classes_of(Subset(Named(pictures()), [0]), 2) is None
+    merging = Named(pictures())
+    merging.target_transform = bool
+    assert classes_of(merging, 2) is None
 
 
 def test_wrong_arguments_of_a_page_are_refused(watch, tmp_path):
@@ -195,11 +200,40 @@ def test_wrong_arguments_of_a_page_are_refused(watch, tmp_path):
             watch.page(tmp_path / "audit.html", **arguments)
     with pytest.raises(InputError, match="expected a file to write the page to"):
         watch.page("/dev/null/audit.html")
-    part = fp.LabelWatch(N, 3)
-    part.record(torch.arange(N - 1), torch.zeros(N - 1, 3), torch.zeros(N - 1, dtype=torch.int64))
-    with pytest.raises(InputError, match="got none on 1"):
-        part.page(tmp_path / "audit.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def table_of(page):
+    data = re.search(r'id="review-data"[^>]*>(.*?)</script>', page.read_text(encoding="utf-8"))
+    assert data
+    packed = base64.b64decode(json.loads(data[1])["table"])
+    return json.loads(gzip.decompress(packed))["labels"]
+
+
+def test_labels_that_were_never_recorded_are_those_of_the_data_set(tmp_path):
+    labels = torch.arange(N) % 3
+    part = fp.LabelWatch(N, 3)
+    part.record(torch.arange(5, N), 6 * torch.eye(3)[labels[5:]], labels[5:])
+    page = tmp_path / "audit.html"
+    with pytest.warns(RuntimeWarning, match="label of 5 of 60 samples was never recorded"):
+        part.page(page, most=N)
+    assert table_of(page) == [-1] * 5 + labels[5:].tolist()
+    assert page.read_text(encoding="utf-8").count('class="card"') == N - 5
+    own = labels.clone()
+    own[4] = -100
+    with pytest.warns(RuntimeWarning, match="label of 1 of 60 samples"):
+        part.page(page, TensorDataset(torch.zeros(N, 2), own))
+    assert table_of(page) == [*labels[:4].tolist(), -1, *labels[5:].tolist()]
+
+
+def test_names_in_a_dict_belong_to_their_numbers(watch, tmp_path):
+    page = tmp_path / "audit.html"
+    for names in ({0: "cats", 1: "dogs", 2: "birds"}, {"2": "birds", "1": "dogs", "0": "cats"}):
+        watch.page(page, names=names)
+        assert '"classes": ["cats", "dogs", "birds"]' in page.read_text(encoding="utf-8")
+    for names, given in (({1: "a", 2: "b", 3: "c"}, "{1: 'a'}"), ({"cats": 0}, "{'cats': 0}")):
+        with pytest.raises(InputError, match=f"0 to 2, got a dict without 0, such as {given}"):
+            watch.page(page, names=names)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +262,30 @@ def test_a_picture_of_16_bits_has_the_pixels_that_a_training_reads(tmp_path):
     shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))))
     trained = decode(file.read_bytes(), lambda width, height: Crop(0, 0, width, height, False), 8)
     assert np.unique(shown).tolist() == np.unique(trained.numpy()).tolist() == [40_000 // 256]
+
+
+def corner_of(image):
+    uri, _ = view_of(image)
+    shown = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+    return [np.asarray(shown.convert("L"))[place, place] for place in (0, -1)]
+
+
+@pytest.mark.parametrize("largest", [1.0, 60_000.0])
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_pictures_of_numbers_are_scaled_to_what_can_be_seen(mode, largest):
+    values = np.full((8, 8), largest)
+    values[0, 0] = 0
+    numbers = values.astype(np.float32 if mode == "F" else np.int32)
+    assert corner_of(Image.fromarray(numbers)) == [0, 255]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
+def test_what_is_transparent_is_grey(mode):
+    image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    image.paste((0, 0, 0, 255), (4, 4, 8, 8))
+    clear, opaque = corner_of(image.convert(mode))
+    assert clear > 100
+    assert opaque < 20
 
 
 def test_large_pictures_are_reduced_and_other_samples_are_texts():
@@ -343,6 +401,11 @@ def test_twenty_cards_are_reviewed_by_keyboard_and_the_table_trains(opened, tmp_
     press(opened, "k")
     opened.reload()
     assert "20 of" in count.inner_text()  # The browser has kept the progress.
+    more = tmp_path / "run" / "inspect.html"
+    CliRunner().invoke(app, ["inspect", str(tmp_path / "run"), "--out", str(more), "--most", "5"])
+    more.replace(page_file)  # A browser keeps it for each file or for all, as it likes.
+    opened.reload()
+    assert "5 of 5 reviewed and 15 that are not on this page" in count.inner_text()
     table = downloaded(opened, tmp_path / "labels.csv")
     before = read_training_set(tmp_path / "run", 250)
     labels = read_labels(table, before.classes, len(before.labels))

@@ -182,8 +182,8 @@ class Evidence:
             )
         if changed:
             raise InputError(
-                f"expected the same label of a sample each time, got {changed} records with "
-                f"another label than before: give record the indices that belong to the labels and "
+                f"expected the same label of a sample each time, got {changed} records of "
+                f"samples with two labels: give record the indices that belong to the labels and "
                 f"no validation batches, and start a new LabelWatch when labels are corrected"
             )
 
@@ -227,6 +227,7 @@ class Evidence:
             sums = sums.plus(other._sums(part.index, part.labels))
             self._write(index, labels[index].long(), sums)
         self.labels = labels
+        self.recorded = max(self.recorded, other.recorded)
         self._faults += other._faults.to(self._device)
 
     def add_over_ranks(self, group: Any) -> None:

@@ -21,7 +21,7 @@ from fineprune.labels.ranking import Ranking, rank
 from fineprune.labels.ranks import exchange_device, rank_and_size
 from fineprune.labels.review_page import Review
 from fineprune.labels.untraced import Untraced
-from fineprune.labels.watch_page import cards_of, write_review
+from fineprune.labels.watch_page import all_labels, cards_of, write_review
 
 STATE_VERSION = 1
 
@@ -262,7 +262,8 @@ class LabelWatch(Untraced):
         The page loads nothing from elsewhere. It can be read without JavaScript. With it, the keys
         a, k, d, u, n and p accept a suggestion, keep or drop a label, undo, and go on or back;
         progress stays in the browser; and a button writes ``labels.csv``, a table with the columns
-        ``key``, ``index`` and ``label`` for all samples, in which ``drop`` leaves one out.
+        ``key``, ``index`` and ``label`` for all samples, in which ``drop`` leaves one out. So it
+        does with samples whose label neither was recorded nor is given by the data set.
 
         Args:
             path: The HTML file. An existing one is replaced.
@@ -280,9 +281,8 @@ class LabelWatch(Untraced):
                 least 20 and at most 500.
 
         Raises:
-            InputError: As for ``suspects``; a sample was never recorded, so that its label is not
-                known; there are fewer names than classes; the keys or the data set have another
-                number of samples; or two samples have the same key.
+            InputError: As for ``suspects``; there are fewer names than classes; the keys or the
+                data set have another number of samples; or two samples have the same key.
         """
         if most is not None:
             most = check_whole_number("most", most, 0)
@@ -296,15 +296,25 @@ class LabelWatch(Untraced):
             own = found is not None and len(found) == len(set(found)) == self.num_samples
             keys = found if own else None
         classes = unambiguous(self._class_names(names))
+        recorded = self.labels().numpy()
+        most = min(most, int((recorded >= 0).sum()))
         ranked = [part[:most].tolist() for part in ranking.suspects()]
         cards = cards_of(self._evidence, ranked, dataset, keys, show)
-        labels = self.labels().numpy()
+        labels = all_labels(recorded, self.num_classes, dataset)
         said = advice_of(self._evidence, ranking, classes)
         write_review(Review(cards, classes, labels, keys, said), path)
 
     def _class_names(self, names: Names | None) -> list[str]:
-        if isinstance(names, Mapping):  # such as id2label of Hugging Face
-            names = [names[key] for key in sorted(names, key=int)]
+        if isinstance(names, Mapping):  # such as id2label of Hugging Face, also as read from JSON
+            by_number = {str(key): name for key, name in names.items()}
+            missing = [label for label in range(self.num_classes) if str(label) not in by_number]
+            if missing:
+                raise InputError(
+                    f"expected the names of the classes by their numbers, 0 to "
+                    f"{self.num_classes - 1}, got a dict without {missing[0]}, such as "
+                    f"{dict(list(names.items())[:1])}"
+                )
+            names = [by_number[str(label)] for label in range(self.num_classes)]
         named = [] if names is None else [str(name) for name in names]
         if names is not None and len(named) < self.num_classes:
             raise InputError(

@@ -5,7 +5,7 @@
   const cards = [...root.querySelectorAll(".card")];
   const find = (name) => root.querySelector(`[data-part="${name}"]`);
   const store = `fineprune-review-${data.digest}`;
-  const done = new Map(); // index of a sample -> "accept", "keep" or "drop"
+  const done = new Map(); // index of a sample -> its new class, "keep" or "drop"
   const history = []; // what was decided before: [index, earlier decision or undefined]
   let current = null;
 
@@ -22,19 +22,25 @@
   };
 
   const indexOf = (card) => Number(card.dataset.index);
-  const said = { accept: "label accepted", keep: "kept", drop: "dropped" };
+  const nameOf = (label) => data.classes[label] ?? String(label);
+  const kindOf = (choice) => (typeof choice === "number" ? "accept" : choice);
   const paint = (card) => {
     const choice = done.get(indexOf(card));
-    for (const name of Object.keys(said)) card.classList.toggle(name, name === choice);
-    card.querySelector(".state").textContent = choice ? said[choice] : "";
+    for (const name of ["accept", "keep", "drop"])
+      card.classList.toggle(name, name === kindOf(choice));
+    const said = { accept: `label accepted: ${nameOf(choice)}`, keep: "kept", drop: "dropped" };
+    card.querySelector(".state").textContent = said[kindOf(choice)] ?? "";
   };
   const count = () => {
     const shown = cards.filter((card) => !card.hidden);
+    const here = cards.filter((card) => done.has(indexOf(card))).length;
     const counts = { accept: 0, keep: 0, drop: 0 };
-    for (const choice of done.values()) counts[choice] += 1;
+    for (const choice of done.values()) counts[kindOf(choice)] += 1;
     find("count").textContent =
-      `${done.size} of ${cards.length} reviewed: ${counts.accept} accepted, ${counts.keep} kept, ` +
-      `${counts.drop} dropped` + (shown.length < cards.length ? `; ${shown.length} shown` : "");
+      `${here} of ${cards.length} reviewed` +
+      (here < done.size ? ` and ${done.size - here} that are not on this page` : "") +
+      `: ${counts.accept} accepted, ${counts.keep} kept, ${counts.drop} dropped` +
+      (shown.length < cards.length ? `; ${shown.length} shown` : "");
   };
 
   const go = (card) => {
@@ -55,8 +61,12 @@
       if (!open || !done.has(indexOf(shown[place]))) return go(shown[place]);
     if (start < 0) go(shown[0]);
   };
+  const accept = () => {
+    const suggestion = Number(current?.dataset.suggestion ?? -1);
+    if (suggestion >= 0) decide(suggestion);
+  };
   const decide = (choice) => {
-    if (!current || (choice === "accept" && current.dataset.suggestion === "-1")) return;
+    if (!current) return;
     const index = indexOf(current);
     history.push([index, done.get(index)]);
     done.set(index, choice);
@@ -69,8 +79,8 @@
     const last = history.pop();
     if (!last) return;
     const [index, before] = last;
-    if (before) done.set(index, before);
-    else done.delete(index);
+    if (before === undefined) done.delete(index);
+    else done.set(index, before);
     save();
     const card = cards.find((one) => indexOf(one) === index);
     paint(card);
@@ -99,12 +109,9 @@
     const bytes = Uint8Array.from(atob(data.table), (letter) => letter.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     const { keys, labels } = JSON.parse(await new Response(stream).text());
-    for (const card of cards) {
-      const choice = done.get(indexOf(card));
-      if (choice === "accept") labels[indexOf(card)] = Number(card.dataset.suggestion);
-      else if (choice === "drop") labels[indexOf(card)] = -1;
-    }
-    const name = (label) => (label < 0 ? "drop" : quoted(data.classes[label] ?? String(label)));
+    for (const [index, choice] of done)
+      if (choice !== "keep") labels[index] = choice === "drop" ? -1 : choice;
+    const name = (label) => (label < 0 ? "drop" : quoted(nameOf(label)));
     const lines = labels.map((label, index) => `${keys ? quoted(keys[index]) : ""},${index},${name(label)}`);
     return `key,index,label\n${lines.join("\n")}\n`;
   };
@@ -117,7 +124,7 @@
   };
 
   const actions = {
-    a: () => decide("accept"), k: () => decide("keep"), d: () => decide("drop"), u: undo,
+    a: accept, k: () => decide("keep"), d: () => decide("drop"), u: undo,
     n: () => move(1, false), p: () => move(-1, false),
     ArrowRight: () => move(1, false), ArrowLeft: () => move(-1, false),
   };
@@ -138,7 +145,7 @@
     const values = new Set(cards.map((card) => card.dataset[name]));
     for (const value of [...values].map(Number).sort((one, other) => one - other))
       if (value >= 0)
-        find(name).append(new Option(data.classes[value] ?? String(value), String(value)));
+        find(name).append(new Option(nameOf(value), String(value)));
   };
   options("label");
   options("suggestion");

@@ -33,10 +33,13 @@ def view_of(item: Any) -> tuple[str | None, str | None]:
     if isinstance(item, str | bytes):
         return None, _short(item if isinstance(item, str) else item.decode("utf-8", "replace"))
     if hasattr(item, "thumbnail") and hasattr(item, "convert"):
-        if not getattr(item, "mode", "").startswith("I;16"):
+        mode = getattr(item, "mode", "")
+        if mode[:1] not in ("I", "F"):
             return _of_pillow(item), None
         # Pillow would clip values above 255 instead of scaling them.
-        item = (np.asarray(item) >> 8).astype(np.uint8)
+        values = np.asarray(item)
+        is_16_bit = mode.startswith("I;16")
+        item = (values >> 8).astype(np.uint8) if is_16_bit else values.astype(np.float32)
     try:
         pixels = _pixels(item)
     except (TypeError, ValueError, RuntimeError):  # Torch has no such numbers, or they are nested.
@@ -61,8 +64,14 @@ def png(pixels: npt.NDArray[np.uint8]) -> bytes:
 
 
 def _of_pillow(image: Any) -> str:
-    small = image.convert("RGB")
+    transparent = image.has_transparency_data
+    small = image.convert("RGBA" if transparent else "RGB")
     small.thumbnail((LARGEST, LARGEST))
+    if transparent:  # On grey, which shows black and white.
+        ground = small.copy()
+        ground.paste("grey", (0, 0, *small.size))
+        ground.alpha_composite(small)
+        small = ground.convert("RGB")
     file = io.BytesIO()
     small.save(file, "WEBP", quality=90)
     return _uri("webp", file.getvalue())

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError, warn_user
+from fineprune.labels.dataset_attributes import labels_of
 from fineprune.labels.evidence import Evidence
 from fineprune.labels.review_page import Card, Review, review_document
 from fineprune.labels.sample_view import view_of
@@ -44,13 +47,6 @@ def cards_of(
             f"expected a key of its own for each sample, got {twice!r} for {times} samples: give "
             f"keys such as paths below one folder, by which the table can be read"
         )
-    unknown = int((evidence.labels < 0).sum())
-    if unknown:
-        raise InputError(
-            f"expected evidence on all {samples} samples, got none on {unknown}: the page writes a "
-            f"table with the label of each sample, so train one epoch on all of them, or number "
-            f"the training part alone: fp.Indexed(subset) and LabelWatch(len(subset))"
-        )
     items = [None if dataset is None else _item(dataset, index) for index in ranked[0]]
     shown = torch.tensor(ranked[0], dtype=torch.int64, device=evidence.labels.device)
     _compare_labels(evidence.labels[shown].tolist(), items)
@@ -58,6 +54,26 @@ def cards_of(
         _card(evidence, index, score, suggestion, item, keys, show)
         for index, score, suggestion, item in zip(*ranked, items, strict=True)
     ]
+
+
+def all_labels(
+    recorded: npt.NDArray[np.int64], num_classes: int, dataset: Any
+) -> npt.NDArray[np.int64]:
+    """Return the label of each sample, also of those not recorded if the data set gives them.
+
+    Those that it does not give stay -1, which leaves them out of the table, with a warning.
+    """
+    missing = recorded < 0
+    own = labels_of(dataset) if missing.any() else None
+    if own is not None and np.array_equal(own[~missing], recorded[~missing]):
+        recorded = np.where(missing & (own >= 0) & (own < num_classes), own, recorded)
+    unknown = int(np.count_nonzero(recorded < 0))
+    if unknown:
+        warn_user(
+            f"the label of {unknown} of {len(recorded)} samples was never recorded, so the table "
+            f"of the page leaves them out: record each sample once, or add their labels to it"
+        )
+    return recorded
 
 
 def _item(dataset: Any, index: int) -> Any:
