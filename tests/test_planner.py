@@ -211,6 +211,19 @@ def test_nothing_slower_than_one_node_is_recommended(gigabits, accelerators):
         assert f"{one.configuration}, on one node" in plan.reason
 
 
+def test_nothing_is_recommended_that_another_strategy_beats_with_fewer_nodes():
+    costs = dataclasses.replace(
+        COSTS, steps=(0.35,), samples=128, megabytes=102.2, overhead=0.002, serve=0.03, apply=0.02
+    )
+    target = Target(epochs=60, critical_batch=8192, per_staleness=0.05)
+    cluster = ClusterShape(nodes=64, accelerators=4, gigabits=25)
+    plan = plan_cluster(costs, cluster, samples=60 * 1437, target=target)
+    best = plan.recommended
+    assert best.nodes > 1
+    for row in plan.rows:
+        assert row.hours >= best.hours or row.nodes > best.nodes
+
+
 def test_nodes_with_several_accelerators_are_compared_with_one_such_node():
     plan = plan_cluster(COSTS, ClusterShape(nodes=8, accelerators=4), samples=1e6)
     assert plan.rows[0].configuration == "all-reduce 4"

@@ -256,6 +256,9 @@ def _recommended(among: Sequence[Predicted], rows: Sequence[Predicted]) -> tuple
     fastest = min(row.hours for row in among)
     good = [row for row in among if row.hours <= 1.02 * fastest]
     best = min(good, key=lambda row: row.node_hours)
+    # Another kind may be better in both ways, although it stopped to pay before.
+    better = [row for row in rows if row.hours <= best.hours and row.nodes <= best.nodes]
+    best = min(better, key=lambda row: row.node_hours)
     reason = (
         f"{best.configuration}, on one node, {best.hours:.3g} h; no configuration on more nodes "
         f"takes clearly less"
