@@ -3,6 +3,7 @@
 import io
 import itertools
 import pickle
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
@@ -533,6 +534,29 @@ def test_a_shard_with_other_keys_is_an_error(change, message, workers):
     stop(loader._samples._iterator)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sample_that_cannot_be_read_is_named(workers):
+    def broken(shard):
+        yield from itertools.islice(read(shard), 2)
+        raise OSError("gone")
+
+    def decode(raw):
+        raise ValueError("no picture")
+
+    loaders: dict[str, dict[str, Any]] = {
+        "no picture.*in the sample at place [0-9]+ of shard '[a-z]+'": {"decode": decode},
+        "gone.*in shard '[a-z]+', after 2 samples": {"read": broken},
+    }
+    for message, options in loaders.items():
+        stream = PrunedStream(made(), INDEX, options.pop("read", read), **options)
+        loader = stream.loader(num_workers=workers)
+        with pytest.raises((OSError, ValueError)) as caught:
+            list(loader)
+        stop(loader._samples._iterator)
+        said = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+        assert re.search(message, said, re.DOTALL)
+
+
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
@@ -550,6 +574,17 @@ def test_stored_numbers_are_checked(ids, message):
     wrong = PrunedStream(pruner, index, lambda _: ((i, i) for i in ids))
     with pytest.raises(InputError, match=message):
         list(wrong.loader())
+
+
+@pytest.mark.parametrize(
+    ("listed", "given", "said"), [(str, int, "got 0 for '0'"), (int, str, "got '0' for 0")]
+)
+def test_keys_of_another_type_are_said(listed, given, said):
+    index = KeyIndex.scan(["x"], lambda _: map(listed, range(4)))
+    pruner = made(index, fp.FullData(1), batch_size=2)
+    stream = PrunedStream(pruner, index, lambda _: ((given(i), i) for i in range(4)))
+    with pytest.raises(InputError, match=f"of the type that the index was made from, {said}"):
+        list(stream.loader())
 
 
 # --- what is refused --------------------------------------------------------------------------

@@ -207,6 +207,11 @@ class KeyIndex:
         elif self.checksums is None:
             wanted = self.expected(shard)[place]
             problem = f"expected key {wanted} at place {place} of shard {name!r}, got {key!r}"
+        elif _checksum(name, _of_other_type(key)) == self.expected(shard)[place]:
+            return InputError(
+                f"expected in shard {name!r} keys of the type that the index was made from, got "
+                f"{key!r} for {_of_other_type(key)!r}: yield the same keys as for KeyIndex.scan"
+            )
         else:
             listed = _checksum(name, key) in self.expected(shard)
             what = "listed at another place" if listed else "not listed"
@@ -217,6 +222,13 @@ class KeyIndex:
         return InputError(
             f"{problem}: restore the shard, or make a new index and begin a new training"
         )
+
+
+def _of_other_type(key: object) -> object:
+    """Return the integer that a text contains, or an integer as text; any other key as it is."""
+    if isinstance(key, str):
+        return int(key) if key.isdecimal() else key
+    return str(key)
 
 
 def _checked_names(shards: Sequence[str]) -> tuple[str, ...]:

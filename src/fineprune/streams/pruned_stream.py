@@ -166,8 +166,17 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
             if own.kept - begin > own.end - done:
                 stored = itertools.islice(stored, own.end - done)
             for index, raw in stored:
-                yield IndexedItem((index, raw if self._decode is None else self._decode(raw)))
+                yield IndexedItem((index, self._decoded(index, raw)))
                 done += 1
+
+    def _decoded(self, index: int, raw: Any) -> Any:
+        try:
+            return raw if self._decode is None else self._decode(raw)
+        except Exception as error:
+            shard = int(np.searchsorted(self.index.firsts, index, "right")) - 1
+            place = index - int(self.index.firsts[shard])
+            error.add_note(f"in the sample at place {place} of shard {self.index.shards[shard]!r}")
+            raise
 
     def _stored(self, own: Assignment, kept: list[int], begin: int) -> Iterator[tuple[int, Any]]:
         """Yield what a worker reads in one pass over its shards, from the sample ``begin`` on."""
@@ -195,8 +204,8 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         expected = self.index.expected(shard)
         found = self.index.found
         samples = self._read(self.index.shards[shard])
+        place = -1
         try:
-            place = -1
             for place, (key, raw) in enumerate(samples):
                 if place == len(expected) or found(shard, key) != expected[place]:
                     raise self.index.refusal(shard, place, key)
@@ -206,6 +215,10 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
                     return
             if place < last:
                 raise self.index.refusal(shard, place + 1, None)
+        except Exception as error:
+            if not isinstance(error, InputError):
+                error.add_note(f"in shard {self.index.shards[shard]!r}, after {place + 1} samples")
+            raise
         finally:
             close = getattr(samples, "close", None)
             if close is not None:
