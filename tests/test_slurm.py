@@ -458,6 +458,8 @@ def test_the_verb_makes_a_name_of_any_files_name(tmp_path):
         (["--nodes", "2", "--strategy", "x"], "expected --strategy to be one of"),
         (["--nodes", "8", "--strategy", "sync"], "--set distributed.workers=8"),
         (["--nodes", "2", "--strategy", "sync", "--set", "run.device=cuda"], "expected 1 GPUs"),
+        (["--nodes", "2", "--set", "run.device=cuda"], "expected --gpus with run.device=cuda"),
+        (["--nodes", "2", "--set", "distributed.simulate=4"], "in one process, got 4 in a job of"),
         (["--nodes", "2", "--strategy", "sync", "--processes", "2"], "with all-reduce only"),
         (["--nodes", "2", "--set", "training.epoch=3"], "did you mean 'epochs'"),
         (["--nodes", "2", "--verb", "plan"], "expected --verb to be one of"),

@@ -121,6 +121,9 @@ def slurm(
         _check_nodes(parsed, nodes)
         launched = "async"  # Ray's nodes run the servers, and the first one starts all runs.
     served = [one for one in trained if one.distributed.served]
+    if len(served) < len(trained):
+        several = launched == "all-reduce" and max(nodes, processes or gpus) > 1
+        _check_processes(made, gpus, several=several)
     if served:
         spreads = [_spread(one, nodes, gpus, cpus, whole=verb != "scale") for one in served]
         cpus = max(found for found, _ in spreads)
@@ -170,6 +173,21 @@ def _further_options(context: typer.Context, verb: str, recipe: Path, options: s
                 f"{verb} itself"
             )
     return words
+
+
+def _check_processes(recipe: Recipe, gpus: int, *, several: bool) -> None:
+    """Check that processes without servers find what the recipe asks for."""
+    device, simulated = recipe.run.device, recipe.distributed.simulate
+    if device.startswith("cuda") and not gpus:
+        raise InputError(
+            f"expected --gpus with run.device={device}, got none: ask for GPUs, or --set "
+            f"run.device=cpu"
+        )
+    if simulated > 1 and several:
+        raise InputError(
+            f"expected distributed.simulate in one process, got {simulated} in a job of several: "
+            f"leave it out, or ask for one node and one process"
+        )
 
 
 def _spread(
