@@ -83,9 +83,7 @@ def test_a_map_names_classes_by_name_or_number():
 
 def test_a_name_that_has_lost_its_zeros_is_refused():
     assert class_number("here", "1", ("00", "01")) == 1  # The number of the same class.
-    with pytest.raises(
-        InputError, match=r"got 1, which is the name 01 without .* class 02: wr"
-    ):
+    with pytest.raises(InputError, match=r"got 1, which is the name 01 without .* class 02: wr"):
         class_number("here", "1", ("01", "02"))
 
 

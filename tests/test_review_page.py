@@ -184,7 +184,7 @@ def test_the_names_of_the_classes_are_those_of_the_data_set(made, watch, tmp_pat
 def test_a_wrapper_that_merges_classes_has_no_names():
     assert classes_of(Named(pictures()), 2) == Named.classes
     assert classes_of(Subset(Named(pictures()), [0]), 2) is None
-    merging = Named(pictures())
+    merging: Any = Named(pictures())
     merging.target_transform = bool
     assert classes_of(merging, 2) is None
 
@@ -228,6 +228,7 @@ def test_labels_that_were_never_recorded_are_those_of_the_data_set(tmp_path):
 
 def test_names_in_a_dict_belong_to_their_numbers(watch, tmp_path):
     page = tmp_path / "audit.html"
+    names: Any
     for names in ({0: "cats", 1: "dogs", 2: "birds"}, {"2": "birds", "1": "dogs", "0": "cats"}):
         watch.page(page, names=names)
         assert '"classes": ["cats", "dogs", "birds"]' in page.read_text(encoding="utf-8")
