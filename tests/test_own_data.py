@@ -278,6 +278,45 @@ def test_the_users_generators_are_restored():
     assert states[1:] == after[1:]
 
 
+DRAWS_AT_ITS_IMPORT = """
+import random
+import numpy as np
+import torch
+import test_own_data
+
+FIRST = (torch.rand(1), np.random.rand(), random.random())
+
+def data():
+    train, test = test_own_data.noisy()
+    order = np.random.permutation(torch.randperm(len(train)).tolist())
+    return torch.utils.data.Subset(train, random.sample(order.tolist(), 64)), test
+"""
+
+
+def test_a_split_that_the_function_draws_is_the_same_in_every_process(tmp_path, monkeypatch):
+    (tmp_path / "drawing.py").write_text(DRAWS_AT_ITS_IMPORT)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = recipe("data.name=drawing:data", "network.classes=2")
+    states = generator_states()
+    first = own_data(settings).train.dataset.indices
+    after = generator_states()
+    assert torch.equal(states[0], after[0])
+    assert states[1:] == after[1:]
+    _ = torch.rand(1), np.random.rand(), random.random()  # noqa: NPY002
+    assert own_data(settings.replaced("run", seed=5)).train.dataset.indices == first
+
+
+def drawing():
+    torch.manual_seed(9)
+    np.random.seed(9)  # noqa: NPY002
+    return noisy()
+
+
+def test_the_initial_weights_do_not_depend_on_what_the_function_draws(tmp_path, reference):
+    train(recipe(function="drawing"), tmp_path / "run")
+    assert torch.equal(outcome(tmp_path / "run")[0], reference[0])
+
+
 def test_validation_uses_samples_without_random_transforms(tmp_path):
     with pytest.raises(InputError, match="random transforms only"):
         train(recipe("data.validation=32"), tmp_path / "run")

@@ -31,7 +31,7 @@ def call_attribute(name: str, makes: str, /, *args: Any, **values: Any) -> Any:
         args: The positional arguments.
         values: The keyword arguments.
     """
-    make = _imported(name)
+    make = imported(name)
     if not callable(make):
         raise InputError(
             f"expected {name!r} to be a class or a function, got {type(make).__name__}"
@@ -44,7 +44,8 @@ def call_attribute(name: str, makes: str, /, *args: Any, **values: Any) -> Any:
     return make(*args, **values)
 
 
-def _imported(name: str) -> Any:
+def imported(name: str) -> Any:
+    """Import the module of ``module:attribute``, and return the attribute."""
     module_name, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

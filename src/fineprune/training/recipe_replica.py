@@ -34,9 +34,9 @@ class RecipeReplica:
         *,
         records_logits: bool = True,
     ) -> None:
+        data = load_data(recipe, images_digest)
         # The worker has a process of its own, so seeding the global generator affects nothing else.
         torch.manual_seed(recipe.run.seed)
-        data = load_data(recipe, images_digest)
         self._recipe = recipe
         self._records_logits = records_logits
         self._fetch = data.make_fetch()

@@ -175,7 +175,9 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
         saved: The checkpoint that the run continues from, from which all weights come. None for a
             new run, which reads pretrained weights if the recipe names some.
     """
+    before = random_state(recipe.run.device)
     data = load_data(recipe, None if saved is None else saved["images"])
+    set_random_state(before, recipe.run.device)  # A user's function may seed that of the GPU.
     model = recipe_network(recipe, data)
     digest = _load_pretrained(model, recipe, data, warn=ranks.main) if saved is None else None
     policy = recipe.policy()

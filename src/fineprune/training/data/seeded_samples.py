@@ -39,7 +39,7 @@ class SeededSamples(Dataset[tuple[int, Any]]):
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[int, Any]:
         epoch, index = key
-        with _seeded_generators(self._seed, epoch, index):
+        with seeded_generators(self._seed, epoch, index):
             return index, self.dataset[index]
 
 
@@ -109,8 +109,8 @@ def evaluation_loader(dataset: Any, batch_size: int) -> Any:
 
 
 @contextlib.contextmanager
-def _seeded_generators(seed: int, epoch: int, index: int) -> Iterator[None]:
-    """Seed the global generators that transforms draw from, and restore them afterwards."""
+def seeded_generators(seed: int, epoch: int = 0, index: int = 0) -> Iterator[None]:
+    """Seed the global generators that a user's code draws from, and restore them afterwards."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     sample_seed = int(np.random.SeedSequence([seed, epoch, index]).generate_state(1)[0])
     torch.default_generator.manual_seed(sample_seed)

@@ -11,11 +11,12 @@ from torch.utils.data import Dataset, Subset, default_collate
 
 from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.errors import InputError, first_line, shown
-from fineprune.importing import call_attribute
+from fineprune.importing import call_attribute, imported
 from fineprune.labels.dataset_attributes import given_labels, keys_of, labels_of
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.training_set import UNKNOWN, TrainingSet
 from fineprune.training.data.run_data import (
+    FIXED_SEED,
     Data,
     Fetch,
     class_names,
@@ -29,6 +30,7 @@ from fineprune.training.data.seeded_samples import (
     SeededSamples,
     evaluation_loader,
     sample_fetch,
+    seeded_generators,
 )
 from fineprune.training.recipe import Recipe
 from fineprune.training.weak_labels import weak_labels
@@ -202,7 +204,7 @@ def checked_keys(train: Any, name: str) -> tuple[str, ...] | None:
 
 
 def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
-    """Call the user's function, and check the datasets that it returns.
+    """Call the user's function with fixed seeds, and check the datasets that it returns.
 
     Args:
         name: The name of the function, as ``module:function``. The function returns a training set
@@ -213,7 +215,12 @@ def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
     Returns:
         The training set, the test set, and the training samples to use for evaluation.
     """
-    returned = call_attribute(name, "datasets")
+    # A function that draws its split must return the same one in all processes and for all seeds,
+    # also in a process that has run the module before.
+    with seeded_generators(FIXED_SEED):
+        imported(name)
+    with seeded_generators(FIXED_SEED):
+        returned = call_attribute(name, "datasets")
     if not isinstance(returned, tuple | list) or len(returned) not in (2, 3):
         raise InputError(
             f"expected {name} to return (train, test) or (train, test, plain), got "
