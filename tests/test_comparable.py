@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,7 +84,25 @@ def with_images(folder):
     return recipe, lambda: moved.rename(moved.with_stem("renamed"))
 
 
-SOURCES = {"labels": with_labels, "weights": with_weights, "data": with_images}
+def own():
+    order = np.random.default_rng(int(Path("seed").read_text())).permutation(128)
+    samples = [(torch.full((1, 32, 32), float(number)), int(number) % 10) for number in order]
+    return samples[:96], samples[96:]
+
+
+def with_own_data(folder):
+    Path("seed").write_text("0")
+    data = {"name": f"{__name__}:own"}
+    recipe = make_recipe({**RECIPE, "data": data}, ["network.classes=10"])
+    return recipe, lambda: Path("seed").write_text("1")
+
+
+SOURCES = [
+    ("labels", with_labels),
+    ("weights", with_weights),
+    ("data", with_images),
+    ("data", with_own_data),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -92,9 +111,9 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("what", SOURCES)
-def test_a_comparison_does_not_go_on_with_other_labels_weights_or_data(what, tmp_path):
-    recipe, change = SOURCES[what](tmp_path)
+@pytest.mark.parametrize(("what", "source"), SOURCES)
+def test_a_comparison_does_not_go_on_with_other_labels_weights_or_data(what, source, tmp_path):
+    recipe, change = source(tmp_path)
     trained(recipe, tmp_path / "c")
     before = (tmp_path / "c/compare.json").read_text()
     compare(recipe, tmp_path / "c", title="c", arms=ARMS)
@@ -106,9 +125,9 @@ def test_a_comparison_does_not_go_on_with_other_labels_weights_or_data(what, tmp
     assert not (tmp_path / "c/full-1").exists()
 
 
-@pytest.mark.parametrize("what", SOURCES)
-def test_scale_does_not_go_on_with_other_labels_weights_or_data(what, tmp_path):
-    recipe, change = SOURCES[what](tmp_path)
+@pytest.mark.parametrize(("what", "source"), SOURCES)
+def test_scale_does_not_go_on_with_other_labels_weights_or_data(what, source, tmp_path):
+    recipe, change = source(tmp_path)
     one, folder = configuration("one"), tmp_path / "s"
     train(resolved(configured(recipe, one, same_update=False)), folder / "one")
     scale(recipe, folder, [one], title="s")
@@ -129,9 +148,9 @@ def test_a_finished_run_is_not_resumed_with_other_labels(tmp_path):
     assert read_run(tmp_path / "run").summary == finished
 
 
-@pytest.mark.parametrize("what", SOURCES)
-def test_runs_with_other_labels_weights_or_data_are_not_in_one_table(what, tmp_path):
-    recipe, change = SOURCES[what](tmp_path)
+@pytest.mark.parametrize(("what", "source"), SOURCES)
+def test_runs_with_other_labels_weights_or_data_are_not_in_one_table(what, source, tmp_path):
+    recipe, change = source(tmp_path)
     trained(recipe, tmp_path / "c")
     change()
     added = plan_runs(recipe, tmp_path / "c", 2, ARMS)[1]

@@ -441,7 +441,7 @@ def test_a_resumed_run_goes_on_with_the_images_it_began_with(
 def test_a_worker_that_starts_later_has_the_images_of_the_run(images, tmp_path):
     shutil.copytree(images, tmp_path / "copy")
     settings, indices = recipe(tmp_path / "copy"), torch.arange(TRAIN)
-    digest = load_data(settings).images_digest
+    digest = load_data(settings).samples_digest
     before = RecipeReplica(settings, 0, digest).load((0, 0), indices)
     bright = tmp_path / "copy" / "train" / "bright"
     (bright / "000.jpeg").write_bytes((bright / "0000.jpeg").read_bytes())

@@ -14,6 +14,7 @@ from processes import in_session, wait_until_ended
 from torch.utils.data import DataLoader, Dataset
 
 from fineprune.datasets.loader_process import LoaderPool, TrainingLoader
+from fineprune.distributed.all_reduce import RankGroup
 from fineprune.errors import InputError
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
@@ -304,6 +305,45 @@ def test_a_split_that_the_function_draws_is_the_same_in_every_process(tmp_path, 
     assert states[1:] == after[1:]
     _ = torch.rand(1), np.random.rand(), random.random()  # noqa: NPY002
     assert own_data(settings.replaced("run", seed=5)).train.dataset.indices == first
+
+
+def unseeded():
+    order = np.random.default_rng().permutation(64)
+    samples = [(torch.full((3, 32, 32), float(number)), int(number) % 2) for number in order]
+    return samples[:32], samples[32:]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_that_returns_other_data_later_is_refused(workers, tmp_path, monkeypatch):
+    changed = recipe("network.classes=2", f"data.workers={workers}", function="unseeded")
+    begun = own_data(changed)
+    with pytest.raises(InputError, match="the data with which the run began, got others: return"):
+        own_data(changed, begun.samples_digest)
+    if workers:
+        with pytest.raises(InputError, match="the data with which the run began, got others"):
+            begun.make_fetch()(torch.tensor([0]), 0)
+    monkeypatch.setattr(RankGroup, "gather", lambda ranks, own: [own, "that of another rank"])
+    with pytest.raises(InputError, match=r"the same data from .* on all ranks, got different ones"):
+        train(changed, tmp_path / "run")
+
+
+class OwnGenerator(Labels):
+    """Samples with noise that nothing seeds, as some transforms draw it."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x * float(np.random.default_rng().uniform(1, 9)), y
+
+
+def own_generator():
+    return OwnGenerator([0, 1] * 16), OwnGenerator([0, 1] * 16)
+
+
+@pytest.mark.parametrize("function", ["noisy_test", "own_generator", "fractions"])
+def test_random_transforms_and_seeds_do_not_make_other_data(function):
+    made = recipe("network.classes=2", function=function)
+    begun = own_data(made).samples_digest
+    assert own_data(made.replaced("run", seed=5), begun).samples_digest == begun is not None
 
 
 def drawing():

@@ -48,8 +48,8 @@ def check_finished(run: Path, digests: Digests, what: str) -> None:
     changed = _changed(digests, read_summary(run / SUMMARY).digests)
     if changed:
         raise RunError(
-            f"{changed} changed while the {what} trained: remove {run}, restore what changed, and "
-            f"run the same command again"
+            f"{changed} changed while the {what} trained: remove {run}, restore what changed (a "
+            f"function must return the same data on every call), and run the same command again"
         )
 
 

@@ -97,8 +97,8 @@ class Summary:
         labels_sha256: The digest of training labels that come from a file or a folder of the user;
             None if they are those of a built-in dataset, or of a function of the user.
         data_sha256: The digest of the training and evaluation data: of the images and labels of
-            built-in data, and of the names and labels of image files. None if they are those of a
-            function of the user.
+            built-in data, of the names and labels of image files, and of the labels and some
+            samples that a function of the user returns.
         suspicion: How well the policy found the wrong labels; None if these are not known.
     """
 

@@ -66,7 +66,7 @@ def served_training(
             functools.partial(
                 RecipeReplica,
                 with_absolute_paths(recipe),
-                images_digest=state.data.images_digest,
+                samples_digest=state.data.samples_digest,
                 records_logits=state.records_logits,
             ),
             functools.partial(build_optimizer, settings=recipe.training),

@@ -18,7 +18,7 @@ class RecipeReplica:
         recipe: The recipe, without "auto" settings.
         rank: The rank of the worker. All workers start with the same weights, but draw different
             random numbers while they train.
-        images_digest: As for ``load_data``: which images a sample's index refers to.
+        samples_digest: As for ``load_data``: which samples the indices refer to.
 
     Attributes:
         model: The network.
@@ -30,11 +30,11 @@ class RecipeReplica:
         self,
         recipe: Recipe,
         rank: int,
-        images_digest: str | None = None,
+        samples_digest: str | None = None,
         *,
         records_logits: bool = True,
     ) -> None:
-        data = load_data(recipe, images_digest)
+        data = load_data(recipe, samples_digest)
         # The worker has a process of its own, so seeding the global generator affects nothing else.
         torch.manual_seed(recipe.run.seed)
         self._recipe = recipe

@@ -178,6 +178,11 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     before = random_state(recipe.run.device)
     data = load_data(recipe, None if saved is None else saved["images"])
     set_random_state(before, recipe.run.device)  # A user's function may seed that of the GPU.
+    if len(set(ranks.gather(data.samples_digest))) > 1:
+        raise InputError(
+            f"expected the same data from {recipe.data.name} on all ranks, got different ones: "
+            f"return the same data on every call (seed the split)"
+        )
     model = recipe_network(recipe, data)
     digest = _load_pretrained(model, recipe, data, warn=ranks.main) if saved is None else None
     policy = recipe.policy()
@@ -284,7 +289,7 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
         "random": state.ranks.gather(random_state(state.recipe.run.device)),
         "epoch_so_far": epoch,
         "labels": state.data.labels_digest,
-        "images": state.data.images_digest,
+        "images": state.data.samples_digest,
         "weights": state.weights_digest,
     }
     if state.average is not None:

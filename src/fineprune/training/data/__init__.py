@@ -9,15 +9,15 @@ from fineprune.training.recipe import Recipe
 __all__ = ["Data", "load_data"]
 
 
-def load_data(recipe: Recipe, images_digest: str | None = None) -> Data:
+def load_data(recipe: Recipe, samples_digest: str | None = None) -> Data:
     """Load the data that a recipe names.
 
     Args:
         recipe: The recipe.
-        images_digest: The ``images_digest`` with which the run began; None for a new run.
+        samples_digest: The ``samples_digest`` with which the run began; None for a new run.
     """
     if recipe.data.own:
-        return own_data(recipe)
+        return own_data(recipe, samples_digest)
     if recipe.data.name == "images":
-        return image_files(recipe, images_digest)
+        return image_files(recipe, samples_digest)
     return device_data(recipe, load_images(recipe))

@@ -98,7 +98,7 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
         blank=torch.zeros(1, 3, settings.image_size, settings.image_size),
         wrong=None if weak is None else weak.wrong,
         labels_digest=_digest(index.digest, weak),
-        images_digest=" ".join(digests),
+        samples_digest=" ".join(digests),
         digest=lambda: hashlib.sha256(" ".join(digests).encode()).hexdigest(),
     )
 

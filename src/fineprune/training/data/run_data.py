@@ -47,8 +47,9 @@ class Data:
         wrong: Which training labels are wrong; bool, shape (N,). None if this is not known.
         labels_digest: The digest of training labels that come from a file of the user, and of
             the names of image files with their labels; None for other data.
-        images_digest: The digests of the indexes of the training images and, after a space, of the
-            test images, if they are files; None for other data.
+        samples_digest: What a resumed run and the other processes of a run must find again: the
+            digests of the indexes of the training images and, after a space, of the test images,
+            if they are files, or the digest of user-defined data; None for other data.
         digest: Returns the digest of the data to train and evaluate on; None if it is not known.
         fetch_overlaps: Whether the function that ``make_fetch`` builds may be called in another
             thread while a step is computed.
@@ -66,7 +67,7 @@ class Data:
     blank: torch.Tensor
     wrong: npt.NDArray[np.bool_] | None = None
     labels_digest: str | None = None
-    images_digest: str | None = None
+    samples_digest: str | None = None
     digest: Callable[[], str | None] = lambda: None
     fetch_overlaps: bool = True
 

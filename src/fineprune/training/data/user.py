@@ -1,7 +1,9 @@
 """User-defined datasets: what the function that a recipe names returns, checked and loaded."""
 
 import functools
+import hashlib
 import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,12 +37,18 @@ from fineprune.training.data.seeded_samples import (
 from fineprune.training.recipe import Recipe
 from fineprune.training.weak_labels import weak_labels
 
-# The number of samples that are read twice to detect random transforms.
+# The number of samples that are read twice to detect random transforms, and for the digest.
 _COMPARED_SAMPLES = 4
+_DIGESTED_SAMPLES = 8
 
 
-def own_data(recipe: Recipe) -> Data:
-    """Load user-defined datasets, which are read through a ``DataLoader``."""
+def own_data(recipe: Recipe, begun: str | None = None) -> Data:
+    """Load user-defined datasets, which are read through a ``DataLoader``.
+
+    Args:
+        recipe: The recipe.
+        begun: The ``samples_digest`` with which the run began; None for a new run.
+    """
     settings, run = recipe.data, recipe.run
     whole, test, plain = load_own(settings.name, needs_plain=settings.validation > 0)
     classes = number_of_classes(whole, settings.name, recipe.network.classes)
@@ -48,6 +56,7 @@ def own_data(recipe: Recipe) -> Data:
     training_set_name = f"the training set of {settings.name}"
     kept, held_out = split(len(whole), settings.validation)
     if settings.validation:
+        test = Subset(plain, held_out.tolist())
         labelled = Labelled(plain, classes, training_set_name)
         evaluated: Any = Subset(labelled, held_out.tolist())
     else:
@@ -72,6 +81,14 @@ def own_data(recipe: Recipe) -> Data:
             f"{tuple(blank.shape[1:])} and dtype {blank.dtype} of those to train on, got "
             f"{tuple(first.shape[1:])} and {first.dtype}"
         )
+    # Samples that a table of labels leaves out may have been left out because they are unreadable.
+    digest = _digest(whole, kept if weak is None else kept[:0]) + _digest(test, range(len(test)))
+    digest = hashlib.sha256(digest.encode()).hexdigest()
+    if begun not in (None, digest):
+        raise InputError(
+            f"expected from {settings.name} the data with which the run began, got others: return "
+            f"the same data on every call (seed the split), or train into a new folder"
+        )
 
     def make_loader(pruner: Pruner) -> Any:
         return TrainingLoader(
@@ -86,7 +103,7 @@ def own_data(recipe: Recipe) -> Data:
 
     @functools.cache  # It may start processes.
     def make_fetch() -> Fetch:
-        again = functools.partial(_training_samples, recipe)
+        again = functools.partial(_training_samples, recipe, digest)
         make = again if settings.workers else lambda: train
         return sample_fetch(make, seed=run.seed, workers=settings.workers, device=run.device)
 
@@ -113,12 +130,14 @@ def own_data(recipe: Recipe) -> Data:
         blank=blank,
         wrong=None if weak is None else weak.wrong,
         labels_digest=None if weak is None else weak.digest,
+        samples_digest=digest,
+        digest=lambda: digest,
     )
 
 
-def _training_samples(recipe: Recipe) -> Any:
-    """Load the training set in a loader process, which nothing but the recipe reaches."""
-    return own_data(recipe).train
+def _training_samples(recipe: Recipe, begun: str) -> Any:
+    """Load the training set in a loader process, which nothing but the arguments reaches."""
+    return own_data(recipe, begun).train
 
 
 class Labelled(Dataset[Any]):
@@ -278,11 +297,39 @@ def _blank(name: str, x: Any) -> torch.Tensor:
 
 def _is_random(dataset: Any) -> bool:
     """Return whether the first samples change with the seed."""
+    return _constant(dataset, range(min(_COMPARED_SAMPLES, len(dataset)))) is None
+
+
+def _constant(dataset: Any, indices: Iterable[int]) -> list[Any] | None:
+    """Read some samples twice, and return them; None if one of them changes with the seed."""
     samples = [SeededSamples(dataset, seed) for seed in (0, 1)]
-    return not all(
-        _equal(samples[0][0, index], samples[1][0, index])
-        for index in range(min(_COMPARED_SAMPLES, len(dataset)))
-    )
+    pairs = [[samples[seed][0, index][1] for seed in (0, 1)] for index in indices]
+    return [one for one, _ in pairs] if all(_equal(*pair) for pair in pairs) else None
+
+
+@seeded_generators(FIXED_SEED)
+def _digest(dataset: Any, indices: Sequence[int] | npt.NDArray[np.int64]) -> str:
+    """Return what tells a user's dataset from another one: its labels, and some of its samples.
+
+    Samples with random transforms are left out, because a transform may have a generator of its
+    own.
+    """
+    chosen = np.linspace(0, len(indices) - 1, min(_DIGESTED_SAMPLES, len(indices))).astype(int)
+    labels = labels_of(dataset)
+    known = None if labels is None else hashlib.sha256(labels.data).hexdigest()
+    samples = _constant(dataset, [int(indices[place]) for place in chosen])
+    return repr((len(dataset), known, _outline(samples)))
+
+
+def _outline(sample: Any) -> Any:
+    """Return the shapes and mean sizes in a sample, which nearly all machines compute equally."""
+    if isinstance(sample, tuple | list):
+        return [_outline(part) for part in sample]
+    try:
+        numbers = torch.as_tensor(sample).double().abs()
+    except (TypeError, ValueError, RuntimeError):
+        return None  # Not numbers.
+    return tuple(numbers.shape), f"{numbers.mean():.2g}"
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -290,4 +337,6 @@ def _equal(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(_equal, a, b))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    return bool(np.all(np.asarray(a) == np.asarray(b)))
+    if isinstance(a, torch.Tensor):  # Perhaps on another device.
+        return torch.equal(a, b)
+    return bool(np.array_equal(a, b))
