@@ -31,7 +31,7 @@ from fineprune.training.stop import Stopped
 class Noisy(Dataset[tuple[torch.Tensor, int]]):
     """Images of two classes, with noise from the generators of torch, NumPy and Python."""
 
-    classes = ("dark", "bright")
+    classes: tuple[str, ...] = ("dark", "bright")
 
     def __init__(self, samples, noise):
         generator = torch.Generator().manual_seed(0)
@@ -344,6 +344,27 @@ def test_random_transforms_and_seeds_do_not_make_other_data(function):
     made = recipe("network.classes=2", function=function)
     begun = own_data(made).samples_digest
     assert own_data(made.replaced("run", seed=5), begun).samples_digest == begun is not None
+
+
+def other_classes():
+    train, test = Noisy(32, noise=False), Noisy(32, noise=False)
+    test.classes = ("bright", "dark")
+    return train, test
+
+
+def one_class_less():
+    train, test = other_classes()
+    test.classes = ("dark",)
+    return train, test
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [("other_classes", "'dark' and 'bright' as class 0"), ("one_class_less", "None as class 1")],
+)
+def test_a_test_set_with_other_classes_is_refused(function, wrong):
+    with pytest.raises(InputError, match=f"expected the same attribute classes .*{wrong}"):
+        own_data(recipe(function=function))
 
 
 def drawing():

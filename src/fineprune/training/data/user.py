@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import itertools
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -53,6 +54,8 @@ def own_data(recipe: Recipe, begun: str | None = None) -> Data:
     whole, test, plain = load_own(settings.name, needs_plain=settings.validation > 0)
     classes = number_of_classes(whole, settings.name, recipe.network.classes)
     names = tuple(map(str, class_names(whole, settings.name)))
+    if not settings.validation:
+        _check_classes(names, test, settings.name)
     training_set_name = f"the training set of {settings.name}"
     kept, held_out = split(len(whole), settings.validation)
     if settings.validation:
@@ -283,6 +286,19 @@ def needed_labels(train: Any, name: str) -> Any:
             f"add one, or leave out these settings"
         )
     return labels
+
+
+def _check_classes(names: Sequence[str], test: Any, name: str) -> None:
+    """Check that the same numbers are the same classes in the test set, if both sets say it."""
+    others = getattr(test, "classes", None)
+    if not names or not isinstance(others, tuple | list):
+        return
+    for number, (ours, theirs) in enumerate(itertools.zip_longest(names, map(str, others))):
+        if ours != theirs:
+            raise InputError(
+                f"expected the same attribute classes of the training and the test set of {name}, "
+                f"got {ours!r} and {theirs!r} as class {number}: number the labels of both equally"
+            )
 
 
 def _blank(name: str, x: Any) -> torch.Tensor:
