@@ -399,6 +399,9 @@ def test_the_labels_of_a_test_set_must_be_classes_of_the_training_set(tmp_path):
     test.write_text(f"{name} dark\n{name} dim\n")
     with pytest.raises(InputError, match=r"got 'dim' in line 2 of .*test.txt"):
         load_index(test).numbered(train.classes, test)
+    test.write_text(f"{name} cafe\u0301\n", encoding="utf-8")
+    with pytest.raises(InputError, match="in another Unicode form: rename one of them"):
+        load_index(test).numbered((*train.classes, "caf\u00e9"), test)
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

@@ -11,6 +11,7 @@ import logging
 import os
 import struct
 import tempfile
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,9 +94,16 @@ class ImageIndex:
         numbers = {name: number for number, name in enumerate(classes)}
         for name, place in zip(self.classes, self.places, strict=True):
             if name not in numbers:
+                same = unicodedata.normalize("NFC", name)
+                known = {unicodedata.normalize("NFC", other) for other in classes}
+                advice = (
+                    ", which the training set writes in another Unicode form: rename one of them"
+                    if same in known
+                    else ""
+                )
                 raise InputError(
                     f"expected in {source} only classes of the training set, got {name!r} in "
-                    f"{place}"
+                    f"{place}{advice}"
                 )
         order = np.array([numbers[name] for name in self.classes], np.int32)
         return order[self.labels]
