@@ -522,6 +522,12 @@ def test_the_settings_of_a_run_are_complete(images):
     assert not {"resize", "image_size"} & make_recipe({}).as_dict()["data"].keys()
 
 
+def test_a_training_folder_with_one_class_is_refused_when_it_is_loaded(images, tmp_path):
+    one = write_folder(tmp_path / "one", 1)
+    with pytest.raises(InputError, match=r"expected at least two classes in .*one, got 1: add"):
+        load_data(recipe(images, f"data.train={one}"))
+
+
 def test_without_a_decoder_one_line_says_what_to_install(images, monkeypatch):
     find_spec = importlib.util.find_spec
 
