@@ -71,6 +71,15 @@ def no_arguments():
 
 def no_network(classes, channels):
     return "a network"
+
+instance = torch.nn.Flatten()
+
+def lazy(classes, channels):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(classes))
+
+def frozen(classes, channels):
+    layer = torch.nn.Linear(channels * 1024, classes).requires_grad_(False)
+    return torch.nn.Sequential(torch.nn.Flatten(), layer)
 """
 
 QUICK = "recipes/quick.toml"
@@ -196,6 +205,12 @@ COMMANDS = [
     (f"train {QUICK} --set network.name=own_inputs:number", "a class or a function, got int"),
     (f"train {QUICK} --set network.name=own_inputs:no_arguments", "classes=10, channels=3"),
     (f"train {QUICK} --set network.name=own_inputs:no_network", "torch.nn.Module, got str"),
+    (f"train {QUICK} --set network.name=own_inputs:instance", "got a network: return it from a"),
+    (f"train {QUICK} --set network.name=own_inputs:lazy", "got lazy layers: call it once"),
+    (
+        f"train {QUICK} --set network.name=own_inputs:frozen",
+        "to have parameters to train, got none",
+    ),
     (f"train {QUICK} --set network.name=own_inputs:two_logits", "(1, 10) from network.name"),
     (f"train {QUICK} --set network.name=nowhere:network", "there is no module 'nowhere'"),
     (f"train {QUICK} --set {own('nothing')}", "has no attribute 'nothing'"),

@@ -1,14 +1,16 @@
 """Build a network by its name: built in, from timm or torchvision, or the user's own."""
 
 import importlib
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fineprune.errors import InputError, check_one_of, explaining
-from fineprune.importing import call_attribute
+from fineprune.importing import call_attribute, imported
 from fineprune.networks.lenet import LeNet
 from fineprune.networks.resnet import BasicBlock, Bottleneck, ImageNetResNet, ResNet
 from fineprune.networks.resnet9 import ResNet9
@@ -57,6 +59,11 @@ def build_network(name: str, classes: int, channels: int) -> nn.Module:
         if channels != 3:
             raise InputError(f"expected images of 3 channels for {name}, got {channels}")
         return _built_by_library(name, num_classes=classes)
+    if isinstance(imported(name), nn.Module):
+        raise InputError(
+            f"expected {name!r} to be a class or a function that makes a network, got a network: "
+            f"return it from a function"
+        )
     own = call_attribute(name, "a network", classes=classes, channels=channels)
     return _checked(name, own)
 
@@ -81,5 +88,10 @@ def _checked(name: str, network: Any) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise InputError(
             f"expected {name!r} to make a torch.nn.Module, got {type(network).__name__}"
+        )
+    if any(map(is_lazy, itertools.chain(network.parameters(), network.buffers()))):
+        raise InputError(
+            f"expected {name!r} to make a network whose layers have sizes, got lazy layers: call "
+            f"it once before it is returned"
         )
     return network
