@@ -840,6 +840,14 @@ def test_a_pruner_that_does_not_fit_is_refused(given, expected, tmp_path):
         trained("image", tmp_path, given())
 
 
+@pytest.mark.parametrize("number", [N - BATCH, N, N + BATCH])
+def test_another_data_set_needs_a_new_trainer(number, tmp_path):
+    trainer = Watched(vit(), arguments(tmp_path), train_dataset=images(), pruning=POLICY)
+    trainer.train_dataset = (2 * images())[:number]
+    with pytest.raises(InputError, match="make a new trainer for it"):
+        trainer.train()
+
+
 def test_a_pruner_brings_its_data_set(tmp_path):
     given = fp.Pruner(images(), POLICY, batch_size=BATCH, seed=42)
     trainer = Watched(vit(), arguments(tmp_path), pruning=given)

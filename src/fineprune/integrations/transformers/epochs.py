@@ -31,6 +31,7 @@ class PlannedEpochs(_Base):
 
     pruner: Pruner
     train_dataset: Any
+    _planned_dataset: Any
     optimizer: Any
     lr_scheduler: Any
     _created_lr_scheduler: bool
@@ -39,6 +40,11 @@ class PlannedEpochs(_Base):
 
     def _get_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("is_training"):
+            if self.train_dataset is not self._planned_dataset:
+                raise InputError(
+                    "expected the train_dataset with which the trainer was made, since the plan "
+                    "names its samples, got another one: make a new trainer for it"
+                )
             if is_datasets_available():
                 import datasets
 

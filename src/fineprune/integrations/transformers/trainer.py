@@ -62,6 +62,7 @@ class PruningMixin(LossRecording, PlannedEpochs):
         check_arguments(self)
         check_sampler(self, super(PlannedEpochs, self)._get_train_sampler)
         self.pruner = self._make_pruner(pruning)
+        self._planned_dataset = self.train_dataset
         self._sample_losses = sample_losses
         self._watch_labels = watch_labels
         self._compared = sample_losses is not None
