@@ -522,6 +522,21 @@ def test_the_policy_finds_the_learning_rates_of_the_scheduler(tmp_path, capsys):
     assert torch.equal(weights(same.model), weights(trainer.model))
 
 
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("polynomial", {}),
+        *((f"cosine_{kind}_min_lr", {"min_lr": 0.01}) for kind in ("with", "warmup_with")),
+    ],
+)
+def test_schedulers_that_read_the_optimizers_default_rate_are_found(kind, more, tmp_path, capsys):
+    changes = {"lr_scheduler_type": kind, "lr_scheduler_kwargs": more, "warmup_steps": 3}
+    trainer = trained("image", tmp_path, SAVING, **changes)
+    assert said(capsys) == [FOUND]
+    assert rates_of(trainer.pruner)[-1] < 0.3
+    assert trainer.state.global_step == 35
+
+
 def test_a_resumed_training_finds_the_rates_of_the_whole_one(tmp_path, capsys):
     changes = {"lr_scheduler_type": "cosine", "save_strategy": "steps", "save_steps": 4}
     whole = trained("language", tmp_path / "whole", SAVING, **changes)

@@ -157,6 +157,18 @@ def _checked(rates: Sequence[float]) -> list[float]:
     return listed
 
 
+def stand_in_of(optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer for a scheduler, with the same groups but none of the parameters."""
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        given = {name: value for name, value in group.items() if name != "params"}
+        # Schedulers step a rate that is a tensor in place.
+        groups.append({**copy.deepcopy(given), "params": [torch.zeros(1)]})
+    made = torch.optim.SGD(groups, lr=0.0)
+    made.defaults.update(optimizer.defaults)  # Some schedulers take their largest rate from these.
+    return made
+
+
 def _stepped(scheduler: LRScheduler, number: int) -> list[float]:
     """Return the rate before each of so many steps of a scheduler.
 
@@ -175,12 +187,7 @@ def _stepped(scheduler: LRScheduler, number: int) -> list[float]:
             f"needed, got one after {taken} steps: give the rates before the training and before "
             f"the state of the scheduler is loaded, or as numbers"
         )
-    groups: list[dict[str, Any]] = []
-    for group in scheduler.optimizer.param_groups:
-        given = {name: value for name, value in group.items() if name != "params"}
-        # Schedulers step a rate that is a tensor in place.
-        groups.append({**copy.deepcopy(given), "params": [torch.zeros(1)]})
-    stand_in = torch.optim.SGD(groups, lr=0.0)
+    stand_in = stand_in_of(scheduler.optimizer)
     copied = copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})
     rates = []
     with warnings.catch_warnings():

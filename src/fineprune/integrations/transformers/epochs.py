@@ -15,6 +15,7 @@ from fineprune.integrations.learning_rates import give_rates
 from fineprune.integrations.transformers.length_grouping import GroupedByLength
 from fineprune.integrations.transformers.losses import INDEX
 from fineprune.pruning.indexed import Indexed, IndexedCollate
+from fineprune.pruning.learning_rates import stand_in_of
 from fineprune.pruning.pruner import Pruner
 
 if TYPE_CHECKING:
@@ -179,9 +180,8 @@ class PlannedEpochs(_Base):
             )
             return
         self.create_optimizer()
-        groups = [{**group, "params": [torch.zeros(1)]} for group in self.optimizer.param_groups]
         own = self.optimizer, self.lr_scheduler, self._created_lr_scheduler
-        self.optimizer = torch.optim.SGD(groups, lr=0.0)
+        self.optimizer = stand_in_of(self.optimizer)
         if self._created_lr_scheduler:  # It belongs to an earlier training.
             self.lr_scheduler = None
         try:
