@@ -262,9 +262,25 @@ def test_a_scheduler_that_is_not_stepped_as_it_was_given_is_said_once(by, when, 
     milestones = [4, 6] if by == "epochs" else [20, 30]
     scheduler = schedulers.MultiStepLR(used, milestones)
     used.step()
-    with pytest.warns(RuntimeWarning, match=r"the learning rate was .*scheduler\.step") as caught:
+    said = (
+        r"the learning rate was .*scheduler\.step" if when == "never" else "scheduler was stepped"
+    )
+    with pytest.warns(RuntimeWarning, match=said) as caught:
         trained(scheduler, lambda now: scheduler.step() if now == when else None, by, copied)
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("kind", ["cosine", "restarts"])
+@pytest.mark.parametrize(
+    ("by", "when", "right"), [("steps", "end", "epochs"), ("epochs", "batch", "steps")]
+)
+def test_a_scheduler_of_the_other_kind_is_noticed_though_its_rates_are_near(kind, by, when, right):
+    used = optimizer()
+    scheduler = SCHEDULERS[kind](used)
+    used.step()
+    said = rf"was stepped .* given with by='{by}': give set_rates\(scheduler, by='{right}'\)"
+    with pytest.warns(RuntimeWarning, match=said):
+        trained(scheduler, lambda now: scheduler.step() if now == when else None, by)
 
 
 @pytest.mark.parametrize("by", ["epochs", "steps"])

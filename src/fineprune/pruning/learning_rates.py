@@ -51,7 +51,7 @@ def rates_of_epochs(rates: Rates, epochs: int) -> list[float]:
 class FollowedScheduler:
     """Compares the rate of an optimizer with the one that its scheduler was to give it.
 
-    Copies follow the same optimizer, which stays the user's alone; another process follows none.
+    Copies follow the same two, which stay the user's alone; another process follows none.
 
     Args:
         scheduler: A scheduler that is stepped once per epoch, or once per optimizer step.
@@ -65,33 +65,50 @@ class FollowedScheduler:
         self, scheduler: LRScheduler, by: str, rates: Sequence[float], tolerance: int
     ) -> None:
         self._optimizer: weakref.ref[Optimizer] | None = weakref.ref(scheduler.optimizer)
+        self._scheduler: weakref.ref[LRScheduler] | None = weakref.ref(scheduler)
         self._by = by
         self._rates = tuple(rates)
         self._tolerance = tolerance
 
-    def deviation(self, epochs: int, steps: int) -> tuple[float, float] | None:
-        """Return the rate that was expected after so many epochs and steps, and the one there is.
+    def deviation(self, epochs: int, steps: int) -> str | None:
+        """Return what is wrong with the rate after so many epochs and steps, and what to do.
 
         None if they agree, at the end of the training, and if the optimizer takes no steps, since
         the scheduler was made for its rates alone.
         """
         optimizer = None if self._optimizer is None else self._optimizer()
-        taken = steps if self._by == "steps" else epochs
+        scheduler = None if self._scheduler is None else self._scheduler()
+        taken, other, other_by = steps, epochs, "epochs"
+        if self._by == "epochs":
+            taken, other, other_by = epochs, steps, "steps"
         if optimizer is None or not 0 < taken < len(self._rates):
             return None
         if not getattr(optimizer, "_opt_called", False):  # Schedulers of torch read this, too.
             return None
+        # A rate that changes slowly, or returns, does not show that it is the other kind.
+        count = getattr(scheduler, "last_epoch", 0)
+        if count > 1 and count in (other - 1, other) and abs(count - taken) > 1:
+            return (
+                f"the scheduler was stepped {count} times in {epochs} epochs of {steps} optimizer "
+                f"steps, but given with by={self._by!r}: give set_rates(scheduler, by={other_by!r})"
+            )
         rate = _largest_rate(optimizer)
         near = self._rates[max(taken - 1 - self._tolerance, 0) : taken + 1 + self._tolerance]
         if min(near) * (1 - _SAME) <= rate <= max(near) * (1 + _SAME):
             return None
-        return self._rates[taken - 1], rate
+        return (
+            f"the learning rate was {rate:.3g}, but the scheduler that was given should have made "
+            f"it {self._rates[taken - 1]:.3g}: call scheduler.step() once per epoch (with "
+            f"set_rates(scheduler, by='steps'), once per optimizer step, and give Pruner "
+            f"accumulation=... if gradients are accumulated), or give the policy the rates that "
+            f"you use"
+        )
 
     def __deepcopy__(self, memo: object) -> "FollowedScheduler":
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_optimizer": None}
+        return {**vars(self), "_optimizer": None, "_scheduler": None}
 
 
 def _largest_rate(optimizer: Optimizer) -> float:

@@ -493,14 +493,9 @@ class LoopChecks:
         deviation = self._policy.rate_deviation(epoch + 1, steps)
         if deviation is None:
             return None
-        expected, rate = deviation
         return (
-            f"the learning rate was {rate:.3g} after epoch {epoch}, but the scheduler that policy "
-            f"{self._policy.name!r} was given should have made it {expected:.3g}, so steps are not "
-            f"saved where the rate is small: call scheduler.step() once per epoch (with "
-            f"set_rates(scheduler, by='steps'), once per optimizer step, and give Pruner "
-            f"accumulation=... if gradients are accumulated), or give the policy the rates that "
-            f"you use"
+            f"policy {self._policy.name!r} does not save steps where the learning rate is small, "
+            f"since after epoch {epoch} {deviation}"
         )
 
 

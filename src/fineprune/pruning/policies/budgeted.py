@@ -69,7 +69,7 @@ class BudgetedPolicy(Policy):
             f"pruner.set_rates(scheduler) before the training"
         )
 
-    def rate_deviation(self, epochs: int, steps: int) -> tuple[float, float] | None:
+    def rate_deviation(self, epochs: int, steps: int) -> str | None:
         """Compare the optimizer's learning rate with that of the scheduler, if one was given."""
         return None if self._followed is None else self._followed.deviation(epochs, steps)
 

@@ -103,10 +103,10 @@ class Policy(ABC):
         """
         return None
 
-    def rate_deviation(self, epochs: int, steps: int) -> tuple[float, float] | None:
-        """Return the learning rate that was expected at the end of an epoch, and another one.
+    def rate_deviation(self, epochs: int, steps: int) -> str | None:
+        """Return how the optimizer's learning rate is not the expected one, and what to do.
 
-        The other one is that of the optimizer. None if they agree, or if it is not known.
+        None if it is at the end of an epoch, or if it is not known.
 
         Args:
             epochs: The number of epochs so far.
