@@ -167,6 +167,49 @@ def test_rates_along_steps_are_constant_if_they_are():
     assert rates_along_steps([2.0] * 30, 5, 10) == [2.0] * 5
 
 
+SMOOTH = {
+    "cosine": lambda used, steps: schedulers.CosineAnnealingLR(used, steps),
+    "cosine to a tenth": lambda used, steps: schedulers.CosineAnnealingLR(used, steps, 0.01),
+    "linear": lambda used, steps: schedulers.LinearLR(used, 1, 0, steps),
+    "function": lambda used, steps: schedulers.LambdaLR(used, lambda k: (1 - k / steps) ** 0.9),
+    "warm-up": lambda used, steps: schedulers.SequentialLR(
+        used,
+        [schedulers.LinearLR(used, 1e-9, 1, 20), schedulers.CosineAnnealingLR(used, steps - 20)],
+        [20],
+    ),
+}
+OTHERS = {
+    "constant": lambda used, steps: schedulers.ConstantLR(used, 1),
+    "steps": lambda used, steps: schedulers.StepLR(used, steps // 4, 0.5),
+    "milestones": lambda used, steps: schedulers.MultiStepLR(used, [steps // 2, steps]),
+    "restarts": lambda used, steps: schedulers.CosineAnnealingWarmRestarts(used, steps // 4),
+    "waves": lambda used, steps: schedulers.CosineAnnealingLR(used, 20),
+    "exponential": lambda used, steps: schedulers.ExponentialLR(used, 0.1 ** (1 / steps)),
+    "only a warm-up": lambda used, steps: schedulers.LinearLR(used, 0.1, 1, 20),
+    "one-cycle": lambda used, steps: schedulers.OneCycleLR(used, 0.1, 260),
+    "table": lambda used, steps: schedulers.LambdaLR(
+        used, [1 - step / 261 for step in range(261)].__getitem__
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SMOOTH)
+def test_a_scheduler_for_the_steps_without_pruning_ends_too_high(kind):
+    pruner, full = made(), EPOCHS * N // BATCH
+    with warnings.catch_warnings():
+        # SequentialLR itself uses what torch has deprecated.
+        warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+        late, right = (SMOOTH[kind](optimizer(), n) for n in (full, pruner.total_steps()))
+    with pytest.warns(RuntimeWarning, match=r"for 260 steps, got .* the 400 without .*total_steps"):
+        pruner.set_rates(late, by="steps")
+    made().set_rates(right, by="steps")
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_schedulers_without_such_an_end_are_no_reason_to_warn(kind):
+    made().set_rates(OTHERS[kind](optimizer(), EPOCHS * N // BATCH), by="steps")
+
+
 @pytest.mark.parametrize("when", ["recorded", "ended", "loaded"])
 def test_rates_come_before_the_training(when):
     pruner = made(rates=[1] * EPOCHS)

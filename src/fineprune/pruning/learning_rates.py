@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, warn_user
 
 # Rates that differ by a smaller share are the same.
 _SAME = 0.01
@@ -115,13 +115,15 @@ def _largest_rate(optimizer: Optimizer) -> float:
     return max(float(group["lr"]) for group in optimizer.param_groups)
 
 
-def rates_of_steps(rates: Rates, steps: int) -> list[float]:
+def rates_of_steps(rates: Rates, steps: int, unpruned: int = 0) -> list[float]:
     """Return the learning rate of each optimizer step of a training.
 
     Args:
         rates: At least one number per step; a function of the number of steps taken; or a scheduler
             of torch that is stepped once per optimizer step.
         steps: Number of optimizer steps in the training.
+        unpruned: Number of its optimizer steps without pruning. If it is given, a scheduler that is
+            made for it gives rise to a warning.
     """
     if isinstance(rates, LRScheduler):
         if isinstance(rates, OneCycleLR) and rates.total_steps > steps:
@@ -129,7 +131,10 @@ def rates_of_steps(rates: Rates, steps: int) -> list[float]:
                 f"expected a OneCycleLR for {steps} steps, got one for {rates.total_steps}, whose "
                 f"rate would not fall to its end: make it with pruner.total_steps()"
             )
-        return _checked(_stepped(rates, steps))
+        # Where a falling rate ends is known only from what comes after.
+        found = _stepped(rates, steps, unpruned + 2 * (unpruned // 20) + 2)
+        _warn_of_later_end(found, steps, unpruned, type(rates).__name__)
+        return _checked(found[:steps])
     if callable(rates):
         return _checked([rates(step) for step in range(steps)])
     given = _listed(rates)
@@ -139,6 +144,25 @@ def rates_of_steps(rates: Rates, steps: int) -> list[float]:
             f"scheduler with pruner.total_steps()"
         )
     return _checked(given[:steps])
+
+
+def _warn_of_later_end(rates: list[float], steps: int, unpruned: int, kind: str) -> None:
+    """Warn if smooth rates fall to their end only where the training without pruning ends."""
+    peak = max(rates[:steps])
+    fall = rates[rates.index(peak) :]
+    least = max(min(fall), 0.0)
+    length = next((step for step, rate in enumerate(fall) if rate <= least + 1e-4 * peak), 0)
+    end = len(rates) - len(fall) + length
+    falls_to_its_end = end > steps and fall[:length] == sorted(fall[:length], reverse=True)
+    if not falls_to_its_end or abs(end - unpruned) > unpruned // 20 or are_steps(rates):
+        return
+    last = rates[steps]
+    if last > max(0.05 * peak, 2 * least):
+        warn_user(
+            f"expected a scheduler for {steps} steps, got {kind} for about the {unpruned} without "
+            f"pruning, so the training ends at {last / peak:.0%} of the largest rate: make it with "
+            f"pruner.total_steps()"
+        )
 
 
 def relative_rates(rates: Sequence[float]) -> tuple[float, ...]:
@@ -186,8 +210,8 @@ def stand_in_of(optimizer: Optimizer) -> Optimizer:
     return made
 
 
-def _stepped(scheduler: LRScheduler, number: int) -> list[float]:
-    """Return the rate before each of so many steps of a scheduler.
+def _stepped(scheduler: LRScheduler, number: int, most: int = 0) -> list[float]:
+    """Return the rate before each of so many steps of a scheduler, or of up to ``most`` if it can.
 
     A copy is stepped whose optimizer has the same groups and no parameters of the user's. The rate
     is the largest of all groups.
@@ -206,19 +230,22 @@ def _stepped(scheduler: LRScheduler, number: int) -> list[float]:
         )
     stand_in = stand_in_of(scheduler.optimizer)
     copied = copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})
-    rates = []
+    rates = [_largest_rate(stand_in)]
     with warnings.catch_warnings():
         # The optimizer takes no steps, of which schedulers warn.
         warnings.simplefilter("ignore")
-        for _ in range(number):
-            rates.append(_largest_rate(stand_in))
+        while len(rates) < max(number, most):
             try:
                 copied.step()
-            except ValueError as error:  # OneCycleLR refuses a step too many.
-                if len(rates) < number:
-                    raise InputError(
-                        f"expected a scheduler for {number} steps, got one that ends "
-                        f"before: make it with pruner.total_steps(), or give by='steps' if "
-                        f"it is stepped once per optimizer step"
-                    ) from error
+                rates.append(_largest_rate(stand_in))
+            except Exception as error:
+                if len(rates) >= number:
+                    break
+                if not isinstance(error, ValueError):
+                    raise
+                raise InputError(  # OneCycleLR refuses a step too many.
+                    f"expected a scheduler for {number} steps, got one that ends before: make it "
+                    f"with pruner.total_steps(), or give by='steps' if it is stepped once per "
+                    f"optimizer step"
+                ) from error
     return rates

@@ -78,7 +78,7 @@ class BudgetedPolicy(Policy):
         check_one_of("by", by, ("epochs", "steps"))
         self._by_steps = by == "steps"
         if self._by_steps:
-            each = rates_of_steps(rates, self._budget)
+            each = rates_of_steps(rates, self._budget, self.epochs * self._full_steps)
             found = rates_along_steps(each, self.epochs, self._full_steps)
             self.rates = self._weights = relative_rates(found)
         else:
