@@ -196,6 +196,21 @@ def test_epochs_that_all_end_where_the_first_one_did_are_noticed():
     assert len(caught) == 1
 
 
+def test_a_training_that_ends_short_of_its_steps_is_noticed_at_its_end():
+    """Such as by a cap that only full epochs reach."""
+    pruner = fp.Pruner(torch.arange(N), fp.RandomPruning(SCHEDULE, prune=32), batch_size=8)
+    total, cap = pruner.total_steps(), pruner.batches(0) - 1
+
+    def train():
+        for epoch in pruner.epochs():
+            for indices, _ in itertools.islice(pruner.loader(), cap):
+                pruner.record(indices, losses_of(epoch, indices))
+
+    with pytest.warns(RuntimeWarning, match=f"of the {total} steps that total_steps") as caught:
+        train()
+    assert len(caught) == 1
+
+
 @pytest.mark.parametrize("batch_size", [40, 100, 128])
 def test_a_dropped_last_batch_is_no_reason_to_warn(batch_size):
     pruner = made(fp.FinePruning(SCHEDULE, 20), drop_last=True)

@@ -111,6 +111,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._report = RunReport(policy, num_samples, shape, dataset)
         self._watch: LabelWatch | None = None
         self._total_steps: int | None = None  # None if it is not known, or may have changed.
+        self._said_steps: int | None = None  # What the loop was told last.
         self._show(0)
 
     # -- what a subclass says -------------------------------------------------------------------
@@ -492,6 +493,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """
         if self._total_steps is None:  # A loop may ask for the steps that are left in each step.
             self._total_steps = total_steps(self._policy, self._num_samples, self._shape)
+            self._said_steps = self._total_steps
         return self._total_steps
 
     @property
@@ -772,7 +774,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             if self._shape.batch_size is not None and not progress.restored:
                 planned = batches_of(number, self._shape)
             messages = self._checks.end_epoch(
-                progress, planned, self._recorder.flat, self._report.totals
+                progress, planned, self._recorder.flat, self._report.totals, self._said_steps
             )
             if self._recorder.nonfinite:
                 messages.append(

@@ -40,6 +40,11 @@ _IGNORED_EPOCHS = 3
 # a warning is given.
 _CUT_EPOCHS = 2
 
+# A training may take a few steps less than planned, such as for batches without a finite loss. The
+# warnings of these kinds say already that an epoch has other steps.
+_ENOUGH_STEPS = 0.98
+_OTHER_STEPS = {"batches", "cut", "dropped", "gaps"}
+
 # An epoch recorded far fewer samples than the plan keeps if it recorded at most this share of them.
 _FEW = 2 / 3
 
@@ -334,6 +339,7 @@ class LoopChecks:
         planned_batches: int | None,
         flat: bool,
         totals: "RunTotals",
+        total_steps: int | None,
     ) -> list[str]:
         """Return the warnings that an epoch gives rise to.
 
@@ -342,6 +348,7 @@ class LoopChecks:
             planned_batches: The number of batches of this rank; None if it is not known.
             flat: Whether all samples of each batch had the same loss.
             totals: The sums over the epochs so far, with this one.
+            total_steps: The number of steps of the whole training if the loop has asked for it.
         """
         watched = [index.cpu().numpy() for index in self._batches]  # This waits for the device.
         self.forget()
@@ -361,7 +368,11 @@ class LoopChecks:
             "flat": _of_flat_losses(progress) if flat else None,
             "rate": self._of_rate(progress.plan.epoch, totals),
         }
-        return self._once(found)
+        new = self._once(found)
+        if not self._warned & _OTHER_STEPS:
+            short = self._of_missing_steps(progress.plan.epoch, total_steps, totals)
+            new += self._once({"short": short})
+        return new
 
     def _all_yielded(self) -> bool:
         """Return whether the loop has read all samples of this rank in the current epoch."""
@@ -484,6 +495,20 @@ class LoopChecks:
             f"{_CUT_EPOCHS} epochs up to epoch {progress.plan.epoch} ended after {batches} batches "
             f"as the first one did, but had more ({planned} in this one), so fewer steps are taken "
             f"than total_steps() says: have your framework read len(loader) in each epoch"
+        )
+
+    def _of_missing_steps(self, epoch: int, steps: int | None, totals: "RunTotals") -> str | None:
+        """Warn if a training that left out no epoch ends with fewer steps than the loop was told.
+
+        A loop that did not ask may break off each epoch, and one may record each as one batch.
+        """
+        is_last = epoch + 1 == totals.epochs == self._policy.epochs < totals.batches
+        if not is_last or steps is None or totals.steps >= _ENOUGH_STEPS * steps:
+            return None
+        return (
+            f"the training took {totals.steps} of the {steps} steps that total_steps() says, since "
+            f"epochs were ended before their last batch, so a rate made for all steps has not "
+            f"fallen to its end: train all batches, or make the scheduler for fewer steps"
         )
 
     def _of_rate(self, epoch: int, totals: "RunTotals") -> str | None:
