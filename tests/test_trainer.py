@@ -261,6 +261,20 @@ def test_watched_labels_change_nothing_and_are_resumed(tmp_path):
         trained("language", tmp_path / "language", fp.FullData(2), more=watch, num_train_epochs=2)
 
 
+def test_the_labels_of_a_model_that_returns_a_dict_are_watched(tmp_path):
+    class PlainForImageClassification(ViTForImageClassification):
+        def forward(self, pixel_values, labels=None):
+            return dict(super().forward(pixel_values, labels=labels))
+
+    trainer = PruningTrainer(
+        PlainForImageClassification(vit().config), arguments(tmp_path, max_steps=1),
+        train_dataset=images(),
+        pruning=fp.FullData(EPOCHS), watch_labels=True,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.pruner.watch is not None
+
+
 # -- with pruning ---------------------------------------------------------------------------------
 
 
@@ -644,6 +658,19 @@ def test_a_trainer_makes_as_many_forward_passes_as_without_the_mixin(base, tmp_p
         for trainer in (alone, unpruned, pruned)
     ]
     assert evaluations[0] == evaluations[1] == evaluations[2]
+
+
+@pytest.mark.parametrize("case", ["image", "language"])
+def test_a_compute_loss_that_doubles_the_batch_needs_the_losses_of_the_samples(case, tmp_path):
+    class Doubling(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(**{name: torch.cat([part, part]) for name, part in inputs.items()}).loss
+
+    class Pruning(PruningMixin, Doubling):
+        pass
+
+    with pytest.raises(InputError, match=r"the 8 samples of the batch, got .* 16: .*sample_losses"):
+        trained(case, tmp_path, made=Pruning)
 
 
 def test_a_compute_loss_that_calls_another_model_is_refused(tmp_path):

@@ -11,6 +11,7 @@ from fineprune.integrations.transformers.sample_losses import (
     SampleLosses,
     for_model,
     labeled_tokens,
+    named_logits,
 )
 from fineprune.pruning.pruner import Pruner
 
@@ -178,7 +179,7 @@ class LossRecording(_Base):
         self, passes: ForwardPasses, inputs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the logits and the labels of a batch, shape (B, C) and (B,)."""
-        logits: Any = getattr(passes.trained, "logits", None)
+        logits = named_logits(passes.trained)
         labels: Any = inputs.get(self._label_name)
         both = isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor)
         classified = both and logits.ndim == 2 and logits.shape[1] > 1

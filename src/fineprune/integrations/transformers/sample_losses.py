@@ -49,14 +49,14 @@ def for_model(model: Any, label_name: str, *, shifts_labels: bool) -> SampleLoss
     loss = LOSS_MAPPING.get(getattr(model, "loss_type", None))
     if loss is ForSequenceClassificationLoss:
         return lambda outputs, inputs: class_losses(
-            _logits(outputs), _labels(inputs, label_name), model.config
+            *_logits_and_labels(outputs, inputs, label_name), model.config
         )
     if loss in _TOKENS:
         return lambda outputs, inputs: (
             fused_losses(outputs)
             if FUSED in outputs
             else token_losses(
-                _logits(outputs), _labels(inputs, label_name), shifts_labels=shifts_labels
+                *_logits_and_labels(outputs, inputs, label_name), shifts_labels=shifts_labels
             )
         )
     raise InputError(
@@ -130,22 +130,32 @@ def labeled_tokens(labels: torch.Tensor) -> torch.Tensor:
     return labels.ne(IGNORED).reshape(len(labels), -1).sum(1)
 
 
-def _logits(outputs: Any) -> torch.Tensor:
-    logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
+def named_logits(outputs: Any) -> Any:
+    """Return the logits of a model that returns them by name, such as in a dict, or else None."""
+    if isinstance(outputs, Mapping):
+        return outputs.get("logits")
+    return getattr(outputs, "logits", None)
+
+
+def _logits_and_labels(
+    outputs: Any, inputs: Mapping[str, Any], label_name: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits, labels = named_logits(outputs), inputs.get(label_name)
     if not isinstance(logits, torch.Tensor):
         raise InputError(
             f"expected a model that returns its logits by name, got {type(outputs).__name__} "
             f"without logits: set return_dict=True and use_liger_kernel=False, or give the trainer "
             f"sample_losses"
         )
-    return logits
-
-
-def _labels(inputs: Mapping[str, Any], name: str) -> torch.Tensor:
-    labels = inputs.get(name)
     if not isinstance(labels, torch.Tensor):
         raise InputError(
-            f"expected batches with a tensor {name!r}, got {', '.join(sorted(inputs))}: name the "
-            f"labels so, or give TrainingArguments label_names"
+            f"expected batches with a tensor {label_name!r}, got {', '.join(sorted(inputs))}: "
+            f"name the labels so, or give TrainingArguments label_names"
         )
-    return labels
+    if len(logits) != len(labels):
+        raise InputError(
+            f"expected logits of the {len(labels)} samples of the batch, got those of "
+            f"{len(logits)}: if compute_loss changes the batch, give the trainer "
+            f"sample_losses=function(outputs, inputs) that returns one loss per sample"
+        )
+    return logits, labels
