@@ -96,7 +96,10 @@ def test_epsilon_greedy_replaces_a_share_of_the_best_by_others(epsilon):
     [
         (lambda: fp.SelectiveBackprop(10, begin=0.9, end=0.5), "0 <= begin < end <= 1"),
         (lambda: fp.SelectiveBackprop(10, power=-1), "power of at least 0"),
-        (lambda: fp.SelectiveBackprop(10, save=0.5), r"expected save below 0\.4"),
+        (
+            lambda: fp.SelectiveBackprop(10, save=0.5),
+            r"save below 0\.4.*let more epochs skip samples",
+        ),
         (lambda: fp.SeTa(10, prune=1.0), r"prune as a share in \[0, 1\)"),
         (lambda: fp.SeTa(10, width=0.0), "width as a share"),
         (lambda: fp.SeTa(10, groups=0), "groups"),

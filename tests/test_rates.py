@@ -96,6 +96,10 @@ def test_the_scheduler_of_an_own_loop_may_be_given_before_the_training_only():
         (lambda progress: math.inf, "at least 0 and one above 0"),
         ("cosine", "a torch learning-rate scheduler, got str"),
         (0.1, "a torch learning-rate scheduler, got float"),
+        (
+            lambda epoch: [1, 0.1][epoch],
+            r"progress in epochs, .*list indices.*: give a list of one",
+        ),
     ],
 )
 def test_wrong_rates_are_refused(rates, message):

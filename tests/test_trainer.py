@@ -267,10 +267,12 @@ def test_the_labels_of_a_model_that_returns_a_dict_are_watched(tmp_path):
             return dict(super().forward(pixel_values, labels=labels))
 
     trainer = PruningTrainer(
-        PlainForImageClassification(vit().config), arguments(tmp_path, max_steps=1),
+        PlainForImageClassification(vit().config),
+        arguments(tmp_path, max_steps=1),
         train_dataset=images(),
-        pruning=fp.FullData(EPOCHS), watch_labels=True,
-    )  # fmt: skip
+        pruning=fp.FullData(EPOCHS),
+        watch_labels=True,
+    )
     trainer.train()
     assert trainer.pruner.watch is not None
 

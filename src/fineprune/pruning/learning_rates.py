@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from fineprune.errors import InputError, warn_user
+from fineprune.errors import InputError, explaining, warn_user
 
 # Rates that differ by a smaller share are the same.
 _SAME = 0.01
@@ -39,7 +39,13 @@ def rates_of_epochs(rates: Rates, epochs: int) -> list[float]:
             )
         return _checked(_stepped(rates, epochs))
     if callable(rates):
-        return _checked([rates(epoch + 0.5) for epoch in range(epochs)])
+        with explaining(
+            "expected rates as a function of the progress in epochs, such as 0.5, cannot call it",
+            (TypeError, LookupError),
+            ": give a list of one number per epoch",
+        ):
+            found = [rates(epoch + 0.5) for epoch in range(epochs)]
+        return _checked(found)
     given = _listed(rates)
     if len(given) != epochs:
         raise InputError(

@@ -23,7 +23,7 @@ def check_save(save: float, shortened: int, epochs: int) -> float:
     if save * epochs >= shortened:
         raise InputError(
             f"expected save below {shortened / epochs:.3g}, the share of the epochs that may skip "
-            f"samples, got {save}: save less, or set a smaller anneal"
+            f"samples, got {save}: save less, or let more epochs skip samples"
         )
     return float(save)
 
