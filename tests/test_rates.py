@@ -73,9 +73,10 @@ def test_a_scheduler_is_stepped_on_a_copy(name):
     assert rates == pytest.approx(stepped(scheduler, own, EPOCHS))
 
 
-def test_the_scheduler_of_an_own_loop_may_be_given_before_the_training_only():
+@pytest.mark.parametrize("name", ["cosine", "chained", "warm-up"])
+def test_the_scheduler_of_an_own_loop_may_be_given_before_the_training_only(name):
     own = optimizer()
-    scheduler = SCHEDULERS["cosine"](own)
+    scheduler = SCHEDULERS[name](own)
     stepped(scheduler, own, 2)
     with pytest.raises(InputError, match=r"a scheduler that was not stepped.*after 2 steps"):
         rates_of_epochs(scheduler, EPOCHS)

@@ -92,7 +92,7 @@ class FollowedScheduler:
         if not getattr(optimizer, "_opt_called", False):  # Schedulers of torch read this, too.
             return None
         # A rate that changes slowly, or returns, does not show that it is the other kind.
-        count = getattr(scheduler, "last_epoch", 0)
+        count = _steps_taken(scheduler)
         if count > 1 and count in (other - 1, other) and abs(count - taken) > 1:
             return (
                 f"the scheduler was stepped {count} times in {epochs} epochs of {steps} optimizer "
@@ -115,6 +115,13 @@ class FollowedScheduler:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_optimizer": None, "_scheduler": None}
+
+
+def _steps_taken(scheduler: Any) -> int:
+    """Return how often a scheduler was stepped; a ChainedScheduler counts in its parts alone."""
+    if hasattr(scheduler, "last_epoch"):
+        return int(scheduler.last_epoch)
+    return max(map(_steps_taken, getattr(scheduler, "_schedulers", ())), default=0)
 
 
 def _largest_rate(optimizer: Optimizer) -> float:
@@ -227,7 +234,7 @@ def _stepped(scheduler: LRScheduler, number: int, most: int = 0) -> list[float]:
             "expected learning rates that are known in advance, got ReduceLROnPlateau: give the "
             "rates that you expect, or leave them out"
         )
-    taken = getattr(scheduler, "last_epoch", 0)  # A ChainedScheduler has none.
+    taken = _steps_taken(scheduler)
     if taken > 0:
         raise InputError(
             f"expected a scheduler that was not stepped, since the rates of the whole training are "
