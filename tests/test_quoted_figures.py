@@ -785,6 +785,21 @@ def quotes():
     yield VARIANTS, words, (*to_shorter, *in_float32)
     above = difference(LINEAR_WRONG, "adaptive", "shorter-2")
     yield VARIANTS, "`adaptive` is {:.2f} ±{:.2f} points above `shorter`", above
+    quarter = "adaptive/quarter"
+    for arm in ("adaptive", "shorter"):
+        measured = 100 * arm_rows(quarter)[arm].skipped, accuracy(quarter, arm)
+        rate = 0.154 * read_rates(RESULTS / quarter).arms[arm].factor
+        row = f"| {arm} | {{:.3f}} | {{:.1f}} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
+        yield VARIANTS, row, (rate, *measured, *difference(quarter, arm))
+    yield VARIANTS, "| full | 0.308 | 0.0 | {:.2f} | - |", (accuracy(quarter, "full"),)
+    less = difference(quarter, "adaptive", "shorter")
+    yield VARIANTS, "`adaptive` is {:.2f} ±{:.2f} points above `shorter` and cannot", less
+    words = "`Adaptive` was {:.2f} ±{:.2f} points above `fp.shorter` and {:.2f} ±{:.2f} below full"
+    yield README, words, (*less, *below(difference(quarter, "adaptive")))
+    for arm in ("full", "adaptive", "shorter"):
+        by_rate = read_rates(RESULTS / quarter).arms[arm].accuracies.values()
+        reached = [100 * one for one in by_rate if one is not None]
+        yield VARIANTS, f"{{:.1f}}, {{:.1f}} and {{:.1f}} % (`{arm}`)", reached
     cosine = {
         "30 % wrong": difference(COSINE_WRONG, "adaptive", "shorter-2"),
         "correct": difference(COSINE_CLEAN, "adaptive", "shorter"),
