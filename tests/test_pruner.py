@@ -181,18 +181,19 @@ def test_breaking_off_every_epoch_is_no_reason_to_warn(policy, stop, workers):
             break
 
 
+def train_at_most(pruner, most):
+    """Train so many batches of each epoch."""
+    for epoch in pruner.epochs():
+        for indices, _ in itertools.islice(pruner.loader(), most):
+            pruner.record(indices, losses_of(epoch, indices))
+
+
 def test_epochs_that_all_end_where_the_first_one_did_are_noticed():
     """Some frameworks read the length of the loader once; later epochs may have more batches."""
     pruner = fp.Pruner(torch.arange(N), fp.Adaptive(12, 0.35, rates=[1] * 12), batch_size=8)
     first = pruner.batches(0)
-
-    def train():
-        for epoch in pruner.epochs():
-            for indices, _ in itertools.islice(pruner.loader(), first):
-                pruner.record(indices, losses_of(epoch, indices))
-
     with pytest.warns(RuntimeWarning, match=rf"ended after {first} batches as the first") as caught:
-        train()
+        train_at_most(pruner, first)
     assert len(caught) == 1
 
 
@@ -200,14 +201,8 @@ def test_a_training_that_ends_short_of_its_steps_is_noticed_at_its_end():
     """Such as by a cap that only full epochs reach."""
     pruner = fp.Pruner(torch.arange(N), fp.RandomPruning(SCHEDULE, prune=32), batch_size=8)
     total, cap = pruner.total_steps(), pruner.batches(0) - 1
-
-    def train():
-        for epoch in pruner.epochs():
-            for indices, _ in itertools.islice(pruner.loader(), cap):
-                pruner.record(indices, losses_of(epoch, indices))
-
     with pytest.warns(RuntimeWarning, match=f"of the {total} steps that total_steps") as caught:
-        train()
+        train_at_most(pruner, cap)
     assert len(caught) == 1
 
 

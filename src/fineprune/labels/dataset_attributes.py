@@ -20,8 +20,8 @@ def classes_of(dataset: Any, number: int) -> Sequence[str] | None:
     many where classes may have been merged: by a wrapper, or by a ``target_transform``.
     """
     found = _own_classes(dataset)
-    exactly = getattr(dataset, "target_transform", None) is not None  # It may merge classes, too.
-    if len(found) == number or (len(found) > number and not exactly):
+    may_merge = getattr(dataset, "target_transform", None) is not None
+    if len(found) == number or (len(found) > number and not may_merge):
         return found
     while (dataset := getattr(dataset, "dataset", None)) is not None:
         found = _own_classes(dataset)
