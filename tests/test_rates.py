@@ -187,6 +187,7 @@ OTHERS = {
     "constant": lambda used, steps: schedulers.ConstantLR(used, 1),
     "steps": lambda used, steps: schedulers.StepLR(used, steps // 4, 0.5),
     "milestones": lambda used, steps: schedulers.MultiStepLR(used, [steps // 2, steps]),
+    "early milestones": lambda used, steps: schedulers.MultiStepLR(used, [100, 250]),
     "restarts": lambda used, steps: schedulers.CosineAnnealingWarmRestarts(used, steps // 4),
     "waves": lambda used, steps: schedulers.CosineAnnealingLR(used, 20),
     "exponential": lambda used, steps: schedulers.ExponentialLR(used, 0.1 ** (1 / steps)),
@@ -208,6 +209,12 @@ def test_a_scheduler_for_the_steps_without_pruning_ends_too_high(kind):
     with pytest.warns(RuntimeWarning, match=r"for 260 steps, got .* the 400 without .*total_steps"):
         pruner.set_rates(late, by="steps")
     made().set_rates(right, by="steps")
+
+
+def test_a_milestone_after_the_end_of_the_training_never_comes():
+    pruner = made()
+    with pytest.warns(RuntimeWarning, match=r"for 260 steps, got MultiStepLR .* after 320, .* 400"):
+        pruner.set_rates(schedulers.MultiStepLR(optimizer(), [200, 320]), by="steps")
 
 
 @pytest.mark.parametrize("kind", OTHERS)

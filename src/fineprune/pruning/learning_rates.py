@@ -160,14 +160,24 @@ def rates_of_steps(rates: Rates, steps: int, unpruned: int = 0) -> list[float]:
 
 
 def _warn_of_later_end(rates: list[float], steps: int, unpruned: int, kind: str) -> None:
-    """Warn if smooth rates fall to their end only where the training without pruning ends."""
+    """Warn if rates fall to their end only where the training without pruning ends."""
+    if are_steps(rates):
+        falls = [step for step, (a, b) in enumerate(itertools.pairwise(rates), 1) if a != b]
+        # A scheduler that falls at regular distances has no end.
+        if len(set(np.diff(falls, prepend=0))) > 1 and steps <= falls[-1] < unpruned:
+            warn_user(
+                f"expected a scheduler for {steps} steps, got {kind} whose rate changes once more "
+                f"after {falls[-1]}, so the training ends before: make it with "
+                f"pruner.total_steps(), not with the {unpruned} steps without pruning"
+            )
+        return
     peak = max(rates[:steps])
     fall = rates[rates.index(peak) :]
     least = max(min(fall), 0.0)
     length = next((step for step, rate in enumerate(fall) if rate <= least + 1e-4 * peak), 0)
     end = len(rates) - len(fall) + length
     falls_to_its_end = end > steps and fall[:length] == sorted(fall[:length], reverse=True)
-    if not falls_to_its_end or abs(end - unpruned) > unpruned // 20 or are_steps(rates):
+    if not falls_to_its_end or abs(end - unpruned) > unpruned // 20:
         return
     last = rates[steps]
     if last > max(0.05 * peak, 2 * least):
