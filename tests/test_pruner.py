@@ -956,3 +956,18 @@ def test_a_pickled_pruner_goes_on_alike():
     assert pruner.counts is not None
     assert other.counts is not None
     assert torch.equal(pruner.counts, other.counts)
+
+
+def test_a_pruner_that_is_pickled_within_an_epoch_keeps_its_losses():
+    """On a CPU, losses wait for some steps, and tensors that are loaded have other versions."""
+    pruner = fp.Pruner(64, fp.UCB(4, save=0.3), batch_size=8)
+    batches = pruner.sampler.order().split(8)
+    losses = torch.rand(8, 8)
+    for batch, values in zip(batches[:4], losses[:4], strict=True):
+        pruner.record(batch, values)
+    other = pickle.loads(pickle.dumps(pruner))
+    for used in (pruner, other):
+        for batch, values in zip(batches[4:], losses[4:], strict=True):
+            used.record(batch, values)
+        used.end_epoch()
+    assert other.state_bytes() == pruner.state_bytes()

@@ -613,6 +613,11 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def _repr_html_(self) -> str:
         return as_html(repr(self), self.summary())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes, with losses that no longer wait: a copy has other versions."""
+        self._cycle.settle()
+        return super().__getstate__()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "EpochLoop[Plan]":
         """Return a copy at the same position, without the loops and loaders of this pruner."""
         self._cycle.settle()

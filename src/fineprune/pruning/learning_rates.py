@@ -34,8 +34,8 @@ def rates_of_epochs(rates: Rates, epochs: int) -> list[float]:
         if isinstance(rates, OneCycleLR) and rates.total_steps > epochs:
             raise InputError(
                 f"expected a scheduler that is stepped once in each of {epochs} epochs, got "
-                f"OneCycleLR with {rates.total_steps} steps: give its rates to "
-                f"set_rates(scheduler, by='steps')"
+                f"OneCycleLR with {rates.total_steps} steps: give one number per epoch, or "
+                f"the scheduler to a pruner's set_rates(scheduler, by='steps')"
             )
         return _checked(_stepped(rates, epochs))
     if callable(rates):
@@ -242,7 +242,7 @@ def _stepped(scheduler: LRScheduler, number: int, most: int = 0) -> list[float]:
     if isinstance(scheduler, ReduceLROnPlateau):
         raise InputError(
             "expected learning rates that are known in advance, got ReduceLROnPlateau: give the "
-            "rates that you expect, or leave them out"
+            "rates that you expect as one number per epoch"
         )
     taken = _steps_taken(scheduler)
     if taken > 0:
