@@ -47,8 +47,8 @@ def small(*changes):
     return make_recipe(RECIPE, changes)
 
 
-def started(folder, recipe, arms=ARMS):
-    """Start a comparison in a new session, and return its process when ``ARMS`` are training."""
+def started(folder, recipe, arms=ARMS, trains=ARMS):
+    """Start a comparison in a new session, and return its process when arms of it are training."""
     file = folder.parent / "recipe.toml"
     file.write_text(recipe.to_toml())
     command = [sys.executable, "-m", "fineprune", "compare", str(file), "--out", str(folder)]
@@ -60,7 +60,7 @@ def started(folder, recipe, arms=ARMS):
         text=True,
     )
     deadline = time.monotonic() + 120
-    while not all(whole_lines(folder / f"{arm}-0/metrics.jsonl") for arm in ARMS):
+    while not all(whole_lines(folder / f"{arm}-0/metrics.jsonl") for arm in trains):
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -143,6 +143,26 @@ def test_a_stopped_comparison_ends_its_processes_and_continues_with_the_same_res
     assert all(before.values())
     compare(small("run.threads=1"), tmp_path / "c", title="c", arms=arms, jobs=1)
     assert results(tmp_path / "c") == results(whole, arms)
+
+
+@pytest.mark.long
+@on_linux
+def test_a_comparison_can_be_stopped_while_one_of_its_processes_has_nothing_to_train(tmp_path):
+    """The process that is terminated while it waits keeps the lock of the queue for ever."""
+    recipe = make_recipe(
+        {**RECIPE, "pruning": {"policy": "adaptive", "save": 0.7}},
+        ("run.threads=1", "training.epochs=500", "training.evaluate_every=500"),
+    )
+    process = started(tmp_path / "c", recipe, ("full", "shorter"), trains=("full", "shorter"))
+    while not (tmp_path / "c/shorter-0/summary.json").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    time.sleep(1)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    process.stderr.close()
+    assert not wait_until_ended(process.pid)
+    assert not (tmp_path / "c/full-0/summary.json").exists()
 
 
 @pytest.mark.long

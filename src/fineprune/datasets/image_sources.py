@@ -196,9 +196,12 @@ def _scan_class(
     """
     real = os.path.realpath(root / folder)
     if real in within:
+        # The folder may be a real one that was reached again through a link.
+        reached = root / folder
+        link = next((path for path in (reached, *reached.parents) if path.is_symlink()), reached)
         raise InputError(
-            f"expected folders that do not contain themselves in {root}, got the link "
-            f"{root / folder} to {real}: remove it"
+            f"expected folders that do not contain themselves in {root}, got the link {link} to "
+            f"{os.path.realpath(link)}: remove this link"
         )
     stamp.append(_folder_stamp(root, folder))
     with os.scandir(root / folder) as entries:
