@@ -134,7 +134,7 @@ def measure(samples: int, ranks: int) -> dict[str, Any]:
     reading, reading_cpu = clock(lambda: collections.deque(sampler, maxlen=0), rounds)
     read = peak_bytes()
     assert share.kept is not None
-    assert share.length * ranks == num_kept
+    assert share.number * ranks == num_kept
     return {
         "samples": samples,
         "ranks": ranks,
@@ -147,12 +147,12 @@ def measure(samples: int, ranks: int) -> dict[str, Any]:
         "kept indices, bytes": share.kept.nbytes + share.received.nbytes,
         "peak growth, selection, bytes": selected - before,
         "peak growth, epoch, bytes": read - before,
-        "handed over or received": abs(len(share.kept) - share.length),
+        "handed over or received": abs(len(share.kept) - share.number),
     }
 
 
 def follow(cycle: EpochCycle[Share], sampler: ShardedSampler, share: Share) -> None:
-    cycle.follow(share, share.length)
+    cycle.follow(share, share.number)
     cycle.drive(sampler)  # Several readings of one epoch are no mistake here.
     sampler.follow(share)
 

@@ -353,7 +353,7 @@ def test_full_epochs_repeat_a_sample_where_they_do_not_divide():
     first.size = 3
     share = selection.full_share(0, 8, first, seed=0, drop_last=False)
     assert share.owned == range(0, 2)
-    samples = share.indices(0, share.length).tolist()
+    samples = share.indices(0, share.number).tolist()
     assert sorted(set(samples)) == [0, 1]
     assert len(samples) == 3
 

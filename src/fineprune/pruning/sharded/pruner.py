@@ -265,7 +265,7 @@ class ShardedPruner(EpochLoop[Share]):
 
     def _follow(self, plan: Share, start: int = 0) -> int:
         self.sampler.follow(plan, start // self._replicas.size)
-        return plan.length * self._replicas.size
+        return plan.number * self._replicas.size
 
     def _learn(self, plan: Share) -> None:
         if isinstance(self._policy, OwnedFinePruning):

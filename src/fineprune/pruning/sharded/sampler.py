@@ -43,14 +43,14 @@ class ShardedSampler(Sampler[int]):
 
     def leading(self, number: int) -> Indices:
         """Return the first samples that this rank has yet to train, at most ``number`` of them."""
-        return self._share.indices(self._start, min(self._start + number, self._share.length))
+        return self._share.indices(self._start, min(self._start + number, len(self)))
 
     def __iter__(self) -> Iterator[int]:
         return itertools.chain.from_iterable(self._chunks())
 
     def __len__(self) -> int:
         """Return the number of indices of this rank in the whole epoch, even after a resume."""
-        return self._share.length
+        return self._share.number
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and how many indices this rank has yielded (``StatefulDataLoader``)."""
@@ -64,7 +64,7 @@ class ShardedSampler(Sampler[int]):
 
     def _chunks(self) -> Iterator[Iterator[int]]:
         self._cycle.read_sampler()
-        share, length = self._share, self._share.length
+        share, length = self._share, len(self)
         for begin in range(self._start, length, _CHUNK):
             self._chunk_end = min(begin + _CHUNK, length)
             self._chunk = iter(share.indices(begin, self._chunk_end).tolist())

@@ -21,7 +21,7 @@ class Share:
             is None if all of them are kept.
         received: Samples of other ranks that this rank trains; int64.
         order: The order of the kept and the received samples.
-        length: Number of samples that the rank trains. If there are more samples in the order, the
+        number: Number of samples that the rank trains. If there are more samples in the order, the
             last ones are left out; if there are fewer, the first ones are repeated.
     """
 
@@ -30,12 +30,7 @@ class Share:
     kept: npt.NDArray[np.int32] | None
     received: Indices
     order: Permutation
-    length: int
-
-    @property
-    def number(self) -> int:
-        """The number of samples that the rank trains."""
-        return self.length
+    number: int
 
     def indices(self, begin: int, end: int) -> Indices:
         """Return the samples at the positions from ``begin`` to ``end - 1`` of the order."""
