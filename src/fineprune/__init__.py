@@ -1,6 +1,7 @@
 """fineprune makes the same PyTorch training run cheaper. These are its public names."""
 
 from fineprune.labels.label_watch import LabelWatch
+from fineprune.pruning.epoch_loop import Position
 from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import PlanOptions
@@ -17,7 +18,6 @@ from fineprune.pruning.policies.rs2 import RS2
 from fineprune.pruning.policies.selective_backprop import SelectiveBackprop
 from fineprune.pruning.policies.seta import SeTa
 from fineprune.pruning.policies.ucb import UCB
-from fineprune.pruning.position import Position
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.sample_losses import reduce_pixels, reduce_tasks, reduce_tokens
 from fineprune.pruning.sampler import PruningSampler

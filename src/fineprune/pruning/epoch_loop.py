@@ -8,6 +8,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic
 
 import torch
@@ -34,7 +35,6 @@ from fineprune.pruning.loss_buffer import (
     as_batch,
 )
 from fineprune.pruning.policies.policy import Policy
-from fineprune.pruning.position import Position
 from fineprune.pruning.pruner_state import from_bytes, to_bytes
 from fineprune.pruning.recorder import Recorder
 from fineprune.pruning.replicas import Replicas
@@ -50,6 +50,22 @@ from fineprune.pruning.step_counts import (
     steps_of,
     total_steps,
 )
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where one rank is in its training.
+
+    Attributes:
+        epoch: The epoch in progress, counted from 0; if it has ended, the next one. At the end of
+            the training, it is the number of epochs.
+        batches: Number of batches that this rank has recorded in this epoch.
+        samples: Number of samples that this rank has recorded in this epoch.
+    """
+
+    epoch: int
+    batches: int
+    samples: int
 
 
 class EpochLoop(Untraced, ABC, Generic[Plan]):
