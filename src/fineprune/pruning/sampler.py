@@ -124,7 +124,7 @@ class PruningSampler(DistributedSampler[Any]):
         if not self._cycle.named:
             self.set_epoch(state["epoch"])
         if state["epoch"] == self.epoch:
-            self._start = state["yielded"] * self.num_replicas
+            self.follow(self._plan, state["yielded"] * self.num_replicas)
 
     def _chunks(self) -> Iterator[Iterator[int]]:
         order = self.order()

@@ -60,7 +60,7 @@ class ShardedSampler(Sampler[int]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue from a state, if it belongs to the current epoch."""
         if state["epoch"] == self._share.epoch:
-            self._start = state["yielded"]
+            self.follow(self._share, state["yielded"])
 
     def _chunks(self) -> Iterator[Iterator[int]]:
         self._cycle.read_sampler()
