@@ -79,10 +79,6 @@ class Kakurenbo(LastLosses):
         super().bind(num_samples)
         prune_count(self.prune, num_samples)
 
-    def num_kept(self, epoch: int) -> int | None:
-        """Return None, because the number depends on the losses."""
-        return None
-
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Hide the samples with the lowest losses, as far as they are predicted with confidence."""
         total = len(self.losses)

@@ -37,6 +37,10 @@ class LastLosses(Policy):
         """Receive the number of samples per optimizer step."""
         self._per_step = samples_per_step
 
+    def num_kept(self, epoch: int) -> int | None:
+        """Return None, because the number depends on the losses."""
+        return None
+
     def observe(self, epoch: int, records: LossRecords) -> None:
         """Remember the last loss of each trained sample."""
         self._remember(records.index, records.losses)

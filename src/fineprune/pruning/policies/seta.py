@@ -64,10 +64,6 @@ class SeTa(LastLosses):
         check_share("final", final)
         self.final = float(final)
 
-    def num_kept(self, epoch: int) -> int | None:
-        """Return None, because the number depends on the losses."""
-        return None
-
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Keep a random part of the samples whose groups are inside the window."""
         total = len(self.losses)
