@@ -305,6 +305,8 @@ class LabelWatch(Untraced):
         write_review(Review(cards, classes, labels, keys, said), path)
 
     def _class_names(self, names: Names | None) -> list[str]:
+        if names is None:
+            return [str(number) for number in range(self.num_classes)]
         if isinstance(names, Mapping):  # such as id2label of Hugging Face, also as read from JSON
             by_number = {str(key): name for key, name in names.items()}
             missing = [label for label in range(self.num_classes) if str(label) not in by_number]
@@ -315,13 +317,13 @@ class LabelWatch(Untraced):
                     f"{dict(list(names.items())[:1])}"
                 )
             names = [by_number[str(label)] for label in range(self.num_classes)]
-        named = [] if names is None else [str(name) for name in names]
-        if names is not None and len(named) < self.num_classes:
+        named = [str(name) for name in names]
+        if len(named) < self.num_classes:
             raise InputError(
                 f"expected the names of {self.num_classes} classes, got {len(named)}: name every "
                 f"class, or leave names out"
             )
-        return named or [str(number) for number in range(self.num_classes)]
+        return named
 
     def to_cleanlab(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Return the arguments ``labels`` and ``pred_probs`` of cleanlab's functions.

@@ -117,8 +117,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._checks = LoopChecks(
             policy, num_samples, shape, replicas, cycle, sampler, dataset is not None
         )
-        # A loss that this rank records is counted as one of each rank.
-        self._num_ranks = max(shape.num_replicas, replicas.size)
         self._samples_per_batch: int | None = None
         if shape.batch_size is not None:
             self._samples_per_batch = shape.batch_size * shape.num_replicas
@@ -158,7 +156,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         Without a batch size, it is not known how the samples are grouped and which are repeated.
         What is noticed then is only a loop that begins a complete epoch anew.
         """
-        padding = self._num_ranks - 1  # Repeated after the number of ranks has changed.
+        padding = self._checks.num_ranks - 1  # Repeated after the number of ranks has changed.
         batch = self._samples_per_batch
         if batch is None:
             alone = self._cycle.current.restored and self._replicas.size == 1
@@ -246,7 +244,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         unfinished = self._cycle.unfinished
         if unfinished is None:
             return Position(self._cycle.next_epoch, 0, 0)
-        samples = unfinished.samples // self._num_ranks
+        samples = unfinished.samples // self._checks.num_ranks
         return Position(unfinished.plan.epoch, unfinished.batches, samples)
 
     def epochs(self, start: int | None = None) -> Iterator[int]:
@@ -745,7 +743,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             self._begin(*batches[0][:2])
         largest = 0
         for index, losses, _ in batches:
-            samples = len(losses) * self._num_ranks
+            samples = len(losses) * self._checks.num_ranks
             self._checks.check_room(samples)
             cycle.add(samples)
             largest = max(largest, len(losses))
@@ -754,7 +752,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         if self._policy.needs_losses:
             self._recorder.extend(cycle.current.plan, batches)
         # As many batches may wait as the epoch takes for certain.
-        room = int(min(cycle.room() / self._num_ranks, MOST_LOSSES_WAITING)) // largest
+        room = int(min(cycle.room() / self._checks.num_ranks, MOST_LOSSES_WAITING)) // largest
         cycle.limit = max(1, min(room, MOST_WAITING, self._recorder.batches_until_flush))
 
     def _begin(self, index: torch.Tensor, losses: torch.Tensor) -> None:

@@ -172,16 +172,12 @@ class LoopChecks:
     """Compares what one rank trains with the plans of the epochs.
 
     Args:
-        policy: The policy that makes the plans.
-        num_samples: Number of samples N in the data set.
-        shape: How samples are grouped into batches, and divided among ranks by the sampler.
-        replicas: The ranks that merge what they learn.
-        cycle: The state of the current epoch.
-        sampler: The sampler of this rank, which follows the plan of this epoch.
+        policy, num_samples, shape, replicas, cycle, sampler: Those of the ``EpochLoop``.
         has_dataset: Whether the pruner was made of a data set. A loop over arrays in memory may
             leave out epochs without a sign.
 
     Attributes:
+        num_ranks: Number of ranks, each of which records a loss when this one does.
         watching: Whether ``see`` needs the next batch of the epoch.
     """
 
@@ -198,9 +194,9 @@ class LoopChecks:
         self._policy = policy
         self._num_samples = num_samples
         self._num_replicas = shape.num_replicas
-        self._num_ranks = max(shape.num_replicas, replicas.size)
+        self.num_ranks = max(shape.num_replicas, replicas.size)
         # Whether a framework is to divide the batches of the sampler over the ranks.
-        self._sharded = self._num_replicas < self._num_ranks
+        self._sharded = self._num_replicas < self.num_ranks
         self._replicas = replicas
         self._cycle = cycle
         self._sampler = sampler
@@ -420,10 +416,10 @@ class LoopChecks:
                 f"this pruner was made before the process group of {world} ranks, so every rank "
                 f"trains all samples and learns alone: make it after init_process_group()"
             )
-        all_of_them = progress.samples >= self._num_ranks * planned
+        all_of_them = progress.samples >= self.num_ranks * planned
         if self._sharded and all_of_them and progress.batches >= _ENOUGH_BATCHES:
             return (
-                f"epoch {epoch} keeps {planned} samples, and each of {self._num_ranks} ranks "
+                f"epoch {epoch} keeps {planned} samples, and each of {self.num_ranks} ranks "
                 f"trained all of them: leave out num_replicas and sharded_by_loader, which are for "
                 f"frameworks that shard the batches"
             )
@@ -469,7 +465,7 @@ class LoopChecks:
             return None
         number = sum(map(len, watched))
         # If a framework shards the batches, this rank trains every so manieth of the order.
-        per_batch = number / len(watched) * self._num_ranks / self._num_replicas
+        per_batch = number / len(watched) * self.num_ranks / self._num_replicas
         order = self._sampler.leading(round(_SEARCHED * per_batch * len(watched)))
         if batch_distance(watched, order) <= _FAR * per_batch:
             return None

@@ -43,9 +43,7 @@ class RunReport:
     """Adds up what the epochs of a training cost, and reports it.
 
     Args:
-        policy: The policy of the training.
-        num_samples: Number of samples N in the data set.
-        shape: How samples are grouped into batches and optimizer steps.
+        policy, num_samples, shape: Those of the ``EpochLoop``.
         dataset: The data set, which may name the classes; None if there is none.
 
     Attributes:
