@@ -79,16 +79,12 @@ class InfoBatch(EvenSaving, LastLosses):
             weights = np.where(below, 1 / (1 - self.prune), 1.0)
         else:
             of_first = min(total - num_kept, len(first))
-            of_second = total - num_kept - of_first
-            skipped = np.concatenate(
-                [
-                    rng.choice(first, of_first, replace=False, shuffle=False),
-                    rng.choice(second, of_second, replace=False, shuffle=False),
-                ]
-            )
-            weights = np.where(
-                below, _inverse_share(len(first), of_first), _inverse_share(len(second), of_second)
-            )
+            weights, chosen = np.ones(total), []
+            for group, number in ((first, of_first), (second, total - num_kept - of_first)):
+                chosen.append(rng.choice(group, number, replace=False, shuffle=False))
+                if number < len(group):
+                    weights[group] = len(group) / (len(group) - number)
+            skipped = np.concatenate(chosen)
         kept = np.delete(np.arange(total), skipped)
         weighted = self.plan_options.rescale and not (weights == 1).all()
         return EpochPlan(
@@ -104,8 +100,3 @@ class InfoBatch(EvenSaving, LastLosses):
             return np.zeros(len(self.losses), dtype=np.bool_)
         below: npt.NDArray[np.bool_] = self.losses < known.mean(dtype=np.float64)
         return below  # NaN is not below the mean.
-
-
-def _inverse_share(number: int, skipped: int) -> float:
-    """Return the inverse of the share of a group that is kept; one if nothing of it is kept."""
-    return number / (number - skipped) if number > skipped else 1.0

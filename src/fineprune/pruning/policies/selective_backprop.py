@@ -66,9 +66,8 @@ class SelectiveBackprop(EvenSaving, LastLosses):
         """Draw samples without replacement, those with large losses with a higher probability."""
         assert num_kept is not None
         total = len(self.losses)
-        losses = np.where(np.isnan(self.losses), np.inf, self.losses)
-        order = np.sort(losses)
-        percentiles = np.searchsorted(order, losses, side="right") / total
+        # A sample without a loss, which is NaN, comes last.
+        percentiles = np.searchsorted(np.sort(self.losses), self.losses, side="right") / total
         # The smallest of exponential variables with these rates are such a draw.
         keys = rng.exponential(size=total) / percentiles**self.power
         return EpochPlan(epoch, torch.from_numpy(np.sort(lowest(keys, num_kept, rng))))
