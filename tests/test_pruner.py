@@ -613,12 +613,17 @@ def test_a_state_taken_in_mid_epoch_changes_nothing():
     assert torch.equal(asked.counts, whole.counts)
 
 
-def test_setting_earlier_epochs_keeps_the_plan_of_a_loaded_epoch():
-    first = made(batch_size=16)
+def stopped_and_resumed(policy=None):
+    """Return a Pruner that was stopped inside epoch 5, and one that has loaded its state."""
+    first, second = made(policy, batch_size=16), made(policy, batch_size=16)
     run(first, upto=5)
     train_epoch(first, 5, stop_after=2)
-    second = made(batch_size=16)
     second.load_state_dict(first.state_dict())
+    return first, second
+
+
+def test_setting_earlier_epochs_keeps_the_plan_of_a_loaded_epoch():
+    first, second = stopped_and_resumed()
     for epoch in range(6):
         second.set_epoch(epoch)
     assert torch.equal(second.plan.kept, first.plan.kept)
@@ -630,11 +635,7 @@ def test_setting_earlier_epochs_keeps_the_plan_of_a_loaded_epoch():
 @pytest.mark.parametrize("start", [0, 2, 4, 6])
 @pytest.mark.parametrize("policy", [fp.FinePruning(SCHEDULE, 32), fp.RandomPruning(SCHEDULE, 32)])
 def test_another_epoch_than_the_loaded_one_starts_at_its_beginning(policy, start):
-    first = made(policy, batch_size=16)
-    run(first, upto=5)
-    train_epoch(first, 5, stop_after=2)
-    second = made(policy, batch_size=16)
-    second.load_state_dict(first.state_dict())
+    first, second = stopped_and_resumed(policy)
     first.end_epoch()
     for epoch in second.epochs(start=start):
         # The loaded epoch has been ended with what it had recorded.
@@ -648,21 +649,13 @@ def test_another_epoch_than_the_loaded_one_starts_at_its_beginning(policy, start
 
 
 def test_the_loaded_epoch_itself_is_continued():
-    first = made(batch_size=16)
-    run(first, upto=5)
-    train_epoch(first, 5, stop_after=2)
-    second = made(batch_size=16)
-    second.load_state_dict(first.state_dict())
+    _, second = stopped_and_resumed()
     assert next(second.epochs(start=5)) == 5
     assert len(second.sampler.order()) == len(second.sampler) - 2 * 16
 
 
 def test_ending_an_earlier_epoch_that_recorded_nothing_keeps_the_loaded_one():
-    first = made(batch_size=16)
-    run(first, upto=5)
-    train_epoch(first, 5, stop_after=2)
-    second = made(batch_size=16)
-    second.load_state_dict(first.state_dict())
+    first, second = stopped_and_resumed()
     for epoch in range(5):
         second.set_epoch(epoch)
         second.end_epoch()
