@@ -109,6 +109,22 @@ def shapes(draw):
     return n, ranks, batch, accumulation, n - wanted, kept
 
 
+def of_shape(shape, drop_last, *, rank=0, seed=0):
+    """Return a rank's Pruner with ``FinePruning`` for what ``shapes`` draws."""
+    n, ranks, batch, accumulation, prune, kept = shape
+    return make(
+        n,
+        fp.FinePruning(SCHEDULE, prune),
+        kept - (n - prune),
+        seed=seed,
+        batch_size=batch,
+        accumulation=accumulation,
+        drop_last=drop_last,
+        num_replicas=ranks,
+        rank=rank,
+    )
+
+
 @pytest.mark.filterwarnings("ignore:the samples of epoch")
 @quiet(80)
 @given(
@@ -119,21 +135,10 @@ def shapes(draw):
 )
 def test_ranks_share_the_kept_set_in_whole_batches(shape, drop_last, seed, epoch):
     n, ranks, batch, accumulation, prune, kept = shape
-    policy = fp.FinePruning(SCHEDULE, prune)
-    state, counts = trained_state(n, policy, seed)
+    state, counts = trained_state(n, fp.FinePruning(SCHEDULE, prune), seed)
     plans, shares = [], []
     for rank in range(ranks):
-        pruner = make(
-            n,
-            policy,
-            kept - (n - prune),
-            seed=seed,
-            batch_size=batch,
-            accumulation=accumulation,
-            drop_last=drop_last,
-            num_replicas=ranks,
-            rank=rank,
-        )
+        pruner = of_shape(shape, drop_last, rank=rank, seed=seed)
         pruner.load_state_dict(state)
         assert pruner.counts.tolist() == counts
         pruner.set_epoch(epoch)
@@ -159,21 +164,10 @@ def test_ranks_share_the_kept_set_in_whole_batches(shape, drop_last, seed, epoch
     epoch=st.sampled_from(FULL),
 )
 def test_full_epochs_of_a_pruned_training_are_torchs_too(shape, drop_last, seed, epoch):
-    n, ranks, batch, accumulation, prune, kept = shape
-    policy = fp.FinePruning(SCHEDULE, prune)
-    state, _ = trained_state(n, policy, seed)
+    n, ranks, _, _, prune, _ = shape
+    state, _ = trained_state(n, fp.FinePruning(SCHEDULE, prune), seed)
     for rank in range(ranks):
-        pruner = make(
-            n,
-            policy,
-            kept - (n - prune),
-            seed=seed,
-            batch_size=batch,
-            accumulation=accumulation,
-            drop_last=drop_last,
-            num_replicas=ranks,
-            rank=rank,
-        )
+        pruner = of_shape(shape, drop_last, rank=rank, seed=seed)
         pruner.load_state_dict(state)
         pruner.set_epoch(epoch)
         theirs = torchs_sampler(n, ranks, rank, seed, drop_last)
@@ -216,6 +210,7 @@ def test_the_state_of_a_loader_can_be_saved_again_before_its_next_batch(kind):
         assert len(indices(pruner.sampler)) == 72
 
 
+@pytest.mark.filterwarnings("ignore:the samples of epoch")  # The same one may be drawn again.
 @quiet(40)
 @given(
     shape=shapes(),
@@ -224,19 +219,8 @@ def test_the_state_of_a_loader_can_be_saved_again_before_its_next_batch(kind):
     epochs=st.lists(st.integers(0, 11), min_size=1, max_size=6),
 )
 def test_the_length_is_exact_right_after_set_epoch(shape, drop_last, seed, epochs):
-    n, ranks, batch, accumulation, prune, kept = shape
-    policy = fp.FinePruning(SCHEDULE, prune)
-    pruner = make(
-        n,
-        policy,
-        kept - (n - prune),
-        seed=seed,
-        batch_size=batch,
-        accumulation=accumulation,
-        drop_last=drop_last,
-        num_replicas=ranks,
-        rank=ranks - 1,
-    )
+    n, ranks, batch, accumulation, prune, _ = shape
+    pruner = of_shape(shape, drop_last, rank=ranks - 1, seed=seed)
     for epoch in epochs:
         pruner.set_epoch(epoch)
         length = len(pruner.sampler)
@@ -250,17 +234,8 @@ def test_the_length_is_exact_right_after_set_epoch(shape, drop_last, seed, epoch
 @quiet(40)
 @given(shape=shapes(), drop_last=st.booleans())
 def test_total_steps_counts_what_a_loader_yields(shape, drop_last):
-    n, ranks, batch, accumulation, prune, kept = shape
-    pruner = make(
-        n,
-        fp.FinePruning(SCHEDULE, prune),
-        kept - (n - prune),
-        batch_size=batch,
-        accumulation=accumulation,
-        drop_last=drop_last,
-        num_replicas=ranks,
-        rank=0,
-    )
+    n, ranks, batch, accumulation, prune, _ = shape
+    pruner = of_shape(shape, drop_last)
     loader = DataLoader(
         TensorDataset(torch.arange(n)), batch, sampler=pruner.sampler, drop_last=drop_last
     )
