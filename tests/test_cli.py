@@ -144,6 +144,12 @@ def test_settings_of_servers_without_servers_are_said():
     changes = ("distributed.workers=8", "distributed.gradients=bfloat16")
     said = "no effect without parameter servers: distributed.workers, distributed.gradients; set"
     assert said in run("plan", "quick", "--set", *changes).stderr
+    default = run("plan", "quick", "--set", "distributed.workers=2")
+    assert "no effect without parameter servers: distributed.workers; set" in default.stderr
+    assert "no effect" not in run("plan", "quick").stderr
+    changes = (*changes, "distributed.link_seconds=9")
+    simulated = run("plan", "quick", "--set", *changes, "distributed.simulate=4").stderr
+    assert "gradients, distributed.link_seconds; distributed.simulate is the number" in simulated
     served = run("plan", "quick", "--set", *changes, "distributed.strategy=sync")
     assert "no effect" not in served.stderr
 
@@ -386,7 +392,7 @@ def data():
 @pytest.mark.parametrize(
     ("verb", "said"),
     [
-        ("train", "add --resume to continue from the last checkpoint"),
+        ("train", "add --resume to continue from the last checkpoint, if there is one"),
         ("compare", "run the same command again to continue"),
     ],
 )

@@ -59,6 +59,21 @@ def test_a_configuration_is_parsed(text, workers, servers, nodes):
     assert configuration(parsed.text) == parsed
 
 
+@pytest.mark.parametrize("text", ["one", "all-reduce 2", "async 2+1", "sync 3+1 backup=1"])
+def test_a_configuration_replaces_the_strategy_of_the_recipe(text):
+    """Or else, the single process that all others are compared with would have workers."""
+    plain, chosen = make_recipe({}), configuration(text)
+    kept = {"gradients": "bfloat16", "link_seconds": 9.0}
+    expected = configured(plain.replaced("distributed", **kept), chosen, same_update=False)
+    for others in (
+        {"strategy": "sync", "workers": 4, "servers": 2, "backup": 1, "placement": "dedicated"},
+        {"strategy": "mixed", "workers": 4, "group": 2, "staleness_bound": 3},
+        {"simulate": 3, "simulate_as": "async", "step_seconds": (1.0, 2.0, 1.0)},
+    ):
+        recipe = plain.replaced("distributed", **kept, **others)
+        assert configured(recipe, chosen, same_update=False) == expected
+
+
 def test_a_configuration_changes_the_recipe():
     recipe = make_recipe({"data": {"name": "digits"}, "training": {"batch_size": 64}})
     changed = configured(

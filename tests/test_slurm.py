@@ -233,7 +233,7 @@ def test_a_job_that_is_cancelled_stops_its_ray_after_the_training(tmp_path):
     [
         ({"nodes": 0}, "expected nodes to be at least 1, got 0"),
         ({"gpus_per_node": -1}, "expected gpus_per_node to be at least 0"),
-        ({"processes_per_node": 0}, "expected processes_per_node to be at least 1"),
+        ({"processes_per_node": 0}, "expected processes per node to be at least 1"),
         ({"cpus_per_task": 0}, "expected cpus_per_task to be at least 1"),
         ({"gpus_per_node": 2, "processes_per_node": 3}, "expected a GPU for each process"),
         ({"strategy": "sync", "processes_per_node": 2}, "with all-reduce only"),
@@ -466,6 +466,7 @@ def test_the_verb_makes_a_name_of_any_files_name(tmp_path):
         (["--nodes", "2", "--verb", "compare"], "expected one node for a single process"),
         (["--nodes", "2", "--verb", "scale"], "expected configurations with --verb scale"),
         (["--nodes", "2", "async 2+1"], "expected configurations with --verb scale only"),
+        (["--nodes", "2", "--verb", "scale", "one", "--strategy", "sync"], "as configurations"),
         (["--nodes", "2", "--options", "--seeds 2"], "with --verb compare or scale"),
         (["--nodes", "1", "--verb", "compare", "--options", "--seed 2"], "No such option: --seed"),
         (["--nodes", "1", "--verb", "compare", "--options", "--seeds x"], "'--seeds'"),

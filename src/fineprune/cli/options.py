@@ -50,6 +50,7 @@ Margin = Annotated[
 ]
 
 _CHANGE = re.compile(r"\w+\.\w+=.*", re.DOTALL)
+_DISTRIBUTED = re.compile(r"distributed\.(\w+)=")
 
 
 def all_changes(changes: list[str] | None, more: Iterable[str] | None) -> list[str]:
@@ -72,8 +73,14 @@ def margin_fraction(points: float) -> float:
     return points / 100
 
 
-def say_ignored(recipe: Recipe) -> None:
-    """Say on standard error which settings have no effect, if there are some."""
-    for ignored in (recipe.pruning.without_effect(), recipe.distributed.without_effect()):
+def say_ignored(recipe: Recipe, changes: Iterable[str]) -> None:
+    """Say on standard error which settings have no effect, if there are some.
+
+    Args:
+        recipe: The recipe.
+        changes: The changes that were given for this run.
+    """
+    given = [found[1] for change in changes if (found := _DISTRIBUTED.match(change))]
+    for ignored in (recipe.pruning.without_effect(), recipe.distributed.without_effect(given)):
         if ignored and is_main():
             typer.echo(f"fineprune: {ignored}", err=True)

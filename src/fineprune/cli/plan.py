@@ -157,7 +157,8 @@ def plan(
         check_above("--step-time", step_time, 0)
     check_at_least("--overhead", overhead, 0)
     file = Path(files[0]) if files else None
-    recipe = _recipe(file, settings, all_changes(changes, more))
+    changed = all_changes(changes, more)
+    recipe = _recipe(file, settings, changed)
     if svg is not None:
         check_file("--svg", svg, () if file is None else [file, *inputs_of(recipe.as_dict())])
     if samples is None:
@@ -170,7 +171,7 @@ def plan(
         boundaries = () if made.schedule is None else made.schedule.boundaries
         make_folder(svg.parent)
         write_atomically(svg, schedule_svg(made.prunes, boundaries))
-    say_ignored(recipe)
+    say_ignored(recipe, changed)
     if as_json:
         typer.echo(json.dumps(forecast_dict(made)))
         return

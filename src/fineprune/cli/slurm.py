@@ -101,6 +101,11 @@ def slurm(
         raise InputError(f"expected --options with --verb compare or scale, got {options!r}")
     further = _further_options(context, verb, recipe, options)
     changed = all_changes(changes, more)
+    if strategy is not None and verb == "scale":
+        raise InputError(
+            f"expected the strategies of --verb scale as configurations, such as 'async 4+2', got "
+            f"--strategy {strategy}: leave it out"
+        )
     if strategy is not None:
         check_one_of("--strategy", strategy, JOB_STRATEGIES)
         changed.append(f"distributed.strategy={'none' if strategy == 'all-reduce' else strategy}")

@@ -27,7 +27,7 @@ from fineprune.training import loop
 from fineprune.training.recipe import read_recipe
 
 
-@exits(to_continue="add --resume to continue from the last checkpoint")
+@exits(to_continue="add --resume to continue from the last checkpoint, if there is one")
 def train(
     recipe: RecipeFile,
     more: MoreChanges = None,
@@ -43,8 +43,9 @@ def train(
     Example: fineprune train quick --set run.seed=1 --out runs/first
     """
     follow_parent_if_told()
-    made = read_recipe(recipe, all_changes(changes, more))
-    say_ignored(made)
+    changed = all_changes(changes, more)
+    made = read_recipe(recipe, changed)
+    say_ignored(made, changed)
     folder = out or Path("runs") / f"{recipe.stem}-{made.pruning.policy.replace(':', '-')}"
     check_folder(folder, None if resume else recipe)
     was_finished = (folder / SUMMARY).exists()

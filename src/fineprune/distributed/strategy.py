@@ -5,6 +5,7 @@ This is the only description of a distributed training. The ``distributed`` sect
 """
 
 import dataclasses
+from collections.abc import Collection
 
 from fineprune.errors import InputError, check_above, check_at_least, check_between, check_one_of
 
@@ -12,6 +13,19 @@ STRATEGIES = ("none", "sync", "async", "mixed")
 PLACEMENTS = ("shared", "dedicated")
 GRADIENT_TYPES = ("float32", "bfloat16")
 UNDONE_BATCHES = ("retrain", "lose")
+
+# Settings that mean something with parameter servers only.
+_OF_SERVERS = {
+    "workers",
+    "servers",
+    "placement",
+    "gradients",
+    "silence_seconds",
+    "silence_factor",
+    "startup_seconds",
+    "snapshot_every",
+    "link_seconds",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,21 +151,27 @@ class Strategy:
                     f"got it with {used!r}"
                 )
 
-    def without_effect(self) -> str | None:
+    def without_effect(self, given: Collection[str] = ()) -> str | None:
         """Say which settings of servers have no effect without them; None if there is none.
 
         A recipe may have them for other runs, with ``--set distributed.strategy``, so it is no
         error.
+
+        Args:
+            given: Names of settings that were given for this run, perhaps with their defaults.
         """
-        fields = {field.name: field.default for field in dataclasses.fields(self)}
-        names = ("workers", "servers", "placement", "gradients")
-        ignored = [f"distributed.{n}" for n in names if getattr(self, n) != fields[n]]
+        ignored = [
+            f"distributed.{field.name}"
+            for field in dataclasses.fields(self)
+            if field.name in _OF_SERVERS
+            and (field.name in given or getattr(self, field.name) != field.default)
+        ]
         if self.served or not ignored:
             return None
-        return (
-            f"no effect without parameter servers: {', '.join(ignored)}; set distributed.strategy "
-            f"to sync, async or mixed"
-        )
+        remedy = "set distributed.strategy to sync, async or mixed"
+        if self.simulate:
+            remedy = "distributed.simulate is the number of simulated workers"
+        return f"no effect without parameter servers: {', '.join(ignored)}; {remedy}"
 
     def _check_steps(self) -> None:
         check_at_least("distributed.step_spread", self.step_spread, 0)

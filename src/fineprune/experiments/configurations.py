@@ -20,6 +20,17 @@ _ALONE = re.compile(rf"{ONE}{_OPTION_WORDS}")
 _REDUCED = re.compile(rf"{ALL_REDUCE} (\d{{1,4}}){_OPTION_WORDS}")
 # The options of each form that are settings of ``distributed``.
 _OF_SERVERS = {"group": "group", "backup": "backup", "bound": "staleness_bound"}
+# The settings of ``distributed`` that a recipe chooses for all configurations, and those that it
+# chooses for the asynchronous ones. The text of a configuration says all others.
+_OF_RECIPE = (
+    "gradients",
+    "silence_seconds",
+    "silence_factor",
+    "startup_seconds",
+    "snapshot_every",
+    "link_seconds",
+)
+_OF_ASYNCHRONOUS = ("rate_by_staleness", "undone_batches")
 # The options that every form has.
 _OF_TRAINING = ("lr", "epochs", "seeds")
 _EXAMPLES = "'one', 'all-reduce 2' or 'async 4+3 dedicated'"
@@ -148,13 +159,17 @@ def configured(recipe: Recipe, chosen: Configuration, *, same_update: bool) -> R
     Milestones and the warm-up of the learning rate move in proportion to the epochs.
 
     Args:
-        recipe: The recipe for a single process.
+        recipe: The recipe. Its strategy, workers and servers do not count.
         chosen: The configuration.
         same_update: Whether to divide ``training.batch_size`` by the number of gradients that an
             update averages. If true, an update uses the same number of samples in every
             configuration; if false, every worker has the batch size of the recipe.
     """
-    result = recipe.replaced("distributed", **chosen.settings) if chosen.settings else recipe
+    kept = _OF_RECIPE
+    if chosen.strategy in ("async", "mixed"):
+        kept += _OF_ASYNCHRONOUS
+    given = {name: getattr(recipe.distributed, name) for name in kept}
+    result = dataclasses.replace(recipe, distributed=Strategy(**given, **chosen.settings))
     if "epochs" in chosen.training:
         result = with_epochs(result, chosen.training["epochs"])
     if "lr" in chosen.training:

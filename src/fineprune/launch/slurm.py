@@ -290,10 +290,10 @@ def _check_setup(setup: Sequence[str]) -> None:
 def _processes(strategy: str, given: int | None, gpus: int) -> int:
     if given is None:
         return 1 if strategy == ALONE else gpus or 1
-    check_at_least("processes_per_node", given, 1)
+    check_at_least("processes per node", given, 1)
     if strategy != "all-reduce":
         raise InputError(
-            f"expected processes_per_node with all-reduce only, got {given} with {strategy}: "
+            f"expected processes per node with all-reduce only, got {given} with {strategy}: "
             f"set distributed.workers in the recipe"
         )
     if gpus and given > gpus:
