@@ -68,7 +68,7 @@ class BatchLedger:
     @property
     def remaining(self) -> int:
         """The number of batches before ``end`` that are neither applied nor lost."""
-        return self.end - self._first - len(self.applied) - len(self._lost)
+        return self.end - self.done
 
     @property
     def done(self) -> int:

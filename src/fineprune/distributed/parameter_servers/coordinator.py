@@ -25,6 +25,7 @@ from fineprune.distributed.parameter_servers.events import ProcessKind
 from fineprune.distributed.parameter_servers.flat_layout import flat_layout, not_served
 from fineprune.distributed.parameter_servers.link import open_store
 from fineprune.distributed.parameter_servers.messages import (
+    Admit,
     Arrays,
     Message,
     Stepped,
@@ -265,7 +266,7 @@ class Coordinator:
         if self._servers.ready:
             for group in self._groups:
                 if group.connectable:
-                    self._servers.admit(group.name)
+                    self._servers.send(Admit(group.name))
                     group.connect()
         self._scheduler.decide(self._epoch)
 

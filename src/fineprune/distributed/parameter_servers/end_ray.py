@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # What the training's process writes if it ends Ray itself.
 _ENDED = b"ended"
@@ -56,12 +56,19 @@ def _processes_of_ray(folder: str) -> set[int]:
     return found
 
 
-def _is_or_was_started_by(number: int, parent: int) -> bool:
+def process_status(number: int) -> list[str]:
+    """Return the state of a process, its parent and what follows in ``/proc``; empty without it."""
     try:
         with open(f"/proc/{number}/stat") as file:
-            return parent in (number, int(file.read().rpartition(")")[2].split()[1]))
+            return file.read().rpartition(")")[2].split()
     except OSError:
-        return True  # It has ended.
+        return []
+
+
+def _kill(numbers: Iterable[int]) -> None:
+    for number in numbers:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(number, signal.SIGKILL)
 
 
 def _main(folder: str) -> None:
@@ -70,20 +77,17 @@ def _main(folder: str) -> None:
     # process that the training has forked may keep open.
     if sys.stdin.buffer.read(len(_ENDED)) == _ENDED:
         # The training and its loader processes may still have Ray's files open.
-        for number in _processes_of_ray(folder):
-            if not _is_or_was_started_by(number, training):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(number, signal.SIGKILL)
+        parents = {number: process_status(number)[1:2] for number in _processes_of_ray(folder)}
+        parents.pop(training, None)
+        _kill(number for number, parent in parents.items() if parent not in ([], [str(training)]))
         return
     deadline = time.monotonic() + _LONGEST_SECONDS
     quiet = 0
     # A process that was just being started is found a little later.
     while quiet < _QUIET_LOOKS and time.monotonic() < deadline:
-        quiet += 1
-        for number in _processes_of_ray(folder):
-            quiet = 0
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(number, signal.SIGKILL)
+        found = _processes_of_ray(folder)
+        quiet = 0 if found else quiet + 1
+        _kill(found)
         time.sleep(_LOOK_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -45,14 +45,10 @@ class EventKind(Enum):
     UPDATED = "updated"
 
 
+# The others are warnings.
 _LEVELS = {
     EventKind.STARTED: logging.INFO,
-    EventKind.RESTARTED: logging.WARNING,
-    EventKind.DIED: logging.WARNING,
     EventKind.STOPPED: logging.INFO,
-    EventKind.ROLLED_BACK: logging.WARNING,
-    EventKind.WAITING: logging.WARNING,
-    EventKind.SHARED: logging.WARNING,
     EventKind.LEASED: logging.DEBUG,
     EventKind.STAGED: logging.DEBUG,
     EventKind.UPDATED: logging.DEBUG,
@@ -109,4 +105,4 @@ class Event:
 
 def report(event: Event) -> None:
     """Log an event."""
-    LOGGER.log(_LEVELS[event.kind], "%s", event)
+    LOGGER.log(_LEVELS.get(event.kind, logging.WARNING), "%s", event)

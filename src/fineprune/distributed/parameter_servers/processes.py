@@ -57,14 +57,6 @@ class RemoteError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Location:
-    """Where a process runs: its process ID, and the name of its node."""
-
-    pid: int
-    node: str
-
-
-@dataclass(frozen=True)
 class Ended:
     """A process has ended, for this reason."""
 
@@ -108,7 +100,7 @@ class Process:
     Attributes:
         kind: The role of the process.
         index: The worker's rank, or the server's index.
-        location: Where the process runs; None until it runs. Until then, it may wait for CPUs.
+        hello: Its first message, which says where it runs; None until then. It may wait for CPUs.
         pinged: Whether it has not answered the last ping.
         silence: The number of seconds since this ping.
     """
@@ -116,7 +108,7 @@ class Process:
     def __init__(self, kind: ProcessKind, index: int, number: int, actor: Any) -> None:
         self.kind = kind
         self.index = index
-        self.location: Location | None = None
+        self.hello: Hello | None = None
         self.pinged = False
         self.silence = 0.0
         self._number = number
@@ -138,7 +130,7 @@ class Process:
 
     def event(self, kind: EventKind, reason: str = "", batch: BatchKey | None = None) -> Event:
         """Return an event that concerns this process."""
-        pid, node = (self.location.pid, self.location.node) if self.location else (None, "")
+        pid, node = (self.hello.pid, self.hello.node) if self.hello else (None, "")
         return Event(kind, self.kind, self.index, pid, node, reason, batch=batch)
 
     def ping(self) -> None:
@@ -261,7 +253,7 @@ class Cluster:
         if process is None or not isinstance(hello, Hello):
             channel.close()  # The process was replaced while it started.
             return []
-        process.location = Location(hello.pid, hello.node)
+        process.hello = hello
         process._channel = channel
         self._selector.register(channel, selectors.EVENT_READ, process)
         return [(process, hello)]

@@ -16,7 +16,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from subprocess import Popen
 from types import FrameType
 from typing import Any
@@ -26,7 +25,10 @@ import ray._private.worker as ray_worker
 from ray._private import ray_constants
 from ray.exceptions import AuthenticationError
 
-from fineprune.distributed.parameter_servers.end_ray import ray_ends_with_this_process
+from fineprune.distributed.parameter_servers.end_ray import (
+    process_status,
+    ray_ends_with_this_process,
+)
 from fineprune.distributed.parameter_servers.events import LOGGER
 from fineprune.errors import InputError, RunError, first_line
 
@@ -151,11 +153,7 @@ def _end_of(process: Popen[bytes]) -> str:
 
 def _is_suspended(pid: int) -> bool:
     """Return whether a process is stopped, as SIGSTOP does; False where there is no ``/proc``."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] in "Tt"
+    return process_status(pid)[:1] in (["T"], ["t"])
 
 
 def _control_store_answers() -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from fineprune.distributed.parameter_servers.epoch_state import EpochState
 from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, report
-from fineprune.distributed.parameter_servers.messages import Arrays
+from fineprune.distributed.parameter_servers.messages import Arrays, Forget
 from fineprune.distributed.parameter_servers.placement import REPORT_EVERY, available
 from fineprune.distributed.parameter_servers.processes import Cluster, Process
 from fineprune.distributed.parameter_servers.server_group import ServerGroup
@@ -129,7 +129,7 @@ class Recovery:
             dead: The places of the members that died or hang, each with the reason.
             reason: Why the other members have to be restarted.
         """
-        self._servers.forget(group.name)
+        self._servers.send(Forget(group.name))
         self.epoch.ledger.orphan(group.index)
         group.end(dead, "a member of its group died" if dead else reason)
         if dead:
@@ -144,7 +144,7 @@ class Recovery:
     def _report_waiting(self, seconds: float) -> None:
         """Report processes that wait for CPUs, from time to time."""
         workers = (process for group in self._groups for process in group.processes)
-        unplaced = [str(p) for p in (*self._servers.processes, *workers) if p.location is None]
+        unplaced = [str(p) for p in (*self._servers.processes, *workers) if p.hello is None]
         if not unplaced:
             if self._reported:
                 self._cluster.placement.report_shared_nodes()

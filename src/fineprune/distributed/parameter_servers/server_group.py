@@ -15,10 +15,8 @@ from torch import Tensor
 from fineprune.distributed.parameter_servers.events import EventKind, ProcessKind, report
 from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 from fineprune.distributed.parameter_servers.messages import (
-    Admit,
     Array,
     Contribution,
-    Forget,
     Hello,
     Message,
     Read,
@@ -158,7 +156,7 @@ class ServerGroup:
         """
         if contributions:
             self.version += 1
-        self._send(Update(list(contributions), list(readers), rate))
+        self.send(Update(list(contributions), list(readers), rate))
 
     def snapshot(self) -> None:
         """Let all servers write a snapshot, unless this version is already written or requested."""
@@ -174,7 +172,7 @@ class ServerGroup:
     def read(self) -> None:
         """Ask all servers for their parts of the parameters, which ``values`` then returns."""
         self.reading = True
-        self._send(Read())
+        self.send(Read())
 
     def values(self) -> Tensor | None:
         """Return the parameters, shape (elements,), once; None if not all servers have answered."""
@@ -192,13 +190,10 @@ class ServerGroup:
         paths = (self._path(index, self._common_number) for index in range(len(self._servers)))
         return [torch.from_numpy(np.fromfile(path, np.uint8)) for path in paths]
 
-    def admit(self, reader: str) -> None:
-        """Let all servers make their links to a group, which makes its ends at the same time."""
-        self._send(Admit(reader))
-
-    def forget(self, reader: str) -> None:
-        """Let all servers close their links to a group."""
-        self._send(Forget(reader))
+    def send(self, request: Message) -> None:
+        """Make a request of which nothing needs to be noted here."""
+        for server in self._servers:
+            server.process.send(request)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -332,7 +327,3 @@ class ServerGroup:
 
     def _path(self, index: int, number: int) -> Path:
         return self._folder / f"server{index}-snapshot{number}.pt"
-
-    def _send(self, request: Message) -> None:
-        for server in self._servers:
-            server.process.send(request)

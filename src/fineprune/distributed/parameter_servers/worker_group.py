@@ -206,7 +206,7 @@ class WorkerGroup:
         """Kill all processes, and report this."""
         for place, member in enumerate(self.processes):
             # Until a lost node is noticed, processes may be placed on it, which then never run.
-            never_ran = member.location is None and dead.get(place) == LOST_NODE
+            never_ran = member.hello is None and dead.get(place) == LOST_NODE
             died = place in dead and not never_ran
             self.deaths += died
             kind = EventKind.DIED if died else EventKind.STOPPED
@@ -291,7 +291,7 @@ class WorkerGroup:
         self.patience.hear()
         match message:
             case Hello():
-                if all(member.location is not None for member in self.processes):
+                if all(member.hello is not None for member in self.processes):
                     self.patience.expect()
             case Ready():
                 kind = EventKind.STARTED if self._starts == 1 else EventKind.RESTARTED
