@@ -31,9 +31,16 @@ Labelled = tuple[Tensor, Tensor]
 
 
 class ToDevice:
-    """Moves batches of bytes to the device and normalises them there."""
+    """Moves batches of bytes to the device and normalises them there.
 
-    def __init__(self, size: int, device: str) -> None:
+    Args:
+        size: The height and width of the images.
+        device: The device.
+        broken: Takes note of broken files.
+    """
+
+    def __init__(self, size: int, device: str, broken: BrokenFiles) -> None:
+        self._broken = broken
         self._device = torch.device(device)
         self._normalise = Normalise(IMAGENET_MEAN, IMAGENET_STD, size, self._device)
         cuda = self._device.type == "cuda"
@@ -46,16 +53,15 @@ class ToDevice:
         ``x`` is float32 of shape (B, 3, size, size) in the channels-last memory format, and ``y``
         is int64 of shape (B,).
         """
-        waiting = None
-        for batch in batches:
-            started = batch, self._start(batch)
-            if waiting is not None:
-                yield waiting[0], self._finish(*waiting[1])
-            waiting = started
-        if waiting is not None:
-            yield waiting[0], self._finish(*waiting[1])
+        started = ((batch, self._start(batch)) for batch in batches)
+        current = next(started, None)
+        while current is not None:
+            following = next(started, None)
+            yield current[0], self._finish(*current[1])
+            current = following
 
     def _start(self, batch: Batch) -> tuple[Labelled, Any]:
+        self._broken.add(batch)
         assert batch.images is not None
         if self._stream is None:
             return (batch.images.to(self._device), batch.labels.to(self._device)), None
@@ -101,7 +107,7 @@ class ImageLoader:
     ) -> None:
         self._replaced = 0
         self.broken = broken
-        self._to_device = ToDevice(dataset.view.size, device)
+        self._to_device = ToDevice(dataset.view.size, device, broken)
         self._loader = TrainingLoader(
             dataset,
             batch_size=batch_size,
@@ -119,7 +125,7 @@ class ImageLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Labelled]]:
-        for batch, moved in self._moved(self._loader):
+        for batch, moved in self._to_device(self._loader):
             self._replaced += len(batch.broken)
             yield batch.samples, moved
 
@@ -133,10 +139,7 @@ class ImageLoader:
     ) -> Iterator[tuple[Tensor, Labelled]]:
         """Yield batches of given samples, cropped as in an epoch; see ``DeviceLoader.batches``."""
         loader = self._loader.batches(index, epoch, batch_size)
-        return ((batch.samples, moved) for batch, moved in self._moved(loader))
-
-    def _moved(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Labelled]]:
-        return self._to_device(_checked(batches, self.broken))
+        return ((batch.samples, moved) for batch, moved in self._to_device(loader))
 
 
 class EvaluationImages:
@@ -155,8 +158,7 @@ class EvaluationImages:
         workers: int,
         broken: BrokenFiles,
     ) -> None:
-        self._to_device = ToDevice(dataset.view.size, device)
-        self._broken = broken
+        self._to_device = ToDevice(dataset.view.size, device, broken)
         self._loader = TrainingLoader(
             dataset,
             batch_size=batch_size,
@@ -167,7 +169,7 @@ class EvaluationImages:
         )
 
     def __iter__(self) -> Iterator[Labelled]:
-        return (moved for _, moved in self._to_device(_checked(self._loader, self._broken)))
+        return (moved for _, moved in self._to_device(self._loader))
 
 
 def image_fetch(
@@ -182,7 +184,7 @@ def image_fetch(
         dataset, device, broken: As for ``ImageLoader``.
         threads: The number of threads that decode; with 0, the caller's own thread does.
     """
-    to_device = ToDevice(dataset.view.size, device)
+    to_device = ToDevice(dataset.view.size, device, broken)
     # Reading and decoding release the interpreter's lock.
     pool = ThreadPoolExecutor(threads) if threads else None
 
@@ -190,13 +192,7 @@ def image_fetch(
         keys = [(epoch, i) for i in index.tolist()]
         load = dataset.__getitem__
         items = list(map(load, keys) if pool is None else pool.map(load, keys))
-        ((_, moved),) = to_device(_checked([collate_replacing(items)], broken))
+        ((_, moved),) = to_device([collate_replacing(items)])
         return moved
 
     return fetch
-
-
-def _checked(batches: Iterable[Batch], broken: BrokenFiles) -> Iterator[Batch]:
-    for batch in batches:
-        broken.add(batch)
-        yield batch
