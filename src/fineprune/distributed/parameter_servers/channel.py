@@ -34,8 +34,7 @@ class ChannelClosed(ConnectionError):
 class Channel:
     """One end of a channel. Only one thread at a time may send, and one receive.
 
-    Args:
-        connection: The connection. Both ends have proved that they know the key.
+    Both ends of the connection have proved that they know the key.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -69,9 +68,6 @@ class AnsweringChannel(Channel):
 
     Therefore pings are answered even while this process builds a replica or computes. Several
     threads may send.
-
-    Args:
-        connection: The connection. Both ends have proved that they know the key.
     """
 
     def __init__(self, connection: Connection) -> None:

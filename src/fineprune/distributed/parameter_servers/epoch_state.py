@@ -102,16 +102,9 @@ class EpochState:
     """The epoch in progress: its batches, the groups that hold them, and the updates so far.
 
     Args:
-        epoch: The epoch, from 0.
-        batches: The indices of each batch's samples, int64, on the CPU.
-        weights: The weight of each sample's loss, float32, shape (N,), on the CPU; None for equal
-            weights.
-        rate: Function that returns the learning rate, given the number of the epoch's batches
-            applied so far.
+        epoch, batches, weights, rate, applied, stop: As for ``Coordinator.run_epoch``.
         version: The current version of the parameters.
         strategy: The strategy, which says how many workers and servers there are.
-        applied: The number of batches that were applied before the epoch was interrupted.
-        stop: Function that returns whether to stop early.
 
     Attributes:
         ledger: The state of each batch.
@@ -209,12 +202,7 @@ class EpochState:
     def undo(self, version: int, *, lose: bool) -> int:
         """Remove the updates after a version, because the servers were rolled back to it.
 
-        Args:
-            version: The version to which the parameters were rolled back.
-            lose: Whether the batches of these updates are lost. Otherwise, they are queued again.
-
-        Returns:
-            The number of these batches.
+        Their batches are lost or queued again. The number of these batches is returned.
         """
         undone = [self._updates.pop(one) for one in list(self._updates) if one > version]
         keys = [key for update in undone for key in update.keys]

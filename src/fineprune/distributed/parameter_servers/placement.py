@@ -73,9 +73,7 @@ class Node:
 class Placement:
     """Reserved resources: a bundle per group of replicas, then one per dedicated server.
 
-    Args:
-        places: The resources to reserve.
-        stop: Function that is called repeatedly. If it returns True, the wait ends.
+    ``stop`` is called repeatedly. If it returns True, the wait for the resources ends.
     """
 
     def __init__(self, places: Places, stop: Callable[[], bool]) -> None:

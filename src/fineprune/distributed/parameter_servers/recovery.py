@@ -125,7 +125,6 @@ class Recovery:
         """Restart a group, and queue its batch again.
 
         Args:
-            group: The group.
             dead: The places of the members that died or hang, each with the reason.
             reason: Why the other members have to be restarted.
         """

@@ -27,8 +27,6 @@ class Rendezvous:
         """Make one end of a link to a server. The other end must be made at the same time.
 
         Args:
-            layout: The layout of the parameters.
-            server: The index of the server.
             name: The name of the link, which is the same at both ends and is used only once.
             side: 0 for the worker, 1 for the server.
             host: The address of this process for links.

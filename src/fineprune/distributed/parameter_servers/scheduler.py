@@ -13,13 +13,7 @@ from fineprune.distributed.strategy import Strategy
 
 
 class Scheduler:
-    """Tells the servers what to apply and the groups what to compute, according to the strategy.
-
-    Args:
-        strategy: The strategy, which determines which processes wait for others.
-        servers: The servers.
-        groups: The groups of workers.
-    """
+    """Tells the servers what to apply and the groups what to compute, according to the strategy."""
 
     def __init__(
         self, strategy: Strategy, servers: ServerGroup, groups: Sequence[WorkerGroup]
@@ -31,8 +25,7 @@ class Scheduler:
     def decide(self, epoch: EpochState) -> None:
         """Apply the gradients that may be applied, and lease batches to the idle groups.
 
-        Args:
-            epoch: The epoch in progress. After its end, this method does nothing.
+        After the end of the epoch, this does nothing.
         """
         if epoch.should_stop():
             for key in epoch.ledger.stop(self._strategy.quorum):

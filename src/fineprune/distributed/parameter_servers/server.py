@@ -70,8 +70,6 @@ class ParameterServer:
 
     Args:
         host: The address of this process for links.
-        layout: The layout of the model's parameters.
-        index: The index of this server.
         part: The part of the parameters that this server holds, shape (elements of the part,). It
             is copied.
         optimizer: Function that makes the optimizer from the part's pieces
@@ -80,7 +78,6 @@ class ParameterServer:
             elementwise, as SGD, RMSProp and Adam are, because a piece does not have the shape of
             its parameter and may be only a part of it. If a parameter group has a number
             ``lr_scale``, the learning rate of the group is multiplied by it.
-        rendezvous: The settings of all links.
     """
 
     def __init__(

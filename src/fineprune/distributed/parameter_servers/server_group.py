@@ -68,12 +68,7 @@ class ServerGroup:
     """The servers of a training. All methods that make a request return at once.
 
     Args:
-        cluster: The cluster, which starts the processes.
-        strategy: The strategy, which says how long a server may be silent.
-        layout: The layout of the parameters, which includes the number of servers.
         parameters: The initial parameters, shape (elements,), on the CPU.
-        optimizer: Function that makes a server's optimizer; see ``ParameterServer``.
-        rendezvous: The settings of all links.
         folder: The folder for snapshots, which all nodes must share.
         state: The state of each server, as returned by ``state``; None to start a new training.
 

@@ -95,12 +95,8 @@ class Worker:
 
     Args:
         host: The address of this process for links.
-        build: Function that makes the replica.
         rank: The rank of this replica among all workers, which is passed to ``build``.
-        member: The place of this replica in its group, from 0.
-        members: The size of the group.
-        servers: The number of servers.
-        rendezvous: The settings of all links.
+        member, members: The place of this replica in its group, from 0, and the group's size.
     """
 
     def __init__(
@@ -161,9 +157,7 @@ class Worker:
     def step(self, step: Step, channel: Channel) -> Stepped:
         """Compute the gradient of a part of a batch, average it over the group, and push it.
 
-        Args:
-            step: What to do.
-            channel: Where the leader tells that a server has received the gradient.
+        The leader tells in ``channel`` that a server has received the gradient.
         """
         clock = _Clock(None if step.first else self._left)
         wanted = {step.key: step.indices}

@@ -53,14 +53,6 @@ class GroupPhase(Enum):
 class WorkerGroup:
     """A group of workers.
 
-    Args:
-        index: The index of this group.
-        cluster: The cluster, which starts the processes.
-        strategy: The strategy, which holds the size of the group, the number of servers, and how
-            long a worker may be silent.
-        build: Function that makes a replica.
-        rendezvous: The settings of all links.
-
     Attributes:
         processes: The processes, by their places in the group.
         phase: The current phase.
@@ -161,10 +153,8 @@ class WorkerGroup:
     def start(self, buffers: Arrays, random: list[Arrays | None] | None = None) -> None:
         """Start the processes, which join the training as soon as they have started.
 
-        Args:
-            buffers: The initial buffers of the model.
-            random: The state of the random generators of each member; None for those that its
-                replica starts with.
+        ``random`` holds the state of the random generators of each member; None stands for those
+        that its replica starts with.
         """
         self._starts += 1
         self.processes = [
@@ -236,10 +226,8 @@ class WorkerGroup:
         """Let the members compute the gradient of the leased batch and push it.
 
         Args:
-            indices: The indices of its samples, int64, shape (B,).
-            weights: The weights of their losses, float32, shape (B,); None for equal weights.
+            indices, weights, reads: As in ``Step``, for the whole batch.
             version: The version of the parameters with which it is computed.
-            reads: Whether the group receives these parameters first.
             following: The batch that the group probably gets next, and the indices of its samples.
         """
         assert self.lease is not None
