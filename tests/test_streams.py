@@ -25,9 +25,9 @@ import fineprune as fp
 from fineprune.errors import InputError
 from fineprune.pruning.indexed import IndexedItem
 from fineprune.streams import KeyIndex, PrunedStream
-from fineprune.streams.packing import packed, unpacked
 from fineprune.streams.shard_assignment import Coverage, assignment, coverage, deal, taken
 from fineprune.streams.shuffle_buffer import shuffled
+from fineprune.streams.stream_loader import packed
 
 BATCH = 8
 # Epochs 2, 3, 6 and 7 prune.
@@ -399,13 +399,13 @@ def test_samples_cross_processes_unchanged():
     sample = IndexedItem(
         (3, {"x": torch.arange(6.0)[::2], "half": torch.ones(2, dtype=torch.bfloat16), "t": "a"})
     )
-    back = unpacked(packed(sample))
+    back = pickle.loads(packed(sample))
     assert type(back) is type(sample)
     assert torch.equal(back[1]["x"], sample[1]["x"])
     assert torch.equal(back[1]["half"], sample[1]["half"])
     back[1]["x"][0] = 9  # The samples are writable.
     small = torch.ones(3, requires_grad=True)
-    assert unpacked(packed(small)).requires_grad
+    assert pickle.loads(packed(small)).requires_grad
     assert len(packed(torch.ones(100))) < len(pickle.dumps(torch.ones(100)))
 
 

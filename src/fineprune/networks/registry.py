@@ -37,6 +37,8 @@ NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
     "imagenet-resnet101": partial(ImageNetResNet, Bottleneck, (3, 4, 23, 3)),
 }
 
+_LIBRARIES = {"timm": ("timm", "create_model"), "torchvision": ("torchvision.models", "get_model")}
+
 
 def build_network(name: str, classes: int, channels: int) -> nn.Module:
     """Build a network with initial weights drawn from torch's current random state.
@@ -70,13 +72,10 @@ def build_network(name: str, classes: int, channels: int) -> nn.Module:
 
 def _built_by_library(name: str, **values: Any) -> nn.Module:
     library, _, model = name.partition(":")
-    create: Callable[..., Any]
+    module, function = _LIBRARIES[library]
     # A library built for another torch raises more than ImportError.
     with explaining(f"expected {library} to be installed for network.name {name!r}", Exception):
-        if library == "timm":
-            create = importlib.import_module("timm").create_model
-        else:
-            create = importlib.import_module("torchvision.models").get_model
+        create: Callable[..., Any] = getattr(importlib.import_module(module), function)
     called = ", ".join(f"{key}={value}" for key, value in values.items())
     expected = f"expected {name!r} to make a network when called with {called}"
     # For unknown names, timm raises RuntimeError.

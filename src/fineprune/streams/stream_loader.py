@@ -1,6 +1,8 @@
 """StreamLoader: makes batches of a pruned stream, exactly as many as the pruner counts with."""
 
+import io
 import math
+import pickle
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,6 @@ from fineprune.errors import InputError
 from fineprune.pruning.indexed import IndexedCollate
 from fineprune.pruning.loader import check_in_order
 from fineprune.pruning.random_streams import stream
-from fineprune.streams.packing import packed, unpacked
 
 if TYPE_CHECKING:  # It imports this module.
     from fineprune.streams.pruned_stream import PrunedStream
@@ -143,12 +144,36 @@ class StreamLoader:
                 raise RuntimeError(
                     "expected one iteration over the stream at a time, but another one has begun"
                 )
-            batch.append(unpacked(sample) if self._num_workers else sample)
+            batch.append(pickle.loads(sample) if self._num_workers else sample)
             if len(batch) == shape.batch_size:
                 yield self._collate(batch)
                 batch = []
         if batch and not shape.drop_last:
             yield self._collate(batch)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles the usual tensors as NumPy arrays, since that of torch takes much longer."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor or value.device.type != "cpu" or value.requires_grad:
+            return NotImplemented
+        try:
+            return torch.from_numpy, (value.numpy(),)
+        except (TypeError, RuntimeError):  # NumPy has no bfloat16 and no sparse arrays.
+            return NotImplemented
+
+
+def packed(sample: Any) -> bytes:
+    """Return a sample, which can be pickled, as the bytes that a loader process sends.
+
+    Torch sends each tensor of a process to another one in a file of its own. For batches, this is
+    fast. For single samples it is slow, and a thousand of them exceed the usual limit of open
+    files.
+    """
+    file = io.BytesIO()
+    _Pickler(file, protocol=5).dump(sample)
+    return file.getvalue()
 
 
 def _unchanged(sample: Any) -> Any:
