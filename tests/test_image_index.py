@@ -1,6 +1,7 @@
 """The index of image files: what it finds in folders, lists and shards, and its cache."""
 
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -439,6 +440,23 @@ def test_a_damaged_header_is_noticed():
     content[512 * 2 + 3] ^= 1
     with pytest.raises(TarError, match="no header of a member"):
         list(members(io.BytesIO(content)))
+
+
+@pytest.mark.parametrize("described", [{}, {"size": "-1024"}])
+def test_a_negative_size_does_not_list_members_for_ever(described):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("a")
+        member.pax_headers = described
+        archive.addfile(member)
+        add(archive, "b", b"x")
+    content = bytearray(file.getvalue())
+    if not described:
+        checksum = int(content[148:154], 8) - sum(content[124:136])
+        content[124:136] = b"-0000001000\0"
+        content[148:154] = b"%06o" % (checksum + sum(content[124:136]))
+    with pytest.raises(TarError, match="a negative size in the header"):
+        list(itertools.islice(members(io.BytesIO(content)), 9))
 
 
 # Writes a list and prints how many bytes of private memory each image takes: in the process that

@@ -57,6 +57,8 @@ def members(archive: BinaryIO) -> Iterator[Member]:
             raise TarError(f"no header of a member at byte {position}")
         kind, start = header[156:157], position + _BLOCK
         length = _number(header[124:136])
+        if min(length, size or 0) < 0:  # The next member would be before this one, for ever.
+            raise TarError(f"a negative size in the header at byte {position}")
         if kind == _PAX:
             described = _pax(_text_at(archive, start, length))
             name = described.get("path", name)
