@@ -120,8 +120,7 @@ class DeviceLoader:
         """Yield batches of given samples with the crops and flips of an epoch.
 
         Args:
-            index: The indices of the samples in their order; int64, shape (n,), on the CPU.
-            epoch: The epoch, from 0, that determines crops and flips.
+            index, epoch: As for ``DeviceImages.upload``. The batches have this order.
             batch_size: The number of samples per batch.
         """
         index, starts, labels = self._images.upload(index, epoch)

@@ -71,8 +71,7 @@ def save(stream: BinaryIO, size: int | None, url: str, md5: str, directory: Path
     Args:
         stream: The bytes, which are read to their end.
         size: The number of bytes to expect; None if it is not known.
-        url: The address that the bytes come from; its last part names the file.
-        md5: The published digest, in hexadecimal.
+        url, md5: As for ``fetch``.
         directory: An existing directory.
 
     Returns:

@@ -64,11 +64,8 @@ def random_crop(
     """Return a square at a random position.
 
     Args:
-        width: The width of the image in pixels.
-        height: The height of the image in pixels.
+        width, height, key, flip: As for ``random_resized_crop``.
         share: The side of the square as a share of the image's shorter side, in (0, 1].
-        key: As for ``random_resized_crop``.
-        flip: As for ``random_resized_crop``.
     """
     side = _side(width, height, share)
     numbers = _uniform(key, 0)

@@ -142,10 +142,9 @@ def stamp_of(source: Path, known: Stamp) -> Stamp | None:
 def shards_of(source: Path) -> list[Path]:
     """Return the tar files that a source names, sorted; none if it is a folder or a list."""
     if source.is_dir():
-        with os.scandir(source) as entries:
-            names = [entry.name for entry in entries if not entry.name.startswith(".")]
+        names = [entry.name for entry in _visible(source)]
         shards = names and all(name.endswith(".tar") for name in names)
-        return [source / name for name in sorted(names)] if shards else []
+        return [source / name for name in names] if shards else []
     if source.is_file():
         if source.suffix in _LIST_SUFFIXES:
             return []
@@ -166,8 +165,7 @@ def shards_of(source: Path) -> list[Path]:
 def _scan_folder(root: Path) -> Found:
     labels, paths = _Labels(), _Paths()
     stamp = [_folder_stamp(root, "")]
-    with os.scandir(root) as entries:
-        top = sorted((entry for entry in entries if not _hidden(entry)), key=lambda e: e.name)
+    top = _visible(root)
     folders = [entry.name for entry in top if entry.is_dir()]
     ignored = len(top) - len(folders)
     if not folders:
@@ -204,12 +202,11 @@ def _scan_class(
             f"{os.path.realpath(link)}: remove this link"
         )
     stamp.append(_folder_stamp(root, folder))
-    with os.scandir(root / folder) as entries:
-        found = sorted((entry.name, entry.is_dir()) for entry in entries if not _hidden(entry))
     ignored = 0
     prefix = os.fsencode(folder) + b"/"
-    for name, is_folder in found:
-        if is_folder:
+    for entry in _visible(root / folder):
+        name = entry.name
+        if entry.is_dir():
             ignored += _scan_class(root, f"{folder}/{name}", paths, stamp, (*within, real))
         elif name[name.rfind(".") :].lower() in _KNOWN:
             paths.add(prefix + os.fsencode(name))
@@ -389,8 +386,11 @@ def _decoded(label: bytes, place: str) -> str:
     return text
 
 
-def _hidden(entry: "os.DirEntry[str]") -> bool:
-    return entry.name.startswith(".")
+def _visible(folder: Path) -> "list[os.DirEntry[str]]":
+    """Return what is in a folder, sorted by name, without hidden files and folders."""
+    with os.scandir(folder) as entries:
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    return sorted(visible, key=lambda entry: entry.name)
 
 
 def _text(name: str, root: Path) -> str:
