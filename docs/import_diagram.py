@@ -9,6 +9,7 @@ right, and turns down at each subpackage that it imports. Modules at the top lev
 
 import argparse
 import ast
+import functools
 import graphlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ MARGIN, RADIUS = 14, 14
 LINE, BORDER, FILL, TEXT = "#4a6a85", "#3b4654", "#eef2f7", "#1c2430"
 
 
+@functools.cache  # the tests ask often
 def imported_modules(file: Path) -> set[str]:
     """Return the full names of all modules that a file may import, anywhere in it.
 

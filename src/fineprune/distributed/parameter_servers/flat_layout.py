@@ -6,6 +6,7 @@ hold them, and they are handled like buffers.
 
 import hashlib
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +44,7 @@ class FlatLayout:
     @property
     def offsets(self) -> tuple[int, ...]:
         """The position of the first element of each parameter, followed by ``elements``."""
-        offsets = [0]
-        for shape in self.shapes:
-            offsets.append(offsets[-1] + torch.Size(shape).numel())
-        return tuple(offsets)
+        return tuple(itertools.accumulate(map(math.prod, self.shapes), initial=0))
 
     @property
     def elements(self) -> int:

@@ -239,18 +239,16 @@ class WorkerGroup:
         next_key, next_indices = following or (None, None)
         for place, member in enumerate(self.processes):
             samples = number_of_samples(len(indices), place, self.size)
-            part = _part(len(indices), place, self.size)
             step = Step(
                 self.lease,
-                indices[part],
-                None if weights is None else weights[part],
+                _part(indices, place, self.size),
+                None if weights is None else _part(weights, place, self.size),
                 samples / len(indices),
                 reads,
                 self._first,
                 next_key,
+                None if next_indices is None else _part(next_indices, place, self.size),
             )
-            if next_indices is not None:
-                step.next_indices = next_indices[_part(len(next_indices), place, self.size)]
             member.send(step)
         self._first = False
 
@@ -336,12 +334,11 @@ class WorkerGroup:
         self.lease, self.version = None, -1
 
 
-def _part(samples: int, place: int, size: int) -> slice:
-    """Return the samples that a member is sent.
+def _part(samples: Array, place: int, size: int) -> Array:
+    """Return the samples that a member is sent, as many as ``number_of_samples`` says.
 
     Even a member that gets none has to step, because the others wait for it. It is sent the first
     one.
     """
-    share = number_of_samples(samples, place, size)
-    start = place * (samples // size) + min(place, samples % size) if share else 0
-    return slice(start, start + max(share, 1))
+    part = np.array_split(samples, size)[place]
+    return part if len(part) else samples[:1]
