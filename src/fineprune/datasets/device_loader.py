@@ -6,6 +6,7 @@ the device during an epoch, because the indices of the whole epoch are copied th
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -79,6 +80,7 @@ class DeviceImages:
         return self.images(starts), labels
 
 
+@dataclass(eq=False)
 class DeviceLoader:
     """Batches ``(index, (x, y))`` of an image set, augmented and normalised on the device.
 
@@ -90,18 +92,10 @@ class DeviceLoader:
     With ``drop_last``, an incomplete last batch is dropped.
     """
 
-    def __init__(
-        self,
-        images: DeviceImages,
-        batch_size: int,
-        *,
-        sampler: PruningSampler,
-        drop_last: bool = False,
-    ) -> None:
-        self.batch_size = batch_size
-        self.sampler = sampler
-        self.drop_last = drop_last
-        self._images = images
+    _images: DeviceImages
+    batch_size: int
+    sampler: PruningSampler
+    drop_last: bool = False
 
     def __len__(self) -> int:
         """Return the number of batches in the sampler's epoch."""

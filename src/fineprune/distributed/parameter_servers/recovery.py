@@ -11,6 +11,7 @@ ends, and then counts as dead.
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fineprune.distributed.parameter_servers.epoch_state import EpochState
 from fineprune.distributed.parameter_servers.events import Event, EventKind, ProcessKind, report
@@ -33,6 +34,7 @@ _SUSPECT_SECONDS = 2.0
 _SILENT_SECONDS = 5.0
 
 
+@dataclass
 class Recovery:
     """Restarts processes, and returns the training to a state from which it can continue.
 
@@ -41,23 +43,14 @@ class Recovery:
         buffers: The buffers that workers load when they are started again.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        strategy: Strategy,
-        servers: ServerGroup,
-        groups: Sequence[WorkerGroup],
-        epoch: EpochState,
-        buffers: Arrays,
-    ) -> None:
-        self.epoch = epoch
-        self.buffers = buffers
-        self._cluster = cluster
-        self._strategy = strategy
-        self._servers = servers
-        self._groups = groups
-        self._waited = 0.0  # how long processes have waited for CPUs, in seconds
-        self._reported = 0.0  # the value of ``_waited`` when it was last reported
+    _cluster: Cluster
+    _strategy: Strategy
+    _servers: ServerGroup
+    _groups: Sequence[WorkerGroup]
+    epoch: EpochState
+    buffers: Arrays
+    _waited: float = 0.0  # how long processes have waited for CPUs, in seconds
+    _reported: float = 0.0  # the value of ``_waited`` when it was last reported
 
     def ended(self, process: Process, reason: str) -> None:
         """Recover from the death of a process."""

@@ -1,6 +1,7 @@
 """The scheduler decides which gradients make the next update and which group gets which batch."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fineprune.distributed.parameter_servers.batch_ledger import BatchKey
 from fineprune.distributed.parameter_servers.epoch_state import EpochState
@@ -12,15 +13,13 @@ from fineprune.distributed.parameter_servers.worker_group import GroupPhase, Wor
 from fineprune.distributed.strategy import Strategy
 
 
+@dataclass(frozen=True)
 class Scheduler:
     """Tells the servers what to apply and the groups what to compute, according to the strategy."""
 
-    def __init__(
-        self, strategy: Strategy, servers: ServerGroup, groups: Sequence[WorkerGroup]
-    ) -> None:
-        self._strategy = strategy
-        self._servers = servers
-        self._groups = groups
+    _strategy: Strategy
+    _servers: ServerGroup
+    _groups: Sequence[WorkerGroup]
 
     def decide(self, epoch: EpochState) -> None:
         """Apply the gradients that may be applied, and lease batches to the idle groups.
