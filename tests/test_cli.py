@@ -147,8 +147,8 @@ def test_settings_of_servers_without_servers_are_said():
     default = run("plan", "quick", "--set", "distributed.workers=2")
     assert "no effect without parameter servers: distributed.workers; set" in default.stderr
     assert "no effect" not in run("plan", "quick").stderr
-    changes = (*changes, "distributed.link_seconds=9")
-    simulated = run("plan", "quick", "--set", *changes, "distributed.simulate=4").stderr
+    more = ("distributed.link_seconds=9", "distributed.simulate=4")
+    simulated = run("plan", "quick", "--set", *changes, *more).stderr
     assert "gradients, distributed.link_seconds; distributed.simulate is the number" in simulated
     served = run("plan", "quick", "--set", *changes, "distributed.strategy=sync")
     assert "no effect" not in served.stderr

@@ -165,9 +165,8 @@ def configured(recipe: Recipe, chosen: Configuration, *, same_update: bool) -> R
             update averages. If true, an update uses the same number of samples in every
             configuration; if false, every worker has the batch size of the recipe.
     """
-    kept = _OF_RECIPE
-    if chosen.strategy in ("async", "mixed"):
-        kept += _OF_ASYNCHRONOUS
+    asynchronous = chosen.strategy in ("async", "mixed")
+    kept = (*_OF_RECIPE, *_OF_ASYNCHRONOUS) if asynchronous else _OF_RECIPE
     given = {name: getattr(recipe.distributed, name) for name in kept}
     result = dataclasses.replace(recipe, distributed=Strategy(**given, **chosen.settings))
     if "epochs" in chosen.training:

@@ -103,8 +103,8 @@ def train_runs(
             for process in started:
                 process.terminate()
             for process in started:
-                # It notes the signal while it trains. Afterwards, it may wait for a run that it never
-                # gets, since another process was terminated while it had the lock of the queue.
+                # It notes the signal while it trains. Afterwards, it may wait for ever for its next
+                # run, since another process was terminated while it had the lock of the queue.
                 while process.is_alive():
                     process.terminate()
                     process.join(_POLL_SECONDS)
