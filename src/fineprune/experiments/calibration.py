@@ -5,6 +5,7 @@ a server costs beyond computing comes from a training with one worker and one se
 machine; what the server itself does is measured apart.
 """
 
+import contextlib
 import importlib.util
 import os
 import statistics
@@ -151,7 +152,7 @@ def _exchange(
             partial(build_optimizer, settings=recipe.training),
             Path(folder) / "servers",
         )
-        try:
+        with contextlib.closing(made):
             made.wait_for_workers()
             for epoch in range(2):  # The first one warms up.
                 count = batches if epoch else batches[:_FEWEST]
@@ -160,8 +161,6 @@ def _exchange(
                 total, own = time.perf_counter() - began, _processor_seconds() - own
                 spent = result.seconds["compute"] + result.seconds["data"]
                 found = (total - spent) / len(count), own / len(count)
-        finally:
-            made.close()
     return found
 
 

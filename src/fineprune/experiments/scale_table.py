@@ -17,6 +17,7 @@ from fineprune.errors import InputError
 from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration, configuration
 from fineprune.runs.files import DURATION, SCALING, read_json
 from fineprune.runs.run import Run, read_run
+from fineprune.training.epoch_served import added, staleness_figures
 
 # The phases of a step, in the order in which a gradient passes through them. The phases of the
 # servers take place while a worker waits for them.
@@ -238,7 +239,7 @@ def _row(
     epochs, samples, seconds = target or (None, None, None)
     base_target = None if base is None else _to_target([s.run for s in base], target_loss)
     served = [line["distributed"] for run in runs for line in run.metrics if "distributed" in line]
-    staleness = _histogram([epoch["staleness"] for epoch in served])
+    staleness = added(epoch["staleness"] for epoch in served)
     gradients = sum(map(_gradients, runs)) if served else 0
     dropped = sum(epoch["dropped"] for epoch in served)
     accuracies = [run.summary.accuracy_last for run in runs]
@@ -267,9 +268,7 @@ def _row(
         seconds_to_target=seconds,
         speedup_to_target=base_target[2] / target[2] if target and base_target else None,
         staleness=tuple(staleness),
-        staleness_mean=_mean(staleness),
-        staleness_p95=_p95(staleness),
-        staleness_max=len(staleness) - 1 if staleness else None,
+        **staleness_figures(staleness),
         updates=statistics.mean(sum(line["steps"] for line in run.metrics) for run in runs),
         dropped=dropped / (gradients + dropped) if gradients else None,
         lost=sum(len(epoch["lost"]) for epoch in served),
@@ -305,10 +304,10 @@ def _each(served: Sequence[dict[str, Any]]) -> tuple[WorkerRow, ...]:
     in_all = sum(worker["samples"] for report in reports for worker in report)
     for rank in range(max(map(len, reports))):
         own = [report[rank] for report in reports if rank < len(report)]
-        staleness = _histogram([worker["staleness"] for worker in own])
+        staleness = added(worker["staleness"] for worker in own)
         share = sum(worker["samples"] for worker in own) / in_all if in_all else 0.0
         phases = _phases([worker["seconds"] for worker in own], sum(staleness))
-        rows.append(WorkerRow(share, _mean(staleness), phases))
+        rows.append(WorkerRow(share, staleness_figures(staleness)["staleness_mean"], phases))
     return tuple(rows)
 
 
@@ -352,28 +351,6 @@ def _gradients(run: Run) -> int:
     distributed, size = run.recipe["distributed"], run.recipe["training"]["batch_size"]
     batch = size * distributed["group"]
     return sum(-(-line["samples"] // batch) for line in run.metrics)
-
-
-def _histogram(histograms: Sequence[Sequence[int]]) -> list[int]:
-    """Add histograms of staleness."""
-    if not histograms:
-        return []
-    total = np.zeros(max(map(len, histograms)), dtype=np.int64)
-    for histogram in histograms:
-        total[: len(histogram)] += np.array(histogram, dtype=np.int64)
-    return [int(count) for count in total]
-
-
-def _mean(histogram: Sequence[int]) -> float | None:
-    if not sum(histogram):
-        return None
-    return sum(value * count for value, count in enumerate(histogram)) / sum(histogram)
-
-
-def _p95(histogram: Sequence[int]) -> float | None:
-    if not sum(histogram):
-        return None
-    return float(np.percentile(np.repeat(np.arange(len(histogram)), histogram), 95))
 
 
 def _phases(seconds: Sequence[Mapping[str, float]], gradients: int) -> dict[str, float]:

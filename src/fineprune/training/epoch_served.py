@@ -7,7 +7,8 @@ strategy, each kept sample is trained by one worker per epoch, and all workers f
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +74,10 @@ def served_training(
             folder.resolve() / "servers",
             state=None if saved is None else saved["servers"],
         )
-        try:
+        with contextlib.closing(state.coordinator):
             state.coordinator.wait_for_workers(lambda: bool(stop))
             stop.check("before the first epoch")
             yield state
-        finally:
-            state.coordinator.close()
 
 
 def train_epoch_on_servers(
@@ -151,7 +150,6 @@ def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
     the part of the epoch that was trained before a stop.
     """
     histogram = _histogram(result.staleness, before.get("staleness", ()))
-    values = np.repeat(np.arange(len(histogram)), histogram)
     none: list[dict[str, Any]] = [{}] * max(len(result.workers), len(result.servers))
     workers = [
         {
@@ -165,9 +163,7 @@ def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
     deaths = ("worker_deaths", "server_deaths")
     return {
         "staleness": histogram,
-        "staleness_mean": float(values.mean()) if len(values) else None,
-        "staleness_p95": float(np.percentile(values, 95)) if len(values) else None,
-        "staleness_max": int(values.max()) if len(values) else None,
+        **staleness_figures(histogram),
         "applied": result.applied,
         "lost": [*before.get("lost", ()), *(key.batch for key in result.lost)],
         **{name: before.get(name, 0) + getattr(result, name) for name in sums},
@@ -180,9 +176,27 @@ def _report(result: EpochResult, before: dict[str, Any]) -> dict[str, Any]:
 
 def _histogram(staleness: Sequence[int], before: Sequence[int]) -> list[int]:
     """Return the number of updates with a staleness of 0, 1, 2 and so on."""
-    counts = np.bincount(np.array(staleness, dtype=np.int64), minlength=len(before))
-    counts[: len(before)] += np.array(before, dtype=np.int64)
-    return [int(count) for count in counts]
+    return added([np.bincount(np.array(staleness, dtype=np.int64)).tolist(), before])
+
+
+def added(histograms: Iterable[Sequence[int]]) -> list[int]:
+    """Add histograms of staleness."""
+    return [sum(counts) for counts in itertools.zip_longest(*histograms, fillvalue=0)]
+
+
+def staleness_figures(histogram: Sequence[int]) -> dict[str, Any]:
+    """Return the mean, 95th percentile and maximum of a staleness, which are None if there is none.
+
+    Args:
+        histogram: The number of updates with a staleness of 0, 1, 2 and so on.
+    """
+    values = np.repeat(np.arange(len(histogram)), histogram)
+    known = len(values) > 0
+    return {
+        "staleness_mean": float(values.mean()) if known else None,
+        "staleness_p95": float(np.percentile(values, 95)) if known else None,
+        "staleness_max": int(values.max()) if known else None,
+    }
 
 
 def _sums(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
