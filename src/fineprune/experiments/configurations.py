@@ -74,7 +74,11 @@ class Configuration:
     @property
     def nodes(self) -> int:
         """The number of nodes: a worker with its group, or a dedicated server, is a node."""
-        return -(-self.workers // self.group) + (self.servers if self.dedicated else 0)
+        return self.nodes_with(self.group)
+
+    def nodes_with(self, workers: int) -> int:
+        """Return the number of nodes, each with so many workers or a dedicated server."""
+        return -(-self.workers // workers) + (self.servers if self.dedicated else 0)
 
     @property
     def folder(self) -> str:
@@ -146,10 +150,7 @@ def _options(
     seeds = found.pop("seeds", 1)
     if not 1 <= seeds <= _MOST_SEEDS:
         raise InputError(f"expected seeds= from 1 to {_MOST_SEEDS}, got {text!r}")
-    training: dict[str, Any] = {}
-    for name in ("lr", "epochs"):
-        if name in found:
-            training[name] = found.pop(name)
+    training: dict[str, Any] = {n: found.pop(n) for n in ("lr", "epochs") if n in found}
     return found, training, seeds
 
 

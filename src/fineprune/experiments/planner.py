@@ -16,6 +16,8 @@ from fineprune.training.forecast import cost_is_known, saved_share
 from fineprune.training.recipe import Recipe
 
 _MOST_WORKERS = 1024
+# The strategies that are tried, with their options.
+_KINDS = (ALL_REDUCE, "sync", "sync backup", "async", "async dedicated")
 # Twice as many nodes pay if they shorten the training at least by a third.
 _PAYS = 1.5
 # The share of the workers that are backup workers.
@@ -98,13 +100,14 @@ def plan_cluster(
         saved: The share of the sample-steps that the recipe's pruning saves; None without pruning.
         configurations: The configurations to predict; if there are none, they are chosen.
     """
-    one_node = _one_node(cluster)
+    alone = cluster.accelerators == 1
+    one_node = configuration(ONE if alone else f"{ALL_REDUCE} {cluster.accelerators}")
     base = simulate(costs, cluster, one_node).throughput
     aim = target or Target()
 
     def predicted(chosen: Configuration) -> Predicted:
         simulated = simulate(costs, cluster, chosen)
-        nodes = _nodes(chosen, cluster)
+        nodes = chosen.nodes_with(cluster.accelerators)
         factor = aim.factor(
             costs.samples, costs.samples * _averaged(chosen), simulated.staleness_mean
         )
@@ -134,17 +137,17 @@ def plan_cluster(
         return ClusterPlan(rows, [], *_recommended(rows, rows))
     first = predicted(one_node)
     rows, stops = [first], []
-    for kind in _kinds(cluster):
+    most = min(_MOST_WORKERS, cluster.nodes * cluster.accelerators)
+    for kind in _KINDS if alone else (*_KINDS, "mixed", "mixed dedicated"):
         chain: list[Predicted] = []
-        workers = 2 * cluster.accelerators
-        while workers <= min(_MOST_WORKERS, cluster.nodes * cluster.accelerators):
+        workers = cluster.accelerators
+        while (workers := 2 * workers) <= most:
             # More workers need at least as many servers.
             fewest = chain[-1].servers if chain else 1
             choices = _choices(kind, workers, cluster, fewest)
             tried = [predicted(chosen) for chosen in choices]
             if not tried and not chain:
-                workers *= 2  # too few for this strategy
-                continue
+                continue  # too few for this strategy
             if not tried:
                 break
             # More servers have to make a difference.
@@ -152,7 +155,6 @@ def plan_cluster(
             chain.append(next(row for row in tried if row.hours <= 1.01 * best))
             if len(chain) > 1 and best > chain[-2].hours:
                 break  # More workers make it slower.
-            workers *= 2
         rows += chain
         if chain and (last := _last_that_pays(chain)).hours < first.hours:
             stops.append(last)
@@ -165,11 +167,9 @@ def sample_steps(recipe: Recipe, num_samples: int, target: Target) -> tuple[floa
     The share is None if the recipe does not prune, or if it is not known before the training.
     """
     epochs = recipe.training.epochs if target.epochs is None else target.epochs
-    saved = None
-    own, full = recipe.pruning.own, recipe.pruning.policy == "full"
-    if not own and not full and cost_is_known(recipe, num_samples):
-        saved = saved_share(recipe, num_samples)
-    return epochs * num_samples, saved
+    prunes = not recipe.pruning.own and recipe.pruning.policy != "full"
+    known = prunes and cost_is_known(recipe, num_samples)
+    return epochs * num_samples, saved_share(recipe, num_samples) if known else None
 
 
 def _check(chosen: Configuration, cluster: ClusterShape) -> None:
@@ -183,23 +183,12 @@ def _check(chosen: Configuration, cluster: ClusterShape) -> None:
             f"expected the {cluster.accelerators} workers per node of the cluster, got "
             f"{chosen.text!r}: give --accelerators {chosen.group}"
         )
-    nodes = _nodes(chosen, cluster)
+    nodes = chosen.nodes_with(cluster.accelerators)
     if nodes > cluster.nodes:
         raise InputError(
             f"expected a configuration for at most {cluster.nodes} nodes, got {chosen.text!r}, "
             f"which takes {nodes}: give --nodes {nodes}, or fewer workers"
         )
-
-
-def _one_node(cluster: ClusterShape) -> Configuration:
-    workers = cluster.accelerators
-    return configuration(ONE if workers == 1 else f"{ALL_REDUCE} {workers}")
-
-
-def _kinds(cluster: ClusterShape) -> list[str]:
-    alone = cluster.accelerators == 1
-    mixed = [] if alone else ["mixed", "mixed dedicated"]
-    return [ALL_REDUCE, "sync", "sync backup", "async", "async dedicated", *mixed]
 
 
 def _kind(chosen: Configuration) -> str:
@@ -226,12 +215,7 @@ def _choices(
         tail += f" group={cluster.accelerators}"
     numbers = sorted({min(nodes, fewest), min(nodes, 2 * fewest)})
     made = [configuration(f"{strategy} {workers}+{number}{tail}") for number in numbers]
-    return [chosen for chosen in made if _nodes(chosen, cluster) <= cluster.nodes]
-
-
-def _nodes(chosen: Configuration, cluster: ClusterShape) -> int:
-    dedicated = chosen.servers if chosen.dedicated else 0
-    return -(-chosen.workers // cluster.accelerators) + dedicated
+    return [each for each in made if each.nodes_with(cluster.accelerators) <= cluster.nodes]
 
 
 def _averaged(chosen: Configuration) -> int:
