@@ -40,11 +40,10 @@ def plan_curve(recipe: Recipe, number: int, folder: Path) -> list[PlannedRun]:
     runs: list[PlannedRun] = []
     for share in reversed(_LENGTHS):
         epochs = round(share * recipe.training.epochs)
-        if epochs < 2 or epochs in [run.recipe.training.epochs for run in runs]:
+        known = [run.recipe.training.epochs for run in runs]
+        if epochs < max(2, recipe.training.warmup) or epochs in known:
             continue
         arm = f"{COOLDOWN}{epochs}"
-        if epochs < recipe.training.warmup:
-            continue
         made = recipe.replaced("pruning", policy="full").replaced("run", arm=arm)
         made = made.replaced("training", epochs=epochs, schedule="cooldown", milestones=())
         if begin_of_cooldown(made.training) < recipe.training.warmup:

@@ -20,11 +20,7 @@ from fineprune.training.train_state import TrainState
 
 
 def input_digests(recipe: Recipe, data: Data) -> dict[str, str | None]:
-    """Return the digests that the summary of a run that starts now will have.
-
-    Returns:
-        The digests by name, as ``Summary.digests`` returns them.
-    """
+    """Return what ``Summary.digests`` of a run that starts now will return."""
     weights = recipe.network.weights
     return {
         "data": data.digest(),
@@ -38,11 +34,8 @@ def summary(state: TrainState, metrics: list[dict[str, Any]]) -> Summary:
     recipe, strategy = state.recipe, state.recipe.distributed
     num_samples = state.data.num_samples
     evaluated_on = state.data.evaluated_on
-    accuracies = [
-        line[f"{evaluated_on}_accuracy"]
-        for line in metrics
-        if line[f"{evaluated_on}_accuracy"] is not None
-    ]
+    found = [line[f"{evaluated_on}_accuracy"] for line in metrics]
+    accuracies = [accuracy for accuracy in found if accuracy is not None]
     full = [line["seconds"] for line in metrics if not line["pruned"]]
     pruned = [line["seconds"] for line in metrics if line["pruned"]]
     samples_full = num_samples * recipe.training.epochs

@@ -71,51 +71,31 @@ def detection(suspicion: Suspicion, wrong: npt.NDArray[np.bool_]) -> dict[str, A
             f"got shape {tuple(values.shape)}"
         )
     hits, misses = _tied_groups(values.cpu().numpy(), wrong)
-    number = int(wrong.sum())
-    found = expected_hits(hits, misses, suspects or 0)
+    number = int(hits.sum())
+    # The share of the pairs of a wrong and a right label in which the wrong one is the more
+    # suspicious, where a pair of equal values counts half (the statistic of Mann and Whitney).
+    pairs = number * int(misses.sum())
+    less_suspicious = misses.sum() - np.cumsum(misses)
+    ordered = int((hits * (2 * less_suspicious + misses)).sum())
+    # The sum over the groups of the increase in recall times the precision at the end of the group.
+    precision = np.cumsum(hits) / np.cumsum(hits + misses)
+    found = _expected_hits(hits, misses, suspects or 0)
     return {
-        "roc_area": roc_area(hits, misses),
-        "average_precision": average_precision(hits, misses),
+        "roc_area": ordered / (2 * pairs) if pairs else None,
+        "average_precision": float((hits * precision).sum()) / number if number else None,
         "suspects": suspects,
         "precision": found / suspects if suspects else None,
         # With no suspects, it is 0. If it were None, a mean over seeds would be too high.
         "recall": found / number if number and suspects is not None else None,
-        "r_precision": expected_hits(hits, misses, number) / number if number else None,
+        "r_precision": _expected_hits(hits, misses, number) / number if number else None,
     }
 
 
-def roc_area(hits: _Counts, misses: _Counts) -> float | None:
-    """Return the area under the ROC curve; None if all labels are right or all are wrong.
-
-    It is the share of the pairs of a wrong and a right label in which the wrong one is the more
-    suspicious, where a pair of equal values counts half (the statistic of Mann and Whitney).
-
-    Args:
-        hits: The number of wrong labels in each group of equal values, the most suspicious group
-            first; int64, shape (groups,).
-        misses: The number of right labels in each group, likewise.
-    """
-    pairs = int(hits.sum()) * int(misses.sum())
-    less_suspicious = misses.sum() - np.cumsum(misses)
-    return int((hits * (2 * less_suspicious + misses)).sum()) / (2 * pairs) if pairs else None
-
-
-def average_precision(hits: _Counts, misses: _Counts) -> float | None:
-    """Return the average precision; None if all labels are right.
-
-    It is the sum over the groups of the increase in recall times the precision at the end of the
-    group. The arguments are those of ``roc_area``.
-    """
-    number = int(hits.sum())
-    precision = np.cumsum(hits) / np.cumsum(hits + misses)
-    return float((hits * precision).sum()) / number if number else None
-
-
-def expected_hits(hits: _Counts, misses: _Counts, chosen: int) -> float:
+def _expected_hits(hits: _Counts, misses: _Counts, chosen: int) -> float:
     """Return how many of the ``chosen`` most suspicious labels are wrong.
 
     If the last group is chosen in part only, the result is the mean over all ways to choose from
-    it. The first two arguments are those of ``roc_area``.
+    it.
     """
     sizes = hits + misses
     taken = np.clip(chosen - (np.cumsum(sizes) - sizes), 0, sizes)

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("fineprune.training")
 
 
+# The totals of an epoch that are the same on all ranks, or taken from the main one.
+_SAVED = ("batches", "first", "steps", "seconds", "bookkeeping_seconds", "distributed")
+
+
 @dataclass
 class EpochTotals:
     """Sums over the batches of the epoch in progress on this rank; part of the checkpoint.
@@ -222,7 +226,12 @@ def build_local_parts(state: TrainState) -> LocalParts:
     """Build the parts that a rank needs to train without parameter servers."""
     recipe, ranks, model = state.recipe, state.ranks, state.model
     strategy, simulated = recipe.distributed, None
-    _check_batches(recipe, state.pruner)
+    samples, size = len(state.pruner.sampler), recipe.training.batch_size
+    if recipe.training.drop_last and samples < size:
+        raise InputError(
+            f"expected training.batch_size of at most {samples}, the samples of each process, with "
+            f"training.drop_last, got {size}: every batch would be dropped"
+        )
     if strategy.simulate:
         if ranks.size > 1:
             raise InputError(
@@ -249,16 +258,6 @@ def build_local_parts(state: TrainState) -> LocalParts:
     )
 
 
-def _check_batches(recipe: Recipe, pruner: Pruner) -> None:
-    """Raise InputError if every batch of an epoch would be dropped as incomplete."""
-    samples, size = len(pruner.sampler), recipe.training.batch_size
-    if recipe.training.drop_last and samples < size:
-        raise InputError(
-            f"expected training.batch_size of at most {samples}, the samples of each process, with "
-            f"training.drop_last, got {size}: every batch would be dropped"
-        )
-
-
 def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str, Any]:
     """Return the content of a checkpoint. Every rank must call it, because it communicates.
 
@@ -271,12 +270,7 @@ def checkpoint_state(state: TrainState, totals: EpochTotals | None) -> dict[str,
         epoch = {
             "loss_sum": state.ranks.sum(totals.loss_sum),
             "samples": state.of_all_ranks(totals.samples),
-            "batches": totals.batches,
-            "first": totals.first,
-            "steps": totals.steps,
-            "seconds": totals.seconds,
-            "bookkeeping_seconds": totals.bookkeeping_seconds,
-            "distributed": totals.distributed,
+            **{name: getattr(totals, name) for name in _SAVED},
         }
         if totals.broken is not None:
             epoch["broken"] = state.of_all_ranks(totals.broken)

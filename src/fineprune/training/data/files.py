@@ -58,6 +58,9 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
         test = load_index(source, next(begun, None))
         evaluated = ImageFiles(test, test.numbered(index.classes, source), centre)
         digests.append(test.digest)
+    labels_digest = index.digest
+    if weak is not None and weak.digest is not None:
+        labels_digest = hashlib.sha256(f"{index.digest} {weak.digest}".encode()).hexdigest()
     broken = BrokenFiles(len(train), limit)
     options: dict[str, Any] = {"batch_size": recipe.training.batch_size, "device": run.device}
 
@@ -97,7 +100,7 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
         classes=classes,
         blank=torch.zeros(1, 3, settings.image_size, settings.image_size),
         wrong=None if weak is None else weak.wrong,
-        labels_digest=_digest(index.digest, weak),
+        labels_digest=labels_digest,
         samples_digest=" ".join(digests),
         digest=lambda: hashlib.sha256(" ".join(digests).encode()).hexdigest(),
     )
@@ -135,10 +138,3 @@ def _chosen(
     keys = index.keys() if settings.labels is not None else None
     weak = weak_labels(settings, index.labels, index.classes, whole, keys)
     return weak.labels, weak.index, held_out, weak
-
-
-def _digest(images: str, weak: WeakLabels | None) -> str:
-    """Return a digest of image files and of the labels to train on."""
-    if weak is None or weak.digest is None:
-        return images
-    return hashlib.sha256(f"{images} {weak.digest}".encode()).hexdigest()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import Dataset, Sampler, default_collate
 
 from fineprune.datasets.loader_process import LoaderPool
 from fineprune.pruning.sampler import PruningSampler
@@ -101,11 +101,6 @@ def sample_fetch(make: Callable[[], Any], *, seed: int, workers: int, device: st
 def _batch_loader(make: Callable[[], Any], seed: int) -> Callable[[Sequence[tuple[int, int]]], Any]:
     samples = SeededSamples(make(), seed)
     return lambda keys: default_collate([samples[key][1] for key in keys])
-
-
-def evaluation_loader(dataset: Any, batch_size: int) -> Any:
-    """Return a loader of batches ``(x, y)`` for evaluation, which are the same in every pass."""
-    return DataLoader(PlainSamples(dataset), batch_size=batch_size, generator=torch.Generator())
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.errors import InputError, first_line, shown
@@ -31,7 +31,6 @@ from fineprune.training.data.seeded_samples import (
     EpochIndices,
     PlainSamples,
     SeededSamples,
-    evaluation_loader,
     sample_fetch,
     seeded_generators,
 )
@@ -124,7 +123,12 @@ def own_data(recipe: Recipe, begun: str | None = None) -> Data:
         make_fetch=make_fetch,
         # In this process, transforms draw from the same generators as a step.
         fetch_overlaps=settings.workers > 0,
-        evaluation=evaluation_loader(evaluated, evaluation_batch(run.device)),
+        # With a generator of its own, a pass draws nothing from that of the training.
+        evaluation=DataLoader(
+            PlainSamples(evaluated),
+            batch_size=evaluation_batch(run.device),
+            generator=torch.Generator(),
+        ),
         evaluated_on="validation" if settings.validation else "test",
         num_samples=len(train),
         labels=functools.partial(needed_labels, train, settings.name),
@@ -263,7 +267,8 @@ def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
             f"expected the third dataset from {name} to hold the same {len(train)} training "
             f"samples, without random transforms, got {len(plain)} samples"
         )
-    if needs_plain and _is_random(plain):
+    compared = range(min(_COMPARED_SAMPLES, len(plain)))
+    if needs_plain and _constant(plain, compared) is None:
         raise InputError(
             f"expected {name} to return (train, test, plain) with data.validation, got training "
             f"samples with random transforms only: also return them without random transforms"
@@ -309,11 +314,6 @@ def _blank(name: str, x: Any) -> torch.Tensor:
             f"expected items (x, y) with x of shape (channels, ...) from {name!r}, got {type(x)}"
         )
     return torch.zeros_like(batch)
-
-
-def _is_random(dataset: Any) -> bool:
-    """Return whether the first samples change with the seed."""
-    return _constant(dataset, range(min(_COMPARED_SAMPLES, len(dataset)))) is None
 
 
 def _constant(dataset: Any, indices: Iterable[int]) -> list[Any] | None:
