@@ -37,10 +37,9 @@ from fineprune.distributed.parameter_servers.worker import Worker
 from fineprune.networks.registry import build_network
 from fineprune.runs.files import read_metrics
 from fineprune.training.checkpoint import load_checkpoint
-from fineprune.training.freezing import freeze, training_mode
 from fineprune.training.loop import train
 from fineprune.training.optimizer import build_optimizer
-from fineprune.training.prefixes import check_prefixes
+from fineprune.training.prefixes import check_prefixes, freeze, training_mode
 from fineprune.training.recipe import make_recipe, read_recipe
 from fineprune.training.recipe_replica import RecipeReplica
 from fineprune.training.settings.training import OPTIMIZERS, TrainingSettings

@@ -243,19 +243,14 @@ def paired_difference(pairs: Sequence[tuple[Run, Run]], of: Value) -> Difference
 def time_difference(group: Group, arm: str) -> Difference | None:
     """Return the fraction of the training time of ``full`` that an arm saved, paired by seed.
 
-    Returns:
-        The mean fraction with its interval; None if the arm has no seed in common with ``full``.
+    It is None if the arm has no seed in common with ``full``.
     """
     saved = _saved(paired_runs(group, arm, BASELINE), lambda summary: summary.seconds_train)
     return mean_difference(saved) if saved else None
 
 
 def mean_difference(differences: Sequence[float]) -> Difference:
-    """Return the mean of paired differences with its 95 % Student confidence interval.
-
-    Args:
-        differences: The difference of each pair, at least one.
-    """
+    """Return the mean of one paired difference or more, with its 95 % Student interval."""
     mean = statistics.fmean(differences)
     if len(differences) == 1:
         return Difference(mean, None, 1)

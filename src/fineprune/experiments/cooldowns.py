@@ -30,12 +30,9 @@ _LENGTHS = (0.25, 0.5, 0.75, 1.0)
 
 
 def plan_curve(recipe: Recipe, number: int, folder: Path) -> list[PlannedRun]:
-    """List the runs of a curve on all data with one seed, the trunk first.
+    """List the runs of a curve on all data, the trunk first.
 
-    Args:
-        recipe: The recipe, with this seed.
-        number: The number of the seed, counted from 0.
-        folder: The folder of the comparison.
+    The recipe has the seed with this number, and the folder is that of the comparison.
     """
     runs: list[PlannedRun] = []
     for share in reversed(_LENGTHS):
@@ -68,12 +65,8 @@ def train_trunk(
 ) -> None:
     """Train a run, or continue it, and copy it where other runs begin their cooldowns.
 
-    Args:
-        recipe: The recipe of the trunk.
-        folder: The folder of the trunk.
-        sharing: The number of runs that share this machine's cores.
-        cooldowns: The folders and the recipes of the other runs. A folder that exists stays as it
-            is.
+    ``cooldowns`` are the folders and the recipes of the other runs. A folder that exists stays as
+    it is.
     """
     begins = {begin_of_cooldown(recipe.training): (to, recipe) for to, recipe in cooldowns}
 

@@ -23,10 +23,7 @@ _POLL_SECONDS = 0.5
 def launch(run: PlannedRun, configuration: Configuration, on_poll: Callable[[], None]) -> None:
     """Train a run to its end, in separate processes. An unfinished run is continued.
 
-    Args:
-        run: The run. Its recipe is the one to train.
-        configuration: The processes that train it; ``run.recipe`` has its settings already.
-        on_poll: Called twice per second.
+    ``run.recipe`` has the settings of the configuration already.
     """
     with tempfile.TemporaryDirectory() as temporary:
         recipe = Path(temporary) / "recipe.toml"

@@ -75,10 +75,7 @@ def with_seed(recipe: Recipe, number: int) -> Recipe:
 def check_own_folder(folder: Path, listing: str, what: str) -> None:
     """Check that a folder holds an experiment, or nothing that an experiment would replace.
 
-    Args:
-        folder: The folder, which does not need to exist.
-        listing: The name of the file that lists the runs of such an experiment.
-        what: The name of the experiment, for the error message.
+    ``listing`` is the name of the file that lists the runs of such an experiment.
     """
     if (folder / listing).exists():
         return

@@ -17,13 +17,8 @@ Digests = Mapping[str, str | None]
 def check_begun_with(listing: Path, digests: Digests, what: str) -> None:
     """Check that an experiment goes on with the files with which it began.
 
-    The runs are not enough, because runs that are added have nothing to check yet.
-
-    Args:
-        listing: The file that lists the runs of the experiment. If it does not exist, has no
-            digests or is damaged, nothing is known and nothing is checked.
-        digests: The digests of the labels, weights and data as they are now.
-        what: The name of the experiment, for the error message.
+    The runs are not enough, because runs that are added have nothing to check yet. If the file that
+    lists them does not exist, has no digests or is damaged, nothing is known and nothing checked.
     """
     try:
         begun = dict(read_json(listing)["sha256"])
@@ -38,13 +33,7 @@ def check_begun_with(listing: Path, digests: Digests, what: str) -> None:
 
 
 def check_finished(run: Path, digests: Digests, what: str) -> None:
-    """Check that a run has just trained with the files with which its experiment began.
-
-    Args:
-        run: The folder of the run.
-        digests: The digests of the labels, weights and data when the experiment began.
-        what: The name of the experiment, for the error message.
-    """
+    """Check that the run in a folder has just trained with what its experiment began with."""
     changed = _changed(digests, read_summary(run / SUMMARY).digests)
     if changed:
         raise RunError(

@@ -55,13 +55,7 @@ class ChosenRates:
 
 
 def check_can_tune(recipe: Recipe, arms: Sequence[str], *, curve: bool) -> None:
-    """Check that the learning rates of all arms can be chosen.
-
-    Args:
-        recipe: The recipe of the comparison.
-        arms: The names of its arms.
-        curve: Whether the curve of cost against accuracy is trained, too.
-    """
+    """Check that the learning rates of all arms can be chosen."""
     if curve:
         raise InputError(
             "expected --tune or --curve, got both: the trainings of the curve share one rate, so "
@@ -85,9 +79,7 @@ def check_can_tune(recipe: Recipe, arms: Sequence[str], *, curve: bool) -> None:
 def held_out_recipe(recipe: Recipe, num_samples: int) -> Recipe:
     """Return the recipe of the trials, which holds out a part of the training samples.
 
-    Args:
-        recipe: The recipe of the comparison. If it holds out samples itself, it is returned.
-        num_samples: The number of training samples, N.
+    If the recipe of the comparison holds out samples itself, it is returned.
     """
     if recipe.data.validation:
         return recipe
@@ -111,8 +103,7 @@ def untuned(folder: Path, recipe: Recipe, arms: Sequence[str]) -> list[str]:
 def plan_trials(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Return the trials of some arms: each run with each multiple of its learning rate.
 
-    Args:
-        runs: One run of each arm, with the recipe of ``held_out_recipe``.
+    There is one run of each arm, with the recipe of ``held_out_recipe``.
     """
     return [_trial(run, factor) for factor in FACTORS for run in runs]
 
@@ -132,11 +123,7 @@ def choose_rates(folder: Path, trials: Sequence[PlannedRun]) -> None:
     """Choose the learning rate of each arm, and write them to ``rates.json``.
 
     The accuracy after the last epoch decides, and the smaller rate if two are equal. The rate of an
-    arm that has one already is not changed.
-
-    Args:
-        folder: The folder of the comparison.
-        trials: The trials of the arms, which have been trained. Those without a summary diverged.
+    arm that has one already is not changed. A trial without a summary diverged.
     """
     known = read_rates(folder).arms
     accuracies: dict[str, dict[float, float | None]] = {}

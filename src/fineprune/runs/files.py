@@ -83,9 +83,8 @@ def epoch_file(folder: Path, epoch: int) -> Path:
 def epoch_files(folder: Path, *, unfinished: bool = False) -> dict[int, Path]:
     """Return the arrays in a folder by their epochs, counted from 0, in order.
 
-    Args:
-        folder: The folder, which does not need to exist.
-        unfinished: Whether to return the temporary files of a killed process instead.
+    With ``unfinished``, they are the temporary files of a killed process instead. The folder does
+    not need to exist.
     """
     end = TEMPORARY if unfinished else ""
     found = (
@@ -103,8 +102,7 @@ def is_run_file(path: Path) -> bool:
 def append_metrics(path: Path, metrics: dict[str, Any]) -> str:
     """Append the metrics of one epoch as one line of JSON, which is on disk afterwards.
 
-    Returns:
-        The line. Non-finite numbers become null.
+    The line is returned. Its non-finite numbers become null.
     """
     line = json.dumps(finite(metrics), allow_nan=False) + "\n"
     try:

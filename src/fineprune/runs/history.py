@@ -117,10 +117,9 @@ def read_labels(folder: Path, num_samples: int) -> npt.NDArray[np.int64] | None:
 
 
 def read_evaluated(folder: Path) -> npt.NDArray[np.int64] | None:
-    """Read the labels and predictions of the last evaluation; None if the run kept none.
+    """Read the labels and the predictions of the last evaluation; int64, shape (2, n).
 
-    Returns:
-        The labels and the predictions, int64, shape (2, n).
+    None if the run kept none.
     """
     return _read_classes(folder / HISTORY / EVALUATED, "labels and predictions", 2, 2)
 

@@ -14,9 +14,7 @@ CHECKPOINT_VERSION = 3
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint atomically: after a crash, the file is either the old one or the new one.
 
-    Args:
-        path: The checkpoint file.
-        state: The content, in types that load with ``weights_only=True``.
+    The state consists of types that load with ``weights_only=True``.
     """
     with replacing(path) as file:
         torch.save({"version": CHECKPOINT_VERSION, **state}, file)

@@ -9,9 +9,9 @@ import torch
 from fineprune.datasets.image_loader import ImageLoader
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.distributed.optimizer_rate import set_rate
-from fineprune.training.freezing import training_mode
 from fineprune.training.learning_rate import rate_at
 from fineprune.training.network import training_losses
+from fineprune.training.prefixes import training_mode
 from fineprune.training.recipe import Recipe
 from fineprune.training.stop import StopRequest
 from fineprune.training.train_state import EpochTotals, TrainState, build_local_parts, build_state

@@ -119,13 +119,7 @@ def takes_save(name: str) -> bool:
 
 
 def schedule_for_saving(epochs: int, milestones: Sequence[int], save: float) -> dict[str, Any]:
-    """Return the pruning settings of the schedule of ``FinePruning.for_saving``.
-
-    Args:
-        epochs: The length of the training.
-        milestones: The epochs after which the learning rate falls, which the schedule follows.
-        save: The share of all sample-steps to skip, in (0, 1).
-    """
+    """Return the pruning settings of the schedule of ``FinePruning.for_saving``."""
     start, prune = start_and_prune(epochs, save, [m for m in milestones if m < epochs])
     return {
         "windows_per_interval": 1,

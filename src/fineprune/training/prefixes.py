@@ -1,4 +1,4 @@
-"""Prefixes of parameter names, with which a recipe names parts of a network.
+"""Prefixes of parameter names, with which a recipe names parts of a network, and freezes them.
 
 A prefix consists of whole parts of a name: ``layer1`` covers ``layer1.0.conv1.weight``, but not
 ``layer10.weight``.
@@ -7,6 +7,12 @@ A prefix consists of whole parts of a name: ``layer1`` covers ``layer1.0.conv1.w
 import difflib
 from collections.abc import Iterable, Sequence
 
+from torch import nn
+
+# All batch normalisations, which have no public base class.
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fineprune.distributed.parameter_servers.flat_layout import trained_parameters
 from fineprune.errors import InputError
 
 
@@ -17,7 +23,9 @@ def covers(prefix: str, name: str) -> bool:
 
 def check_prefixes(setting: str, prefixes: Iterable[str], names: Sequence[str]) -> None:
     """Check that each prefix covers a parameter."""
-    known = list(dict.fromkeys(start for name in names for start in _starts(name)))
+    parts = [name.split(".") for name in names]
+    starts = (".".join(part[:number]) for part in parts for number in range(1, len(part) + 1))
+    known = list(dict.fromkeys(starts))
     for prefix in prefixes:
         if prefix not in known:
             near = difflib.get_close_matches(prefix, known, n=1, cutoff=0.0)[0]
@@ -27,7 +35,27 @@ def check_prefixes(setting: str, prefixes: Iterable[str], names: Sequence[str]) 
             )
 
 
-def _starts(name: str) -> list[str]:
-    """Return all prefixes of a name, from the shortest one to the name itself."""
-    parts = name.split(".")
-    return [".".join(parts[:number]) for number in range(1, len(parts) + 1)]
+def freeze(network: nn.Module, prefixes: Sequence[str]) -> None:
+    """Let the parameters that the prefixes cover have no gradients."""
+    named = list(network.named_parameters())
+    check_prefixes("network.freeze", prefixes, [name for name, _ in named])
+    for name, parameter in named:
+        if any(covers(prefix, name) for prefix in prefixes):
+            parameter.requires_grad_(False)
+    if prefixes and not trained_parameters(network):
+        raise InputError(
+            f"expected network.freeze to leave parameters to train, got {list(prefixes)}, which "
+            f"cover all {len(named)} of them"
+        )
+
+
+def training_mode(network: nn.Module, prefixes: Sequence[str]) -> None:
+    """Put a network into training mode, except for its frozen batch normalisations.
+
+    A batch normalisation that a prefix covers stays in evaluation mode: it normalises by its
+    running statistics, which do not change.
+    """
+    network.train()
+    for name, module in network.named_modules():
+        if isinstance(module, _BatchNorm) and any(covers(prefix, name) for prefix in prefixes):
+            module.eval()

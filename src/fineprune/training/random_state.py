@@ -14,12 +14,7 @@ from fineprune.pruning.random_streams import stream
 
 @contextlib.contextmanager
 def seeded(seed: int, device: str) -> Iterator[None]:
-    """Seed torch's generators inside the block, and restore their states after it.
-
-    Args:
-        seed: The seed of the run.
-        device: The device of the run, such as ``cpu``, ``cuda``, ``cuda:1`` or ``mps``.
-    """
+    """Seed torch's generators inside the block, and restore their states after it."""
     generators = _generators(device).values()
     before = [generator.get_state() for generator in generators]
     try:

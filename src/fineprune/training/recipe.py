@@ -192,10 +192,8 @@ def method_of(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
     """Return the settings of a recipe that have an effect on what is learned.
 
     This is the definition of what may differ between runs. The other settings may change when a run
-    is resumed, between the runs of a comparison, and between runs that a report compares.
-
-    Args:
-        sections: The sections of a recipe, without the settings that are None.
+    is resumed, between the runs of a comparison, and between runs that a report compares. The
+    sections are without the settings that are None.
     """
     method = {
         section: {k: v for k, v in values.items() if k not in _PLACES.get(section, ())}
@@ -271,9 +269,7 @@ def convert_sections(
 ) -> dict[str, dict[str, Any]]:
     """Check the keys of sections of TOML, and convert the values to the types of their fields.
 
-    Args:
-        kinds: The dataclass of each section that is known.
-        sections: The sections.
+    ``kinds`` holds the dataclass of each section that is known.
     """
     converted: dict[str, dict[str, Any]] = {}
     for section, values in sections.items():

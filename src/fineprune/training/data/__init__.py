@@ -12,9 +12,7 @@ __all__ = ["Data", "load_data"]
 def load_data(recipe: Recipe, samples_digest: str | None = None) -> Data:
     """Load the data that a recipe names.
 
-    Args:
-        recipe: The recipe.
-        samples_digest: The ``samples_digest`` with which the run began; None for a new run.
+    The digest is the ``samples_digest`` with which the run began; None for a new run.
     """
     if recipe.data.own:
         return own_data(recipe, samples_digest)

@@ -45,9 +45,7 @@ _DIGESTED_SAMPLES = 8
 def own_data(recipe: Recipe, begun: str | None = None) -> Data:
     """Load user-defined datasets, which are read through a ``DataLoader``.
 
-    Args:
-        recipe: The recipe.
-        begun: The ``samples_digest`` with which the run began; None for a new run.
+    ``begun`` is the ``samples_digest`` with which the run began; None for a new run.
     """
     settings, run = recipe.data, recipe.run
     whole, test, plain = load_own(settings.name, needs_plain=settings.validation > 0)
@@ -277,11 +275,9 @@ def load_own(name: str, needs_plain: bool) -> tuple[Any, Any, Any]:
 
 
 def needed_labels(train: Any, name: str) -> Any:
-    """Return the class of each training sample, without reading the samples.
+    """Return the class of each sample of the training set of the user's function ``name``.
 
-    Args:
-        train: The training set.
-        name: The name of the user's function, for the error message.
+    The samples are not read.
     """
     labels = given_labels(train)
     if labels is None:
