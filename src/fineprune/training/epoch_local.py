@@ -47,12 +47,8 @@ def train_epoch_locally(
 ) -> bool:
     """Train the batches of an epoch, or the remaining ones after a resume.
 
-    Args:
-        state: The state of the run.
-        epoch: The current epoch of the pruner, counted from 0.
-        totals: The sums over the batches trained so far. This function adds to them.
-        save: Saves a checkpoint in the middle of the epoch.
-        stop: True if a signal has asked this process to stop.
+    The totals are those of the batches trained so far, to which this function adds. ``save`` saves
+    a checkpoint in the middle of the epoch.
 
     Returns:
         True after the last batch; False if the ranks stopped earlier, after an optimizer step.

@@ -185,11 +185,7 @@ def added(histograms: Iterable[Sequence[int]]) -> list[int]:
 
 
 def staleness_figures(histogram: Sequence[int]) -> dict[str, Any]:
-    """Return the mean, 95th percentile and maximum of a staleness, which are None if there is none.
-
-    Args:
-        histogram: The number of updates with a staleness of 0, 1, 2 and so on.
-    """
+    """Return the mean, 95th percentile and maximum of the staleness; None without updates."""
     values = np.repeat(np.arange(len(histogram)), histogram)
     known = len(values) > 0
     return {

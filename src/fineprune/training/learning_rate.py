@@ -26,10 +26,8 @@ _COOLDOWN = 0.2
 def rate_at(settings: TrainingSettings, progress: float) -> float:
     """Return the learning rate at a point of the training.
 
-    Args:
-        settings: The training section of the recipe.
-        progress: The number of epochs trained so far, from 0 to ``settings.epochs``. Inside an
-            epoch, it includes the fraction of the epoch's batches that are trained.
+    The progress is the number of epochs trained so far, from 0 to ``settings.epochs``. Inside an
+    epoch, it includes the fraction of the epoch's batches that are trained.
     """
     if settings.schedule == "one-cycle":
         return settings.lr * _one_cycle(progress, rise_of_one_cycle(settings), settings.epochs)

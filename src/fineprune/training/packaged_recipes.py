@@ -23,9 +23,7 @@ def packaged_recipes() -> dict[str, Path]:
 def recipe_file(given: Path) -> Path:
     """Return the file of a recipe: the given one if it exists, or else the packaged one.
 
-    Args:
-        given: A file, or the name of a packaged recipe. A file with this name comes first, but not
-            a folder, such as one with data.
+    A file with the name of a packaged recipe comes first, but not a folder, such as one with data.
     """
     if given.is_file():
         return given

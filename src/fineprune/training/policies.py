@@ -88,11 +88,8 @@ def make_policy(
 def own_policy(name: str, epochs: int, arguments: Mapping[str, Any], options: Options) -> Policy:
     """Import a class and make a policy of it. An exception in the class is passed on unchanged.
 
-    Args:
-        name: The name of the class (or of a function that returns a policy), as ``module:Class``.
-        epochs: The number of epochs, the first argument of the class.
-        arguments: The keyword arguments of the class.
-        options: The options that the recipe sets. They replace those of the policy.
+    The class (or a function that returns a policy) gets the number of epochs and the arguments. The
+    options, which are those that the recipe sets, replace those of the policy.
     """
     policy = call_attribute(name, "a policy", epochs, **arguments)
     if not isinstance(policy, Policy):

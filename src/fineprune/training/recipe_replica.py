@@ -49,11 +49,9 @@ class RecipeReplica:
             reseed(recipe.run.seed, rank, recipe.run.device)
 
     def load(self, key: tuple[int, int], indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a batch ``(x, y)``, augmented for its epoch.
+        """Return the batch ``(x, y)`` of some samples (int64, shape (B,)), augmented for its epoch.
 
-        Args:
-            key: The epoch and the number of the batch.
-            indices: The indices of the samples; int64, shape (B,).
+        The key is the epoch and the number of the batch.
         """
         return self._fetch(indices, key[0])
 

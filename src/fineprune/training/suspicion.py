@@ -47,11 +47,7 @@ def detection(suspicion: Suspicion, wrong: npt.NDArray[np.bool_]) -> dict[str, A
 
     Equal values are treated as if they were in a random order: a precision or recall is its mean
     over all orders. For the average precision, samples with equal values have the same rank. NaN is
-    the least suspicious value.
-
-    Args:
-        suspicion: The suspicion.
-        wrong: Which labels are wrong; bool, shape (N,).
+    the least suspicious value. ``wrong`` says which labels are wrong; bool, shape (N,).
 
     Returns:
         The figures, each of which is None if it is not defined:

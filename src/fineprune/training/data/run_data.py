@@ -73,12 +73,9 @@ class Data:
 
 
 def number_of_classes(train: Any, name: str, given: int | None) -> int:
-    """Return the number of classes, from the recipe or else from the training set.
+    """Return the number of classes: the given one of the recipe, or else that of the training set.
 
-    Args:
-        train: The training set. Its attribute ``classes``, if it has one, lists the classes.
-        name: The name of the data, for the error message.
-        given: The recipe's number of classes; None if the recipe does not set it.
+    The attribute ``classes`` of the training set, if it has one, lists the classes.
     """
     listed = len(class_names(train, name))
     if given is not None and given < listed:

@@ -24,10 +24,6 @@ class SeededSamples(Dataset[tuple[int, Any]]):
     """The samples of a map-style dataset, whose random transforms are seeded for each sample.
 
     A key is a pair ``(epoch, index)``, and an item is a pair ``(index, sample)``.
-
-    Args:
-        dataset: The user's dataset.
-        seed: Seeds the random transforms, together with the epoch and the index.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
