@@ -124,7 +124,7 @@ def configuration(text: str) -> Configuration:
         workers,
         servers,
         settings,
-        max(1, own.get("group", 1)),
+        own.get("group", 1),
         training,
         seeds,
     )
