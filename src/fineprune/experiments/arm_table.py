@@ -36,17 +36,6 @@ _Key = TypeVar("_Key", bound=Hashable)
 # A number of a run, which is compared between arms.
 Value = Callable[[Summary], float]
 
-# The numbers of a summary whose means over the seeds a row has under the same names.
-_MEANS = (
-    "seconds_train",
-    "seconds_bookkeeping",
-    "samples_trained",
-    "forward_samples",
-    "steps",
-    "accuracy_last",
-    "accuracy_best3",
-)
-
 # The settings in which the control ``matched`` differs from seed to seed, because it repeats the
 # numbers of the run with the same seed.
 _REPEATED = ("numbers", "mean_weights")
@@ -320,12 +309,18 @@ def _row(group: Group, arm: str, margin: float) -> Row:
         arm=arm,
         seeds=len(runs),
         rate_factor=runs[0].rate_factor,
-        **{name: statistics.fmean(getattr(run.summary, name) for run in runs) for name in _MEANS},
+        seconds_train=_mean_of(runs, lambda summary: summary.seconds_train),
         time_saved=mean_known(_saved(pairs, lambda summary: summary.seconds_train)),
         saved_in_epochs=mean_known(saved_in_epochs(run) for run in runs),
+        seconds_bookkeeping=_mean_of(runs, lambda summary: summary.seconds_bookkeeping),
+        samples_trained=_mean_of(runs, lambda summary: summary.samples_trained),
+        forward_samples=_mean_of(runs, lambda summary: summary.forward_samples),
+        steps=_mean_of(runs, lambda summary: summary.steps),
         skipped=mean_known(skipped),
+        accuracy_last=_mean_of(runs, lambda summary: summary.accuracy_last),
         last_difference=last_difference,
         equivalence=None if last_difference is None else last_difference.equivalence(margin),
+        accuracy_best3=_mean_of(runs, lambda summary: summary.accuracy_best3),
         best3_difference=paired_difference(pairs, lambda summary: summary.accuracy_best3),
         reaching=len(reached) / len(costs) if costs else None,
         seconds_to_full=mean_known([seconds for seconds, _ in reached]) if reached_always else None,
@@ -343,6 +338,10 @@ def paired_runs(group: Group, arm: str, other: str) -> list[tuple[Run, Run]]:
 
 def _saved(pairs: Sequence[tuple[Run, Run]], of: Value) -> list[float]:
     return [1 - of(run.summary) / of(base.summary) for run, base in pairs]
+
+
+def _mean_of(runs: Sequence[Run], of: Value) -> float:
+    return statistics.fmean(of(run.summary) for run in runs)
 
 
 def _split(runs: Sequence[Run], key: Callable[[Run], _Key]) -> dict[_Key, list[Run]]:
