@@ -276,6 +276,10 @@ COMMANDS = [
         f"plan {QUICK} --set data.name=cifar10 data.train_size=45001 data.validation=5000",
         "expected data.train_size to be at most 45000",
     ),
+    (
+        f"plan {QUICK} --set data.name=cifar10 data.train_size=none data.validation=60000",
+        "expected data.validation to leave some of 50000 samples, got 60000",
+    ),
     # Where results are written.
     (f"train {QUICK} --out file", "expected --out to be in a folder, got file, but file is a file"),
     (f"train {QUICK} --out file/below/it", "got file/below/it, but file is a file"),

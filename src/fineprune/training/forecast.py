@@ -187,27 +187,25 @@ def known_training_samples(recipe: Recipe) -> int:
             f"expected --samples with data.labels, got none: give the number of training samples "
             f"that {data.labels} does not leave out"
         )
-    if data.name in ("digits", "synthetic"):
-        assert data.train_size is not None
-        if data.validation >= data.train_size:
-            raise InputError(
-                f"expected data.validation to leave some of {data.train_size} samples, got "
-                f"{data.validation}: hold out fewer"
-            )
-        return data.train_size - data.validation
     if data.name == "images":
         # Counting millions of files may take a minute, and they need not be on this machine.
         raise InputError(
             f"expected --samples with image files, {data.train}, got none: give the number of "
             f"training images"
         )
-    if data.name not in _TRAINING_IMAGES:
+    total = _TRAINING_IMAGES.get(data.name, data.train_size)
+    if total is None:
         # The data set would tell, but asking it would run the user's code, which planning does not.
         raise InputError(
             f"expected --samples with data of your own, {data.name}, got none: give the "
             f"number of training samples"
         )
-    return data.limited(_TRAINING_IMAGES[data.name] - data.validation)
+    if data.validation >= total:
+        raise InputError(
+            f"expected data.validation to leave some of {total} samples, got {data.validation}: "
+            f"hold out fewer"
+        )
+    return data.limited(total - data.validation)
 
 
 def _bound(recipe: Recipe, num_samples: int, ranks: int = 1) -> tuple[Policy, BatchShape]:
