@@ -147,6 +147,8 @@ def read_cluster(path: Path) -> ClusterFile:
         sections = tomllib.loads(path.read_text(encoding="utf-8"))
     costs = sections.get("costs")
     if isinstance(costs, dict) and "step" in costs:
+        if "steps" in costs:
+            raise InputError("expected costs.step or costs.steps, got both: remove one of them")
         costs["steps"] = [costs.pop("step")]
     if isinstance(costs, dict) and costs.get("steps") == []:
         raise InputError("expected numbers of seconds as costs.steps, got []: give one at least")
