@@ -81,14 +81,14 @@ def test_a_trunk_that_is_trained_again_leaves_begun_cooldowns_alone(tmp_path):
 
 
 def test_compare_trains_and_draws_the_curve(tmp_path):
-    (tmp_path / "recipe.toml").write_text(recipe("training.epochs=6").to_toml())
+    (tmp_path / "recipe.toml").write_text(recipe("training.epochs=4").to_toml())
     command = ["compare", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "compared")]
     result = CliRunner().invoke(app, [*command, "--arms", "full,adaptive", "--curve"])
     assert result.exit_code == 0, result.output
     runs = {run.summary.arm: run.summary for run in read_runs([tmp_path / "compared"])}
-    assert set(runs) == {"full", "adaptive", *(f"cooldown-{epochs}" for epochs in (2, 3, 4, 6))}
+    assert set(runs) == {"full", "adaptive", *(f"cooldown-{epochs}" for epochs in (2, 3, 4))}
     assert runs["cooldown-3"].samples_trained == 3 * 128
-    planned = plan_curve(recipe("training.epochs=6"), 0, tmp_path / "compared")
+    planned = plan_curve(recipe("training.epochs=4"), 0, tmp_path / "compared")
     assert all(run.finished() for run in planned)
     page = (tmp_path / "compared" / "report.html").read_text()
     assert "The line of the cooldowns connects" in page
