@@ -25,8 +25,7 @@ from fineprune.inspection.suspects import suspects_of
 from fineprune.labels.review_page import LINE_HEIGHT, LINE_WIDTH
 from fineprune.report.inspection import write_inspection
 from fineprune.report.inspection_tables import confused_pairs, overlap_table
-from fineprune.report.sample_gallery import VISIBLE, make_gallery
-from fineprune.report.sample_views import SampleViews
+from fineprune.report.sample_gallery import VISIBLE, SampleViews, make_gallery
 from fineprune.report.sparkline import sparkline
 from fineprune.runs.files import CHECKPOINT, finite
 from fineprune.runs.history import pack_classes, pack_epoch

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.networks.registry import build_network
-from fineprune.report.scaling.paper import LEARNING
+from fineprune.report.scaling.tables import PAPER_LEARNING
 from fineprune.training.optimizer import build_optimizer
 from fineprune.training.recipe import Recipe, make_recipe, read_recipe
 from fineprune.training.rmsprop_tf import RMSPropTF
@@ -77,7 +77,7 @@ def test_the_page_has_the_hours_of_the_paper():
     page = (ROOT / "docs/mvso.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.count(" | ") == 5]
     costs = [list(map(float, row)) for row in rows if row[0].isdigit()]
-    assert [(row[5], row[2]) for row in costs] == [tuple(line[1:3]) for line in LEARNING]
+    assert [(row[5], row[2]) for row in costs] == [tuple(line[1:3]) for line in PAPER_LEARNING]
     for nodes, speed, hours, node_hours, millions, _ in costs:
         assert node_hours == pytest.approx(nodes * hours)
         assert millions == pytest.approx(speed * hours * 3600 / 1e6, abs=0.05)

@@ -38,8 +38,7 @@ from fineprune.report.inspection_tables import (
 )
 from fineprune.report.page_template import write_page
 from fineprune.report.review import make_review
-from fineprune.report.sample_gallery import VISIBLE, make_gallery
-from fineprune.report.sample_views import SampleViews
+from fineprune.report.sample_gallery import VISIBLE, SampleViews, make_gallery
 from fineprune.report.suspected_labels import suspects_note, top_loss
 from fineprune.report.table import Table, percent
 from fineprune.runs.run import told_apart

@@ -12,7 +12,7 @@ from fineprune.inspection.shown_samples import Show
 from fineprune.inspection.suspects import Suspects, suspects_of
 from fineprune.labels.label_watch import FEWEST_REVIEWED, MOST_REVIEWED
 from fineprune.labels.review_page import Card, Review
-from fineprune.report.sample_views import SampleViews
+from fineprune.report.sample_gallery import SampleViews
 from fineprune.report.sparkline import sparkline
 from fineprune.report.suspected_labels import top_loss
 from fineprune.runs.training_set import UNKNOWN, TrainingSet

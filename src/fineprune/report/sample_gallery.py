@@ -7,17 +7,49 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
+from fineprune.errors import InputError
 from fineprune.inspection.known_samples import KnownSamples
 from fineprune.inspection.pictures import neighbours
+from fineprune.inspection.shown_samples import Show
 from fineprune.inspection.suspects import Suspects
 from fineprune.labels.review_page import LINE_HEIGHT, LINE_WIDTH
+from fineprune.labels.sample_view import view_of
 from fineprune.report.page_template import template
-from fineprune.report.sample_views import SampleViews
 from fineprune.report.sparkline import sparkline
 
 # The samples at the top of a gallery are always visible. The others are in a closed block, so that
 # a reader can pass over them.
 VISIBLE = 24
+
+
+class SampleViews:
+    """Small pictures or short texts of the samples of a run.
+
+    Args:
+        show: Returns what ``view_of`` can show of a sample of the run, or says why it cannot.
+        most_bytes: The size of all pictures and texts. The last one may go beyond it.
+    """
+
+    def __init__(self, show: Show | InputError, most_bytes: int) -> None:
+        self._show = show
+        self._left = most_bytes
+
+    def view(self, sample: int) -> tuple[str | None, str | None]:
+        """Return the picture of a sample as a data URI, or its text; neither if none is left."""
+        if isinstance(self._show, InputError) or self._left < 0:
+            return None, None
+        picture, text = view_of(self._show(sample))
+        self._left -= len(picture or "") + len(text or "")
+        return picture, text
+
+    @property
+    def missing(self) -> str | None:
+        """A sentence on what was not shown so far; None if everything was."""
+        if isinstance(self._show, InputError):
+            return f"The samples themselves are not shown: {str(self._show).rstrip('.')}."
+        if self._left < 0:
+            return "To keep this page small, the last samples are shown without pictures."
+        return None
 
 
 def make_gallery(

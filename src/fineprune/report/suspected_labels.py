@@ -9,8 +9,7 @@ from fineprune.inspection.inspected import Inspected, read_inspected
 from fineprune.inspection.known_samples import KnownSamples, known_samples
 from fineprune.inspection.shown_samples import shown_samples
 from fineprune.inspection.suspects import Suspects, suspects_of
-from fineprune.report.sample_gallery import VISIBLE, make_gallery
-from fineprune.report.sample_views import SampleViews
+from fineprune.report.sample_gallery import VISIBLE, SampleViews, make_gallery
 from fineprune.report.verdict import method_of
 from fineprune.runs.files import HISTORY
 

@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +11,7 @@ from fineprune.errors import InputError
 from fineprune.experiments.arm_table import Group
 from fineprune.experiments.run_schedule import boundaries_of
 from fineprune.report.figures.drawing import Drawing, svg_text
-from fineprune.report.figures.style import colour_of, new_figure, whole_ticks
+from fineprune.report.figures.style import colour_of, new_panels, whole_ticks
 from fineprune.runs.run import Run
 
 _LOGGER = logging.getLogger(__name__)
@@ -41,14 +40,10 @@ def draw_counts(group: Group) -> Drawing | None:
         places = np.linspace(0, len(ends) - 1, _MOST_WINDOWS).round().astype(int)
         shown = [ends[place] for place in places]
     top = max(int(counts[end].max(initial=0)) for end in shown)
+    tallest = max(int(np.bincount(counts[end]).max()) for end in shown)
     columns = min(4, len(shown))
-    rows = math.ceil(len(shown) / columns)
-    with new_figure(0.7 + 1.55 * rows) as figure:
-        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-        for axes in panels.flat[len(shown) :]:
-            axes.set_visible(False)
-        tallest = max(int(np.bincount(counts[end]).max()) for end in shown)
-        for axes, end in zip(panels.flat, shown, strict=False):
+    with new_panels(len(shown), columns, 0.7, 1.55, "DroppingCount") as (figure, panels):
+        for axes, end in zip(panels, shown, strict=True):
             numbers = np.bincount(counts[end], minlength=top + 1)
             axes.stairs(
                 np.where(numbers > 0, numbers, np.nan),
@@ -63,7 +58,6 @@ def draw_counts(group: Group) -> Drawing | None:
             axes.tick_params(which="minor", left=False)
             axes.xaxis.set_major_locator(whole_ticks(5))
             axes.set_title(counted[end])
-        figure.supxlabel("DroppingCount", fontsize=9)
         figure.supylabel("samples", fontsize=9)
         svg = svg_text(figure, f"Histograms of DroppingCount, {group.label}")
     caption = (

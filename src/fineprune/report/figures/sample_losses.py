@@ -67,8 +67,8 @@ def _drawn(
         panels[0].set_ylabel("loss of the sample, nats")
         panels[0].set_ylim(bottom=0)
         panels[0].set_xlim(0, 1.02 * runs[0].summary.epochs)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=_MOST_SAMPLES)
+        legend = panels[0].get_legend_handles_labels()
+        figure.legend(*legend, loc="outside upper center", ncols=_MOST_SAMPLES)
         svg = svg_text(figure, f"Losses of the same samples in two runs of {label}")
     caption = (
         f"Cross-entropy of the same training samples, augmented as they were trained, in two runs "

@@ -1,15 +1,12 @@
 """The samples of each epoch, with the learning rate: what each arm trained."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fineprune.report.figures.drawing import Drawing, Titles, svg_text, titled_points
 from fineprune.report.figures.evaluations import Metrics
-from fineprune.report.figures.style import INK, colour_of, new_figure, whole_ticks
-
-_COLUMNS = 2
+from fineprune.report.figures.style import INK, colour_of, new_panels, whole_ticks
 
 
 def draw_samples(arms: Mapping[str, Sequence[Metrics]], label: str) -> Drawing | None:
@@ -18,15 +15,13 @@ def draw_samples(arms: Mapping[str, Sequence[Metrics]], label: str) -> Drawing |
     trained = {arm: runs for arm, runs in trained.items() if runs}
     if not trained:
         return None
-    columns = min(_COLUMNS, len(trained))
-    rows = math.ceil(len(trained) / columns)
+    columns = min(2, len(trained))
     longest = max(len(run) for runs in trained.values() for run in runs)
     rates = [line["lr"] for runs in trained.values() for line in runs[0]]
     most = max(line["samples"] for runs in trained.values() for run in runs for line in run)
     titles: Titles = {}
-    with new_figure(0.6 + 1.4 * rows) as figure:
-        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
-        for number, ((arm, runs), axes) in enumerate(zip(trained.items(), panels, strict=False)):
+    with new_panels(len(trained), columns, 0.6, 1.4, "epoch") as (figure, panels):
+        for number, ((arm, runs), axes) in enumerate(zip(trained.items(), panels, strict=True)):
             epochs = np.arange(1, min(map(len, runs)) + 1)
             samples = np.array(
                 [[line["samples"] for line in run[: len(epochs)]] for run in runs]
@@ -54,9 +49,6 @@ def draw_samples(arms: Mapping[str, Sequence[Metrics]], label: str) -> Drawing |
                 right.set_ylabel("learning rate", fontsize=8)
             else:
                 right.tick_params(labelright=False)
-        for axes in panels:  # Those that are left.
-            axes.set_visible(False)
-        figure.supxlabel("epoch", fontsize=9)
         figure.supylabel("samples", fontsize=9)
         svg = svg_text(figure, f"Samples per epoch and learning rate of {label}", titles)
     caption = (

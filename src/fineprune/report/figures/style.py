@@ -5,11 +5,13 @@ The user's matplotlib settings are neither used nor changed.
 """
 
 import contextlib
+import math
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -92,6 +94,23 @@ def new_figure(height: float) -> Iterator[Figure]:
     """Yield a figure of our width, and of a height in inches, to draw in our style."""
     with our_style():
         yield Figure((WIDTH, height), layout="constrained")
+
+
+@contextlib.contextmanager
+def new_panels(
+    number: int, columns: int, rest: float, row: float, label: str
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """Yield a figure and the panels in its rows, which share their axes and the label below.
+
+    The height of a row, and of the rest of the figure, is in inches.
+    """
+    rows = math.ceil(number / columns)
+    with new_figure(rest + row * rows) as figure:
+        panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+        for unused in panels[number:]:
+            unused.set_visible(False)
+        figure.supxlabel(label, fontsize=9)
+        yield figure, panels[:number]
 
 
 def colour_of(arm: str) -> str:

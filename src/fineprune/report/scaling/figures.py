@@ -13,22 +13,20 @@ from fineprune.experiments.scale_table import (
 )
 from fineprune.report.figures.accuracy_over_time import time_unit
 from fineprune.report.figures.drawing import Drawing, svg_text
-from fineprune.report.figures.style import FAINT, INK, new_figure, whole_ticks
+from fineprune.report.figures.style import FAINT, INK, new_figure, new_panels, whole_ticks
 
-# The colour and the marker of each strategy, which are the same in every figure.
-COLOURS = {
+# The colour and the marker of each strategy, which are the same in every figure of scaling.
+_COLOURS = {
     "one": INK,
     "all-reduce": "#0072b2",
     "sync": "#009e73",
     "async": "#d55e00",
     "mixed": "#cc79a7",
 }
-MARKERS = {"one": "s", "all-reduce": "^", "sync": "o", "async": "D", "mixed": "v"}
+_MARKERS = {"one": "s", "all-reduce": "^", "sync": "o", "async": "D", "mixed": "v"}
 
 # The line styles that distinguish configurations with the same strategy in a figure.
 _DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
-
-_COLUMNS = 3
 
 _PHASE_COLOURS = {
     "data": "#999999",
@@ -42,13 +40,20 @@ _PHASE_COLOURS = {
 }
 
 
+def mark_of(strategy: str, *, hollow: bool = False) -> dict[str, str]:
+    """Return how matplotlib marks a configuration with a strategy."""
+    colour = _COLOURS[strategy]
+    face = "white" if hollow else colour
+    return {"color": colour, "marker": _MARKERS[strategy], "markerfacecolor": face}
+
+
 def draw_throughput(rows: Sequence[ScaleRow]) -> Drawing:
     """Draw the throughput of each configuration as a bar, with the quartiles over its epochs."""
     names = [row.configuration for row in rows]
     with new_figure(0.8 + 0.3 * len(rows)) as figure:
         axes = figure.subplots()
         for place, row in enumerate(rows):
-            axes.barh(place, row.throughput, height=0.66, color=COLOURS[row.strategy])
+            axes.barh(place, row.throughput, height=0.66, color=_COLOURS[row.strategy])
             axes.plot(
                 [row.throughput_low, row.throughput_high], [place, place], color=INK, linewidth=1
             )
@@ -92,28 +97,14 @@ def draw_speedup(rows: Sequence[ScaleRow]) -> Drawing | None:
             axes.plot([1, most], [1, most], color=FAINT, linewidth=1, linestyle=":")
             for row, place, speedup in points:
                 dedicated = " dedicated" in row.configuration
-                axes.plot(
-                    place,
-                    speedup,
-                    marker=MARKERS[row.strategy],
-                    markersize=6,
-                    linestyle="none",
-                    color=COLOURS[row.strategy],
-                    markerfacecolor="white" if dedicated else COLOURS[row.strategy],
-                )
+                mark = mark_of(row.strategy, hollow=dedicated)
+                axes.plot(place, speedup, markersize=6, linestyle="none", **mark)
             axes.set_xlabel(title)
             axes.xaxis.set_major_locator(whole_ticks(8))
             axes.set_ylim(bottom=0)
         inside.set_ylabel("speedup of the throughput")
         for strategy in strategies:
-            inside.plot(
-                [],
-                [],
-                marker=MARKERS[strategy],
-                linestyle="none",
-                color=COLOURS[strategy],
-                label=strategy,
-            )
+            inside.plot([], [], linestyle="none", label=strategy, **mark_of(strategy))
         figure.legend(loc="outside upper center", ncols=len(strategies))
         svg = svg_text(figure, "Speedup by workers of a node and by nodes")
     caption = (
@@ -148,7 +139,7 @@ def draw_loss(runs: Sequence[Scaled], target_loss: float | None) -> Drawing | No
             axes.plot(
                 [second / length for second in seconds],
                 losses,
-                color=COLOURS[configuration.strategy],
+                color=_COLOURS[configuration.strategy],
                 linestyle=dashes[configuration.text],
                 label=None if again else configuration.text,
             )
@@ -171,18 +162,13 @@ def draw_staleness(rows: Sequence[ScaleRow]) -> Drawing | None:
     stale = [row for row in rows if len(row.staleness) > 1]
     if not stale:
         return None
-    lines = -(-len(stale) // _COLUMNS)
-    with new_figure(0.5 + 1.7 * lines) as figure:
-        panels = figure.subplots(lines, _COLUMNS, squeeze=False, sharex=True, sharey=True).flat
-        for axes, row in zip(panels, stale, strict=False):
+    with new_panels(len(stale), 3, 0.5, 1.7, "staleness, updates") as (figure, panels):
+        for axes, row in zip(panels, stale, strict=True):
             shares = [100 * count / sum(row.staleness) for count in row.staleness]
-            axes.bar(range(len(shares)), shares, width=0.8, color=COLOURS[row.strategy])
+            axes.bar(range(len(shares)), shares, width=0.8, color=_COLOURS[row.strategy])
             axes.set_title(row.configuration)
             axes.xaxis.set_major_locator(whole_ticks(8))
             axes.tick_params(labelbottom=True)
-        for axes in list(figure.axes)[len(stale) :]:
-            axes.set_visible(False)
-        figure.supxlabel("staleness, updates", fontsize=9)
         figure.supylabel("share of the updates, %", fontsize=9)
         svg = svg_text(figure, "Staleness of the updates")
     caption = (

@@ -8,7 +8,7 @@ from fineprune.experiments.planner import ClusterPlan, Predicted
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import FAINT, INK, new_figure
 from fineprune.report.page_template import write_page
-from fineprune.report.scaling.figures import COLOURS, MARKERS
+from fineprune.report.scaling.figures import mark_of
 from fineprune.report.table import Table, number, table_of
 
 
@@ -95,12 +95,10 @@ def draw_planned(plan: ClusterPlan) -> Drawing:
                 axes.plot(
                     [row.nodes for row in rows],
                     values,
-                    color=COLOURS[strategy],
-                    marker=MARKERS[strategy],
                     markersize=4,
                     linestyle="--" if option else "-",
-                    markerfacecolor="white" if option else COLOURS[strategy],
                     label=kind,
+                    **mark_of(strategy, hollow=bool(option)),
                 )
         most = max(row.nodes for row in plan.rows)
         panels[0].plot([1, most], [1, most], color=FAINT, linewidth=1, linestyle=":")
@@ -119,8 +117,7 @@ def draw_planned(plan: ClusterPlan) -> Drawing:
             axes.set_yscale("log")
             axes.set_xlabel("nodes")
             axes.set_title(title)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=4)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
         svg = svg_text(figure, "Predicted speedup and time by nodes")
     caption = (
         "Speedup of the throughput relative to one node; the dotted line is a speedup equal to the "
