@@ -9,15 +9,15 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from scipy.special import stdtr, stdtrit
 
 from fineprune.errors import InputError
 from fineprune.experiments.controls import ALL_ARMS, COOLDOWN, MATCHED, changed_settings
-from fineprune.runs.run import Run
+from fineprune.runs.run import Run, split_by
 from fineprune.runs.summary import Summary, shortened
 from fineprune.training.recipe import differences, method_of
 
@@ -30,8 +30,6 @@ MARGIN = 0.004
 # Accuracies on few samples have a coarse resolution, so all differences can be equal by chance.
 # An interval below this width therefore shows nothing about the variation between seeds.
 _NO_WIDTH = 1e-9
-
-_Key = TypeVar("_Key", bound=Hashable)
 
 # A number of a run, which is compared between arms.
 Value = Callable[[Summary], float]
@@ -189,12 +187,12 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     network, it is also split by comparison, and by the titles of runs that belong to none.
     """
     groups = []
-    labelled = _split(runs, lambda run: f"{run.summary.network} on {run.summary.dataset}")
+    labelled = split_by(lambda run: f"{run.summary.network} on {run.summary.dataset}", runs)
     for label, same_data in labelled.items():
         if _conflict(same_data) is None:
             groups.append(_group(label, same_data))
             continue
-        places = _split(same_data, lambda run: run.comparison or run.title)
+        places = split_by(lambda run: run.comparison or run.title, same_data)
         titles = [together[0].title for together in places.values()]
         for place, together in places.items():
             title = together[0].title
@@ -344,13 +342,6 @@ def _mean_of(runs: Sequence[Run], of: Value) -> float:
     return statistics.fmean(of(run.summary) for run in runs)
 
 
-def _split(runs: Sequence[Run], key: Callable[[Run], _Key]) -> dict[_Key, list[Run]]:
-    parts: dict[_Key, list[Run]] = {}
-    for run in runs:
-        parts.setdefault(key(run), []).append(run)
-    return parts
-
-
 def _group(label: str, runs: Sequence[Run]) -> Group:
     return Group(label, tuple(sorted(runs, key=_position)))
 
@@ -371,7 +362,7 @@ def _conflict(runs: Sequence[Run]) -> str | None:
     (arm, seed), times = seeds.most_common(1)[0]
     if times > 1:
         return f"{times} runs of arm {arm} with seed {seed}"
-    by_arm = _split(sorted(runs, key=_position), lambda run: str(run.summary.arm))
+    by_arm = split_by(lambda run: run.summary.arm, sorted(runs, key=_position))
     pairs = [pair for same_arm in by_arm.values() for pair in itertools.pairwise(same_arm)]
     # Two arms may both be comparable with a third one that lacks a setting in which they differ.
     pairs += itertools.combinations((same_arm[0] for same_arm in by_arm.values()), 2)

@@ -16,7 +16,7 @@ import numpy as np
 from fineprune.errors import InputError
 from fineprune.experiments.configurations import ALL_REDUCE, ONE, Configuration, configuration
 from fineprune.runs.files import DURATION, SCALING, read_json
-from fineprune.runs.run import Run, read_run
+from fineprune.runs.run import Run, read_run, split_by
 from fineprune.training.epoch_served import added, staleness_figures
 
 # The phases of a step, in the order in which a gradient passes through them. The phases of the
@@ -195,9 +195,7 @@ def scale_rows(
         lowest = [min((loss for _, loss in _losses(scaled.run)), default=None) for scaled in runs]
         losses = [loss for loss in lowest if loss is not None]
         target_loss = max(losses) if len(losses) == len(runs) else None
-    groups: dict[str, list[Scaled]] = {}
-    for scaled in runs:
-        groups.setdefault(scaled.configuration.text, []).append(scaled)
+    groups = split_by(lambda scaled: scaled.configuration.text, runs)
     base = _baseline(groups, baseline)
     return [_row(group, base, groups, target_loss) for group in groups.values()]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from fineprune.runs.history import (
     read_history,
     read_labels,
 )
-from fineprune.runs.run import Run, told_apart
+from fineprune.runs.run import Run, split_by, told_apart
 from fineprune.runs.training_set import TrainingSet, read_training_set
 
 
@@ -99,13 +98,13 @@ def runs_by_arm(runs: Sequence[Inspected]) -> list[list[Inspected]]:
 
     Runs that belong to no comparison are of one arm only if they differ in nothing but their seeds.
     """
-    by_arm: dict[tuple[str, str, str, Path | None, str], list[Inspected]] = {}
-    for run in runs:
+
+    def arm(run: Inspected) -> tuple[object, ...]:
         summary = run.run.summary
-        place = run.run.comparison, run.settings()
-        key = (summary.network, summary.dataset, summary.arm, *place)
-        by_arm.setdefault(key, []).append(run)
-    return list(by_arm.values())
+        names = summary.network, summary.dataset, summary.arm
+        return *names, run.run.comparison, run.settings()
+
+    return list(split_by(arm, runs).values())
 
 
 def _read(name: str, run: Run) -> Inspected:

@@ -7,7 +7,7 @@ from typing import Any
 from fineprune.errors import InputError
 from fineprune.experiments.tuning import read_rates
 from fineprune.runs.files import RECIPE
-from fineprune.runs.run import Run, read_sections
+from fineprune.runs.run import Run, read_sections, split_by
 from fineprune.runs.summary import Summary
 
 
@@ -32,13 +32,11 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 def _epochs(summaries: Sequence[Summary]) -> str:
     """Return the numbers of epochs, of which one arm has several in an experiment on scaling."""
-    by_arm: dict[str, list[int]] = {}
-    for summary in summaries:
-        by_arm.setdefault(summary.arm, []).append(summary.epochs)
-    lengths = distinct(summary.epochs for summary in summaries)
-    if len(lengths) == 1 or len(by_arm) == 1:
-        return listed(lengths)
-    return ", ".join(f"{arm} {listed(distinct(of_arm))}" for arm, of_arm in by_arm.items())
+    by_arm = split_by(lambda summary: summary.arm, summaries)
+    lengths = {arm: listed(distinct(s.epochs for s in of_arm)) for arm, of_arm in by_arm.items()}
+    if len(by_arm) == 1 or len({summary.epochs for summary in summaries}) == 1:
+        return next(iter(lengths.values()))
+    return ", ".join(f"{arm} {of_arm}" for arm, of_arm in lengths.items())
 
 
 def chosen_rates(runs: Sequence[Run]) -> str | None:
@@ -81,11 +79,12 @@ def comparison_recipe(runs: Iterable[Run]) -> dict[str, Any]:
 def unequal(runs: Sequence[Run]) -> list[str]:
     """Return sentences on what differs between runs although their results are compared."""
     sentences = []
-    precisions: dict[str, list[str]] = {}
-    for run in runs:
-        precisions.setdefault(run.summary.precision, []).append(run.path.name)
+    precisions = split_by(lambda run: run.summary.precision, runs)
     if len(precisions) > 1:
-        named = "; ".join(f"{name}: {', '.join(paths)}" for name, paths in precisions.items())
+        named = "; ".join(
+            f"{name}: {', '.join(run.path.name for run in same)}"
+            for name, same in precisions.items()
+        )
         sentences.append(
             f"The runs have different precisions ({named}), which change accuracies and times."
         )

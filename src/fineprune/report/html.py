@@ -23,7 +23,7 @@ from fineprune.report.table import NOTHING, Table, percent, whole
 from fineprune.report.verdict import CHANCE_POINTS, headline, method_of, verdict
 from fineprune.report.wrong_labels import found_rows, found_table
 from fineprune.runs.files import RECIPE
-from fineprune.runs.run import Run
+from fineprune.runs.run import Run, split_by
 from fineprune.runs.unfinished import Unfinished
 
 # After this time, a page about runs that train loads itself again.
@@ -241,10 +241,9 @@ def _repeats(group: Group) -> list[tuple[str, list[str]]]:
     folder = comparison_of(group.runs)
     if folder is not None and len(group.runs) > 1:
         return [((folder / RECIPE).read_text(encoding="utf-8").strip(), [_compare(group)])]
-    parts: dict[str, list[Run]] = {}
-    for run in group.runs:
-        unseeded = {**run.recipe, "run": {**run.recipe["run"], "seed": None}}
-        parts.setdefault(repr(unseeded), []).append(run)
+    parts = split_by(
+        lambda run: repr({**run.recipe, "run": {**run.recipe["run"], "seed": None}}), group.runs
+    )
     return [
         (
             (runs[0].path / RECIPE).read_text(encoding="utf-8").strip(),

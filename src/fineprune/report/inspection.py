@@ -41,7 +41,7 @@ from fineprune.report.review import make_review
 from fineprune.report.sample_gallery import VISIBLE, SampleViews, make_gallery
 from fineprune.report.suspected_labels import suspects_note, top_loss
 from fineprune.report.table import Table, percent
-from fineprune.runs.run import told_apart
+from fineprune.runs.run import split_by, told_apart
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -280,15 +280,15 @@ def _confusions(
 
 def _heat(caption: str, matrix: Matrix, names: tuple[str, ...]) -> Heat:
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-    rows = []
-    for label, row in enumerate(shares):
-        cells = []
-        for predicted, share in enumerate(row):
-            # The square root makes small shares visible, which most errors are.
-            shade = f"{0.75 * share**0.5:.2f}" if matrix[label, predicted] else "0"
-            text = f"{100 * share:.0f}" if matrix[label, predicted] else ""
-            cells.append((text, shade, label == predicted))
-        rows.append((names[label], cells))
+
+    def cell(share: float) -> tuple[str, str]:
+        # The square root makes small shares visible, which most errors are.
+        return (f"{100 * share:.0f}", f"{0.75 * share**0.5:.2f}") if share else ("", "0")
+
+    rows = [
+        (names[label], [(*cell(share), label == place) for place, share in enumerate(row)])
+        for label, row in enumerate(shares)
+    ]
     return caption, rows
 
 
@@ -321,11 +321,8 @@ def _headings(arms: Sequence[list[Inspected]]) -> list[str]:
 
 def _facts(runs: Sequence[Inspected]) -> list[list[tuple[str, str]]]:
     """Return the facts of the runs of each network on each dataset."""
-    groups: dict[tuple[str, str], list[Inspected]] = {}
-    for run in runs:
-        summary = run.run.summary
-        groups.setdefault((summary.network, summary.dataset), []).append(run)
-    return [facts([run.run for run in members]) for members in groups.values()]
+    groups = split_by(lambda run: (run.summary.network, run.summary.dataset), [r.run for r in runs])
+    return [facts(members) for members in groups.values()]
 
 
 def _title(runs: Sequence[Inspected]) -> str:

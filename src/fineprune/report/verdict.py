@@ -14,8 +14,9 @@ from fineprune.experiments.arm_table import (
 )
 from fineprune.experiments.controls import MATCHED, METHODS, is_shorter
 from fineprune.report.facts import comparison_recipe, listed, same_machine
+from fineprune.report.table import percent
 from fineprune.report.table import points as points_of
-from fineprune.runs.run import Run
+from fineprune.runs.run import Run, split_by
 
 # On CIFAR-10, runs that differ only in their seed differ by about this many percentage points.
 CHANCE_POINTS = 0.5
@@ -163,11 +164,9 @@ def _standings(others: Sequence[tuple[Difference, str]], margin: float) -> str:
         ("better", False): "better than {}",
         (None, False): "with no claim on {}",
     }
-    arms: dict[tuple[str | None, bool], list[str]] = {}
-    for difference, name in others:
-        arms.setdefault(_standing(difference, margin), []).append(name)
+    arms = split_by(lambda other: _standing(other[0], margin), others)
     return "; ".join(
-        phrase.format(listed(arms[standing]))
+        phrase.format(listed(name for _, name in arms[standing]))
         for standing, phrase in phrases.items()
         if standing in arms
     )
@@ -330,4 +329,4 @@ def _capitalized(arm: str) -> str:
 
 
 def _percent(share: float | None, digits: int = 1) -> str:
-    return "an unknown share" if share is None else f"{100 * share:.{digits}f} %"
+    return f"{percent(share, digits)} %"

@@ -1,10 +1,10 @@
 """Run: a finished run, read from its folder and checked for completeness."""
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from fineprune.runs.files import (
     read_metrics,
 )
 from fineprune.runs.summary import Summary, read_summary
+
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
 
 _NUMBER = (int, float)
 _IN_METRICS: dict[str, Any] = {
@@ -138,6 +141,14 @@ def told_apart(names: Sequence[str], ends: Iterable[str]) -> list[str]:
     return [
         name + end if names.count(name) > 1 else name for name, end in zip(names, ends, strict=True)
     ]
+
+
+def split_by(key: Callable[[_Value], _Key], values: Iterable[_Value]) -> dict[_Key, list[_Value]]:
+    """Return the values with each key, both in the order of their first occurrence."""
+    parts: dict[_Key, list[_Value]] = {}
+    for value in values:
+        parts.setdefault(key(value), []).append(value)
+    return parts
 
 
 def _instead(path: Path, *, listed: bool) -> str:
