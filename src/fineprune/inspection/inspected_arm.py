@@ -124,7 +124,7 @@ def inspected_arm(
     missing = list(samples.missing)
     if run.evaluated is None:
         missing.append("No confusion matrix is shown: the run has not kept its predictions.")
-    pictures = samples.pictures
+    pictures, right = samples.pictures, samples.right_label
     return InspectedArm(
         name=run.name,
         heading=heading,
@@ -133,8 +133,8 @@ def inspected_arm(
         suspects=ranked.number,
         shown=min(most, len(ranked)),
         first=_first(samples, ranked, min(most, _FIRST)),
-        wrong_labels=None if samples.wrong is None else int(samples.wrong.sum()),
-        found=_found(samples, ranked),
+        wrong_labels=None if right is None else int((right != run.labels).sum()),
+        found=[] if right is None else _found(run.labels, right, ranked),
         classes=class_rows(run, full, len(samples.names)),
         class_names=list(samples.names),
         traits=[] if pictures is None else traits(pictures, most_skipped_tenth(samples)),
@@ -151,27 +151,23 @@ def most_skipped_tenth(samples: KnownSamples) -> npt.NDArray[np.int64]:
     return largest(values, max(1, len(values) // 10), seed=0)
 
 
-def _found(samples: KnownSamples, ranked: Suspects) -> list[Found]:
-    """Return how many of the first suspects are wrong; empty if the wrong labels are not known."""
-    wrong, right_label = samples.wrong, samples.right_label
-    if wrong is None or right_label is None:
-        return []
-    total = int(wrong.sum())
-    found = []
-    for first in sorted({*COUNTED, total}):
-        if not 0 < first <= len(ranked):
-            continue
-        index = ranked.index[:first]
-        agrees = ranked.suggestion[:first] == right_label[index]
-        found.append(
-            Found(
-                first=first,
-                wrong=int(wrong[index].sum()),
-                by_chance=first * total / len(samples),
-                suggestions_right=int((agrees & wrong[index]).sum()),
-            )
+def _found(
+    labels: npt.NDArray[np.int64], right: npt.NDArray[np.int64], ranked: Suspects
+) -> list[Found]:
+    """Return how many of the first suspects have wrong labels, which differ from the right ones."""
+    total = int((labels != right).sum())
+    wrong = (labels != right)[ranked.index]
+    agrees = wrong & (ranked.suggestion == right[ranked.index])
+    return [
+        Found(
+            first=first,
+            wrong=int(wrong[:first].sum()),
+            by_chance=first * total / len(labels),
+            suggestions_right=int(agrees[:first].sum()),
         )
-    return found
+        for first in sorted({*COUNTED, total})
+        if 0 < first <= len(ranked)
+    ]
 
 
 def _first(samples: KnownSamples, ranked: Suspects, number: int) -> list[FirstSuspect]:
@@ -180,11 +176,11 @@ def _first(samples: KnownSamples, ranked: Suspects, number: int) -> list[FirstSu
         FirstSuspect(
             index=int(samples.training_set.index[index]),
             key=samples.training_set.key(index),
-            label=samples.training_set.name(int(samples.run.labels[index])),
+            label=samples.label(index),
             suggestion=samples.name(int(suggestion)),
             agreement=float(agreement),
             score=float(score),
-            wrong=None if samples.wrong is None else bool(samples.wrong[index]),
+            wrong=samples.is_wrong(index),
         )
         for index, score, suggestion, agreement in zip(
             first.index, first.score, first.suggestion, first.agreement, strict=True

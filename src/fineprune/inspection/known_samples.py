@@ -31,8 +31,8 @@ class KnownSamples:
         names: The name of each class, or its number if the names are not known.
         pictures: The pictures; uint8, shape (N, channels, height, width). None if they are not in
             memory.
-        wrong: Which labels are wrong; bool, shape (N,). None if this is not known.
-        right_label: The labels of the dataset; int64, shape (N,). None if ``wrong`` is None.
+        right_label: The labels of the dataset, from which wrong ones differ; int64, shape (N,).
+            None if it is not known which labels are wrong.
         outputs: What the trained network computes for the pictures. None if this is not known.
         missing: One sentence for everything that the page cannot show.
     """
@@ -43,7 +43,6 @@ class KnownSamples:
     times_skipped: npt.NDArray[np.int64]
     names: tuple[str, ...]
     pictures: npt.NDArray[np.uint8] | None
-    wrong: npt.NDArray[np.bool_] | None
     right_label: npt.NDArray[np.int64] | None
     outputs: Outputs | None
     missing: tuple[str, ...]
@@ -54,6 +53,15 @@ class KnownSamples:
     def name(self, label: int) -> str | None:
         """Return the name of a class; None for the label -1, which stands for no class."""
         return None if label < 0 else self.training_set.name(label)
+
+    def label(self, sample: int) -> str:
+        """Return the name of the label of a sample."""
+        return self.training_set.name(int(self.run.labels[sample]))
+
+    def is_wrong(self, sample: int) -> bool | None:
+        """Return whether the label of a sample is wrong; None if this is not known."""
+        right = self.right_label
+        return None if right is None else bool(right[sample] != self.run.labels[sample])
 
 
 def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> KnownSamples:
@@ -69,14 +77,14 @@ def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> K
         missing.append(_NO_PREDICTIONS)
     training_set = run.training_set()
     classes = max(len(training_set.classes), _classes(run))
-    pictures = wrong = right_label = outputs = None
+    pictures = right_label = outputs = None
     try:
         loaded = pictures_of(run.run)
         if not np.array_equal(loaded.train.labels.numpy(), run.labels):
             raise InputError("the data or their labels have changed since the training")
         pictures = loaded.train.images.numpy()
         if loaded.weak.wrong is not None:
-            wrong, right_label = loaded.weak.wrong, loaded.given[loaded.weak.index]
+            right_label = loaded.given[loaded.weak.index]
         if network:
             outputs = outputs_of(run.run, loaded, own_code=own_code)
     except InputError as error:
@@ -88,7 +96,6 @@ def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> K
         times_skipped=run.times_skipped(),
         names=tuple(training_set.name(label) for label in range(classes)),
         pictures=pictures,
-        wrong=wrong,
         right_label=right_label,
         outputs=outputs,
         missing=tuple(missing),

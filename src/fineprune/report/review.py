@@ -60,11 +60,10 @@ def make_review(
             times = sum(sample in part for part in suspected)
             lines.append(f"suspected by {times} of {len(runs)} runs")
         if near is not None:
-            named = (training_set.name(int(first.labels[other])) for other in near[place])
-            lines.append(f"neighbours: {', '.join(named)}")
-        if samples.wrong is not None and samples.right_label is not None:
+            lines.append(f"neighbours: {', '.join(map(samples.label, near[place]))}")
+        if samples.right_label is not None:
             truth = samples.name(int(samples.right_label[sample]))
-            said = "wrong" if samples.wrong[sample] else "right"
+            said = "wrong" if samples.is_wrong(sample) else "right"
             lines.append(f"the label is {said}, the truth is {truth}")
         cards.append(
             Card(

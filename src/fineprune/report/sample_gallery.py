@@ -101,7 +101,7 @@ def _card(
     picture, text = views.view(index)
     return {
         "number": int(samples.training_set.index[index]),
-        "label": samples.training_set.name(int(samples.run.labels[index])),
+        "label": samples.label(index),
         "suggestion": suggestion,
         "agreement": None if suggestion is None else _percent(chosen.agreement[place]),
         "loss": f"{samples.loss[index]:.2f}",
@@ -109,14 +109,14 @@ def _card(
         "confidence": None if outputs is None else _percent(outputs.confidences[index]),
         "skipped": int(samples.times_skipped[index]),
         "line": sparkline(samples.run.history.losses[:, index], top),
-        "wrong": None if samples.wrong is None else bool(samples.wrong[index]),
+        "wrong": samples.is_wrong(index),
         "right_label": None if right is None else samples.name(int(right[index])),
         "picture": picture,
         "text": text,
         "neighbours": [
             {
                 "number": int(samples.training_set.index[other]),
-                "label": samples.training_set.name(int(samples.run.labels[other])),
+                "label": samples.label(other),
                 "picture": views.view(int(other))[0],
             }
             for other in near

@@ -66,7 +66,7 @@ def suspects_note(samples: KnownSamples) -> str:
     parts.append("The line is the loss over the epochs, with gaps where the sample was skipped.")
     if not np.array_equal(samples.training_set.index, np.arange(len(samples))):
         parts.append("The numbers of the samples count the whole training set of the dataset.")
-    if samples.wrong is not None:
+    if samples.right_label is not None:
         parts.append("It is known which labels are wrong, and the cards say so.")
     return " ".join(parts)
 
