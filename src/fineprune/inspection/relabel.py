@@ -57,8 +57,8 @@ def label_table(
     file = io.StringIO(newline="")
     table = csv.writer(file, lineterminator="\n")
     table.writerow(COLUMNS)
-    keys, name = training_set.keys, training_set.name
-    accepted = 0
+    keys = training_set.keys or [""] * len(training_set.labels)
+    name, accepted = training_set.name, 0
     # The agreement is rounded: 9 of 10 is below 0.9 in float32.
     for index, score, label, suggestion, agreement in zip(
         training_set.index[suspects.index].tolist(),
@@ -72,14 +72,13 @@ def label_table(
             label = suggestion
             accepted += 1
         suggested = ("", "") if suggestion < 0 else (name(suggestion), f"{agreement:.2f}")
-        key = "" if keys is None else keys[index]
-        table.writerow([key, index, name(label), *suggested, f"{score:.3f}"])
+        table.writerow([keys[index], index, name(label), *suggested, f"{score:.3f}"])
     others = np.ones(len(training_set.labels), dtype=np.bool_)
     others[training_set.index[suspects.index]] = False
     for sample in np.flatnonzero(others).tolist():
         label = int(training_set.labels[sample])
-        key = "" if keys is None else keys[sample]
-        table.writerow([key, sample, DROP_WORD if label == DROPPED else name(label), "", "", ""])
+        named = DROP_WORD if label == DROPPED else name(label)
+        table.writerow([keys[sample], sample, named, "", "", ""])
     return LabelTable(file.getvalue(), len(suspects), accepted)
 
 

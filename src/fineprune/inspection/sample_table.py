@@ -31,14 +31,14 @@ def sample_columns(runs: Sequence[Inspected]) -> Columns:
     for run in runs:
         suspects, training_set = suspects_of(run), run.training_set()
         index = training_set.index[suspects.index]
-        keys = training_set.keys
+        keys = training_set.keys or [""] * len(training_set.labels)
         classes = 1 + max(int(part.max(initial=0)) for part in (run.labels, suspects.suggestion))
         # The last name is that of the suggestion -1.
         named = np.array([*(training_set.name(number) for number in range(classes)), ""])
         parts.append(
             {
                 "run": np.full(len(suspects), run.name),
-                "key": np.array(["" if keys is None else keys[number] for number in index]),
+                "key": np.array([keys[number] for number in index]),
                 "index": index,
                 "label": named[run.labels[suspects.index]],
                 "suggestion": named[suspects.suggestion],
