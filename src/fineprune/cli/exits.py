@@ -35,12 +35,10 @@ def exits(to_continue: str | None = None) -> Callable[[Callable[P, None]], Calla
         def run(*args: P.args, **kwargs: P.kwargs) -> None:
             try:
                 verb(*args, **kwargs)
-            except InputError as error:
+            except (InputError, RunError) as error:
                 _say(str(error))
-                raise typer.Exit(WRONG_INPUT) from error
-            except RunError as error:
-                _say(str(error))
-                raise typer.Exit(FAILED) from error
+                status = WRONG_INPUT if isinstance(error, InputError) else FAILED
+                raise typer.Exit(status) from error
             except Stopped as error:
                 _say(f"{error}; {to_continue}")
                 raise typer.Exit(128 + error.number) from None

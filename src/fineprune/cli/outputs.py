@@ -1,5 +1,6 @@
 """Check at the start, before hours of training, that results can be written and replace nothing."""
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,9 +21,10 @@ def check_file(option: str, path: Path, inputs: Iterable[Path] = ()) -> None:
     """
     check_is_file(path, f"{option} to be a file")
     _check_above(option, path, path.parent)
-    there = _exists(path)
+    there = os.path.exists(path)  # Also if it cannot be looked up: Path.exists would raise.
+    target = Path(os.path.realpath(path))
     for source in inputs:
-        if _same(path, source) or (there and _contains(source, path)):
+        if _same(path, source) or (there and target.is_relative_to(os.path.realpath(source))):
             raise InputError(
                 f"expected {option} to be another file than {source}, which is an input, got "
                 f"{path}: give another name"
@@ -36,10 +38,9 @@ def check_file(option: str, path: Path, inputs: Iterable[Path] = ()) -> None:
 def check_distinct(**files: Path | None) -> None:
     """Raise InputError if two options name the same file."""
     given = [(name, path) for name, path in files.items() if path is not None]
-    for place, (name, path) in enumerate(given):
-        for other, same in given[place + 1 :]:
-            if _same(path, same):
-                raise InputError(f"expected --{name} and --{other} to be two files, got {same}")
+    for (name, path), (other, same) in itertools.combinations(given, 2):
+        if _same(path, same):
+            raise InputError(f"expected --{name} and --{other} to be two files, got {same}")
 
 
 def check_folder(path: Path, recipe: Path | None) -> None:
@@ -65,10 +66,6 @@ def inputs_of(*recipes: Mapping[str, Any]) -> list[Path]:
     return [Path(name) for name in named if isinstance(name, str)]
 
 
-def _contains(folder: Path, path: Path) -> bool:
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-
-
 def _same(one: Path, other: Path) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
@@ -78,7 +75,7 @@ def _check_above(option: str, path: Path, folder: Path) -> None:
         str(path).encode()
     except UnicodeEncodeError as error:
         raise InputError(f"expected {option} to be a path in UTF-8, got {str(path)!r}") from error
-    there = next(part for part in (folder, *folder.parents, Path()) if _exists(part))
+    there = next(part for part in (folder, *folder.parents, Path()) if os.path.exists(part))
     if not there.is_dir():
         raise InputError(
             f"expected {option} to be in a folder, got {path}, but {there} is a file: give another "
@@ -89,10 +86,3 @@ def _check_above(option: str, path: Path, folder: Path) -> None:
             f"expected {option} to be in a folder that can be written, got {path}, but {there} is "
             f"read-only: give another path"
         )
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # For example, the name is too long.
-        return False

@@ -145,7 +145,8 @@ def slurm(
         time=time,
         partition=partition,
         account=account,
-        job_name=job_name or _plain(recipe.stem),
+        # Without the characters that Slurm does not allow.
+        job_name=job_name or "fineprune-" + re.sub(r"[^A-Za-z0-9_.-]", "-", recipe.stem),
         setup=setup or (),
     )
     if out is not None:
@@ -200,12 +201,8 @@ def _spread(
 ) -> tuple[int, int]:
     """Return the CPUs per node, and the threads of each process, of a training with servers.
 
-    Args:
-        recipe: The recipe.
-        nodes: The number of nodes of the job.
-        gpus: The number of GPUs per node.
-        cpus: The number of CPUs per node; None for as many as the processes use.
-        whole: Whether the training has to use all nodes.
+    Without a number of ``cpus``, they are as many as the processes use. ``whole`` says whether the
+    training has to use all nodes.
     """
     settings, run = recipe.distributed, recipe.run
     dedicated = settings.servers if settings.placement == "dedicated" else 0
@@ -239,8 +236,3 @@ def _check_nodes(configurations: Sequence[Configuration], nodes: int) -> None:
                 f"expected configurations for {nodes} nodes, got {one.text!r} on {one.nodes}: give "
                 f"group=, the number of processes per node, or ask for more nodes"
             )
-
-
-def _plain(stem: str) -> str:
-    """Return a job name for a recipe, without the characters that Slurm does not allow."""
-    return "fineprune-" + re.sub(r"[^A-Za-z0-9_.-]", "-", stem)
