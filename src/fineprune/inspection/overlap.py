@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from scipy import stats
 
 from fineprune.inspection.inspected import Inspected
 from fineprune.inspection.suspects import suspicion_in
+from fineprune.runs.run import split_by
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,9 @@ def suspect_overlaps(runs: list[Inspected], size: int) -> list[Overlap]:
 
 def tenth_overlaps(runs: Sequence[Inspected], overlaps: Overlapping) -> list[Overlap]:
     """Return the overlaps of a tenth of the samples, between runs with as many samples."""
-    counts = dict.fromkeys(len(run.labels) for run in runs)
-    return [
-        overlap
-        for count in counts
-        for overlap in overlaps(
-            [run for run in runs if len(run.labels) == count], max(1, count // 10)
-        )
-    ]
+    by_number = split_by(lambda run: len(run.labels), runs)
+    parts = [overlaps(of_number, max(1, number // 10)) for number, of_number in by_number.items()]
+    return list(chain.from_iterable(parts))
 
 
 def expected_jaccard(size: int, samples: int) -> float:

@@ -143,13 +143,8 @@ def _title(runs: Sequence[Run | Unfinished]) -> str:
     return titles[0] if len(titles) == 1 else "Comparisons of fine-pruning"
 
 
-def _overview(sections: Sequence[dict[str, Any]]) -> Table | None:
-    """Return the table of the method of each group, or of all arms of a group without a method.
-
-    It is None if there is only one group.
-    """
-    if len(sections) < 2:
-        return None
+def _overview(sections: Sequence[dict[str, Any]]) -> Table:
+    """Return the table of the method of each group, or of all arms of a group without a method."""
     columns = [column for column in COLUMNS[1:] if column.short is not None]
     lines = [
         (f"{section['heading']}, {row.arm}", *(column.cell(row) for column in columns))

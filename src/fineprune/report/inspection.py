@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from markupsafe import Markup
 
 from fineprune.errors import InputError
@@ -29,6 +28,7 @@ from fineprune.labels.label_watch import MOST_REVIEWED
 from fineprune.labels.review_page import review_section
 from fineprune.report.facts import distinct, facts
 from fineprune.report.inspection_tables import (
+    Matrix,
     class_table,
     confused_pairs,
     overlap_table,
@@ -44,8 +44,6 @@ from fineprune.report.table import Table, percent
 from fineprune.runs.run import split_by, told_apart
 
 _LOGGER = logging.getLogger(__name__)
-
-Matrix = npt.NDArray[np.int64]
 
 # A confusion matrix in the page: the caption, and for each row its name and the cells (the text,
 # the shade from 0 to 1, and whether the prediction is right).
@@ -108,17 +106,19 @@ def write_inspection(
         sections.append(_section(samples, ranked, arm, full, f"arm-{number}", views))
     skipped = tenth_overlaps(runs, skipped_overlaps)
     suspected = tenth_overlaps(runs, suspect_overlaps)
+    networks = split_by(
+        lambda run: (run.summary.network, run.summary.dataset), [r.run for r in runs]
+    )
     overlaps = {"The most skipped samples": skipped, "The most suspected samples": suspected}
     write_page(
         path,
         "inspection.html.j2",
         title=_title(runs),
         lead=", ".join(distinct(run.name for run in runs)),
-        facts=_facts(runs),
+        facts=[facts(of_network) for of_network in networks.values()],
         review=Markup(section_of_review),  # It has escaped all names.
         sections=sections,
         overlaps=[overlap_table(title, found, runs) for title, found in overlaps.items() if found],
-        runs=len(runs),
     )
     return Inspection([run.name for run in runs], figures, skipped, suspected)
 
@@ -317,12 +317,6 @@ def _headings(arms: Sequence[list[Inspected]]) -> list[str]:
     headings = [f"{s.network} on {s.dataset}, {s.arm}" for s in (run.summary for run in runs)]
     headings = told_apart(headings, [f", {run.title}" for run in runs])
     return told_apart(headings, [f", {run.path}" for run in runs])
-
-
-def _facts(runs: Sequence[Inspected]) -> list[list[tuple[str, str]]]:
-    """Return the facts of the runs of each network on each dataset."""
-    groups = split_by(lambda run: (run.summary.network, run.summary.dataset), [r.run for r in runs])
-    return [facts(members) for members in groups.values()]
 
 
 def _title(runs: Sequence[Inspected]) -> str:

@@ -7,13 +7,8 @@ import numpy as np
 from fineprune.experiments.arm_table import mean_difference
 from fineprune.experiments.controls import COOLDOWN
 from fineprune.report.figures.drawing import Drawing, Titles, svg_text, titled_points
-from fineprune.report.figures.evaluations import (
-    Curve,
-    Metrics,
-    accuracy_limits,
-    average_curves,
-)
-from fineprune.report.figures.style import arm_legend, colour_of, dash_of, new_figure
+from fineprune.report.figures.evaluations import Curve, Metrics, accuracy_limits, average_curves
+from fineprune.report.figures.style import arm_legend, colour_of, line_of, new_figure
 
 
 def draw_time(
@@ -50,7 +45,7 @@ def draw_time(
             axes.plot(x / length, mean, color=colour_of(COOLDOWN), linewidth=1.4)
         for arm, curve in curves.items():
             x, mean, colour = curve.seconds / length, curve.mean, colour_of(arm)
-            axes.plot(x, mean, color=colour, linestyle=dash_of(arm), alpha=0.55, linewidth=1.1)
+            axes.plot(x, mean, alpha=0.55, linewidth=1.1, **line_of(arm))
             texts = [
                 f"{arm}, epoch {epoch}: {value:.2f} % after {_time(second)}"
                 for epoch, value, second in zip(curve.epochs, mean, curve.seconds, strict=True)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 
 from fineprune.experiments.arm_table import Group
-from fineprune.report.figures.style import colour_of, dash_of
+from fineprune.report.figures.style import line_of
 
 # The metrics of a run: one dict per epoch.
 Metrics = list[dict[str, Any]]
@@ -73,12 +73,12 @@ def _track(metrics: Metrics, key: str) -> dict[int, tuple[float, float]]:
 
 def plot_curve(axes: Axes, arm: str, curve: Curve) -> None:
     """Draw the mean of an arm and, if its seeds differ, a band from the minimum to the maximum."""
-    colour, least, most = colour_of(arm), curve.values.min(0), curve.values.max(0)
+    line, least, most = line_of(arm), curve.values.min(0), curve.values.max(0)
     if (most > least).any():
-        axes.fill_between(curve.epochs, least, most, color=colour, alpha=0.15, linewidth=0)
+        axes.fill_between(curve.epochs, least, most, color=line["color"], alpha=0.15, linewidth=0)
     # A line through a single point is invisible.
     marker: dict[str, Any] = {"marker": "o", "markersize": 4} if len(curve.epochs) == 1 else {}
-    axes.plot(curve.epochs, curve.mean, color=colour, linestyle=dash_of(arm), zorder=3, **marker)
+    axes.plot(curve.epochs, curve.mean, zorder=3, **line, **marker)
 
 
 def accuracy_limits(curves: dict[str, Curve], since: float) -> tuple[float, float]:

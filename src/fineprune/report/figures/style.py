@@ -23,32 +23,22 @@ INK, FAINT = "#333333", "#999999"
 
 # The palette of Okabe and Ito, which colour-blind readers can distinguish. It has eight colours, so
 # the arms after them have other ones, and differ in the line style too.
-_COLOURS = {
-    "full": INK,
-    "fine-pruning": "#d55e00",
-    "random": "#0072b2",
-    "shorter": "#009e73",
-    "shorter-1.5": "#6b9e00",
-    "shorter-2": "#00594b",
-    "fewer-epochs": "#009e73",
-    "fewer-epochs-late": "#e69f00",
-    "adaptive": "#cc79a7",
-    "infobatch": "#56b4e9",
-    "rs2": "#8c5a2b",
-    "matched": "#5b5ea6",
-    "cooldown": "#b22222",
+_ARMS: dict[str, tuple[str, Any]] = {
+    "full": (INK, "-"),
+    "fine-pruning": ("#d55e00", "-"),
+    "random": ("#0072b2", (0, (4, 1.5))),
+    "shorter": ("#009e73", (0, (3, 1, 1, 1))),
+    "shorter-1.5": ("#6b9e00", (0, (2, 1))),
+    "shorter-2": ("#00594b", (0, (3, 1, 1, 1, 1, 1))),
+    "fewer-epochs": ("#009e73", (0, (6, 1.5, 1.5, 1.5))),
+    "fewer-epochs-late": ("#e69f00", (0, (1, 1))),
+    "adaptive": ("#cc79a7", "-"),
+    "infobatch": ("#56b4e9", "-"),
+    "rs2": ("#8c5a2b", (0, (8, 1.5))),
+    "matched": ("#5b5ea6", (0, (5, 1, 1, 1, 1, 1))),
+    "cooldown": ("#b22222", "-"),
 }
 _OTHER_COLOURS = ("#808080", "#a68a00", "#8a4fb0")
-_DASHES: dict[str, Any] = {
-    "random": (0, (4, 1.5)),
-    "shorter": (0, (3, 1, 1, 1)),
-    "shorter-1.5": (0, (2, 1)),
-    "shorter-2": (0, (3, 1, 1, 1, 1, 1)),
-    "fewer-epochs": (0, (6, 1.5, 1.5, 1.5)),
-    "fewer-epochs-late": (0, (1, 1)),
-    "rs2": (0, (8, 1.5)),
-    "matched": (0, (5, 1, 1, 1, 1, 1)),
-}
 
 _STYLE: Any = {  # Newer versions of matplotlib have a type for each key.
     "svg.fonttype": "none",
@@ -113,22 +103,24 @@ def new_panels(
         yield figure, panels[:number]
 
 
-def colour_of(arm: str) -> str:
-    """Return the colour of an arm, or of a run of it, which has a name such as ``full (full-0)``.
+def line_of(arm: str) -> dict[str, Any]:
+    """Return the colour and the style of the line of an arm, for matplotlib.
 
-    The colour of an unknown arm depends on its name only.
+    A run of it may be given too, which has a name such as ``full (full-0)``. The colour of an
+    unknown arm depends on its name only.
     """
     arm = arm.partition(" ")[0]
     if arm.startswith(COOLDOWN):
         arm = COOLDOWN.rstrip("-")
     # A checksum of the name gives the same colour in every report, a position would not.
     other = _OTHER_COLOURS[zlib.crc32(arm.encode()) % len(_OTHER_COLOURS)]
-    return _COLOURS.get(arm, other)
+    colour, style = _ARMS.get(arm, (other, "-"))
+    return {"color": colour, "linestyle": style}
 
 
-def dash_of(arm: str) -> Any:
-    """Return the line style of an arm or of a run of it, in matplotlib's format."""
-    return _DASHES.get(arm.partition(" ")[0], "-")
+def colour_of(arm: str) -> str:
+    """Return the colour of an arm, or of a run of it."""
+    return str(line_of(arm)["color"])
 
 
 def whole_ticks(most: int) -> MaxNLocator:
@@ -138,7 +130,5 @@ def whole_ticks(most: int) -> MaxNLocator:
 
 def arm_legend(figure: Figure, arms: Iterable[str]) -> None:
     """Add a legend with the names of the arms above the figure."""
-    handles = [
-        Line2D([], [], color=colour_of(arm), linestyle=dash_of(arm), label=arm) for arm in arms
-    ]
+    handles = [Line2D([], [], label=arm, **line_of(arm)) for arm in arms]
     figure.legend(handles=handles, loc="outside upper center", ncols=5)
