@@ -141,13 +141,16 @@ def plan(
     files, more = split_changes(words)
     if len(files) > 1:
         raise InputError(f"expected one recipe and section.key=value, got {' '.join(files)}")
-    if files and _is_run(Path(files[0])):
+    file = Path(files[0]) if files else None
+    if file is not None and _is_run(file):
         if settings or more or changes or samples or step_time or overhead or svg or ranks != 1:
             raise InputError(
                 f"expected the folder of a run alone, or with --json, got {files[0]} with other "
                 f"options: its recipe says how it was trained"
             )
-        _show_advice(Path(files[0]), as_json=as_json)
+        advice = advice_for(read_run(file))
+        told = [json.dumps({"run": str(file), "advice": advice})] if as_json else advice
+        typer.echo("\n".join(told))
         return
     if samples is not None:
         check_at_least("--samples", samples, 1)
@@ -156,7 +159,6 @@ def plan(
     if step_time is not None:
         check_above("--step-time", step_time, 0)
     check_at_least("--overhead", overhead, 0)
-    file = Path(files[0]) if files else None
     changed = all_changes(changes, more)
     recipe = _recipe(file, settings, changed)
     if svg is not None:
@@ -186,16 +188,6 @@ def _is_run(given: Path) -> bool:
     if recipe_file(given) == given:
         return given.is_dir()
     return any((given / name).is_file() for name in (RECIPE, SUMMARY, COMPARISON))
-
-
-def _show_advice(folder: Path, *, as_json: bool) -> None:
-    """Print which means of saving fits best for a training like that of a finished run."""
-    advice = advice_for(read_run(folder))
-    if as_json:
-        typer.echo(json.dumps({"run": str(folder), "advice": advice}))
-        return
-    for sentence in advice:
-        typer.echo(sentence)
 
 
 def _recipe(file: Path | None, settings: dict[str, Any], changes: list[str]) -> Recipe:

@@ -73,10 +73,13 @@ def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> K
         own_code: Whether the code of a user-defined network may be run for this.
     """
     missing = []
-    if not _has_predictions(run):
+    # Epochs keep the predictions of all samples or of none, so a part of the samples is enough.
+    some = np.arange(min(len(run.labels), 1000))
+    if not (run.history.predicted(some) >= 0).any():
         missing.append(_NO_PREDICTIONS)
     training_set = run.training_set()
-    classes = max(len(training_set.classes), _classes(run))
+    labels = [run.labels] if run.evaluated is None else [run.labels, run.evaluated]
+    classes = max(len(training_set.classes), *(1 + int(part.max(initial=0)) for part in labels))
     pictures = right_label = outputs = None
     try:
         loaded = pictures_of(run.run)
@@ -100,15 +103,3 @@ def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> K
         outputs=outputs,
         missing=tuple(missing),
     )
-
-
-def _classes(run: Inspected) -> int:
-    """Return the number of classes that occur as labels, or in the last evaluation."""
-    parts = [run.labels] if run.evaluated is None else [run.labels, run.evaluated]
-    return 1 + max(int(part.max(initial=0)) for part in parts)
-
-
-def _has_predictions(run: Inspected) -> bool:
-    # Epochs keep the predictions of all samples or of none, so a part of the samples is enough.
-    some = np.arange(min(len(run.labels), 1000))
-    return bool((run.history.predicted(some) >= 0).any())

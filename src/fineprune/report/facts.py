@@ -4,10 +4,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fineprune.errors import InputError
 from fineprune.experiments.tuning import read_rates
 from fineprune.runs.files import RECIPE
-from fineprune.runs.run import Run, read_sections, split_by
+from fineprune.runs.run import Run, split_by
 from fineprune.runs.summary import Summary
 
 
@@ -16,6 +15,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     summaries = [run.summary for run in runs]
     first = summaries[0]
     rates = chosen_rates(runs)
+    versions = (", ".join(f"{name} {of}" for name, of in s.versions.items()) for s in summaries)
     return [
         ("Runs", f"{len(runs)}: {', '.join(distinct(run.title for run in runs))}"),
         ("Network", f"{first.network}, {first.parameters:,} parameters"),
@@ -25,7 +25,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         *([("Learning rates", rates)] if rates else []),
         ("Seeds", ", ".join(distinct(str(summary.seed) for summary in summaries))),
         ("Hardware", "; ".join(distinct(f"{machine(s)}, {s.precision}" for s in summaries))),
-        ("Versions", "; ".join(distinct(_versions(summary) for summary in summaries))),
+        ("Versions", "; ".join(distinct(versions))),
         ("Git revision", ", ".join(distinct(summary.git or "none" for summary in summaries))),
     ]
 
@@ -59,21 +59,6 @@ def comparison_of(runs: Iterable[Run]) -> Path | None:
     folders = {run.comparison for run in runs}
     folder = folders.pop()
     return folder if not folders and folder and (folder / RECIPE).exists() else None
-
-
-def comparison_recipe(runs: Iterable[Run]) -> dict[str, Any]:
-    """Return the sections of the recipe of the comparison that contains all of some runs.
-
-    They are empty if there is no such comparison, or if its recipe is damaged: a report needs the
-    runs only.
-    """
-    folder = comparison_of(runs)
-    if folder is None:
-        return {}
-    try:
-        return read_sections(folder / RECIPE)
-    except InputError:
-        return {}
 
 
 def unequal(runs: Sequence[Run]) -> list[str]:
@@ -120,7 +105,3 @@ def listed(values: Iterable[Any]) -> str:
     """Return at least one value as a list in a sentence, such as ``1, 2 and 3``."""
     *others, last = map(str, values)
     return f"{', '.join(others)} and {last}" if others else last
-
-
-def _versions(summary: Summary) -> str:
-    return ", ".join(f"{name} {version}" for name, version in summary.versions.items())

@@ -1,7 +1,9 @@
 """The verdict on a comparison, in sentences that claim no more than the numbers support."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
+from fineprune.errors import InputError
 from fineprune.experiments.arm_table import (
     BASELINE,
     MARGIN,
@@ -13,10 +15,11 @@ from fineprune.experiments.arm_table import (
     time_difference,
 )
 from fineprune.experiments.controls import MATCHED, METHODS, is_shorter
-from fineprune.report.facts import comparison_recipe, listed, same_machine
+from fineprune.report.facts import comparison_of, listed, same_machine
 from fineprune.report.table import percent
 from fineprune.report.table import points as points_of
-from fineprune.runs.run import Run, split_by
+from fineprune.runs.files import RECIPE
+from fineprune.runs.run import Run, read_sections, split_by
 
 # On CIFAR-10, runs that differ only in their seed differ by about this many percentage points.
 CHANCE_POINTS = 0.5
@@ -97,7 +100,10 @@ def method_of(group: Group) -> str | None:
     It is the policy of the comparison's recipe. Runs that belong to no comparison have no such
     recipe: the first arm out of ``METHODS`` is returned.
     """
-    recipe = comparison_recipe(group.runs)
+    folder, recipe = comparison_of(group.runs), {}
+    if folder is not None:
+        with contextlib.suppress(InputError):  # It is damaged, but a report needs the runs only.
+            recipe = read_sections(folder / RECIPE)
     policy = recipe.get("pruning", {}).get("policy")
     if policy in group.arms and policy != BASELINE:
         return str(policy)
@@ -312,16 +318,13 @@ def _significance(difference: Difference, margin: float) -> str:
     standing, equivalent = _standing(difference, margin)
     if p_value is None:
         return "the same in every seed, so these seeds do not show the variation between seeds"
-    within = f"equivalent within {100 * margin:g} points ({_p(p_value)})"
+    probability = "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
+    within = f"equivalent within {100 * margin:g} points ({probability})"
     if standing == "not distinguishable":
         shown = "and" if equivalent else "and not shown to be"
         return f"not distinguishable with these seeds, {shown} {within}"
     text = f"significantly {standing} (the interval excludes zero)"
     return f"{text}, but {within}" if equivalent else text
-
-
-def _p(value: float) -> str:
-    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
 
 
 def _capitalized(arm: str) -> str:

@@ -10,7 +10,6 @@ from fineprune.report.figures.evaluations import (
     plot_curve,
 )
 from fineprune.report.figures.style import FAINT, arm_legend, new_figure, whole_ticks
-from fineprune.runs.run import Run
 
 
 def draw_curves(group: Group) -> Drawing | None:
@@ -21,7 +20,9 @@ def draw_curves(group: Group) -> Drawing | None:
     if not accuracies:
         return None
     longest = max(group.runs, key=lambda run: len(run.metrics))
-    milestones = _milestones(longest)
+    training = longest.recipe.get("training", {})
+    decays = training.get("schedule") == "milestones"
+    milestones = list(training.get("milestones", ())) if decays else []
     with new_figure(5.4) as figure:
         panels = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
         for axes, curves in zip(panels, (losses, accuracies), strict=True):
@@ -50,8 +51,3 @@ def draw_curves(group: Group) -> Drawing | None:
         caption += "."
     caption += " The accuracy axis is scaled to the values after the first tenth of the training."
     return Drawing("Loss and accuracy (the paper's Figure 1)", svg, caption)
-
-
-def _milestones(run: Run) -> list[int]:
-    training = run.recipe.get("training", {})
-    return list(training.get("milestones", ())) if training.get("schedule") == "milestones" else []
