@@ -42,8 +42,5 @@ def _line(points: list[tuple[int, int]]) -> str:
     (x, y), *others = points
     if not others:
         return f"M{x - 1} {y}h2"
-    steps = " ".join(
-        f"{after[0] - before[0]} {after[1] - before[1]}"
-        for before, after in itertools.pairwise(points)
-    )
+    steps = " ".join(f"{across} {down}" for across, down in np.diff(points, axis=0))
     return f"M{x} {y}l{steps}".replace(" -", "-")
