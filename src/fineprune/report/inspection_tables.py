@@ -93,21 +93,16 @@ def confused_pairs(matrix: Matrix, full: Matrix | None, names: Sequence[str]) ->
     errors = matrix - np.diag(np.diag(matrix))
     order = np.argsort(-errors, axis=None, kind="stable")[:_MOST_PAIRS]
     pairs = [divmod(int(pair), len(matrix)) for pair in order if errors.flat[pair] > 0]
-    headers: tuple[str, ...] = ("class", "recognised as", "samples", "share of the class, %")
-    lines = []
-    for label, predicted in pairs:
-        total = int(matrix[label].sum())
-        number = int(matrix[label, predicted])
-        cells = (names[label], names[predicted], f"{number:,}", percent(number / total, 1))
-        lines.append(cells if full is None else (*cells, f"{int(full[label, predicted]):,}"))
+    columns: list[tuple[str, Callable[[tuple[int, int]], str]]] = [
+        ("class", lambda pair: names[pair[0]]),
+        ("recognised as", lambda pair: names[pair[1]]),
+        ("samples", lambda pair: f"{matrix[pair]:,}"),
+        ("share of the class, %", lambda pair: percent(matrix[pair] / matrix[pair[0]].sum(), 1)),
+    ]
     if full is not None:
-        headers += ("samples in full",)
-    return Table(
-        "Classes that are confused most often",
-        headers,
-        lines,
-        f"The {len(lines)} most frequent errors after the last epoch.",
-    )
+        columns.append(("samples in full", lambda pair: f"{full[pair]:,}"))
+    note = f"The {len(pairs)} most frequent errors after the last epoch."
+    return table_of("Classes that are confused most often", pairs, columns, note)
 
 
 def overlap_table(title: str, overlaps: Sequence[Overlap], runs: Sequence[Inspected]) -> Table:
