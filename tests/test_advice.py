@@ -174,7 +174,7 @@ def test_plan_gives_the_advice_for_a_finished_run(tmp_path):
     assert "It is too early to say" in shown.stdout
     as_json = CliRunner().invoke(app, ["plan", str(tmp_path / "run"), "--json"])
     assert json.loads(as_json.stdout)["advice"] == shown.stdout.splitlines()
-    for options in (["--save", "0.3"], ["--samples", "9"], ["training.epochs=3"]):
+    for options in (["--save", "0.3"], ["--samples", "0"], ["training.epochs=3"]):
         result = CliRunner().invoke(app, ["plan", str(tmp_path / "run"), *options])
         assert result.exit_code == 2
         assert "expected the folder of a run alone" in result.stderr

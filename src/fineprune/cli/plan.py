@@ -143,7 +143,8 @@ def plan(
         raise InputError(f"expected one recipe and section.key=value, got {' '.join(files)}")
     file = Path(files[0]) if files else None
     if file is not None and _is_run(file):
-        if settings or more or changes or samples or step_time or overhead or svg or ranks != 1:
+        numbers = samples is not None or step_time is not None or overhead or ranks != 1
+        if settings or more or changes or numbers or svg:
             raise InputError(
                 f"expected the folder of a run alone, or with --json, got {files[0]} with other "
                 f"options: its recipe says how it was trained"
