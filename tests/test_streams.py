@@ -58,6 +58,12 @@ def train(pruner, loader, upto=None):
     return seen
 
 
+def record_all(pruner, loader, epochs=None):
+    for epoch in itertools.islice(pruner.epochs(), epochs):
+        for index, _ in loader:
+            pruner.record(index, losses_of(epoch, index))
+
+
 def of_epoch(seen, epoch):
     return [index for number, batch in seen if number == epoch for index in batch]
 
@@ -493,6 +499,40 @@ def test_two_ranks_count_the_same_and_continue(tmp_path, fast_spawn):
     assert not both[0] & both[1]
 
 
+def train_other_order(rank, folder):
+    """Each rank lists the shards in an order of its own, as the nodes of a cluster may do."""
+    torch.set_num_threads(1)
+    with gloo_group(rank, folder):
+        index = KeyIndex.scan(list(SIZES)[:: 1 - 2 * rank], keys)
+        pruner = made(index, batch_size=4)
+        loader = PrunedStream(pruner, index, read).loader(collate_fn=list)
+        with pytest.raises(InputError, match="same KeyIndex on every rank, got different ones"):
+            record_all(pruner, loader)
+        assert pruner.position.epoch == 0
+
+
+def test_ranks_with_other_numbers_for_the_samples_are_refused(tmp_path, fast_spawn):
+    spawn(train_other_order, (str(tmp_path),), nprocs=2)
+
+
+def test_a_rank_that_repeats_few_samples_says_what_is_left_out():
+    sizes = [60, 1, 1, 1]
+    index = KeyIndex.of_ids(list("abcd"), sizes)
+    firsts = dict(zip("abcd", index.firsts.tolist(), strict=False))
+    alike = lambda array: [array, array]  # noqa: E731 (The other rank records the same.)
+    pruner = made(index, num_replicas=2, rank=1, batch_size=4, all_gather=alike)
+    stream = PrunedStream(
+        pruner,
+        index,
+        lambda shard: ((firsts[shard] + k, k) for k in range(sizes["abcd".index(shard)])),
+    )
+    loader = stream.loader(collate_fn=list)
+    with pytest.warns(RuntimeWarning) as caught:
+        record_all(pruner, loader, 3)
+    (said,) = caught
+    assert re.match("no rank trains 28 of the 63 samples that epoch 0 keeps", str(said.message))
+
+
 def test_repeats_begin_at_the_beginning():
     """A rank with 5 samples trains 12: its two workers yield their own samples again."""
     kept, order = [2, 3, 30], [2, 0, 1]
@@ -543,7 +583,11 @@ def test_a_sample_that_cannot_be_read_is_named(workers):
     def decode(raw):
         raise ValueError("no picture")
 
+    def missing(shard):
+        raise OSError("not there")
+
     loaders: dict[str, dict[str, Any]] = {
+        "not there.*in shard '[a-z]+', after 0 samples": {"read": missing},
         "no picture.*in the sample at place [0-9]+ of shard '[a-z]+'": {"decode": decode},
         "gone.*in shard '[a-z]+', after 2 samples": {"read": broken},
     }
@@ -602,6 +646,24 @@ def test_keys_of_another_type_are_said(listed, given, said):
 def test_a_stream_needs_an_index_and_a_pruner_that_fits(pruner, index, options, message):
     with pytest.raises(InputError, match=message):
         PrunedStream(made(**pruner), index, read, **options)
+
+
+def test_a_pruner_whose_ranks_own_samples_is_refused():
+    pruner: Any = fp.ShardedPruner(len(INDEX), fp.FullData(2), batch_size=4)
+    with pytest.raises(InputError, match="expected a Pruner, got ShardedPruner"):
+        PrunedStream(pruner, INDEX, read)
+
+
+def test_shards_without_an_order_are_refused():
+    shards: Any = {"a", "b"}
+    with pytest.raises(InputError, match=r"in an order, .* got a set.*sorted\("):
+        KeyIndex.scan(shards, keys)
+
+
+@pytest.mark.parametrize("state", [None, {"index": 0}])
+def test_what_is_no_state_of_a_loader_is_refused(state):
+    with pytest.raises(InputError, match="expected a state of a StreamLoader, got"):
+        loader_of(made()).load_state_dict(state)
 
 
 def test_a_pruner_of_a_stream_of_unknown_length_is_refused():

@@ -194,6 +194,16 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """This pruner's own copy of the policy."""
         return self._policy
 
+    def number_by(self, digest: int) -> None:
+        """Say that something else than a data set, such as a ``KeyIndex``, numbers the samples.
+
+        At the end of each epoch whose losses are merged, it is an error if the ranks differ in it.
+
+        Args:
+            digest: A number that is the same for equal numberings.
+        """
+        self._recorder.numbering = digest
+
     def loader(
         self,
         dataset: Any = None,

@@ -451,6 +451,8 @@ class LoopChecks:
         same = all(np.array_equal(index, watched[0][: len(index)]) for index in watched[1:])
         if not same or len(watched) < _ENOUGH_BATCHES:
             return None
+        if len(np.unique(watched[0])) < len(watched[0]):
+            return None  # A rank of a stream that has too few samples repeats them.
         return (
             f"the batches of epoch {epoch} were recorded with the same indices, so losses are "
             f"counted for the wrong samples: give record the indices that the loader yields, not "

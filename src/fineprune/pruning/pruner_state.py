@@ -92,9 +92,14 @@ def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -
             # So that the message names what differs, also if only one of them has it.
             check_state({**dict.fromkeys(value), **given}, {**dict.fromkeys(given), **value}, ())
         if given != value:
+            remedy = "resume with the settings that the state was made with"
+            if key == "rank":
+                remedy = (
+                    "each rank loads the state that it saved itself (in a distributed checkpoint, "
+                    "give each rank a key of its own)"
+                )
             raise InputError(
-                f"expected a pruner state with {key}={_brief(value)}, got {_brief(given)}: resume "
-                f"with the settings that the state was made with"
+                f"expected a pruner state with {key}={_brief(value)}, got {_brief(given)}: {remedy}"
             )
     missing = [key for key in keys if key not in packed]
     if missing:

@@ -39,6 +39,8 @@ class Recorder:
         nonfinite: Number of losses that all ranks recorded in the epoch in progress and that were
             NaN or infinite, as of the last flush.
         flat: Whether all samples of each batch had the same loss, as of the last flush.
+        numbering: A number that says which sample each index stands for, and must be the same on
+            every rank; 0 if the data set says it.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Recorder:
         self._seed = seed
         self._flush_every = flush_every
         self._policy_merges = type(policy).merge is not Policy.merge
+        self.numbering = 0
         self.clear()
 
     def clear(self) -> None:
@@ -146,12 +149,18 @@ class Recorder:
         epoch = plan.epoch
         # The shares of a ``ShardedPruner`` differ.
         own = fingerprint(plan, self._seed) if isinstance(plan, EpochPlan) else 0
-        numbers = np.array([batches, own, -own, epoch, -epoch])
-        most, largest, smallest, last, first = self._replicas.maximum(numbers).tolist()
+        index = self.numbering
+        numbers = np.array([batches, own, -own, epoch, -epoch, index, -index])
+        most, largest, smallest, last, first, *indices = self._replicas.maximum(numbers).tolist()
         if last != -first:
             raise InputError(
                 f"expected every rank in the same epoch, got some in epoch {-first} and some in "
                 f"epoch {last}: loop over pruner.epochs() on every rank"
+            )
+        if indices[0] != -indices[1]:
+            raise InputError(
+                "expected the same KeyIndex on every rank, got different ones, which give the "
+                "samples other numbers: let one rank make and save it, and load it on all"
             )
         if largest != -smallest:
             raise InputError(

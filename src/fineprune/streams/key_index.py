@@ -7,7 +7,7 @@ was made. Without this check, the losses of one sample would count for another.
 
 import os
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from numbers import Integral
 from pathlib import Path
 
@@ -234,6 +234,11 @@ def _of_other_type(key: object) -> object:
 def _checked_names(shards: Sequence[str]) -> tuple[str, ...]:
     if isinstance(shards, str):
         raise InputError(f"expected the names of shards, got one text {shards!r}: give a list")
+    if isinstance(shards, Set):
+        raise InputError(
+            "expected the names of shards in an order, which numbers their samples, got a set, "
+            "which has another one in each process: give sorted(...)"
+        )
     names = tuple(shards)
     for name in names:
         if not isinstance(name, str):

@@ -44,7 +44,8 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
             0, the samples of a shard stay in stored order; only the shards are shuffled.
 
     Raises:
-        InputError: There is no index, or the pruner has another number of samples or no batch size.
+        InputError: There is no index, or the pruner is no ``Pruner``, or has another number of
+            samples or no batch size.
     """
 
     def __init__(
@@ -62,6 +63,11 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
                 f"samples is unknown, and losses cannot be assigned to them (hashes of keys "
                 f"collide, and samples would share their counts): make one with KeyIndex.scan"
             )
+        if not isinstance(pruner, Pruner):
+            raise InputError(
+                f"expected a Pruner, got {type(pruner).__name__}: a stream deals whole shards to "
+                f"the ranks, anew in each epoch"
+            )
         if pruner.num_samples != len(index):
             raise InputError(
                 f"expected a pruner of the {len(index)} samples in the index, got one of "
@@ -70,6 +76,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         if pruner.shape.batch_size is None:
             raise InputError("expected a batch size, got none: make Pruner(..., batch_size=...)")
         check_whole_number("shuffle_buffer", shuffle_buffer, 0)
+        pruner.number_by(index.digest())
         self.index = index
         self.shuffle_buffer = shuffle_buffer
         self.shared_plan = SharedPlan(len(index))
@@ -203,9 +210,10 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         last = kept.rindex(1)
         expected = self.index.expected(shard)
         found = self.index.found
-        samples = self._read(self.index.shards[shard])
+        samples: Iterable[_Stored] = ()
         place = -1
         try:
+            samples = self._read(self.index.shards[shard])
             for place, (key, raw) in enumerate(samples):
                 if place == len(expected) or found(shard, key) != expected[place]:
                     raise self.index.refusal(shard, place, key)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, warn_user
 from fineprune.pruning.indexed import IndexedCollate
 from fineprune.pruning.loader import check_in_order
 from fineprune.pruning.random_streams import stream
@@ -26,6 +26,9 @@ _REFUSED = {
     "drop_last": "it is that of the pruner",
     "pin_memory": "batches are made in this process: pin their tensors in collate_fn",
 }
+
+# The share of an epoch's samples that may be left out without a warning.
+_MOST_MISSED = 0.05
 
 
 class StreamLoader:
@@ -65,6 +68,7 @@ class StreamLoader:
         self._stream = stream
         self._collate = collate_fn
         self._num_workers = num_workers
+        self._warned = False
         # Without a generator, each pass would draw from the user's random numbers.
         self._generator = torch.Generator()
         defaults: dict[str, Any] = {"generator": self._generator}
@@ -95,7 +99,19 @@ class StreamLoader:
         sampler = pruner.sampler
         chance = stream(sampler.seed, plan.epoch, f"decode on rank {sampler.rank}")
         self._generator.manual_seed(int(chance.integers(2**63)))
+        self._warn_of_missed(plan.epoch, plan.number)
         return self._batches(this, iter(self._samples))
+
+    def _warn_of_missed(self, epoch: int, kept: int) -> None:
+        missed = self._stream.coverage().missed
+        if missed <= _MOST_MISSED * kept or self._warned:
+            return
+        self._warned = True
+        warn_user(
+            f"no rank trains {missed} of the {kept} samples that epoch {epoch} keeps, since the "
+            f"ranks have unequal shards: write shards of equal size, a multiple of the "
+            f"{self._stream.pruner.shape.num_replicas} ranks or many more than ranks"
+        )
 
     def state_dict(self) -> dict[str, int]:
         """Return what the order of the samples within an epoch depends on."""
@@ -119,10 +135,12 @@ class StreamLoader:
                 another one.
         """
         own = self.state_dict()
-        if set(state) != set(own):
+        if not isinstance(state, dict) or set(state) != set(own):
+            got = repr(state)
+            if isinstance(state, dict):
+                got = f"one with the keys {', '.join(map(str, state))}"
             raise InputError(
-                f"expected a state of a StreamLoader, got one with the keys "
-                f"{', '.join(map(str, state))}: give what state_dict() returned"
+                f"expected a state of a StreamLoader, got {got}: give what state_dict() returned"
             )
         if state["index"] != own["index"]:
             raise InputError(
