@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -323,7 +324,7 @@ def test_images_that_were_renamed_or_added_do_not_hide_the_others(
     cards = review.count('<li class="card"')
     assert review.count("This sample cannot be read") == 1
     assert review.count("<img src=") == cards - 1
-    assert "1 of the 70 images of the run are not there any more" in caplog.text
+    assert "1 of the 70 samples of the run are not there any more" in caplog.text
     # Runs that began with the first index still find it.
     assert kept.read_bytes() == index
 
@@ -455,6 +456,38 @@ def test_own_data_are_shown_if_their_code_may_run(tmp_path):
     assert (
         review.count('<img src="data:image/png;base64,') == review.count('<li class="card"') >= 20
     )
+
+
+def backwards():
+    """The data of ``shades`` in another order."""
+    train, test = Shades(80), Shades(20, 80)
+    for values in (train.targets, train.keys):
+        values.reverse()
+    train.x = train.x.flip(0)
+    return train, test
+
+
+def backwards_without_keys():
+    train, test = backwards()
+    del train.keys
+    return train, test
+
+
+def test_own_data_that_have_changed_are_found_by_their_keys_or_said(tmp_path, monkeypatch, caplog):
+    train(own("shades", epochs=2), tmp_path / "run")
+
+    def page(function):
+        caplog.clear()
+        monkeypatch.setitem(globals(), "shades", function)
+        text = review_of(tmp_path / "page.html", tmp_path / "run", "--own-data", "--no-network")
+        return re.findall('src="data:image/png;base64,[^"]*"', text)
+
+    before = page(shades)
+    assert not caplog.text
+    assert page(backwards) == before
+    assert not caplog.text
+    assert page(backwards_without_keys) != before
+    assert "returns other data than in the run, so the page may show other samples" in caplog.text
 
 
 def test_transformed_targets_are_the_classes_of_each_sample():

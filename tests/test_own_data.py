@@ -53,6 +53,13 @@ def noisy():
     return Noisy(96, noise=True), Noisy(32, noise=False)
 
 
+def with_gaps():
+    """The same without noise, and with pixels that are not known."""
+    train, test = Noisy(96, noise=False), Noisy(32, noise=False)
+    train.x[:, 0, 0, 0] = torch.nan
+    return train, test
+
+
 def noisy_with_plain():
     return *noisy(), Noisy(96, noise=False)
 
@@ -376,6 +383,10 @@ def drawing():
 def test_the_initial_weights_do_not_depend_on_what_the_function_draws(tmp_path, reference):
     train(recipe(function="drawing"), tmp_path / "run")
     assert torch.equal(outcome(tmp_path / "run")[0], reference[0])
+
+
+def test_pixels_that_are_not_numbers_are_no_random_transforms():
+    assert own_data(recipe("data.validation=32", function="with_gaps")).num_samples == 64
 
 
 def test_validation_uses_samples_without_random_transforms(tmp_path):

@@ -119,6 +119,19 @@ def test_edits_are_read(run, tmp_path):
     assert (labels[first], labels[second]) == (DROP, 7)
 
 
+def test_a_run_is_not_counted_twice(run, tmp_path):
+    again = f"{run}/../{run.name}"
+    result = relabel(run, again, "--out", tmp_path / "labels.csv")
+    assert result.exit_code == 2
+    assert f"expected each run once, since evidence is added, got {run} twice" in result.stderr
+
+
+def test_a_run_in_the_current_folder_has_a_name(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(run)
+    result = relabel(".", "--out", tmp_path / "labels.csv")
+    assert f"--out {run}-relabelled" in result.stdout
+
+
 def test_a_table_that_may_have_been_edited_is_not_overwritten(run, tmp_path):
     path = tmp_path / "labels.csv"
     path.write_text("mine")
@@ -191,6 +204,12 @@ def test_a_table_may_be_in_any_order_and_have_other_columns(tmp_path):
 def test_a_table_may_have_the_separators_of_a_spreadsheet(separator, tmp_path):
     path = tmp_path / "labels.csv"
     path.write_text(separator.join(("index", "label\n0", "a\n1", "b\n")))
+    assert read_labels(path, ["a", "b"], 2).tolist() == [0, 1]
+
+
+def test_rows_of_separators_alone_are_no_rows(tmp_path):
+    path = tmp_path / "labels.csv"
+    path.write_text("index,label,note\n0,a,\n,,\n1,b,\n,,\n")
     assert read_labels(path, ["a", "b"], 2).tolist() == [0, 1]
 
 

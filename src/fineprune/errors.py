@@ -77,13 +77,15 @@ def check_whole_number(name: str, value: object, least: int) -> int:
 def check_at_least(name: str, value: float, least: float) -> None:
     """Raise InputError unless ``value`` is finite and at least ``least``."""
     if not (math.isfinite(value) and value >= least):
-        raise InputError(f"expected {name} to be at least {least}, got {value}")
+        finite = "" if math.isfinite(value) else "a finite number of "
+        raise InputError(f"expected {name} to be {finite}at least {least}, got {value}")
 
 
 def check_above(name: str, value: float, bound: float) -> None:
     """Raise InputError unless ``value`` is finite and above ``bound``."""
     if not (math.isfinite(value) and value > bound):
-        raise InputError(f"expected {name} to be above {bound}, got {value}")
+        finite = "" if math.isfinite(value) else "a finite number "
+        raise InputError(f"expected {name} to be {finite}above {bound}, got {value}")
 
 
 def check_between(name: str, value: float, low: float, high: float) -> None:

@@ -61,6 +61,9 @@ def relabel(
         raise InputError(f"expected --most to be at least 0, got {most}")
     if accept is not None and not 0 < accept <= 1:
         raise InputError(f"expected --accept above 0 and at most 1, got {accept:g}")
+    folders = [run.resolve() for run in runs]
+    if twice := [folder for folder in folders if folders.count(folder) > 1]:
+        raise InputError(f"expected each run once, since evidence is added, got {twice[0]} twice")
     read = [read_run(run) for run in runs]
     table = label_table(read_inspected(read), most, accept)
     make_folder(out.parent)
@@ -71,7 +74,8 @@ def relabel(
         for name in ("label_noise", "label_noise_map")
         if read[0].recipe.get("data", {}).get(name) is not None
     ]
-    command = ["fineprune", "train", str(runs[0] / RECIPE), "--out", f"{runs[0]}-relabelled"]
+    trained = runs[0] if runs[0].name else runs[0].resolve()  # "." has no name to add to.
+    command = ["fineprune", "train", str(runs[0] / RECIPE), "--out", f"{trained}-relabelled"]
     to_train = shlex.join([*command, "--set", *settings])
     if as_json:
         figures = {"suspects": table.suspects, "accepted": table.accepted}

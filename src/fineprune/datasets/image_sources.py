@@ -250,7 +250,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, str, str]]:
             raise _wrong_header(path, header)
         columns = header.index("path"), header.index("label")
         for row in table:
-            if not row:
+            if not any(map(str.strip, row)):
                 continue
             if len(row) != len(header):
                 raise InputError(

@@ -122,6 +122,8 @@ def _from_table(
     index, lines = [], []
     with explaining(f"expected a table in {path}, cannot read it", csv.Error):
         for row in table:
+            if not any((row.get(name) or "").strip() for name in ("key", "index", "label")):
+                continue  # Spreadsheets leave rows of separators alone.
             place = f"line {table.line_num} of {path}"
             if row.get("key"):
                 index.append(_of_key(row["key"], place, numbers))

@@ -2,7 +2,7 @@
 
 import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from fineprune.datasets.image_index import ImageIndex, load_index
 from fineprune.errors import InputError
 from fineprune.inspection.known_samples import KnownSamples
 from fineprune.inspection.pictures import image_of
-from fineprune.training.data.user import load_own
+from fineprune.training.data.user import checked_keys, load_own, samples_digest
 from fineprune.training.recipe import make_recipe
 
 _LOGGER = logging.getLogger(__name__)
@@ -36,32 +36,48 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
         raise InputError(
             f"expected --own-data to show samples of {data.name!r}, which runs its code, got none"
         )
-    *_, plain = load_own(data.name, needs_plain=False)
+    train, test, plain = load_own(data.name, needs_plain=False)
+    keys = checked_keys(train, data.name)
+    if keys is not None and samples.training_set.keys is not None:
+        places = _places(keys, samples, data.name)
+        return lambda sample: _UNREADABLE if (at := places[sample]) is None else plain[at]
     if len(plain) <= number.max():
         raise InputError(
             f"expected at least {number.max() + 1} training samples from {data.name}, got "
             f"{len(plain)}"
         )
+    begun = samples.run.run.summary.data_sha256
+    if begun not in (None, samples_digest(data, train, test, plain)):
+        _LOGGER.warning(
+            "%s returns other data than in the run, so the page may show other samples than those "
+            "that were trained: give its training set an attribute keys, by which they are found",
+            data.name,
+        )
     return lambda sample: plain[int(number[sample])]
 
 
 def _shown_files(source: Path, samples: KnownSamples) -> Show:
-    """Return what shows image files, which are found by their keys: others may have been added."""
     index = load_index(source, keep=False)
-    places = dict(zip(index.keys(), range(len(index)), strict=True))
-    keys = map(samples.training_set.key, range(len(samples)))
-    files = [None if key is None else places.get(key) for key in keys]
-    gone = files.count(None)
+    files = _places(index.keys(), samples, str(source))
+    return lambda sample: _file(index, files[sample])
+
+
+def _places(keys: Sequence[str], samples: KnownSamples, source: str) -> list[int | None]:
+    """Return where each sample of a run is now, which its key says: others may have been added."""
+    places = {key: place for place, key in enumerate(keys)}
+    trained = map(samples.training_set.key, range(len(samples)))
+    found = [None if key is None else places.get(key) for key in trained]
+    gone = found.count(None)
     if gone == len(samples):
         raise InputError(
-            f"expected in {source} the images with which the run was trained, got others"
+            f"expected in {source} the samples with which the run was trained, got others"
         )
     if gone:
         _LOGGER.warning(
-            "%s: %d of the %d images of the run are not there any more, and are not shown",
+            "%s: %d of the %d samples of the run are not there any more, and are not shown",
             *(source, gone, len(samples)),
         )
-    return lambda sample: _file(index, files[sample])
+    return found
 
 
 def _file(index: ImageIndex, image: int | None) -> Image.Image | str:

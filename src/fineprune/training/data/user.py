@@ -35,6 +35,7 @@ from fineprune.training.data.seeded_samples import (
     seeded_generators,
 )
 from fineprune.training.recipe import Recipe
+from fineprune.training.settings.data import DataSettings
 from fineprune.training.weak_labels import weak_labels
 
 # The number of samples that are read twice to detect random transforms, and for the digest.
@@ -56,7 +57,6 @@ def own_data(recipe: Recipe, begun: str | None = None) -> Data:
     training_set_name = f"the training set of {settings.name}"
     kept, held_out = split(len(whole), settings.validation)
     if settings.validation:
-        test = Subset(plain, held_out.tolist())
         labelled = Labelled(plain, classes, training_set_name)
         evaluated: Any = Subset(labelled, held_out.tolist())
     else:
@@ -81,9 +81,7 @@ def own_data(recipe: Recipe, begun: str | None = None) -> Data:
             f"{tuple(blank.shape[1:])} and dtype {blank.dtype} of those to train on, got "
             f"{tuple(first.shape[1:])} and {first.dtype}"
         )
-    # Samples that a table of labels leaves out may have been left out because they are unreadable.
-    digest = _digest(whole, kept if weak is None else kept[:0]) + _digest(test, range(len(test)))
-    digest = hashlib.sha256(digest.encode()).hexdigest()
+    digest = samples_digest(settings, whole, test, plain)
     if begun not in (None, digest):
         raise InputError(
             f"expected from {settings.name} the data with which the run began, got others: return "
@@ -319,6 +317,17 @@ def _constant(dataset: Any, indices: Iterable[int]) -> list[Any] | None:
     return [one for one, _ in pairs] if all(_equal(*pair) for pair in pairs) else None
 
 
+def samples_digest(settings: DataSettings, train: Any, test: Any, plain: Any) -> str:
+    """Return what tells the datasets of ``load_own`` from others, as they are trained."""
+    kept, held_out = split(len(train), settings.validation)
+    if settings.labels is not None:
+        # A table of labels may leave samples out because they are unreadable.
+        kept = kept[:0]
+    evaluated = Subset(plain, held_out.tolist()) if settings.validation else test
+    parts = _digest(train, kept) + _digest(evaluated, range(len(evaluated)))
+    return hashlib.sha256(parts.encode()).hexdigest()
+
+
 @seeded_generators(FIXED_SEED)
 def _digest(dataset: Any, indices: Sequence[int] | npt.NDArray[np.int64]) -> str:
     """Return what tells a user's dataset from another one: its labels, and some of its samples.
@@ -349,6 +358,7 @@ def _equal(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(_equal, a, b))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    if isinstance(a, torch.Tensor):  # Perhaps on another device.
-        return torch.equal(a, b)
-    return bool(np.array_equal(a, b))
+    if not isinstance(a, torch.Tensor):  # A tensor may be on another device.
+        a, b = np.asarray(a), np.asarray(b)
+    # NaN differs from itself.
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
