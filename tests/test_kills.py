@@ -47,7 +47,7 @@ KILLS = int(os.environ.get("FINEPRUNE_KILLS", "1"))
 MOMENTUM = 0.9
 # How long a worker may be silent in a test of processes that hang, and how long a slow first step
 # takes, in seconds.
-SILENCE, SLOW_START = 7, 9
+SILENCE, SLOW_START = 4, 6
 START = torch.linspace(-1, 1, 10, dtype=torch.float64)
 STRATEGIES = {
     "sync": Strategy("sync", workers=3, servers=2, silence_seconds=10),

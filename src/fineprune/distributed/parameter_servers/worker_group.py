@@ -34,8 +34,10 @@ from fineprune.distributed.parameter_servers.rendezvous import Rendezvous
 from fineprune.distributed.parameter_servers.worker import Build, Worker
 from fineprune.distributed.strategy import Strategy
 
-# Seconds that members may take to leave their process group after a server died. A member that
-# waits for another one in a collective usually wakes up when that one leaves, but not always.
+# Seconds that members may take at least to notice that a server died, and to leave their process
+# group. Ray takes five seconds to kill a server that was suspended, whose links are open until
+# then. A member that waits for another one in a collective usually wakes up when that one leaves,
+# but not always.
 _LEAVE_SECONDS = 10.0
 
 
@@ -181,8 +183,8 @@ class WorkerGroup:
         """Make new links, as soon as the members have ended their step."""
         self._begin_generation()
         if self.owing and self.built:
-            limit = max(_LEAVE_SECONDS, 2 * self.patience.step) if self.leaves else None
-            self.patience.expect(limit)
+            usual = 2 * self.patience.step if self.leaves else self.patience.limit
+            self.patience.expect(max(usual, _LEAVE_SECONDS))
 
     def connect(self) -> None:
         """Make the links to the servers, and the process group of the members."""
