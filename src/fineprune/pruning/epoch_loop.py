@@ -516,7 +516,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             InputError: ``batch_size`` was not given, or the numbers of the policy depend on data.
         """
         if self._total_steps is None:  # A loop may ask for the steps that are left in each step.
-            self._total_steps = total_steps(self._policy, self._num_samples, self._shape)
+            planned = total_steps(self._policy, self._num_samples, self._shape)
+            self._total_steps = planned + self._report.totals.extra
             self._said_steps = self._total_steps
         return self._total_steps
 

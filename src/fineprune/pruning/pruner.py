@@ -30,7 +30,7 @@ from fineprune.pruning.replicas import AllGather, Replicas, share_of_rank
 from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.run_report import RunTotals
 from fineprune.pruning.sampler import PruningSampler
-from fineprune.pruning.step_counts import BatchShape, batches_of, steps_before
+from fineprune.pruning.step_counts import BatchShape, batches_of, steps_before, steps_of
 
 STATE_VERSION = 1
 
@@ -373,12 +373,17 @@ class Pruner(EpochLoop[EpochPlan]):
         if before == shape or None in (before.batch_size, shape.batch_size):
             return
         steps = steps_before(self._policy, self._num_samples, shape, cycle.next_epoch)
+        totals = self._report.totals
         if steps is not None:
-            self._report.totals.steps = steps
+            totals.steps, totals.extra = steps, 0
         progress = cycle.unfinished
         if progress is not None:
-            whole = batches_of(self._number(progress.plan), shape)
+            plan = progress.plan
+            whole = batches_of(plan.number, shape)
             progress.batches = whole - batches_of(progress.left, shape)
+            # It keeps its plan, which was rounded to steps of the size before.
+            planned = self._choose(plan.epoch).number
+            totals.extra += steps_of(plan.number, shape) - steps_of(planned, shape)
         if before.multiple != shape.multiple and self.steps_done:
             warn_user(
                 f"a step has {shape.multiple} samples (batch x ranks x accumulation), and "

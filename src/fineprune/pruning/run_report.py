@@ -31,12 +31,15 @@ class RunTotals:
         samples: Number of samples that these epochs trained.
         batches: Number of ``record`` calls of this rank.
         steps: Number of optimizer steps.
+        extra: How many of them are not planned, since an epoch was in progress when the size of a
+            step changed.
     """
 
     epochs: int = 0
     samples: int = 0
     batches: int = 0
     steps: int = 0
+    extra: int = 0
 
 
 class RunReport:
@@ -118,6 +121,7 @@ class RunReport:
             watch: The evidence on the labels, if logits are recorded.
         """
         suspects, advice = self._findings(watch)
+        planned = known_steps(self._policy, self._num_samples, self._shape)
         return {
             "policy": self._policy.name,
             "epochs": self._policy.epochs,
@@ -125,7 +129,7 @@ class RunReport:
             "skipped": self.skipped,
             "predicted_saving": predicted_saving(self._policy, self._num_samples, self._shape),
             "steps": steps_done,
-            "total_steps": known_steps(self._policy, self._num_samples, self._shape),
+            "total_steps": None if planned is None else planned + self.totals.extra,
             "record_calls": self.totals.batches + batches,
             "bookkeeping_seconds": self._seconds,
             "suspects": suspects,
