@@ -118,7 +118,7 @@ COMMANDS = [
     (f"train {QUICK} --set training.epochs=0", "training.epochs to be at least 1, got 0"),
     (f"train {QUICK} --set training.epochs=1000000000", "at most 100000, got 1000000000"),
     (f"train {QUICK} --set training.lr=0", "expected training.lr to be above 0, got 0"),
-    (f"train {QUICK} --set training.lr=nan", "expected training.lr to be a finite number above 0, got nan"),
+    (f"train {QUICK} --set training.lr=nan", "training.lr to be a finite number above 0, got nan"),
     (f"train {QUICK} --set training.momentum=1.5", "training.momentum in [0, 1], got 1.5"),
     (f"train {QUICK} --set training.optimizer=sdg", "did you mean 'sgd'"),
     (
@@ -325,7 +325,10 @@ COMMANDS = [
     (f"scale {QUICK} 'all-reduce 1'", "at least two processes for all-reduce"),
     (f"scale {QUICK} one one", "expected each configuration once"),
     (f"scale {QUICK} --same-update 'async 2+1 bond=1'", "expected one of group, backup, bound"),
-    (f"scale {QUICK} one --target-loss nan", "expected --target-loss to be a finite number above 0, got nan"),
+    (
+        f"scale {QUICK} one --target-loss nan",
+        "--target-loss to be a finite number above 0, got nan",
+    ),
     # Plans.
     ("plan", "expected a recipe, or --epochs"),
     (f"plan {QUICK} {QUICK}", "expected one recipe"),

@@ -217,6 +217,20 @@ def test_a_milestone_after_the_end_of_the_training_never_comes():
         pruner.set_rates(schedulers.MultiStepLR(optimizer(), [200, 320]), by="steps")
 
 
+def test_a_rate_that_stays_and_then_decays_is_made_for_the_steps_of_the_training():
+    """It is constant for most of its steps, and falls to 0 with the last one."""
+
+    def decaying(steps):
+        parts = (min(5, steps), steps - steps // 5, steps)
+        return schedulers.LambdaLR(
+            optimizer(), lambda step: float(np.interp(step, (0, *parts), (0, 1, 1, 0)))
+        )
+
+    made().set_rates(decaying(made().total_steps()), by="steps")
+    with pytest.warns(RuntimeWarning, match="for 260 steps, got LambdaLR .* after 400"):
+        made().set_rates(decaying(EPOCHS * N // BATCH), by="steps")
+
+
 @pytest.mark.parametrize("kind", OTHERS)
 def test_schedulers_without_such_an_end_are_no_reason_to_warn(kind):
     made().set_rates(OTHERS[kind](optimizer(), EPOCHS * N // BATCH), by="steps")

@@ -1,5 +1,6 @@
 """Small promises of ``Pruner`` that the larger tests would not notice if they were broken."""
 
+import itertools
 import pickle
 import re
 from typing import Any
@@ -446,6 +447,29 @@ def steps_of_a_training(pruner, most=None):
             batches += 1
             steps += pruner.step_is_due
     return steps
+
+
+@pytest.mark.parametrize(
+    "name", ["full", "fine-pruning", "rs2", "adaptive", "ucb", "selective-backprop"]
+)
+@pytest.mark.parametrize(("before", "after"), [(8, 12), (12, 8), (8, 24)])
+def test_an_epoch_that_keeps_its_plan_counts_with_the_steps_that_it_takes(name, before, after):
+    """Its plan was rounded to steps of the size before. A scheduler must not end too early."""
+    for samples, ended in itertools.product((500, 1000), range(4)):
+        pruner = fp.Pruner(samples, policy_named(name), batch_size=before)
+        for epoch in pruner.epochs():
+            for index in pruner.sampler.order().split(before):
+                pruner.record(index, index % 7 + 1.0)
+            if epoch == ended:
+                break  # As a loop that saves at its end.
+        resumed = fp.Pruner(samples, policy_named(name), batch_size=after)
+        with pytest.warns(UserWarning, match="make schedulers that count steps anew"):
+            resumed.load_state_dict(pruner.state_dict())
+        again = fp.Pruner(samples, policy_named(name), batch_size=after)
+        again.load_state_dict(resumed.state_dict())
+        total, done = resumed.total_steps(), resumed.steps_done
+        assert total == again.total_steps() == resumed.summary()["total_steps"]
+        assert done + steps_of_a_training(resumed) == total == resumed.steps_done
 
 
 def test_a_state_that_does_not_tell_that_its_epoch_was_trained_says_so():

@@ -164,7 +164,7 @@ def _warn_of_later_end(rates: list[float], steps: int, unpruned: int, kind: str)
     if are_steps(rates):
         falls = [step for step, (a, b) in enumerate(itertools.pairwise(rates), 1) if a != b]
         # A scheduler that falls at regular distances has no end.
-        if len(set(np.diff(falls, prepend=0))) > 1 and steps <= falls[-1] < unpruned:
+        if len(set(np.diff(falls, prepend=0))) > 1 and steps < falls[-1] <= unpruned:
             warn_user(
                 f"expected a scheduler for {steps} steps, got {kind} whose rate changes once more "
                 f"after {falls[-1]}, so the training ends before: make it with "
