@@ -165,6 +165,39 @@ def train_one_epoch(pruner, rank):
     pruner.end_epoch()
 
 
+def test_a_rank_that_leaves_out_a_batch_is_told():
+    """Its later batches are compared with those that the other rank trained one step before."""
+
+    def leave_out(rank, options):
+        pruner = fp.Pruner(N, Observing(), seed=4, batch_size=BATCH, **options)
+        for number, index in enumerate(pruner.sampler.order().split(BATCH)):
+            if (rank, number) != (1, 1):
+                pruner.record(index, losses_of(0, index, rank))
+        pruner.end_epoch()
+
+    with pytest.warns(RuntimeWarning) as caught:
+        on_both_ranks(leave_out)
+    own = -(-N // RANKS // BATCH)
+    told = [str(warning.message) for warning in caught]
+    uneven = f"some ranks recorded {own - 1} batches of epoch 0 and others {own}"
+    assert sum(uneven in message for message in told) == RANKS
+
+
+@pytest.mark.parametrize(
+    ("gathered", "said"),
+    [
+        (lambda array: [array], r"got 1 of shape \(\d+,\)"),
+        (lambda array: np.concatenate([array, array]), r"got \d+ of shape \(\)"),
+        (lambda array: [array, array[:1]], r"got 2 of shape \(1,\) and \(\d+,\)"),
+        (lambda array: None, "got None"),
+    ],
+)
+def test_what_is_not_gathered_from_all_ranks_is_refused(gathered, said):
+    options = {"num_replicas": RANKS, "rank": 0, "all_gather": gathered}
+    with pytest.raises(InputError, match=f"all_gather to return the 2 arrays .*, {said}: start"):
+        train(0, options)
+
+
 def test_nothing_is_exchanged_or_observed_if_no_sample_was_rescored():
     def without(rank, options):
         policy = Observing(skips_samples=False)

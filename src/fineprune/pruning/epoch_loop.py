@@ -804,7 +804,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             if self._shape.batch_size is not None and not progress.restored:
                 planned = batches_of(number, self._shape)
             messages = self._checks.end_epoch(
-                progress, planned, self._recorder.flat, self._report.totals, self._said_steps
+                progress, planned, self._recorder, self._report.totals, self._said_steps
             )
             if self._recorder.nonfinite:
                 messages.append(

@@ -22,6 +22,7 @@ from fineprune.pruning.replicas import Replicas
 
 if TYPE_CHECKING:  # It raises the errors of this file.
     from fineprune.pruning.epoch_cycle import EpochCycle, Progress
+    from fineprune.pruning.recorder import Recorder
     from fineprune.pruning.run_report import RunTotals
     from fineprune.pruning.step_counts import BatchShape
 
@@ -333,7 +334,7 @@ class LoopChecks:
         self,
         progress: "Progress[Any]",
         planned_batches: int | None,
-        flat: bool,
+        recorder: "Recorder",
         totals: "RunTotals",
         total_steps: int | None,
     ) -> list[str]:
@@ -342,7 +343,7 @@ class LoopChecks:
         Args:
             progress: The epoch and what was recorded of it.
             planned_batches: The number of batches of this rank; None if it is not known.
-            flat: Whether all samples of each batch had the same loss.
+            recorder: What was noted when the losses of the epoch were flushed.
             totals: The sums over the epochs so far, with this one.
             total_steps: The number of steps of the whole training if the loop has asked for it.
         """
@@ -361,7 +362,8 @@ class LoopChecks:
             "batches": _of_batches(progress, planned_batches),
             "dropped": _of_dropped(progress, planned_batches) if all_yielded else None,
             "cut": self._of_cut(progress, planned_batches),
-            "flat": _of_flat_losses(progress) if flat else None,
+            "flat": _of_flat_losses(progress) if recorder.flat else None,
+            "uneven": None if self._sharded else _of_uneven_ranks(progress, recorder.uneven),
             "rate": self._of_rate(progress.plan.epoch, totals),
         }
         new = self._once(found)
@@ -550,6 +552,18 @@ def _of_flat_losses(progress: "Progress[Any]") -> str:
     return (
         f"all samples of each batch of epoch {progress.plan.epoch} had the same loss, so no sample "
         f'differs from another: record one loss per sample, with reduction="none"'
+    )
+
+
+def _of_uneven_ranks(progress: "Progress[Any]", uneven: tuple[int, int] | None) -> str | None:
+    """Warn if ranks recorded other numbers of batches, although they trained equally many."""
+    if uneven is None:
+        return None
+    return (
+        f"some ranks recorded {uneven[0]} batches of epoch {progress.plan.epoch} and others "
+        f"{uneven[1]}, so losses may have been compared with those of other batches than the ones "
+        f"that were trained together: record every batch on every rank, also one that takes no "
+        f"step (its losses may be NaN)"
     )
 
 

@@ -39,6 +39,8 @@ class Recorder:
         nonfinite: Number of losses that all ranks recorded in the epoch in progress and that were
             NaN or infinite, as of the last flush.
         flat: Whether all samples of each batch had the same loss, as of the last flush.
+        uneven: The smallest and the largest number of batches that a rank recorded since the last
+            flush, if these differed; else None.
         numbering: A number that says which sample each index stands for, and must be the same on
             every rank; 0 if the data set says it.
     """
@@ -64,6 +66,7 @@ class Recorder:
         """Forget everything that was recorded."""
         self.nonfinite = 0
         self.flat = False
+        self.uneven: tuple[int, int] | None = None
         self._buffer = LossBuffer()
         self._rescored = LossBuffer()
         self._unflushed = 0
@@ -150,8 +153,11 @@ class Recorder:
         # The shares of a ``ShardedPruner`` differ.
         own = fingerprint(plan, self._seed) if isinstance(plan, EpochPlan) else 0
         index = self.numbering
-        numbers = np.array([batches, own, -own, epoch, -epoch, index, -index])
-        most, largest, smallest, last, first, *indices = self._replicas.maximum(numbers).tolist()
+        numbers = np.array([batches, -batches, own, -own, epoch, -epoch, index, -index])
+        highest = self._replicas.maximum(numbers).tolist()
+        most, fewest, largest, smallest, last, first, *indices = highest
+        if most != -fewest:
+            self.uneven = -fewest, most
         if last != -first:
             raise InputError(
                 f"expected every rank in the same epoch, got some in epoch {-first} and some in "

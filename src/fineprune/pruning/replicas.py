@@ -1,6 +1,6 @@
 """Replicas: the ranks that train one model together, and what they exchange."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -102,11 +102,24 @@ class Replicas:
     def _gather_equal(self, values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """Return the arrays of all ranks, which have the same length."""
         if self._all_gather is not None:
-            return list(self._all_gather(values))
+            return self._checked(values, self._all_gather(values))
         own = self._tensor(values)
         parts = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(parts, own, group=self.group)
         return [part.cpu().numpy() for part in parts]
+
+    def _checked(self, own: npt.NDArray[Any], gathered: object) -> list[npt.NDArray[Any]]:
+        """Return what ``all_gather`` returned for ``own``, one array of its shape for each rank."""
+        parts = [np.asarray(part) for part in gathered] if isinstance(gathered, Iterable) else []
+        if [part.shape for part in parts] != [own.shape] * self.size:
+            got = " and ".join(sorted({str(part.shape) for part in parts}))
+            raise InputError(
+                f"expected all_gather to return the {self.size} arrays of all ranks, each of the "
+                f"shape {own.shape} of the one that it was given, got "
+                + (f"{len(parts)} of shape {got}" if parts else repr(gathered))
+                + ": start the ranks first, and do not concatenate the arrays"
+            )
+        return parts
 
     def _reduced(
         self, values: npt.NDArray[Number], function: np.ufunc, operation: Any
@@ -115,7 +128,7 @@ class Replicas:
             return values
         if self._all_gather is not None:
             gathered: npt.NDArray[Number] = function.reduce(
-                self._all_gather(values), dtype=values.dtype
+                self._checked(values, self._all_gather(values)), dtype=values.dtype
             )
             return gathered
         tensor = self._tensor(values)

@@ -125,10 +125,14 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
     def coverage(self) -> Coverage:
         """Return how many kept samples of the last epoch begun are left out, and how many repeated.
 
-        These are the numbers of all ranks together. They are 0 with one rank.
+        These are the numbers of all ranks together. With one rank, they are 0, except that
+        ``drop_last`` leaves out the samples of an incomplete batch.
         """
         kept = self._kept_per_shard()
-        return coverage(kept, self._order(), self._ranks, self._each(sum(kept)))
+        each = self._each(sum(kept))
+        if self._drop_last:
+            each -= each % (self.pruner.shape.batch_size or 1)
+        return coverage(kept, self._order(), self._ranks, each)
 
     def check_shards(self, num_workers: int) -> None:
         """Raise InputError if there are fewer shards than workers of all ranks."""
