@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from processes import wait_until_ended
+from processes import in_session, wait_until_ended
 from resuming import train_through
 
 from fineprune.errors import InputError
@@ -167,6 +167,30 @@ def test_a_comparison_can_be_stopped_while_one_of_its_processes_has_nothing_to_t
 
 @pytest.mark.long
 @on_linux
+def test_a_signal_to_the_whole_group_is_told_as_such(tmp_path):
+    """It also kills runs that are just starting and do not handle signals yet."""
+    (tmp_path / "recipe.toml").write_text(small("run.threads=1").to_toml())
+    command = [sys.executable, "-m", "fineprune", "compare", "recipe.toml", "--out", "c"]
+    process = subprocess.Popen(
+        [*command, "--arms", ",".join(ARMS), "--jobs", "2"],
+        cwd=tmp_path,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # The tracker of resources is the third process.
+    while len(in_session(process.pid)) < 4:
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, told
+    assert "stopped by SIGTERM with 2 runs to go" in told
+
+
+@pytest.mark.long
+@on_linux
 def test_a_killed_run_ends_its_comparison_with_an_error(tmp_path, whole):
     process = started(tmp_path / "c", small("run.threads=1"))
     victim = int((tmp_path / "c/full-0/.lock").read_text())
@@ -197,6 +221,8 @@ def test_another_recipe_is_refused_with_the_difference(arms, whole):
     before = (whole / "compare.json").read_text(), (whole / "recipe.toml").read_text()
     with pytest.raises(InputError, match=r"training.lr is 0.02 and 0.5"):
         compare(small("training.lr=0.5"), whole, title="whole", arms=arms)
+    with pytest.raises(InputError, match=r"data\.validation is 0 and 64"):
+        compare(small("data.validation=64"), whole, title="whole", arms=arms)
     assert ((whole / "compare.json").read_text(), (whole / "recipe.toml").read_text()) == before
 
 

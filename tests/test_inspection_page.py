@@ -235,8 +235,9 @@ def test_without_pictures_the_samples_are_listed_by_number(runs, page, name):
     run = dataclasses.replace(runs[0], run=dataclasses.replace(runs[0].run, recipe=recipe))
     text, summary = page([run], most=50)
     (arm,) = summary.arms
-    (sentence,) = arm.missing
+    sentence, of_labels = arm.missing
     assert sentence.startswith("The final predictions are not shown: expected")
+    assert re.match("It is not shown which [0-9]+ labels are wrong", of_labels)
     assert "The samples themselves are not shown: expected" in text
     assert (arm.shown, arm.traits, arm.wrong_labels) == (50, [], None)
     assert "data:image" not in text

@@ -329,6 +329,16 @@ def test_images_that_were_renamed_or_added_do_not_hide_the_others(
     assert kept.read_bytes() == index
 
 
+def test_a_page_says_if_it_does_not_show_which_labels_are_wrong(folder, tmp_path):
+    train(recipe(files(folder), "data.label_noise=0.2", epochs=2), tmp_path / "run")
+    (run,) = read_inspected(read_runs([tmp_path / "run"]))
+    wrong = run.run.summary.suspicion.wrong
+    assert any(
+        f"It is not shown which {wrong} labels are wrong" in line
+        for line in known_samples(run, network=False).missing
+    )
+
+
 def test_each_run_shows_the_files_that_it_was_trained_on(of_files):
     (run,) = read_inspected(read_runs([of_files]))
     samples = known_samples(run, network=False)

@@ -489,6 +489,19 @@ def test_a_sample_with_probabilities_is_not_evaluated(tmp_path):
         InputError, match=r"expected one class for each sample .* got \(2,\) values"
     ):
         train(recipe("network.classes=2", function="probabilities_only"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()  # Nothing was trained in vain.
+
+
+def with_equal_keys():
+    train, test = noisy()
+    train.keys = ["a"] * len(train)
+    return train, test
+
+
+def test_keys_that_name_no_single_sample_are_refused_at_the_start(tmp_path):
+    with pytest.raises(InputError, match=r"one key for each of the 96 samples .* 1 of them diff"):
+        train(recipe(function="with_equal_keys"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("function", ["arrays", "probabilities"])

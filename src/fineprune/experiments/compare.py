@@ -130,8 +130,8 @@ def compare(
     runs = plan_runs(recipe, folder, seeds, arms, data, curve=curve)
     digests = input_digests(recipe, data)
     with only_writer(folder):
+        _check_recipe(folder, recipe)  # Other settings may be why the data are others.
         check_begun_with(folder / COMPARISON, digests, "comparison")
-        _check_recipe(folder, recipe)
         _check_tuned(folder, tune=tune)
         trials, trial_digests = _plan_trials(recipe, folder, arms, data) if tune else ([], digests)
         # If there are trials, the rates of the runs are not known yet.

@@ -13,7 +13,7 @@ from fineprune.experiments.cooldowns import train_trunk
 from fineprune.experiments.planned_run import PlannedRun
 from fineprune.launch.follow_parent import end_with_parent
 from fineprune.training.epoch_metrics import TrainingDiverged
-from fineprune.training.stop import Stopped, stop_requests
+from fineprune.training.stop import stop_requests
 
 _POLL_SECONDS = 0.5
 
@@ -87,11 +87,11 @@ def train_runs(
                         future.result()
                     yield training.pop(future)
                 on_poll()
-                if stop.number is not None:
-                    left = len(waiting) + len(training) + later
-                    raise Stopped(stop.number, f"with {left} runs to go")
+                stop.check(f"with {len(waiting) + len(training) + later} runs to go")
             pool.shutdown()
         except BrokenProcessPool:
+            # A signal to the whole group kills a process that is just starting.
+            stop.check(f"with {len(waiting) + len(training) + later} runs to go")
             raise RunError(
                 "the process of a run was killed, perhaps because memory ran out: run the same "
                 "command again to continue"

@@ -49,8 +49,7 @@ def pictures_of(run: Run) -> LoadedImages:
         raise InputError("expected data in memory to pass through the network, got image files")
     if recipe.data.own:
         raise InputError(
-            f"expected built-in data to pass through the network, got {recipe.data.name!r}, whose "
-            f"code is run for training only"
+            f"expected built-in data to pass through the network, got {recipe.data.name!r}"
         )
     return load_images(recipe.replaced("data", download=False))  # Reading a run fetches nothing.
 

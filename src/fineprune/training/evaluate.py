@@ -1,7 +1,7 @@
 """Evaluates a classifier: its mean loss and accuracies."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,16 @@ class Evaluation(NamedTuple):
     predictions: torch.Tensor
 
 
+def check_evaluated(y: Any) -> None:
+    """Raise InputError unless the label of a sample to evaluate on is a single class."""
+    shape = tuple(getattr(y, "shape", ()))
+    if shape:
+        raise InputError(
+            f"expected one class for each sample that is evaluated, got {shape} values: evaluate "
+            f"on samples whose y is a class, not probabilities"
+        )
+
+
 def evaluate(
     model: nn.Module,
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
@@ -54,11 +64,7 @@ def evaluate(
     among_five = torch.zeros((), device=device, dtype=torch.int64)
     labels, predictions = [], []
     for logits, y in evaluated_logits(model, batches, device, autocast):
-        if y.ndim != 1:
-            raise InputError(
-                f"expected one class for each sample that is evaluated, got {tuple(y.shape[1:])} "
-                f"values: evaluate on samples whose y is a class, not probabilities"
-            )
+        check_evaluated(y[0])
         loss += F.cross_entropy(logits, y, reduction="sum")
         labels.append(y)
         predictions.append(logits.argmax(1))

@@ -34,6 +34,7 @@ from fineprune.training.data.seeded_samples import (
     sample_fetch,
     seeded_generators,
 )
+from fineprune.training.evaluate import check_evaluated
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings.data import DataSettings
 from fineprune.training.weak_labels import weak_labels
@@ -54,6 +55,7 @@ def own_data(recipe: Recipe, begun: str | None = None) -> Data:
     names = tuple(map(str, class_names(whole, settings.name)))
     if not settings.validation:
         _check_classes(names, test, settings.name)
+    keys = checked_keys(whole, settings.name)
     training_set_name = f"the training set of {settings.name}"
     kept, held_out = split(len(whole), settings.validation)
     if settings.validation:
@@ -67,14 +69,16 @@ def own_data(recipe: Recipe, begun: str | None = None) -> Data:
         own = np.full(len(whole), UNKNOWN)
         if settings.true_labels is not None:
             own = np.asarray(needed_labels(whole, settings.name), np.int64)
-        weak = weak_labels(settings, own, known, kept, checked_keys(whole, settings.name))
+        weak = weak_labels(settings, own, known, kept, keys)
         kept = weak.index
     given = None if weak is None else weak.whole
     train: Any = Labelled(whole, classes, training_set_name, given)
     if len(kept) < len(whole):
         train = Subset(train, kept.tolist())
     blank = _blank(settings.name, PlainSamples(train)[0][0])
-    first = _blank(settings.name, PlainSamples(evaluated)[0][0])
+    x, y = PlainSamples(evaluated)[0]
+    check_evaluated(y)
+    first = _blank(settings.name, x)
     if (first.shape, first.dtype) != (blank.shape, blank.dtype):
         raise InputError(
             f"expected samples of {settings.name} to evaluate on with the shape "
@@ -111,7 +115,7 @@ def own_data(recipe: Recipe, begun: str | None = None) -> Data:
             own = labels_of(whole)
             if own is not None:
                 labels = np.where((own >= 0) & (own < classes), own, UNKNOWN)
-        return TrainingSet(kept, labels, names, checked_keys(whole, settings.name))
+        return TrainingSet(kept, labels, names, keys)
 
     return Data(
         train=train,
