@@ -71,6 +71,18 @@ def make(policy=POLICY, n=N, **changed):
     return fp.ShardedPruner(TensorDataset(torch.arange(n)), policy, **{**OPTIONS, **changed})
 
 
+def reported(pruner):
+    """Train, and return the summary and what was logged, without times."""
+    logged: list[tuple[int, dict[str, float]]] = []
+    pruner.log(lambda values, step: logged.append((step, values)))
+    train(pruner, [])
+    summary = pruner.summary()
+    for values in (summary, *(values for _, values in logged)):
+        for name in [name for name in values if "seconds" in name]:
+            del values[name]
+    return {"summary": summary, "logged": logged}
+
+
 def resumed(stop):
     """Stop at a batch, resume from the state, and return what was trained and counted."""
     seen: list[tuple[int, list[int]]] = []
@@ -173,6 +185,7 @@ def ranks(rank, folder):
         inside = resumed((2, 1))
         sharded_pruner._FLUSH_AT = 2 * BATCH  # The buffer is flushed inside epochs too.
         after_the_last = resumed((2, 6))
+        plain = fp.Pruner(TensorDataset(torch.arange(N)), POLICY, seed=3, batch_size=BATCH)
         full: list[tuple[int, list[int]]] = []
         train(make(fp.FullData(1), n=N - 1, drop_last=True), full)
         torch.save(
@@ -188,6 +201,8 @@ def ranks(rank, folder):
                 "tied": tied(),
                 "warned": warned(rank, early),
                 "full": full,
+                "reported": reported(make()),
+                "reported by Pruner": reported(plain),
             },
             f"{folder}/rank{rank}.pt",
         )
@@ -318,6 +333,18 @@ def test_loops_that_do_not_train_their_share_are_noticed(three_ranks):
         assert "recorded no losses" in silent[0]
         assert nonfinite == WORLD * rank["batches"][PRUNED[0]]
         assert f"{nonfinite} losses" in infinite[0]
+
+
+def test_summary_and_log_are_those_of_the_plain_pruner_without_suspects(three_ranks):
+    for number, rank in enumerate(three_ranks):
+        ours, plain = rank["reported"], rank["reported by Pruner"]
+        assert ours["summary"].pop("suspects") == []
+        assert len(plain["summary"].pop("suspects")) == 10
+        assert ours["summary"] == plain["summary"]
+        assert [values.pop("fineprune/suspects") for _, values in plain["logged"]] == (
+            [75] * EPOCHS if number == 0 else []
+        )
+        assert ours["logged"] == plain["logged"]
 
 
 def test_full_epochs_leave_out_what_does_not_divide_if_asked(three_ranks):
