@@ -30,7 +30,8 @@ class RS2(Policy):
     Args:
         epochs: Number of epochs in the training.
         save: The share of all sample-steps to skip, in (0, 1). Every epoch skips this share of the
-            samples, or more if some epochs are annealed.
+            samples, or more if some epochs are annealed, and is rounded up to whole optimizer
+            steps.
         replacement: Whether the subsets of different epochs are independent.
         options: The options of every policy; see ``PlanOptions``.
 
