@@ -3,6 +3,7 @@
 import itertools
 import pickle
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -367,6 +368,27 @@ def policy_named(name):
         "ranked": lambda: fp.Ranked(6, np.arange(40.0), 0.3, rates, suspects=0.1),
     }
     return needed.get(name, lambda: any_policy[name](6, save=0.3))()
+
+
+def test_the_page_on_policies_names_the_bytes_per_sample():
+    page = (Path(__file__).parent.parent / "docs/policies.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `\w+` \| `([\w-]+)` \|.*\| (\d+)[^|]*\|$", page, re.MULTILINE)
+    assert {name for name, _ in rows} == {*POLICIES} - {"matched"}
+    for name, stated in rows:
+        pruner = fp.Pruner(40, policy_named(name), batch_size=4)
+        pruner.set_epoch(0)
+        assert arrays_of(pruner.policy) == 40 * int(stated), name
+    state = fp.Pruner(80_000, policy_named("adaptive"), batch_size=4).state_bytes()
+    assert f"The state of `Adaptive` takes {len(state) / 80_000:.1f} bytes per sample" in page
+
+
+def arrays_of(owner):
+    """The bytes of all arrays and tensors that an object holds, itself or in objects of its own."""
+    return sum(
+        value.nbytes if hasattr(value, "nbytes") else arrays_of(value)
+        for value in vars(owner).values()
+        if hasattr(value, "nbytes") or hasattr(value, "__dict__")
+    )
 
 
 def losses_of_a_training(policy):
