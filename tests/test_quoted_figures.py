@@ -464,7 +464,8 @@ def began_with_suspects():
     yield ADVICE, f"was {one} one in a ResNet-9, and {other} in a thin", gained
     for page in (README, LABELS):
         yield page, f"it was {other} points below it", beside("correct")
-    yield README, f"after 60 epochs, it was {other} points above `fp.shorter`", shorter["long"]
+    words = f"after 60 epochs, it was {other} points above the first one, and {other} above `fp.sh"
+    yield README, words, (*beside("long"), *shorter["long"])
     yield LABELS, f"it was {other} points above a shorter schedule", shorter["long"]
     yield LABELS, f"and {other} above it with mistakes of a weaker network", shorter["weaker"]
     words = f"it was {other} points above `shorter` in a ResNet-9 and {other} in a thin"
