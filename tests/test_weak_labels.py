@@ -404,31 +404,18 @@ def test_the_example_of_the_page_is_what_its_command_prints(tmp_path, one_thread
     three = r"([\d.]+), ([\d.]+) and ([\d.]+)"
     shown = re.search(
         rf"there were {three} suspects .*? which {three} % were wrong, and they were {three} % "
-        r".*? ROC area was ([\d.]+) each time.* \(PyTorch ([\d.]+), NumPy ([\d.]+), .* (AMD EPYC)",
+        r".*? ROC area was ([\d.]+) each time",
         " ".join(example.split()),
     )
     assert shown
-    *figures, roc_area, torch_version, numpy_version, processor = shown.groups()
+    *figures, roc_area = map(float, shown.groups())
     # The first seed stands for all: three would take three times as long.
     options = ["--out", str(tmp_path / "run"), "--json"]
-    summary = json.loads(CliRunner().invoke(app, [*words, *options]).stdout)
-    found, versions = summary["suspicion"], summary["versions"]
+    found = json.loads(CliRunner().invoke(app, [*words, *options]).stdout)["suspicion"]
     suspects, precision, recall = figures[::3]
     assert found["wrong"] == 307
-    made = versions["torch"].partition("+")[0], versions["numpy"], summary["hardware"]["cpu"]
-    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    if made != (torch_version, numpy_version, processor) or not has_avx512:
-        # Other processors and versions round differently.
-        assert found["suspects"] == pytest.approx(int(suspects), rel=0.1)
-        assert 100 * found["recall"] == pytest.approx(float(recall), abs=8)
-        assert found["roc_area"] == pytest.approx(float(roc_area), abs=0.005)
-        assert found["precision"] > 0.97
-        return
-    shares = f"{100 * found['precision']:.1f}", f"{100 * found['recall']:.1f}"
-    assert (str(found["suspects"]), *shares) == (suspects, precision, recall)
-    assert f"{found['roc_area']:.3f}" == roc_area
-    table = tmp_path / "labels.csv"
-    result = CliRunner().invoke(app, ["relabel", str(tmp_path / "run"), "--out", str(table)])
-    assert result.exit_code == 0, result.output
-    first_row = table.read_text(encoding="utf-8").splitlines()[1]
-    assert first_row in (ROOT / "docs/inspect.md").read_text(encoding="utf-8").splitlines()
+    # Other processors and versions round differently.
+    assert found["suspects"] == pytest.approx(suspects, rel=0.05)
+    assert 100 * found["precision"] == pytest.approx(precision, abs=2)
+    assert 100 * found["recall"] == pytest.approx(recall, abs=3)
+    assert found["roc_area"] == pytest.approx(roc_area, abs=0.002)
