@@ -650,6 +650,23 @@ def test_a_pruner_whose_ranks_own_samples_is_refused():
         PrunedStream(pruner, INDEX, read)
 
 
+def test_shards_in_other_folders_and_in_the_order_of_a_dict_number_the_samples_alike():
+    folders = [KeyIndex.of_ids([f"{node}/a.tar", f"{node}/b.tar"], [3, 4]) for node in "xy"]
+    assert folders[0].digest() != folders[1].digest()
+    assert folders[0].numbering() == folders[1].numbering()
+    assert KeyIndex.of_ids(["x/b.tar", "x/a.tar"], [3, 4]).numbering() != folders[0].numbering()
+    names: Any = dict.fromkeys(SIZES).keys()
+    assert KeyIndex.scan(names, keys).digest() == INDEX.digest()
+
+
+def test_a_rank_alone_leaves_out_only_what_is_dropped():
+    pruner = made(policy=fp.FullData(2), batch_size=22, drop_last=True)
+    stream = PrunedStream(pruner, INDEX, read)
+    record_all(pruner, stream.loader(collate_fn=list))  # A warning would be an error.
+    assert stream.coverage() == Coverage(missed=len(INDEX) % 22, repeated=0)
+    assert stream.coverage().missed > 0.05 * len(INDEX)
+
+
 def test_shards_without_an_order_are_refused():
     shards: Any = {"a", "b"}
     with pytest.raises(InputError, match=r"in an order, .* got a set.*sorted\("):

@@ -74,7 +74,8 @@ def relabel(
         for name in ("label_noise", "label_noise_map")
         if read[0].recipe.get("data", {}).get(name) is not None
     ]
-    trained = runs[0] if runs[0].name else runs[0].resolve()  # "." has no name to add to.
+    # "." and ".." are no names to add to.
+    trained = runs[0] if runs[0].name not in ("", "..") else runs[0].resolve()
     command = ["fineprune", "train", str(runs[0] / RECIPE), "--out", f"{trained}-relabelled"]
     to_train = shlex.join([*command, "--set", *settings])
     if as_json:

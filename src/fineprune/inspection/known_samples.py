@@ -94,8 +94,8 @@ def known_samples(run: Inspected, network: bool, *, own_code: bool = False) -> K
         missing.append(f"The final predictions are not shown: {str(error).rstrip('.')}.")
     if right_label is None and (known := run.run.summary.suspicion) is not None and known.wrong:
         missing.append(
-            f"It is not shown which {known.wrong:,} labels are wrong. The summary of the run says "
-            f"how many of them are among the suspects."
+            f"It is not shown which labels are wrong ({known.wrong:,} in all). The summary of the "
+            f"run says how many of them are among the suspects."
         )
     return KnownSamples(
         run=run,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, MultiStepLR, OneCycleLR, ReduceLROnPlateau
 
 from fineprune.errors import InputError, explaining, warn_user
 
@@ -146,7 +146,7 @@ def rates_of_steps(rates: Rates, steps: int, unpruned: int = 0) -> list[float]:
             )
         # Where a falling rate ends is known only from what comes after.
         found = _stepped(rates, steps, unpruned + 2 * (unpruned // 20) + 2)
-        _warn_of_later_end(found, steps, unpruned, type(rates).__name__)
+        _warn_of_later_end(found, steps, unpruned, rates)
         return _checked(found[:steps])
     if callable(rates):
         return _checked([rates(step) for step in range(steps)])
@@ -159,16 +159,23 @@ def rates_of_steps(rates: Rates, steps: int, unpruned: int = 0) -> list[float]:
     return _checked(given[:steps])
 
 
-def _warn_of_later_end(rates: list[float], steps: int, unpruned: int, kind: str) -> None:
+def _warn_of_later_end(
+    rates: list[float], steps: int, unpruned: int, scheduler: LRScheduler
+) -> None:
     """Warn if rates fall to their end only where the training without pruning ends."""
+    kind = type(scheduler).__name__
     if are_steps(rates):
         falls = [step for step, (a, b) in enumerate(itertools.pairwise(rates), 1) if a != b]
-        # A scheduler that falls at regular distances has no end.
-        if len(set(np.diff(falls, prepend=0))) > 1 and steps < falls[-1] <= unpruned:
+        if isinstance(scheduler, MultiStepLR):
+            late = [step for step in falls if steps < step < unpruned]
+        else:  # One that falls at regular distances has no end.
+            ends = len(set(np.diff(falls))) > 1 and falls[-1] <= unpruned
+            late = [step for step in falls if step > steps] if ends else []
+        if late:
             warn_user(
-                f"expected a scheduler for {steps} steps, got {kind} whose rate changes once more "
-                f"after {falls[-1]}, so the training ends before: make it with "
-                f"pruner.total_steps(), not with the {unpruned} steps without pruning"
+                f"expected a scheduler for {steps} steps, got {kind} whose rate changes again "
+                f"after {late[0]}, when the training has ended: make it with pruner.total_steps(), "
+                f"not with the {unpruned} steps without pruning"
             )
         return
     peak = max(rates[:steps])

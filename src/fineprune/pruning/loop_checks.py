@@ -356,14 +356,19 @@ class LoopChecks:
         self._silent_in_a_row = self._unused_in_a_row = 0
         found = {
             "repeats": self._of_repeats(progress),
-            "same": self._of_same_indices(progress.plan.epoch, watched),
+            # A rank of a stream that has too few samples repeats them.
+            "same": None
+            if recorder.numbering
+            else self._of_same_indices(progress.plan.epoch, watched),
             "unplanned": self._of_unplanned(progress, watched),
             "gaps": self._of_gaps(progress, watched),
             "batches": _of_batches(progress, planned_batches),
             "dropped": _of_dropped(progress, planned_batches) if all_yielded else None,
             "cut": self._of_cut(progress, planned_batches),
             "flat": _of_flat_losses(progress) if recorder.flat else None,
-            "uneven": None if self._sharded else _of_uneven_ranks(progress, recorder.uneven),
+            "uneven": None
+            if self._sharded or planned_batches is None
+            else _of_uneven_ranks(progress, recorder.uneven),
             "rate": self._of_rate(progress.plan.epoch, totals),
         }
         new = self._once(found)
@@ -453,8 +458,6 @@ class LoopChecks:
         same = all(np.array_equal(index, watched[0][: len(index)]) for index in watched[1:])
         if not same or len(watched) < _ENOUGH_BATCHES:
             return None
-        if len(np.unique(watched[0])) < len(watched[0]):
-            return None  # A rank of a stream that has too few samples repeats them.
         return (
             f"the batches of epoch {epoch} were recorded with the same indices, so losses are "
             f"counted for the wrong samples: give record the indices that the loader yields, not "

@@ -381,9 +381,12 @@ class Pruner(EpochLoop[EpochPlan]):
             plan = progress.plan
             whole = batches_of(plan.number, shape)
             progress.batches = whole - batches_of(progress.left, shape)
-            # It keeps its plan, which was rounded to steps of the size before.
-            planned = self._choose(plan.epoch).number
-            totals.extra += steps_of(plan.number, shape) - steps_of(planned, shape)
+            if steps is not None:
+                # It keeps its plan, which was rounded to steps of the size before.
+                planned = self.num_kept(plan.epoch)
+                if planned is None:
+                    planned = self._choose(plan.epoch).number
+                totals.extra += steps_of(plan.number, shape) - steps_of(planned, shape)
         if before.multiple != shape.multiple and self.steps_done:
             warn_user(
                 f"a step has {shape.multiple} samples (batch x ranks x accumulation), and "

@@ -152,23 +152,24 @@ class Recorder:
         epoch = plan.epoch
         # The shares of a ``ShardedPruner`` differ.
         own = fingerprint(plan, self._seed) if isinstance(plan, EpochPlan) else 0
-        index = self.numbering
-        numbers = np.array([batches, -batches, own, -own, epoch, -epoch, index, -index])
-        highest = self._replicas.maximum(numbers).tolist()
-        most, fewest, largest, smallest, last, first, *indices = highest
-        if most != -fewest:
-            self.uneven = -fewest, most
-        if last != -first:
+        numbers = np.array([epoch, self.numbering, own, batches])
+        both = np.concatenate([numbers, -numbers])
+        largest, negative = self._replicas.maximum(both).reshape(2, -1)
+        (first, *_, fewest), (last, *_, most) = (-negative).tolist(), largest.tolist()
+        _, other_index, other_plan, _ = largest != -negative
+        if fewest != most:
+            self.uneven = fewest, most
+        if first != last:
             raise InputError(
-                f"expected every rank in the same epoch, got some in epoch {-first} and some in "
+                f"expected every rank in the same epoch, got some in epoch {first} and some in "
                 f"epoch {last}: loop over pruner.epochs() on every rank"
             )
-        if indices[0] != -indices[1]:
+        if other_index:
             raise InputError(
                 "expected the same KeyIndex on every rank, got different ones, which give the "
                 "samples other numbers: let one rank make and save it, and load it on all"
             )
-        if largest != -smallest:
+        if other_plan:
             raise InputError(
                 f"expected the same seed and the same plan on every rank, got different ones in "
                 f"epoch {epoch}: give every rank the same seed and policy, let select() draw "

@@ -7,7 +7,7 @@ was made. Without this check, the losses of one sample would count for another.
 
 import os
 import zlib
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
 
@@ -166,7 +166,17 @@ class KeyIndex:
 
     def digest(self) -> int:
         """Return a number that is the same for equal indices, and almost certainly else differs."""
-        digest = zlib.crc32("\0".join(self.shards).encode("utf-8", "surrogateescape"))
+        return self._digest(self.shards)
+
+    def numbering(self) -> int:
+        """Return a number as ``digest`` does that is the same if the shards lie in other folders.
+
+        The nodes of a cluster may each have a copy of them.
+        """
+        return self._digest([name.rpartition("/")[2] for name in self.shards])
+
+    def _digest(self, names: Sequence[str]) -> int:
+        digest = zlib.crc32("\0".join(names).encode("utf-8", "surrogateescape"))
         digest = zlib.crc32(self.firsts.tobytes(), digest)
         return digest if self.checksums is None else zlib.crc32(self.checksums.data, digest)
 
@@ -234,7 +244,7 @@ def _of_other_type(key: object) -> object:
 def _checked_names(shards: Sequence[str]) -> tuple[str, ...]:
     if isinstance(shards, str):
         raise InputError(f"expected the names of shards, got one text {shards!r}: give a list")
-    if isinstance(shards, Set):
+    if isinstance(shards, set | frozenset):
         raise InputError(
             "expected the names of shards in an order, which numbers their samples, got a set, "
             "which has another one in each process: give sorted(...)"

@@ -76,7 +76,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         if pruner.shape.batch_size is None:
             raise InputError("expected a batch size, got none: make Pruner(..., batch_size=...)")
         check_whole_number("shuffle_buffer", shuffle_buffer, 0)
-        pruner.number_by(index.digest())
+        pruner.number_by(index.numbering())
         self.index = index
         self.shuffle_buffer = shuffle_buffer
         self.shared_plan = SharedPlan(len(index))
@@ -133,6 +133,11 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         if self._drop_last:
             each -= each % (self.pruner.shape.batch_size or 1)
         return coverage(kept, self._order(), self._ranks, each)
+
+    def missed_by_unequal_shards(self) -> int:
+        """Return how many kept samples ``coverage`` leaves out for another reason than dropping."""
+        kept = self._kept_per_shard()
+        return coverage(kept, self._order(), self._ranks, self._each(sum(kept))).missed
 
     def check_shards(self, num_workers: int) -> None:
         """Raise InputError if there are fewer shards than workers of all ranks."""

@@ -103,8 +103,10 @@ class StreamLoader:
         return self._batches(this, iter(self._samples))
 
     def _warn_of_missed(self, epoch: int, kept: int) -> None:
-        missed = self._stream.coverage().missed
-        if missed <= _MOST_MISSED * kept or self._warned:
+        if self._warned or self._stream.pruner.shape.num_replicas == 1:
+            return
+        missed = self._stream.missed_by_unequal_shards()
+        if missed <= _MOST_MISSED * kept:
             return
         self._warned = True
         warn_user(
