@@ -1,7 +1,10 @@
 """Pruning in a loop with Accelerate, with checkpoints. Takes seconds.
 
     python examples/accelerate_loop.py
-    accelerate launch --cpu --num_processes 2 examples/accelerate_loop.py
+    ACCELERATE_USE_CPU=true torchrun --nproc-per-node 2 examples/accelerate_loop.py
+
+The second command needs no GPU. The first line that it prints is the number of processes that train
+together, since ``accelerate launch --cpu --num_processes 2`` starts only one.
 
 Accelerate divides the batches among the processes, which ``sharded_by_loader`` tells the pruner. A
 checkpoint holds the pruner, and may be written after any step.
@@ -36,6 +39,7 @@ def main(
         dropout: The share of hidden values that are set to 0.
     """
     accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION)
+    accelerator.print(f"processes that train together: {accelerator.num_processes}")
     digits = load_digits()
     x = torch.tensor(digits.data, dtype=torch.float32) / 16
     train_set = TensorDataset(x[:640], torch.tensor(digits.target)[:640])

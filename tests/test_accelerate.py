@@ -1,8 +1,11 @@
 """A loop with Accelerate: it equals a plain loop, and its checkpoints resume at any step."""
 
 import os
+import re
 import runpy
+import shlex
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,9 @@ import fineprune as fp
 
 pytest.importorskip("accelerate")
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "accelerate_loop.py"
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "accelerate_loop.py"
+PAGE = ROOT / "docs" / "adopt" / "accelerate.md"
 # The learning rate falls to 0, so the last epochs are the shortest ones.
 STEPS = [20, 20, 20, 20, 20, 10, 1, 1]
 
@@ -133,6 +138,30 @@ def test_two_processes_train_every_kept_sample_and_resume(fast_spawn, tmp_path):
         assert torch.equal(whole["weights"], resumed["weights"])
     one = one_process_with_the_doubled_batch()
     assert torch.equal(ranks[0][0]["counts"], one.counts)
+
+
+def test_the_command_of_the_example_and_of_its_page_trains_on_two_processes(python, python_file):
+    one, several = re.findall(r"^    (.+)$", runpy.run_path(str(EXAMPLE))["__doc__"], re.MULTILINE)
+    assert one == "python examples/accelerate_loop.py"
+    assert f"\n```\n{several}\n```\n" in PAGE.read_text(encoding="utf-8")
+    variable, launcher, *arguments = shlex.split(several)
+    assert launcher == "torchrun"
+    done = subprocess.run(
+        [*python, "-m", "torch.distributed.run", *arguments],
+        env={
+            **os.environ,
+            **dict([variable.split("=")]),
+            "PYTHON_EXEC": python_file,
+            "PET_STANDALONE": "1",  # A store of this run alone, on a port that is free.
+        },
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    first, *epochs = done.stdout.splitlines()
+    assert first == "processes that train together: 2"
+    assert len(epochs) == len(STEPS)  # Of one process.
 
 
 def one_process_with_the_doubled_batch():
