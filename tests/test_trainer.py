@@ -24,6 +24,7 @@ from fineprune.errors import InputError
 transformers = pytest.importorskip("transformers")
 
 from transformers import (  # noqa: E402
+    BertForSequenceClassification,
     Trainer,
     TrainingArguments,
     ViTForImageClassification,
@@ -918,6 +919,65 @@ def test_a_model_of_another_kind_is_refused(tmp_path):
         PruningTrainer(model, arguments(tmp_path), train_dataset=images(), pruning=POLICY)
     random = fp.RandomPruning(SCHEDULE, prune=32)  # It needs no losses.
     PruningTrainer(model, arguments(tmp_path), train_dataset=images(), pruning=random)
+
+
+def renamed(model):
+    """Return a subclass without a ``loss_type``, since that comes from the name of the class."""
+    return type("Renamed", (model,), {})
+
+
+def made_small(model, **more):
+    torch.manual_seed(0)
+    names = {"vocab_size": WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    names |= {"cls_token_id": 1, "sep_token_id": 2}
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return model(model.config_class(**names, **sizes, intermediate_size=8, **more))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(
+    ("model", "data", "more"),
+    [
+        (transformers.GPT2LMHeadModel, texts, {}),
+        (transformers.OpenAIGPTLMHeadModel, texts, {}),
+        (transformers.BertLMHeadModel, texts, {"is_decoder": True}),
+        (renamed(transformers.BertForSequenceClassification), labelled_texts, {"num_labels": 3}),
+        (renamed(transformers.LlamaForCausalLM), texts, {}),
+        (renamed(transformers.BertForMaskedLM), texts, {}),
+        # Without a type, its own loss is that of a causal model.
+        (renamed(transformers.ModernBertForMaskedLM), texts, {}),
+    ],
+)
+def test_the_losses_of_a_model_without_a_loss_type_are_its_own(
+    model, data, more, accumulation, tmp_path, recwarn
+):
+    """In the first batch, they are compared with the model's loss."""
+    network = made_small(model, **more)
+    assert network.loss_type is None
+    trainer = PruningTrainer(
+        network,
+        arguments(tmp_path, max_steps=1, gradient_accumulation_steps=accumulation),
+        train_dataset=data(),
+        pruning=POLICY,
+    )
+    if issubclass(
+        model, transformers.BertForMaskedLM
+    ):  # It takes num_items_in_batch and ignores it.
+        trainer.model_accepts_loss_kwargs = False
+    trainer.train()
+    assert trainer._compared
+    assert not [one for one in recwarn if "its samples' losses" in str(one.message)]
+
+
+def test_a_loss_that_is_not_that_of_a_known_model_is_not_guessed(tmp_path):
+    class OwnForward(BertForSequenceClassification):
+        def forward(self, input_ids, attention_mask=None, labels=None):
+            return super().forward(input_ids, attention_mask, labels=labels)
+
+    xlnet = made_small(transformers.XLNetLMHeadModel, d_head=4)  # It predicts no next tokens.
+    for model in (made_small(OwnForward, num_labels=3), xlnet):
+        with pytest.raises(InputError, match="losses of whose samples are not known"):
+            PruningTrainer(model, arguments(tmp_path), train_dataset=texts(), pruning=POLICY)
 
 
 # -- the release of transformers ------------------------------------------------------------------

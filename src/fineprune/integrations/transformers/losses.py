@@ -12,6 +12,7 @@ from fineprune.integrations.transformers.sample_losses import (
     for_model,
     labeled_tokens,
     named_logits,
+    shifts_labels,
 )
 from fineprune.pruning.pruner import Pruner
 
@@ -137,10 +138,11 @@ class LossRecording(_Base):
                 "expected sample_losses beside compute_loss_func, whose losses of the samples are "
                 "not known, got None: give sample_losses=function(outputs, inputs)"
             )
+        return for_model(self._unwrapped_model(), self._label_name)
+
+    def _unwrapped_model(self) -> Any:
         model = self.accelerator.unwrap_model(self.model)
-        if hasattr(model, "get_base_model"):  # of peft
-            model = model.get_base_model()
-        return for_model(model, self._label_name, shifts_labels=self._loss_shifts_labels)
+        return model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft
 
     @property
     def _label_name(self) -> str:
@@ -195,7 +197,8 @@ class LossRecording(_Base):
         """Return the factors of the samples' losses in the loss of the batch, shape (B,)."""
         labels = inputs.get(self._label_name)
         if isinstance(labels, torch.Tensor):
-            tokens = labeled_tokens(labels[..., 1:] if self._loss_shifts_labels else labels)
+            shifts = shifts_labels(self._unwrapped_model())
+            tokens = labeled_tokens(labels[..., 1:] if shifts else labels)
         else:
             tokens = torch.ones_like(index)
         if num_items is None:

@@ -4,11 +4,13 @@ A model of ``transformers`` returns the loss of the batch only. The pruning need
 sample, so it is computed once more from the logits.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from transformers import PreTrainedModel
 from transformers.loss.loss_utils import (
     LOSS_MAPPING,
     ForCausalLMLoss,
@@ -31,7 +33,7 @@ SampleLosses = Callable[[Any, Mapping[str, Any]], torch.Tensor]
 _TOKENS = (ForCausalLMLoss, ForMaskedLMLoss, ForTokenClassification)
 
 
-def for_model(model: Any, label_name: str, *, shifts_labels: bool) -> SampleLosses:
+def for_model(model: Any, label_name: str) -> SampleLosses:
     """Return the function that computes the losses of the samples of a model.
 
     Known are models for sequence, image, audio and video classification, and for token losses
@@ -41,22 +43,22 @@ def for_model(model: Any, label_name: str, *, shifts_labels: bool) -> SampleLoss
     Args:
         model: The model, not wrapped.
         label_name: The name of its labels.
-        shifts_labels: Whether each position predicts the label of the next one.
 
     Raises:
         InputError: The losses of such a model are not known here.
     """
-    loss = LOSS_MAPPING.get(getattr(model, "loss_type", None))
+    loss = _loss_of(model)
     if loss is ForSequenceClassificationLoss:
         return lambda outputs, inputs: class_losses(
             *_logits_and_labels(outputs, inputs, label_name), model.config
         )
     if loss in _TOKENS:
+        shifts = shifts_labels(model)
         return lambda outputs, inputs: (
             fused_losses(outputs)
             if FUSED in outputs
             else token_losses(
-                *_logits_and_labels(outputs, inputs, label_name), shifts_labels=shifts_labels
+                *_logits_and_labels(outputs, inputs, label_name), shifts_labels=shifts
             )
         )
     raise InputError(
@@ -64,6 +66,32 @@ def for_model(model: Any, label_name: str, *, shifts_labels: bool) -> SampleLoss
         f"the losses of whose samples are not known: give the trainer "
         f"sample_losses=function(outputs, inputs) that returns one loss per sample"
     )
+
+
+def shifts_labels(model: Any) -> bool:
+    """Return whether each position of a model, not wrapped, predicts the label of the next one.
+
+    ``Trainer._loss_shifts_labels`` is the same for the models whose ``loss_type`` is set.
+    """
+    encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return _loss_of(model) is ForCausalLMLoss and not encodes
+
+
+def _loss_of(model: Any) -> Any:
+    """Return the function of ``transformers`` whose loss a model computes; None if not known.
+
+    ``transformers`` finds it by the name of the class, and so not for GPT2LMHeadModel, nor for a
+    subclass with a name of its own.
+    """
+    known = LOSS_MAPPING.get(getattr(model, "loss_type", None))
+    if known is not None or not isinstance(model, PreTrainedModel):
+        return known
+    # A forward of one's own may compute any loss, so only the class that defines it counts.
+    made: Any = next(one for one in type(model).__mro__ if "forward" in vars(one))
+    if "loss_function" in inspect.unwrap(made.forward).__code__.co_names:
+        return model.loss_function
+    names = [name for name in LOSS_MAPPING if name in made.__name__]
+    return LOSS_MAPPING[names[0]] if names else None
 
 
 def class_losses(logits: torch.Tensor, labels: torch.Tensor, config: Any) -> torch.Tensor:
