@@ -435,6 +435,15 @@ RESUMED = {
 }
 
 
+@pytest.fixture(scope="module")
+def one_checkpoint(tmp_path_factory):
+    """A checkpoint within the first epoch of a training with ``Adaptive``."""
+    folder = tmp_path_factory.mktemp("one")
+    changes = {"save_strategy": "steps", "save_steps": 7, "lr_scheduler_type": "linear"}
+    trained("text", folder, fp.Adaptive(EPOCHS, save=0.3), **changes)
+    return str(folder / "checkpoint-7")
+
+
 # Two batches per step: the epochs have 5, 3, 5, 3 and 5 steps.
 @pytest.mark.parametrize("step", [2, 5, 7, 8, 9, 16])
 def test_a_resumed_training_equals_the_undisturbed_one(step, checkpoints, tmp_path):
@@ -861,14 +870,42 @@ def test_an_indexed_data_set_is_refused(tmp_path):
         Watched(vit(), arguments(tmp_path), train_dataset=fp.Indexed(images()), pruning=POLICY)
 
 
-@pytest.mark.parametrize("name", ["gradient_accumulation_steps", "per_device_train_batch_size"])
-def test_a_training_with_other_steps_is_not_resumed(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("gradient_accumulation_steps", "accumulation=1 of before"),
+        ("per_device_train_batch_size", "batch_size=8 of before"),
+    ],
+)
+def test_a_training_with_other_steps_is_not_resumed(name, remedy, tmp_path):
     changes = {"num_train_epochs": 2, "save_strategy": "epoch"}
     trained("image", tmp_path, fp.FullData(2), **changes)
     inside = str(tmp_path / "checkpoint-10")
     changes[name] = 2
-    with pytest.raises(InputError, match="expected to resume a training of 20 steps, got one of"):
+    said = f"expected to resume a training of 20 steps, got one of .*: resume with {remedy}"
+    with pytest.raises(InputError, match=said):
         trained("image", tmp_path, fp.FullData(2), resume=inside, **changes)
+
+
+@pytest.mark.parametrize(
+    ("policy", "number", "changed"),
+    [
+        (fp.Adaptive(EPOCHS, save=0.4), N, "save=0.4"),
+        (fp.Adaptive(EPOCHS + 1, save=0.3), N, f"epochs={EPOCHS + 1}"),
+        (fp.Adaptive(EPOCHS, save=0.3), N - BATCH, f"num_samples={N - BATCH}"),
+        (fp.FullData(EPOCHS), N, "policy=full"),
+    ],
+)
+def test_what_changed_before_a_resume_is_named(policy, number, changed, one_checkpoint, tmp_path):
+    """The number of steps, which also differs, would not say it."""
+    trainer = PruningTrainer(
+        bert(),
+        arguments(tmp_path, num_train_epochs=policy.epochs, lr_scheduler_type="linear"),
+        train_dataset=labelled_texts()[:number],
+        pruning=policy,
+    )
+    with pytest.raises(InputError, match=changed):
+        trainer.train(resume_from_checkpoint=one_checkpoint)
 
 
 @pytest.mark.parametrize(

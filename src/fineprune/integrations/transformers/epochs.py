@@ -3,6 +3,7 @@
 import copy
 import math
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,13 +141,7 @@ class PlannedEpochs(_Base):
                 f"expected {STATE_FILE} in the checkpoint {resume_from_checkpoint}, found none: "
                 f"resume from a checkpoint that this trainer saved without save_only_model"
             )
-        before = TrainerState.load_from_json(str(file.with_name("trainer_state.json"))).max_steps
-        if self.args.max_steps <= 0 and before != max_steps:
-            raise InputError(
-                f"expected to resume a training of {before} steps, got one of {max_steps}: resume "
-                f"with the batch size, accumulation and number of processes of before"
-            )
-        self.pruner.load_state_dict(torch.load(file, weights_only=True))
+        self._load(file, max_steps)
         position = self.pruner.position
         epoch, samples = position.epoch, position.samples * self.args.world_size
         if samples and math.ceil(samples / self._samples_per_batch()) >= self.pruner.batches(epoch):
@@ -162,6 +157,32 @@ class PlannedEpochs(_Base):
                 f"before"
             )
         return epoch, steps * self.pruner.shape.accumulation
+
+    def _load(self, file: Path, max_steps: int) -> None:
+        """Load the state of the pruner into a training of ``max_steps`` steps.
+
+        Raises:
+            InputError: The file is damaged, or the training is another one.
+        """
+        state = torch.load(file, weights_only=True)
+        before = TrainerState.load_from_json(str(file.with_name("trainer_state.json"))).max_steps
+        differs = self.args.max_steps <= 0 and before != max_steps
+        shape = state.get("shape", {}) if isinstance(state, dict) else {}
+        changed = [
+            f"{name}={shape[name]}"
+            for name, value in asdict(self.pruner.shape).items()
+            if shape.get(name, value) != value
+        ]
+        if not (differs and changed):
+            # This says which setting has changed, and is the first to say so, except for the sizes
+            # of batches and steps: with them, the learning rates have changed, too.
+            self.pruner.load_state_dict(state)
+        if differs:
+            settings = " and ".join(changed) or "the settings"
+            raise InputError(
+                f"expected to resume a training of {before} steps, got one of {max_steps}: resume "
+                f"with {settings} of before (batch_size is that of all processes together)"
+            )
 
     def _find_rates(self, max_steps: int) -> None:
         """Give the policy the learning rates, if it uses them and has none.
