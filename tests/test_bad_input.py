@@ -304,7 +304,7 @@ COMMANDS = [
     (
         f"train {QUICK} --set training.epochs=2 training.milestones=[] run.threads=1 "
         "--out runs/checkpoint-text --resume",
-        "expected a checkpoint in",
+        ": restore the checkpoint, or train into a new folder",
     ),
     ("report nowhere", "expected a finished run"),
     ("report file", "expected a finished run"),

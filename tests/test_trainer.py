@@ -465,7 +465,13 @@ def test_a_checkpoint_that_does_not_fit_is_refused(checkpoints, tmp_path):
         trained("dropout", tmp_path, resume=inside, **{**RESUMED, "gradient_accumulation_steps": 3})
     with pytest.raises(InputError, match="expected a pruner state with seed"):
         trained("dropout", tmp_path, resume=inside, **{**RESUMED, "data_seed": 7})
-    (folder / "checkpoint-4" / "pruner.pt").unlink()
+    file = folder / "checkpoint-4" / "pruner.pt"
+    for damaged in (b"", b"no file of torch", file.read_bytes()[:-100]):
+        file.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"4/pruner\.pt, .*: resume from another") as raised:
+            trained("dropout", tmp_path, resume=str(file.parent), **RESUMED)
+        assert "weights_only" not in str(raised.value)
+    file.unlink()
     with pytest.raises(InputError, match=r"expected pruner\.pt in the checkpoint"):
         trained("dropout", tmp_path, resume=str(folder / "checkpoint-4"), **RESUMED)
 

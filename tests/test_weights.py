@@ -149,7 +149,7 @@ WRONG = {
     "a list": ([torch.ones(1)], "weights.pth, got list"),
     "empty": ({}, "weights.pth, got an empty one"),
     "numbers": ({"epoch": 3, "accuracy": 0.5}, "got 'epoch' with a value of type int"),
-    "code": (Harmful(), "cannot read them"),
+    "code": (Harmful(), "cannot read them: it is damaged, or holds more than tensors"),
 }
 
 

@@ -6,6 +6,7 @@ import errno
 import importlib.util
 import inspect
 import math
+import pickle
 import warnings
 from collections.abc import Iterator
 from numbers import Integral
@@ -126,6 +127,8 @@ def explaining(
         raise
     except kinds as error:
         reason = getattr(error, "strerror", None) or first_line(error) or type(error).__name__
+        if isinstance(error, pickle.UnpicklingError):  # torch would advise to read it unsafely.
+            reason = "it is damaged, or holds more than tensors and plain values"
         raise InputError(f"{expected}: {reason}{advice}") from error
 
 

@@ -23,7 +23,8 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read a checkpoint with ``weights_only=True``, with all tensors on the CPU."""
     # For damaged files, torch raises many types of exceptions.
-    with explaining(f"expected a checkpoint in {path}, cannot read it", Exception):
+    advice = ": restore the checkpoint, or train into a new folder"
+    with explaining(f"expected a checkpoint in {path}, cannot read it", Exception, advice):
         state = torch.load(path, map_location="cpu", weights_only=True)
     version = state.get("version") if isinstance(state, dict) else None
     if version is None:

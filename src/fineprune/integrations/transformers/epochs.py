@@ -11,7 +11,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.utils import is_datasets_available
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, explaining
 from fineprune.integrations.learning_rates import give_rates
 from fineprune.integrations.transformers.length_grouping import GroupedByLength
 from fineprune.integrations.transformers.losses import INDEX
@@ -164,7 +164,10 @@ class PlannedEpochs(_Base):
         Raises:
             InputError: The file is damaged, or the training is another one.
         """
-        state = torch.load(file, weights_only=True)
+        # For damaged files, torch raises many types of exceptions.
+        advice = ": resume from another checkpoint, such as an earlier one"
+        with explaining(f"expected the pruner in {file}, cannot read it", Exception, advice):
+            state = torch.load(file, weights_only=True)
         before = TrainerState.load_from_json(str(file.with_name("trainer_state.json"))).max_steps
         differs = self.args.max_steps <= 0 and before != max_steps
         shape = state.get("shape", {}) if isinstance(state, dict) else {}
