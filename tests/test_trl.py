@@ -15,8 +15,10 @@ from fineprune.errors import InputError
 pytest.importorskip("trl", reason="trl is not installed: make integrations")
 
 from datasets import Dataset
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from transformers import LlamaConfig, LlamaForSequenceClassification
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
+from fineprune.integrations.transformers import PruningMixin
 from fineprune.integrations.transformers.sample_losses import (
     fused_losses,
     token_losses,
@@ -249,6 +251,33 @@ def test_another_loss_of_dpo_needs_the_losses_of_pairs(tmp_path):
     )
     assert passes[True] == sum(BATCHES)
     assert trainer.pruner.counts.sum() > 0
+
+
+def train_rewards(folder, **more):
+    counted = Counted()
+    config = LlamaConfig(**{**counted.model.config.to_dict(), "num_labels": 1})
+    model = LlamaForSequenceClassification(config)
+    model.score.weight.data *= 1000  # At first, the loss of each pair would be log(2).
+    trainer = type("PruningRewardTrainer", (PruningMixin, RewardTrainer), {})(
+        model=model,
+        args=arguments(RewardConfig, folder, eval_strategy="no"),
+        train_dataset=pairs(),
+        processing_class=counted.tokens,
+        pruning=POLICY,
+        **more,
+    )
+    trainer._compared = False  # The losses of the first batch are compared with that of TRL.
+    trainer.train()
+
+
+def test_rewards_have_no_labels_and_need_the_losses_of_pairs(tmp_path):
+    def losses(outputs, inputs):
+        chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
+        return -F.logsigmoid(chosen - rejected)
+
+    train_rewards(tmp_path, sample_losses=losses)
+    with pytest.raises(InputError, match=r"'labels', got .* give the trainer sample_losses="):
+        train_rewards(tmp_path)
 
 
 def test_texts_without_padding_are_refused(tmp_path):

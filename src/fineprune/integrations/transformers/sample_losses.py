@@ -178,7 +178,8 @@ def _logits_and_labels(
     if not isinstance(labels, torch.Tensor):
         raise InputError(
             f"expected batches with a tensor {label_name!r}, got {', '.join(sorted(inputs))}: "
-            f"name the labels so, or give TrainingArguments label_names"
+            f"name the labels so, give TrainingArguments label_names, or, if the loss needs other "
+            f"inputs, give the trainer sample_losses=function(outputs, inputs)"
         )
     if len(logits) != len(labels):
         raise InputError(
