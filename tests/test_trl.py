@@ -284,8 +284,18 @@ def test_texts_without_padding_are_refused(tmp_path):
     packed = {"packing": True, "max_length": 32}
     with pytest.raises(InputError, match="expected padding_free=False, got True"):
         trained("sft", tmp_path, POLICY, **packed)
-    trainer, _ = trained("sft", tmp_path, fp.FullData(EPOCHS), packing_strategy="wrapped", **packed)
+    with pytest.warns(UserWarning, match=f"of the {N} that it was given, so the indices"):
+        trainer, _ = trained(
+            "sft", tmp_path, fp.FullData(EPOCHS), packing_strategy="wrapped", **packed
+        )
     assert trainer.pruner.num_samples < N  # A row of several texts is one sample.
+
+
+def test_the_indices_are_those_of_the_texts_that_trl_keeps(tmp_path):
+    """It drops those of which no label fits into ``max_length``."""
+    with pytest.warns(UserWarning, match=r"look them up in trainer\.train_dataset"):
+        trainer, _ = trained("sft", tmp_path, fp.FullData(EPOCHS), max_length=9)
+    assert trainer.pruner.num_samples == len(trainer.train_dataset) < N
 
 
 # -- the example -----------------------------------------------------------------------------------

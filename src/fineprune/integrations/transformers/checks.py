@@ -103,6 +103,18 @@ def check_arguments(trainer: Any) -> None:
         )
 
 
+def warn_of_other_samples(trainer: Any, given: Any) -> None:
+    """Warn if a trainer has dropped or packed samples of the data set that it was given."""
+    made = trainer.train_dataset
+    if hasattr(given, "__len__") and hasattr(made, "__len__") and len(given) != len(made):
+        warn_user(
+            f"{type(trainer).__name__} made {len(made)} training samples of the {len(given)} that "
+            f"it was given, so the indices of the pruner are not those of your data: look them up "
+            f"in trainer.train_dataset",
+            UserWarning,
+        )
+
+
 def check_sampler(trainer: Any, method: Any) -> None:
     """Raise InputError unless the sampler that the pruner replaces is that of ``Trainer``.
 

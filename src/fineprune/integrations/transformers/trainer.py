@@ -9,6 +9,7 @@ from fineprune.integrations.transformers.checks import (
     check_arguments,
     check_release,
     check_sampler,
+    warn_of_other_samples,
 )
 from fineprune.integrations.transformers.epochs import EndEpoch, PlannedEpochs
 from fineprune.integrations.transformers.losses import LossRecording
@@ -45,6 +46,10 @@ class PruningMixin(LossRecording, PlannedEpochs):
 
     Raises:
         InputError: An argument of the training would undo the pruning, or the pruner does not fit.
+
+    Warns:
+        UserWarning: The trainer has dropped or packed samples of ``train_dataset``, as those of TRL
+            may, so that the indices of the pruner are those of the attribute ``train_dataset``.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class PruningMixin(LossRecording, PlannedEpochs):
         if self.train_dataset is None and isinstance(pruning, Pruner):
             self.train_dataset = pruning.dataset.dataset
         check_arguments(self)
+        warn_of_other_samples(self, kwargs.get("train_dataset"))
         check_sampler(self, super(PlannedEpochs, self)._get_train_sampler)
         self.pruner = self._make_pruner(pruning)
         self._planned_dataset = self.train_dataset
