@@ -487,6 +487,14 @@ def test_a_step_that_does_not_record_as_it_should_is_refused(runs, pruning, chan
         runs.fit(pruning(weighted), net=runs.recording(change))
 
 
+def test_an_optimizer_that_calls_its_closure_several_times_is_refused(runs, pruning, monkeypatch):
+    net = runs.Net()
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+    monkeypatch.setattr(net, "configure_optimizers", lambda: optimizer)
+    with pytest.raises(InputError, match=r"got one that calls its closure, .* as LBFGS does"):
+        runs.fit(pruning(fp.FullData(runs.EPOCHS)), net=net)
+
+
 def test_without_weights_another_scalar_may_be_backpropagated(runs, pruning):
     net = runs.fit(pruning(runs.POLICY), net=runs.recording(another_scalar))
     assert net.trainer.global_step == sum(runs.BATCHES)

@@ -71,6 +71,7 @@ class LossRecording(pl.Callback):
     _loader: PrunedLoader | None
     # What ``Pruner.record`` is given of a batch that the optimizer has not used yet.
     _batch: tuple[Any, ...] | None
+    _is_backpropagated = False
 
     @property
     def pruner(self) -> Pruner:
@@ -84,6 +85,12 @@ class LossRecording(pl.Callback):
         assert self._loader is not None
         index, self._loader.index = self._loader.index, None
         if index is None:
+            if self._is_backpropagated:
+                raise InputError(
+                    "expected an optimizer that trains each batch once, got one that calls its "
+                    "closure, and with it training_step, more than once in a step, as LBFGS does: "
+                    "take another optimizer, or train without DataPruning"
+                )
             raise InputError(
                 "expected one call of record() in each training_step, got a second one: record "
                 "the losses of a sample as their sum"
@@ -91,7 +98,15 @@ class LossRecording(pl.Callback):
         of_batch = (losses, logits, labels)
         copies = (None if part is None else part.detach().clone() for part in of_batch)
         self._batch = index, *copies
+        self._is_backpropagated = False
         return self.pruner.weighted(index, losses).mean()
+
+    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note that the step of the batch has ended. Its optimizer may still ask for another one.
+
+        With manual optimization, a step may go on after this.
+        """
+        self._is_backpropagated = pl_module.automatic_optimization
 
     def on_train_batch_end(self, *args: Any) -> None:
         """Hand the losses of the batch to the pruner, now that the optimizer has used them."""
