@@ -8,6 +8,7 @@ import pickle
 import re
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -299,13 +300,24 @@ def test_a_run_that_an_exception_ends_continues(runs, pruning, undisturbed, hook
 def test_other_numbers_within_an_epoch_and_checkpoints_without_pruning_are_refused(
     runs, pruning, undisturbed, tmp_path
 ):
-    _, folder = undisturbed
     data = runs.loader(batch_size=runs.BATCH // 2)
+    fit = partial(runs.fit, pruning(runs.POLICY), data=data)
+    _, folder = undisturbed
+    for step in (12, 18):  # Within an epoch, and after its last batch.
+        with pytest.raises(InputError, match=r"steps of 16 samples .* since OneCycleLR counts"):
+            fit(ckpt_path=folder / f"step={step}.ckpt")
+    per_epoch = partial(runs.Scheduled, {"interval": "epoch"})
+    saving = runs.every_step(tmp_path), runs.every_epoch(tmp_path)
+    runs.fit(pruning(runs.POLICY), *saving, net=per_epoch())
+    said = "the number of steps is another one"
     with (
-        pytest.warns(UserWarning, match="the number of steps is another one"),
+        pytest.warns(UserWarning, match=said),
         pytest.raises(InputError, match="with the same batch size and number of ranks"),
     ):
-        runs.fit(pruning(runs.POLICY), data=data, ckpt_path=folder / "step=12.ckpt")
+        fit(net=per_epoch(), ckpt_path=tmp_path / "step=12.ckpt")
+    with pytest.warns(UserWarning, match=said):
+        net = fit(net=per_epoch(), ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert net.trainer.current_epoch == runs.EPOCHS
     alone = runs.fit(max_epochs=1)
     alone.trainer.save_checkpoint(tmp_path / "alone.ckpt")
     with pytest.raises(InputError, match="expected a checkpoint of a training with DataPruning"):

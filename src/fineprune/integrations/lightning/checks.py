@@ -1,6 +1,7 @@
 """What would undo the pruning in a ``Trainer`` of Lightning. Each is an InputError at the start."""
 
 import inspect
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
@@ -17,6 +18,7 @@ from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loader import check_in_order
 from fineprune.pruning.policies.policy import Policy, check_is_policy
 from fineprune.pruning.pruner import Pruner
+from fineprune.pruning.step_counts import BatchShape
 
 # Callbacks that change what the pruning is planned from, and what to do instead.
 _CALLBACKS: dict[type[pl.Callback], str] = {
@@ -99,6 +101,26 @@ def check_epochs(trainer: pl.Trainer, policy: Policy) -> None:
             f"expected max_epochs={policy.epochs}, as the policy has it, got "
             f"{trainer.max_epochs}: make both equal"
         )
+
+
+def check_same_steps(trainer: pl.Trainer, pruner: Pruner, state: dict[str, Any]) -> None:
+    """Raise InputError if a scheduler would go on counting steps of another size.
+
+    Lightning restores its count, and all of OneCycleLR, so that one made anew changes nothing.
+    """
+    if "shape" not in state:  # The pruner will say so.
+        return
+    before, now = BatchShape(**state["shape"]).multiple, pruner.shape.multiple
+    if before == now:
+        return
+    for config in trainer.lr_scheduler_configs:
+        if config.interval == "step":
+            raise InputError(
+                f"expected to resume with steps of {before} samples (batch x ranks x "
+                f"accumulation), since {type(config.scheduler).__name__} counts steps, got steps "
+                f"of {now}: resume with the numbers of before, or load the weights into "
+                f"the module and call fit() without ckpt_path"
+            )
 
 
 def check_ranks(trainer: pl.Trainer, pruner: Pruner) -> None:

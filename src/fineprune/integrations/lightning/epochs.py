@@ -15,6 +15,7 @@ from fineprune.integrations.lightning.checks import (
     check_epochs,
     check_policy,
     check_ranks,
+    check_same_steps,
     check_trainer,
     check_validation,
     checked_loader,
@@ -103,6 +104,7 @@ class DataPruning(LossRecording):
                 by = f"{config.interval}s" if config.frequency == 1 else None
                 rank_zero_info(give_rates(self.pruner, config.scheduler, by))
         if self._state is not None:
+            check_same_steps(trainer, self.pruner, self._state)
             self.pruner.load_state_dict(self._state)
         self._has_started = True
 
