@@ -226,6 +226,15 @@ def test_another_recipe_is_refused_with_the_difference(arms, whole):
     assert ((whole / "compare.json").read_text(), (whole / "recipe.toml").read_text()) == before
 
 
+def test_an_arm_that_would_skip_nothing_is_refused_before_the_others_are_trained(tmp_path):
+    recipe = make_recipe(
+        {**RECIPE, "pruning": {"policy": "adaptive", "save": 0.35}}, ["training.batch_size=128"]
+    )
+    with pytest.raises(InputError, match=r"arm 'rs2': .* expected a larger prune or save, or a"):
+        compare(recipe, tmp_path / "c", title="c", arms=["full", "adaptive", "rs2"])
+    assert not (tmp_path / "c").exists()
+
+
 def test_the_folder_of_a_run_is_refused(whole):
     with pytest.raises(InputError, match=r"expected a folder for a comparison, got .*full-0"):
         compare(small(), whole / "full-0", title="whole", arms=ARMS)

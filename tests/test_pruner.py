@@ -769,7 +769,7 @@ def test_a_wrong_batch_fails_at_once(index, losses, message):
         ({"accumulation": 2}, "batch_size beside"),
         ({"num_replicas": 2, "rank": 2}, "rank in 0..1"),
         ({"policy": fp.FinePruning(SCHEDULE, prune=N)}, "leave at least one"),
-        ({"batch_size": 128}, "larger prune or a smaller batch_size"),
+        ({"batch_size": 128}, "larger prune or save, or a smaller batch_size"),
     ],
 )
 def test_wrong_settings_fail_at_the_start(options, message):
@@ -803,7 +803,7 @@ def test_one_sample_and_a_batch_larger_than_the_set():
     for _ in pruner.epochs():
         pruner.record(pruner.plan.kept, torch.tensor([1.0]))
     assert pruner.counts.tolist() == [0]
-    with pytest.raises(ValueError, match="larger prune or a smaller batch_size"):
+    with pytest.raises(ValueError, match="larger prune or save, or a smaller batch_size"):
         made(batch_size=256)
 
 

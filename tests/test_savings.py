@@ -47,7 +47,7 @@ def test_full_data_saves_nothing():
         ({"batch_size": 0}, "batch_size"),
         ({"step_time": -1.0}, "step_time"),
         ({"overhead": float("nan")}, "overhead"),
-        ({"num_samples": 100, "batch_size": 100}, "larger prune or a smaller batch_size"),
+        ({"num_samples": 100, "batch_size": 100}, "larger prune or save, or a smaller batch_size"),
     ],
 )
 def test_wrong_input_fails_in_one_line(change, message):

@@ -391,6 +391,21 @@ def arrays_of(owner):
     )
 
 
+def test_an_unknown_option_of_a_policy_names_those_that_there_are():
+    options: Any = {"foo": 4}
+    with pytest.raises(InputError, match=r"options of every policy, .*max_skips.*, got foo"):
+        fp.FullData(3, **options)
+
+
+def test_a_shortened_epoch_with_too_few_samples_of_each_class_says_so():
+    labels = torch.arange(200) % 10
+    policy = fp.Adaptive(4, 0.6, [0.1, 0.1, 0.01, 0.01], keep_per_class=0.3)
+    pruner = fp.Pruner(200, policy, batch_size=16, labels=labels)
+    with pytest.warns(RuntimeWarning, match=r"keep_per_class=0\.3 needs 60 samples, but") as caught:
+        steps_of_a_training(pruner)
+    assert len(caught) == 1
+
+
 def losses_of_a_training(policy):
     pruner = fp.Pruner(40, policy, batch_size=4)
     seen = []

@@ -27,6 +27,7 @@ from fineprune.runs.lock import only_writer
 from fineprune.runs.summary import read_summary
 from fineprune.training.data import Data, load_data
 from fineprune.training.evidence_of_run import check_same_samples
+from fineprune.training.forecast import check_rounds
 from fineprune.training.hardware import resolved
 from fineprune.training.recipe import Recipe, read_recipe
 from fineprune.training.summary import input_digests
@@ -78,6 +79,11 @@ def plan_runs(
             run_recipe = run_recipe.replaced("run", arm=arm, rate_factor=None)
             if run_recipe.pruning.other_run and number == 0:
                 check_same_samples(*run_recipe.pruning.other_run, data)
+            if number == 0 and arm != MATCHED:  # It has the numbers of another arm.
+                try:
+                    check_rounds(run_recipe, num_samples)
+                except InputError as error:
+                    raise InputError(f"arm {arm!r}: {error}") from error
             planned[arm] = PlannedRun(arm, number, run_recipe, folder / f"{arm}-{number}")
         if MATCHED in planned:
             method = planned[recipe.pruning.policy]

@@ -81,7 +81,7 @@ def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
             f"{_remedy(index, losses)}"
         )
     if not len(losses):
-        raise InputError("expected at least one loss in a batch, got none")
+        raise InputError("expected at least one loss in a batch, got none: leave out empty batches")
     if not losses.is_floating_point():
         raise InputError(f"expected floating-point losses, got {losses.dtype}")
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:

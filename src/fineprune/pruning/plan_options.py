@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, check_whole_number, explaining
+from fineprune.errors import InputError, check_whole_number, explaining, warn_user
 from fineprune.pruning.lowest import lowest
 from fineprune.pruning.plan import EpochPlan
 
@@ -151,6 +151,7 @@ class AppliedOptions:
             self._classes = given, quotas
         # In how many epochs in a row each sample was skipped.
         self._skips: Skips | None = None
+        self._has_warned = False
         if options.max_skips is not None:
             self._skips = np.zeros(num_samples, dtype=np.uint8)
 
@@ -251,6 +252,14 @@ class AppliedOptions:
         if self._skips is not None:
             np.add(self._skips, 1, out=self._skips, where=self._skips < LONGEST_SKIP)
             self._skips[plan.kept.numpy()] = 0
+        needed = 0 if self._classes is None else int(self._classes[1].sum())
+        if needed > len(plan.kept) and not self._has_warned:
+            self._has_warned = True
+            warn_user(
+                f"keep_per_class={self._options.keep_per_class} needs {needed} samples, but epoch "
+                f"{plan.epoch} kept only {len(plan.kept)}, so it trained fewer of some classes: "
+                f"set a smaller keep_per_class"
+            )
 
     def skips(self) -> torch.Tensor | None:
         """Return how often in a row each sample was skipped, uint8, (N,); None if not counted."""

@@ -162,7 +162,7 @@ def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
             f"{shape.multiple} samples (batch x ranks x accumulation) leave {max(left, 0)} skipped"
         )
         if left <= 0:
-            raise InputError(f"{cost}: expected a larger prune or a smaller batch_size")
+            raise InputError(f"{cost}: expected a larger prune or save, or a smaller batch_size")
         warn_user(f"{cost}: a tenth of the saving or more is lost", UserWarning)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 from dataclasses import dataclass
 
 from fineprune.errors import InputError
@@ -16,7 +17,7 @@ from fineprune.pruning.savings import (
     predict_savings,
 )
 from fineprune.pruning.schedule import Schedule
-from fineprune.pruning.step_counts import BatchShape, bind
+from fineprune.pruning.step_counts import BatchShape, bind, check_rounding
 from fineprune.training.policies import takes_save
 from fineprune.training.recipe import Recipe
 
@@ -166,6 +167,14 @@ def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
     policy, _ = _bound(recipe, num_samples)
     numbers = (policy.num_kept(epoch) for epoch in range(policy.epochs))
     return policy.total_steps is not None or all(number is not None for number in numbers)
+
+
+def check_rounds(recipe: Recipe, num_samples: int) -> None:
+    """Raise InputError if rounding to whole steps leaves nothing to skip."""
+    policy, shape = _bound(recipe, num_samples)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # The training says how much the rounding costs.
+        check_rounding(policy, num_samples, shape)
 
 
 def saved_share(recipe: Recipe, num_samples: int) -> float:

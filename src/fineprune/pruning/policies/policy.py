@@ -19,7 +19,7 @@ from fineprune.labels.advice import FullCost
 from fineprune.labels.ranking import Ranking
 from fineprune.pruning.learning_rates import Rates
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options, PlanOptions, annealed_epochs
+from fineprune.pruning.plan_options import NAMES, Options, PlanOptions, annealed_epochs
 from fineprune.pruning.replicas import Replicas
 
 
@@ -81,6 +81,11 @@ class Policy(ABC):
             # Some trainers have the number of epochs as a float, such as 3.0.
             whole = int(epochs) if isinstance(epochs, float) and epochs.is_integer() else epochs
             self._epochs = check_whole_number("epochs", whole, 1)
+        if unknown := options.keys() - {*NAMES}:
+            raise InputError(
+                f"expected the options of every policy, {', '.join(NAMES)}, got "
+                f"{', '.join(sorted(unknown))}"
+            )
         self.plan_options = PlanOptions(**options)
 
     @property
