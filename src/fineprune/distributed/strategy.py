@@ -14,18 +14,16 @@ PLACEMENTS = ("shared", "dedicated")
 GRADIENT_TYPES = ("float32", "bfloat16")
 UNDONE_BATCHES = ("retrain", "lose")
 
-# Settings that mean something with parameter servers only.
-_OF_SERVERS = {
-    "workers",
-    "servers",
-    "placement",
+# Settings that mean something with parameter servers only, however many there are, and all such.
+OF_ANY_SERVERS = (
     "gradients",
     "silence_seconds",
     "silence_factor",
     "startup_seconds",
     "snapshot_every",
     "link_seconds",
-}
+)
+_OF_SERVERS = ("workers", "servers", "placement", *OF_ANY_SERVERS)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 import re
 from typing import Any
 
-from fineprune.distributed.strategy import Strategy
+from fineprune.distributed.strategy import OF_ANY_SERVERS, Strategy
 from fineprune.errors import InputError
 from fineprune.experiments.controls import with_epochs
 from fineprune.training.recipe import Recipe
@@ -20,16 +20,8 @@ _ALONE = re.compile(rf"{ONE}{_OPTION_WORDS}")
 _REDUCED = re.compile(rf"{ALL_REDUCE} (\d{{1,4}}){_OPTION_WORDS}")
 # The options of each form that are settings of ``distributed``.
 _OF_SERVERS = {"group": "group", "backup": "backup", "bound": "staleness_bound"}
-# The settings of ``distributed`` that a recipe chooses for all configurations, and those that it
-# chooses for the asynchronous ones. The text of a configuration says all others.
-_OF_RECIPE = (
-    "gradients",
-    "silence_seconds",
-    "silence_factor",
-    "startup_seconds",
-    "snapshot_every",
-    "link_seconds",
-)
+# Settings of ``distributed`` that a recipe chooses for the asynchronous configurations, besides
+# those of any servers. The text of a configuration says all others.
 _OF_ASYNCHRONOUS = ("rate_by_staleness", "undone_batches")
 # The options that every form has.
 _OF_TRAINING = ("lr", "epochs", "seeds")
@@ -167,7 +159,7 @@ def configured(recipe: Recipe, chosen: Configuration, *, same_update: bool) -> R
             configuration; if false, every worker has the batch size of the recipe.
     """
     asynchronous = chosen.strategy in ("async", "mixed")
-    kept = (*_OF_RECIPE, *_OF_ASYNCHRONOUS) if asynchronous else _OF_RECIPE
+    kept = (*OF_ANY_SERVERS, *_OF_ASYNCHRONOUS) if asynchronous else OF_ANY_SERVERS
     given = {name: getattr(recipe.distributed, name) for name in kept}
     result = dataclasses.replace(recipe, distributed=Strategy(**given, **chosen.settings))
     if "epochs" in chosen.training:
