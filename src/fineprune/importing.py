@@ -36,6 +36,11 @@ def call_attribute(name: str, makes: str, /, *args: Any, **values: Any) -> Any:
         raise InputError(
             f"expected {name!r} to be a class or a function, got {type(make).__name__}"
         )
+    if inspect.isabstract(make):
+        lacks = ", ".join(sorted(make.__abstractmethods__))
+        raise InputError(
+            f"expected {name!r} to have all methods of its base class, it lacks {lacks}"
+        )
     called = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in values.items())])
     expected = f"expected {name!r} to make {makes} when called with ({called})"
     # A callable written in C tells nothing about its arguments, which is a ValueError.
