@@ -140,6 +140,10 @@ def test_two_processes_train_every_kept_sample_and_resume(fast_spawn, tmp_path):
     assert torch.equal(ranks[0][0]["counts"], one.counts)
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7),
+    reason="with torch 2.6, one in some ten processes of a group aborts after its last line",
+)
 def test_the_command_of_the_example_and_of_its_page_trains_on_two_processes(python, python_file):
     one, several = re.findall(r"^    (.+)$", runpy.run_path(str(EXAMPLE))["__doc__"], re.MULTILINE)
     assert one == "python examples/accelerate_loop.py"
