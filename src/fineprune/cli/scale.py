@@ -117,11 +117,15 @@ def scale(
         "latency": None if latency is None else latency / 1e3,
     }
     if prediction:
-        measured = {"baseline": baseline, "target-loss": target_loss}
-        for option, value in {**measured, "same-update": same_update or None}.items():
-            if value is not None:
+        measured = {
+            "--baseline": baseline is not None,
+            "--target-loss": target_loss is not None,
+            "--same-update": same_update,
+        }
+        for option, given in measured.items():
+            if given:
                 raise InputError(
-                    f"expected --{option} with a training, got it with --predict: leave one out"
+                    f"expected {option} with a training, got it with --predict: leave one out"
                 )
         predict(
             made,

@@ -47,10 +47,14 @@ def train_runs(
     pool = concurrent.futures.ProcessPoolExecutor(
         jobs, mp_context=context, initializer=end_with_parent, initargs=(os.getpid(),)
     )
+    waiting = list(runs)
+    training: dict[Future[None], PlannedRun] = {}
     with stop_requests() as stop:
+
+        def check_stop() -> None:
+            stop.check(f"with {len(waiting) + len(training) + later} runs to go")
+
         try:
-            waiting = list(runs)
-            training: dict[Future[None], PlannedRun] = {}
             while waiting or training:
                 unfinished = {run.folder for run in (*waiting, *training.values())}
                 ready = [
@@ -87,11 +91,10 @@ def train_runs(
                         future.result()
                     yield training.pop(future)
                 on_poll()
-                stop.check(f"with {len(waiting) + len(training) + later} runs to go")
+                check_stop()
             pool.shutdown()
         except BrokenProcessPool:
-            # A signal to the whole group kills a process that is just starting.
-            stop.check(f"with {len(waiting) + len(training) + later} runs to go")
+            check_stop()  # A signal to the whole group kills a process that is just starting.
             raise RunError(
                 "the process of a run was killed, perhaps because memory ran out: run the same "
                 "command again to continue"

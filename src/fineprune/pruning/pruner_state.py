@@ -77,8 +77,16 @@ def on_cpu(value: Any) -> Any:
     return [on_cpu(item) for item in value] if isinstance(value, list) else value
 
 
-def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -> None:
-    """Raise InputError unless a state is a dict that has these values and these further keys."""
+def check_state(
+    packed: object,
+    identity: dict[str, Any],
+    keys: Sequence[str],
+    remedies: Mapping[str, str] | None = None,
+) -> None:
+    """Raise InputError unless a state is a dict that has these values and these further keys.
+
+    ``remedies`` says for some of the values what to do if they differ.
+    """
     if not isinstance(packed, dict):
         raise InputError(f"expected a pruner state as a dict, got {type(packed).__name__}")
     if not identity.keys() & packed.keys():
@@ -92,12 +100,8 @@ def check_state(packed: object, identity: dict[str, Any], keys: Sequence[str]) -
             # So that the message names what differs, also if only one of them has it.
             check_state({**dict.fromkeys(value), **given}, {**dict.fromkeys(given), **value}, ())
         if given != value:
-            remedy = "resume with the settings that the state was made with"
-            if key == "rank":
-                remedy = (
-                    "each rank loads the state that it saved itself (in a distributed checkpoint, "
-                    "give each rank a key of its own)"
-                )
+            default = "resume with the settings that the state was made with"
+            remedy = (remedies or {}).get(key, default)
             raise InputError(
                 f"expected a pruner state with {key}={_brief(value)}, got {_brief(given)}: {remedy}"
             )

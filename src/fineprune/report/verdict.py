@@ -332,4 +332,4 @@ def _capitalized(arm: str) -> str:
 
 
 def _percent(share: float | None, digits: int = 1) -> str:
-    return f"{percent(share, digits)} %"
+    return "an unknown share" if share is None else f"{percent(share, digits)} %"

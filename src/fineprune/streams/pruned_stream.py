@@ -128,16 +128,18 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         These are the numbers of all ranks together. With one rank, they are 0, except that
         ``drop_last`` leaves out the samples of an incomplete batch.
         """
-        kept = self._kept_per_shard()
-        each = self._each(sum(kept))
-        if self._drop_last:
-            each -= each % (self.pruner.shape.batch_size or 1)
-        return coverage(kept, self._order(), self._ranks, each)
+        batch = self.pruner.shape.batch_size or 1
+        return self._coverage(batch if self._drop_last else 1)
 
     def missed_by_unequal_shards(self) -> int:
         """Return how many kept samples ``coverage`` leaves out for another reason than dropping."""
+        return self._coverage(1).missed
+
+    def _coverage(self, multiple: int) -> Coverage:
+        """Return the coverage if each rank trains a multiple of this number of samples."""
         kept = self._kept_per_shard()
-        return coverage(kept, self._order(), self._ranks, self._each(sum(kept))).missed
+        each = self._each(sum(kept))
+        return coverage(kept, self._order(), self._ranks, each - each % multiple)
 
     def check_shards(self, num_workers: int) -> None:
         """Raise InputError if there are fewer shards than workers of all ranks."""

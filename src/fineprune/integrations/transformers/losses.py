@@ -1,5 +1,6 @@
 """The losses of the samples: from the forward pass of the ``Trainer`` to the pruner."""
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,10 @@ class LossRecording(_Base):
         model = self.accelerator.unwrap_model(self.model)
         return model.get_base_model() if hasattr(model, "get_base_model") else model  # of peft
 
+    @functools.cached_property
+    def _shifts_labels(self) -> bool:
+        return shifts_labels(self._unwrapped_model())
+
     @property
     def _label_name(self) -> str:
         names = self.label_names  # Empty for a forward with *args.
@@ -197,8 +202,7 @@ class LossRecording(_Base):
         """Return the factors of the samples' losses in the loss of the batch, shape (B,)."""
         labels = inputs.get(self._label_name)
         if isinstance(labels, torch.Tensor):
-            shifts = shifts_labels(self._unwrapped_model())
-            tokens = labeled_tokens(labels[..., 1:] if shifts else labels)
+            tokens = labeled_tokens(labels[..., 1:] if self._shifts_labels else labels)
         else:
             tokens = torch.ones_like(index)
         if num_items is None:

@@ -207,7 +207,11 @@ class ShardedPruner(EpochLoop[Share]):
                 the epochs.
         """
         self._checks.check_may_load()
-        check_state(state, self._identity(), _KEYS)
+        remedy = (
+            "each rank loads the state that it saved itself (in a distributed checkpoint, give "
+            "each rank a key of its own)"
+        )
+        check_state(state, self._identity(), _KEYS, {"rank": remedy})
         state = on_cpu(state)
         numbers = copy.copy(self._policy)
         if isinstance(numbers, ScheduledPolicy):  # Its windows say how many samples are kept.
