@@ -16,6 +16,7 @@ import pytest
 from made_images import CLASSES, add, image_bytes, write_folder, write_shards
 
 from fineprune.datasets.image_index import cache_folder, load_index
+from fineprune.datasets.image_set import class_number
 from fineprune.datasets.image_sources import find_images
 from fineprune.datasets.tar_members import TarError, members
 from fineprune.errors import InputError
@@ -187,6 +188,16 @@ def test_only_labels_that_are_kept_as_numbers_are_advised_to_be_kept(tmp_path, c
         (message,) = caplog.messages
         assert f"{names[0]} ... {names[1]}, which are numbered 0 to 1 in their order" in message
         assert ("set network.classes" in message) == advised
+
+
+def test_names_of_thousands_of_digits_are_no_numbers(tmp_path, caplog):
+    write_folder(tmp_path / "files", 2)
+    name, long = f"files/bright/0000{image_bytes(0)[1]}", "7" * 5000
+    (tmp_path / "list.txt").write_text(f"{name} 3\n{name} {long}\n")
+    index = load_index(tmp_path / "list.txt").with_numbers(2, tmp_path / "list.txt")
+    assert index.classes == ("3", long)
+    assert not caplog.records
+    assert class_number("a table", "1", index.classes) == 1
 
 
 def test_a_path_that_a_list_repeats_has_a_key_of_its_own(tmp_path):

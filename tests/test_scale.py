@@ -440,6 +440,20 @@ def test_configurations_that_have_one_folder_are_refused_before_the_training(tmp
     assert not (tmp_path / "out").exists()
 
 
+def test_settings_of_the_recipe_that_do_not_count_are_named(tmp_path, caplog):
+    recipe = make_recipe(
+        {
+            "training": {"epochs": 1},
+            "distributed": {"strategy": "sync", "workers": 3, "backup": 1, "link_seconds": 9.0},
+        }
+    )
+    with pytest.raises(InputError, match="at least 2"):
+        scale(recipe, tmp_path / "out", [configuration("one")], title="t")
+    (message,) = caplog.messages
+    assert message.startswith("distributed.backup of the recipe does not count")
+    assert "says backup=1 itself" in message
+
+
 def test_a_recipe_of_one_epoch_is_refused_before_the_training(tmp_path):
     recipe = make_recipe({"training": {"epochs": 1}})
     with pytest.raises(InputError, match="at least 2, the first of which is a warm-up"):

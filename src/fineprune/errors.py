@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from numbers import Integral
 from pathlib import Path
 
+# Whole numbers of so many digits fit into int64; Python refuses to convert thousands of them.
+MOST_DIGITS = 18
+
 # Longer values are shortened in error messages.
 _MOST_SHOWN = 200
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.datasets.image_sources import Found, find_images, shards_of, stamp_of
-from fineprune.errors import InputError
+from fineprune.errors import MOST_DIGITS, InputError
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -136,13 +136,15 @@ class ImageIndex:
         """Return the index with the classes 0 to ``classes`` - 1 if all labels are such numbers.
 
         Otherwise, the classes that occur are numbered in their order, which is reported if they
-        are numbers.
+        are numbers. Names of more digits than int64 has are not.
 
         Args:
             classes: The number of classes of the network; None if it is not known.
             source: Where the images come from, for the message.
         """
         if not all(name.isascii() and name.isdigit() for name in self.classes):
+            return self
+        if max(map(len, self.classes)) > MOST_DIGITS:
             return self
         numbers = [int(name) for name in self.classes]
         if numbers == list(range(len(numbers))):

@@ -59,7 +59,8 @@ def class_number(place: str, text: str, classes: Sequence[str], others: Sequence
         )
     number = numbers[text]
     if text not in classes:  # A spreadsheet writes 3 for the class 03, which has another number.
-        same = next((name for name in classes if name.isdecimal() and int(name) == number), None)
+        digits = str(number)
+        same = next((name for name in classes if (name.lstrip("0") or "0") == digits), None)
         if same not in (None, classes[number]):
             raise InputError(
                 f"expected the name of a class in {place}, got {text}, which is the name {same} "

@@ -10,12 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.datasets.image_set import class_number
-from fineprune.errors import InputError, explaining, shown
+from fineprune.errors import MOST_DIGITS, InputError, explaining, shown
 
 # The label of an image that is left out of the training, in text files and in the result.
 DROP_WORD, DROP = "drop", -1
-
-_MOST_DIGITS = 18
 
 
 def read_labels(
@@ -159,8 +157,7 @@ def _of_key(key: str, place: str, numbers: Mapping[str, int] | None) -> int:
 
 def _index(text: str | None, place: str, images: int) -> int:
     digits = (text or "").strip()
-    # Python refuses to convert thousands of digits.
-    if not digits.isdecimal() or len(digits) > _MOST_DIGITS or int(digits) >= images:
+    if not digits.isdecimal() or len(digits) > MOST_DIGITS or int(digits) >= images:
         raise InputError(f"expected an index of 0 to {images - 1} in {place}, got {shown(digits)}")
     return int(digits)
 

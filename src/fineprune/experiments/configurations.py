@@ -20,6 +20,8 @@ _ALONE = re.compile(rf"{ONE}{_OPTION_WORDS}")
 _REDUCED = re.compile(rf"{ALL_REDUCE} (\d{{1,4}}){_OPTION_WORDS}")
 # The options of each form that are settings of ``distributed``.
 _OF_SERVERS = {"group": "group", "backup": "backup", "bound": "staleness_bound"}
+# Settings of ``distributed`` that only the text of a configuration can change, and their options.
+OF_TEXT = {name: option for option, name in _OF_SERVERS.items()}
 # Settings of ``distributed`` that a recipe chooses for the asynchronous configurations, besides
 # those of any servers. The text of a configuration says all others.
 _OF_ASYNCHRONOUS = ("rate_by_staleness", "undone_batches")

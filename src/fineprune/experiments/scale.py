@@ -1,12 +1,14 @@
 """Scaling experiments: trains a recipe with several configurations of workers and servers."""
 
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fineprune.distributed.all_reduce import check_not_launched
+from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
-from fineprune.experiments.configurations import Configuration, configured
+from fineprune.experiments.configurations import OF_TEXT, Configuration, configured
 from fineprune.experiments.launched_run import launch
 from fineprune.experiments.planned_run import (
     PlannedRun,
@@ -23,6 +25,8 @@ from fineprune.training.recipe import Recipe
 from fineprune.training.summary import input_digests
 
 OnProgress = Callable[[str, int, int], None]
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def scale(
@@ -59,6 +63,14 @@ def scale(
             raise InputError(
                 f"expected configurations with different folders, got {one.text!r} and "
                 f"{other.text!r}, which both have {one.folder}: write numbers such as 0.5 in full"
+            )
+    for name, option in OF_TEXT.items():
+        value = getattr(recipe.distributed, name)
+        if value != getattr(Strategy, name):
+            _LOGGER.warning(
+                "distributed.%s of the recipe does not count: a configuration that is to have it "
+                "says %s=%s itself",
+                *(name, option, value),
             )
     if not recipe.run.threads:
         most_workers = max(configuration.workers for configuration in configurations)

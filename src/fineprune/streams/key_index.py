@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fineprune.errors import InputError, check_whole_number, explaining
+from fineprune.errors import MOST_DIGITS, InputError, check_whole_number, explaining
 from fineprune.writing import replacing
 
 # The version of the files.
@@ -237,7 +237,7 @@ class KeyIndex:
 def _of_other_type(key: object) -> object:
     """Return the integer that a text contains, or an integer as text; any other key as it is."""
     if isinstance(key, str):
-        return int(key) if key.isdecimal() else key
+        return int(key) if key.isdecimal() and len(key) <= MOST_DIGITS else key
     return str(key)
 
 

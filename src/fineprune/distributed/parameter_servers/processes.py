@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, Protocol
+from typing import Any, Protocol, TypeVarTuple
 
 import ray
 import torch
@@ -37,7 +37,7 @@ from fineprune.distributed.parameter_servers.placement import Placement, Places
 from fineprune.distributed.parameter_servers.ray_session import RayHealth, ray_session, within
 from fineprune.errors import InputError, RunError, first_line, lack_of
 
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 
 # Why a process died together with its node.
 LOST_NODE = "its node died or cannot be reached"
@@ -163,9 +163,8 @@ class Cluster:
         self,
         kind: ProcessKind,
         index: int,
-        build: Callable[Concatenate[str, P], Served],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        build: Callable[[str, *Ts], Served],
+        *args: *Ts,
     ) -> Process:
         """Start a worker or a server, which serves what ``build(host, *args)`` returns.
 
