@@ -387,6 +387,9 @@ def merged(rank):
         "resumed": sums(resumed),
         "own": sums(own),
         "uneven": sums(uneven),
+        "recorded": uneven.state_dict()["evidence"]["recorded"],
+        "sizes": refusal(fp.LabelWatch(N + rank, CLASSES).merge),
+        "classes": refusal(fp.LabelWatch(N, CLASSES - rank).merge),
     }
 
 
@@ -466,6 +469,13 @@ def test_a_rank_without_a_batch_merges_nothing_twice(two_ranks):
         added = result["uneven"]["visits"] - before
         assert added.sum() == 3 * BATCH
         assert same(result["uneven"], two_ranks[0]["uneven"])
+        assert result["recorded"] == result["state"]["evidence"]["recorded"] + 3 * BATCH
+
+
+def test_watches_of_parts_of_the_data_are_refused_on_every_rank(two_ranks):
+    for result in two_ranks:
+        assert f"expected the same num_samples on every rank, got {N} to {N + 1}" in result["sizes"]
+        assert "expected the same num_classes on every rank" in result["classes"]
 
 
 def test_states_of_ranks_are_merged_afterwards_in_one_process(two_ranks):

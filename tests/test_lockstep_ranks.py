@@ -151,10 +151,37 @@ def test_what_all_ranks_have_rescored_together_is_known_to_be_complete():
 def test_ranks_with_different_seeds_are_refused():
     def differently(rank, options):
         pruner = fp.Pruner(N, Observing(), seed=rank, batch_size=BATCH, **options)
-        with pytest.raises(
-            InputError, match=r"expected the same seed .*, got different .* epoch 0"
-        ):
+        with pytest.raises(InputError, match="expected the same seed on every rank, got different"):
             train_one_epoch(pruner, rank)
+
+    on_both_ranks(differently)
+
+
+DIFFERENT = {
+    "number of samples": lambda rank, options: fp.Pruner(
+        N + rank, fp.FullData(2), batch_size=BATCH, **options
+    ),
+    "batch_size": lambda rank, options: fp.Pruner(
+        N, fp.FullData(2), batch_size=BATCH * (1 + rank), **options
+    ),
+    "seed": lambda rank, options: fp.Pruner(
+        N, fp.FullData(2), seed=rank, batch_size=BATCH, **options
+    ),
+    "policy": lambda rank, options: fp.Pruner(
+        N, fp.Adaptive(4, save=0.3 + 0.1 * rank), batch_size=BATCH, **options
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_ranks_that_differ_are_refused_with_the_first_batch_of_any_policy(what):
+    """Also if the policy learns nothing, and before the ranks wait for each other elsewhere."""
+
+    def differently(rank, options):
+        pruner = DIFFERENT[what](rank, options)
+        index = next(iter(torch.tensor(list(pruner.sampler)).split(4)))
+        with pytest.raises(InputError, match=f"expected the same {what}.* on every rank"):
+            pruner.record(index, losses_of(0, index, rank))
 
     on_both_ranks(differently)
 

@@ -298,7 +298,7 @@ def test_settings_that_differ_and_states_of_other_runs_are_refused(three_ranks):
         assert "settings" in refused["settings"]
         assert "num_replicas=3, got 4" in refused["ranks"]
         assert f"rank={number}, got {(number + 1) % WORLD}" in refused["rank"]
-        assert "after the same batch on every rank" in refused["torn"]
+        assert "the same batch, after which states are saved, on every rank" in refused["torn"]
         assert "same batch_size" in refused["batches"]
         assert all("\n" not in message for message in refused.values())
 

@@ -254,6 +254,10 @@ class Evidence:
                 dist.all_reduce(tensor, group=group)
             self._write(part.index, labels[part.index].long(), sums)
         self.labels = labels
+        # Ranks may have recorded batches of other sizes than this one took for theirs.
+        recorded = torch.tensor(self.recorded, device=labels.device)
+        dist.all_reduce(recorded, group=group)
+        self.recorded = int(recorded) // dist.get_world_size(group)
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the sums and of the buffer, on the CPU."""
@@ -419,7 +423,8 @@ def _check_equal(different: int) -> None:
     if different:
         raise InputError(
             f"expected the same labels in all parts, got other ones of {different} samples: merge "
-            f"the evidence of trainings on the same labels"
+            f"the evidence of trainings on the same samples, which have the same numbers and "
+            f"labels on every rank"
         )
 
 

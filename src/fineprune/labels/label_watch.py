@@ -447,9 +447,19 @@ class LabelWatch(Untraced):
 
     def _merge_ranks(self, rank: int) -> None:
         device = exchange_device(self._group) or "cpu"
-        merged = torch.tensor(int(self._merged), device=device)
-        dist.all_reduce(merged, op=dist.ReduceOp.MIN, group=self._group)
-        if int(merged):
+        sizes = [self.num_samples, self.num_classes]
+        least = torch.tensor([int(self._merged), *sizes, *(-n for n in sizes)], device=device)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._group)
+        merged, *least_and_most = least.tolist()
+        for name, few, most in zip(
+            ("num_samples", "num_classes"), least_and_most[:2], least_and_most[2:], strict=True
+        ):
+            if few != -most:
+                raise InputError(
+                    f"expected the same {name} on every rank, got {few} to {-most}: make the "
+                    f"LabelWatch for the whole data set on every rank, not for a part of it"
+                )
+        if merged:
             return
         if self._merged and rank:  # What this rank has belongs to rank 0.
             self._evidence.clear()

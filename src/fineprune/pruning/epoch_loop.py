@@ -113,7 +113,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._seed = seed
         self._cycle = cycle
         cycle.count = self._count
-        self._recorder = Recorder(policy, replicas, num_samples, seed, flush_every)
+        self._recorder = Recorder(policy, replicas, num_samples, flush_every)
         self._checks = LoopChecks(
             policy, num_samples, shape, replicas, cycle, sampler, dataset is not None
         )
@@ -197,12 +197,11 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def number_by(self, digest: int) -> None:
         """Say that something else than a data set, such as a ``KeyIndex``, numbers the samples.
 
-        At the end of each epoch whose losses are merged, it is an error if the ranks differ in it.
-
         Args:
-            digest: A number that is the same for equal numberings.
+            digest: A number that is the same for equal numberings. It is an error if the ranks
+                differ in it.
         """
-        self._recorder.numbering = digest
+        self._checks.numbering = digest
 
     def loader(
         self,
@@ -769,6 +768,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def _begin(self, index: torch.Tensor, losses: torch.Tensor) -> None:
         """Begin to record the current epoch with its first batch."""
         cycle = self._cycle
+        self._checks.compare_ranks(self._seed)
         self._checks.check_first_batch(index, losses)
         if cycle.unfinished not in (None, cycle.current):
             # It comes from a loaded state, and the user went back before it.

@@ -9,6 +9,7 @@ first batches of each epoch are kept and compared with the plan. This is cheap, 
 synchronisation inside the epoch, and works for policies that need no losses too.
 """
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from torch.nn import functional
 
 from fineprune.errors import InputError, warn_user
+from fineprune.pruning.plan import EpochPlan, fingerprint
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.replicas import Replicas
 
@@ -180,6 +182,7 @@ class LoopChecks:
     Attributes:
         num_ranks: Number of ranks, each of which records a loss when this one does.
         watching: Whether ``see`` needs the next batch of the epoch.
+        numbering: A number that says which sample each index stands for; 0 if the data set does.
     """
 
     def __init__(
@@ -194,6 +197,7 @@ class LoopChecks:
     ) -> None:
         self._policy = policy
         self._num_samples = num_samples
+        self._shape = shape
         self._num_replicas = shape.num_replicas
         self.num_ranks = max(shape.num_replicas, replicas.size)
         # Whether a framework is to divide the batches of the sampler over the ranks.
@@ -201,7 +205,8 @@ class LoopChecks:
         self._replicas = replicas
         self._cycle = cycle
         self._sampler = sampler
-        self._has_recorded = False
+        self.numbering = 0
+        self._compared = self._has_recorded = False
         self._silent_in_a_row = self._unused_in_a_row = self._ignored_in_a_row = 0
         self._first_batches = -1  # 0 if the loop broke off the first epoch.
         self._cut = 0
@@ -246,6 +251,49 @@ class LoopChecks:
                 f"expected an epoch in progress, but epoch {self._cycle.epoch} has ended: "
                 f"call {method}() before end_epoch()"
             )
+
+    def compare_ranks(self, seed: int) -> None:
+        """Raise InputError if the ranks differ in what must be the same. All of them must call it.
+
+        They are compared once, with the first batch of the training. Later, ranks that differ might
+        already wait for each other in other exchanges, such as that of gradients.
+
+        Args:
+            seed: The seed of the pruner.
+        """
+        if self._compared or self._replicas.size == 1:
+            return
+        plan, options = self._cycle.current.plan, self._policy.plan_options
+        settings = [self._policy.settings(), options.settings()]
+        self._replicas.check_equal(
+            {
+                "number of samples": (
+                    self._num_samples,
+                    "make the Pruner for the whole data set on every rank, not for a part of it",
+                ),
+                "batch_size, accumulation, num_replicas and drop_last": (
+                    self._shape,
+                    "batch_size is the number of samples that each rank takes per batch",
+                ),
+                "KeyIndex": (
+                    self.numbering,
+                    "other ones give the samples other numbers, so let one rank make and save it, "
+                    "and load it on all",
+                ),
+                "seed": (seed, "seed anything else by the rank, such as augmentation or dropout"),
+                # Settings of own policies may be of types whose text has an address.
+                "policy": (
+                    json.dumps(settings, default=lambda value: type(value).__name__),
+                    "give it the same settings",
+                ),
+                "epoch": (plan.epoch, "loop over pruner.epochs(), and load the state on all ranks"),
+                "plan": (
+                    fingerprint(plan) if isinstance(plan, EpochPlan) else 0,
+                    "let select() draw from its argument rng only",
+                ),
+            }
+        )
+        self._compared = True
 
     def check_first_batch(self, index: torch.Tensor, losses: torch.Tensor) -> None:
         """Check what can be checked when an epoch records its first batch, of shape (B,).
@@ -357,9 +405,7 @@ class LoopChecks:
         found = {
             "repeats": self._of_repeats(progress),
             # A rank of a stream that has too few samples repeats them.
-            "same": None
-            if recorder.numbering
-            else self._of_same_indices(progress.plan.epoch, watched),
+            "same": None if self.numbering else self._of_same_indices(progress.plan.epoch, watched),
             "unplanned": self._of_unplanned(progress, watched),
             "gaps": self._of_gaps(progress, watched),
             "batches": _of_batches(progress, planned_batches),

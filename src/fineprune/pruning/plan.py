@@ -90,13 +90,13 @@ def check_plan(plan: object, epoch: int, num_kept: int | None, num_samples: int)
         )
 
 
-def fingerprint(plan: EpochPlan, seed: int) -> int:
-    """Return a number that is the same in every process for equal plans and equal seeds.
+def fingerprint(plan: EpochPlan) -> int:
+    """Return a number that is the same in every process for equal plans.
 
     For different ones, it is almost certainly different.
     """
     squares = int(torch.dot(plan.kept, plan.kept))
-    return zlib.crc32(f"{seed} {plan.epoch} {len(plan.kept)} {squares}".encode())
+    return zlib.crc32(f"{plan.epoch} {len(plan.kept)} {squares}".encode())
 
 
 def _check_vector(name: str, value: object, dtype: torch.dtype) -> None:

@@ -31,7 +31,6 @@ class Recorder:
         policy: Observes the losses, if it needs them.
         replicas: The ranks over which batch means are taken and observations are merged.
         num_samples: Number of samples N in the data set.
-        seed: The seed of the pruner, which must be the same on every rank.
         flush_every: All ranks flush after so many batches. By default, a single process flushes
             when the buffer is full, and several ranks do not.
 
@@ -41,8 +40,6 @@ class Recorder:
         flat: Whether all samples of each batch had the same loss, as of the last flush.
         uneven: The smallest and the largest number of batches that a rank recorded since the last
             flush, if these differed; else None.
-        numbering: A number that says which sample each index stands for, and must be the same on
-            every rank; 0 if the data set says it.
     """
 
     def __init__(
@@ -50,16 +47,13 @@ class Recorder:
         policy: Policy,
         replicas: Replicas,
         num_samples: int,
-        seed: int,
         flush_every: int | None = None,
     ) -> None:
         self._policy = policy
         self._replicas = replicas
         self._num_samples = num_samples
-        self._seed = seed
         self._flush_every = flush_every
         self._policy_merges = type(policy).merge is not Policy.merge
-        self.numbering = 0
         self.clear()
 
     def clear(self) -> None:
@@ -151,12 +145,12 @@ class Recorder:
             return batches
         epoch = plan.epoch
         # The shares of a ``ShardedPruner`` differ.
-        own = fingerprint(plan, self._seed) if isinstance(plan, EpochPlan) else 0
-        numbers = np.array([epoch, self.numbering, own, batches])
+        own = fingerprint(plan) if isinstance(plan, EpochPlan) else 0
+        numbers = np.array([epoch, own, batches])
         both = np.concatenate([numbers, -numbers])
         largest, negative = self._replicas.maximum(both).reshape(2, -1)
         (first, *_, fewest), (last, *_, most) = (-negative).tolist(), largest.tolist()
-        _, other_index, other_plan, _ = largest != -negative
+        _, other_plan, _ = largest != -negative
         if fewest != most:
             self.uneven = fewest, most
         if first != last:
@@ -164,16 +158,11 @@ class Recorder:
                 f"expected every rank in the same epoch, got some in epoch {first} and some in "
                 f"epoch {last}: loop over pruner.epochs() on every rank"
             )
-        if other_index:
-            raise InputError(
-                "expected the same KeyIndex on every rank, got different ones, which give the "
-                "samples other numbers: let one rank make and save it, and load it on all"
-            )
         if other_plan:
             raise InputError(
-                f"expected the same seed and the same plan on every rank, got different ones in "
-                f"epoch {epoch}: give every rank the same seed and policy, let select() draw "
-                f"from its argument rng only, and let merge() exchange all that observe() learns"
+                f"expected the same plan on every rank, got different ones in epoch {epoch}: let "
+                f"select() draw from its argument rng only, and let merge() exchange all that "
+                f"observe() learns"
             )
         return int(most)
 

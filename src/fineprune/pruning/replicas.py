@@ -1,6 +1,7 @@
 """Replicas: the ranks that train one model together, and what they exchange."""
 
-from collections.abc import Callable, Iterable
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -74,6 +75,24 @@ class Replicas:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Replicas":
         return self  # Process groups cannot be copied.
+
+    def check_equal(self, values: Mapping[str, tuple[object, str]]) -> None:
+        """Raise InputError unless all ranks have the same values. All of them must call it.
+
+        Args:
+            values: For the name of each value, the value, and what to do if the ranks differ in it.
+                The first one that differs is named. Two values count as the same if their ``repr``
+                is.
+        """
+        own = np.array([zlib.crc32(repr(value).encode()) for value, _ in values.values()])
+        largest, negative = self.maximum(np.concatenate([own, -own])).reshape(2, -1)
+        for (name, (_, remedy)), different in zip(
+            values.items(), largest != -negative, strict=True
+        ):
+            if different:
+                raise InputError(
+                    f"expected the same {name} on every rank, got different ones: {remedy}"
+                )
 
     def sum(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """Return the sum of an array over all ranks, elementwise, with its shape and dtype."""

@@ -1,7 +1,6 @@
 """ShardedPruner: a pruner whose ranks each know the counts of their own samples only."""
 
 import copy
-import zlib
 from dataclasses import asdict
 from typing import Any
 
@@ -116,11 +115,13 @@ class ShardedPruner(EpochLoop[Share]):
             },
             "the settings",
         )
-        _check_agreement(
-            replicas,
-            [self._agreed, batch_size, accumulation, drop_last],
-            "the same number of samples (of all ranks together), policy, seed, batch_size, "
-            "accumulation and drop_last",
+        replicas.check_equal(
+            {
+                "number of samples, policy, seed, batch_size, accumulation and drop_last": (
+                    [self._agreed, batch_size, accumulation, drop_last],
+                    "the number of samples is that of all ranks together",
+                )
+            }
         )
         if isinstance(policy, FinePruning):
             policy = OwnedFinePruning(policy, self.owned)
@@ -223,10 +224,13 @@ class ShardedPruner(EpochLoop[Share]):
                 f"keeps {state['kept']}: resume inside an epoch with the same batch_size "
                 f"and accumulation"
             )
-        _check_agreement(
-            self._replicas,
-            [state[key] for key in _COMMON],
-            "states that were saved after the same batch",
+        self._replicas.check_equal(
+            {
+                "batch, after which states are saved,": (
+                    [state[key] for key in _COMMON],
+                    "load the states of one checkpoint",
+                )
+            }
         )
         self._policy.load_state_dict(state["learned"])
         if isinstance(self._policy, OwnedFinePruning):
@@ -292,14 +296,6 @@ class ShardedPruner(EpochLoop[Share]):
     def _identity(self) -> dict[str, Any]:
         """Return what a saved state must agree with."""
         return {**self._agreed, "rank": self._replicas.rank}
-
-
-def _check_agreement(replicas: Replicas, values: list[Any], expected: str) -> None:
-    """Raise InputError unless all ranks have equal values. All of them must call it."""
-    own = zlib.crc32(repr(values).encode())
-    largest, smallest = replicas.maximum(np.array([own, -own]))
-    if largest != -smallest:
-        raise InputError(f"expected {expected} on every rank, got different ones")
 
 
 def _check_policy(policy: Policy) -> None:
