@@ -12,12 +12,13 @@ import pytest
 from processes import in_session, wait_until_ended
 from resuming import train_through
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, RunError
 from fineprune.experiments.compare import compare, plan_runs
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.scale import scale
+from fineprune.report.html import write_report
 from fineprune.runs.files import read_metrics, whole_lines
-from fineprune.runs.run import read_run, read_runs
+from fineprune.runs.run import diverged_runs, read_run, read_runs
 from fineprune.training.loop import train
 from fineprune.training.recipe import make_recipe, read_recipe
 
@@ -321,6 +322,51 @@ def test_a_matched_control_of_another_recipe_is_refused_before_its_method_is_tra
     with pytest.raises(InputError, match=r"training.lr is 0.02 and 0.5"):
         compare_matched(tmp_path / "c", "training.lr=0.5")
     assert not (tmp_path / "c/fine-pruning-0").exists()
+
+
+FRAGILE = """
+import torch
+from torch import nn
+
+class Fragile(nn.Module):
+    def __init__(self, classes, channels):
+        super().__init__()
+        self.last = nn.Linear(channels * 1024, classes)
+        self.broken = torch.initial_seed() == 1_000_003
+
+    def forward(self, x):
+        return self.last(x.flatten(1)) * (float("nan") if self.broken else 1.0)
+"""
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
+    (tmp_path / "fragile.py").write_text(FRAGILE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "c"
+    recipe = small("network.name=fragile:Fragile", "training.epochs=4", "pruning.prune=128")
+    lines = []
+
+    def start(seeds):
+        arms = ["matched", "full", "fine-pruning"]
+        told = lambda line, *_: lines.append(line)  # noqa: E731
+        compare(recipe, folder, title="t", seeds=seeds, arms=arms, on_progress=told)
+
+    with pytest.raises(RunError) as caught:
+        start(3)
+    message = str(caught.value)
+    assert message.startswith(f"full, seed 2 of 3 ({folder / 'full-1'}): the mean loss of epoch 1")
+    assert "(1 other run diverged, too)" in message
+    assert "full, seed 2 of 3 diverged" in lines
+    finished = {path.parent.name for path in folder.glob("*/summary.json")}
+    assert finished == {f"{arm}-{n}" for arm in ("full", "fine-pruning", "matched") for n in (0, 2)}
+    read = read_runs([folder])
+    assert {run.path.name for run in read} == finished
+    write_report(read, tmp_path / "report.html", 0.004)
+    page = (tmp_path / "report.html").read_text()
+    assert "A run is missing: full, seed 2 of 3" in page
+    start(1)  # The runs that were not named stay as they are.
+    assert list(diverged_runs(folder)) == ["full-1", "fine-pruning-1"]
 
 
 def test_experiments_refuse_to_be_started_by_torchrun(tmp_path, monkeypatch):

@@ -234,7 +234,7 @@ def test_a_job_that_is_cancelled_stops_its_ray_after_the_training(tmp_path):
         ({"nodes": 0}, "expected nodes to be at least 1, got 0"),
         ({"gpus_per_node": -1}, "expected gpus_per_node to be at least 0"),
         ({"processes_per_node": 0}, "expected processes per node to be at least 1"),
-        ({"cpus_per_task": 0}, "expected cpus_per_task to be at least 1"),
+        ({"cpus_per_task": 0}, "expected cpus_per_task .--cpus. to be at least 1"),
         ({"gpus_per_node": 2, "processes_per_node": 3}, "expected a GPU for each process"),
         ({"strategy": "sync", "processes_per_node": 2}, "with all-reduce only"),
         ({"strategy": "asink"}, "expected strategy to be one of all-reduce, sync, async, mixed"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fineprune.distributed.all_reduce import check_not_launched
-from fineprune.errors import InputError
+from fineprune.errors import InputError, RunError
 from fineprune.experiments.controls import MATCHED, arm_recipe, check_arms, default_arms
 from fineprune.experiments.cooldowns import plan_curve
 from fineprune.experiments.planned_run import PlannedRun, check_own_folder, epochs_done, with_seed
@@ -24,6 +24,7 @@ from fineprune.experiments.tuning import (
 )
 from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY, read_json, write_json
 from fineprune.runs.lock import only_writer
+from fineprune.runs.run import diverged_runs
 from fineprune.runs.summary import read_summary
 from fineprune.training.data import Data, load_data
 from fineprune.training.evidence_of_run import check_same_samples
@@ -154,7 +155,7 @@ def compare(
         if trials:
             untrained = [trial for trial in trials if not trial.finished()]
             later = sum(not (run.folder / SUMMARY).exists() for run in runs)
-            for trial in train_runs(untrained, jobs, told, later=later, may_diverge=True):
+            for trial, _ in train_runs(untrained, jobs, told, later=later, may_skip_nothing=True):
                 told(trial_result(trial))
                 if trial.finished():
                     check_finished(trial.folder, trial_digests, "comparison")
@@ -162,11 +163,33 @@ def compare(
             # A training that diverged has not all of its epochs.
             counted = [*(trial for trial in trials if trial.finished()), *runs]
             unfinished = _unfinished(runs, folder, tune=tune)
-        for run in train_runs(unfinished, jobs, told):
+        diverged: dict[str, str] = {}
+        for run, error in train_runs(unfinished, jobs, told):
+            which = f"{run.name}, seed {run.number + 1} of {seeds}"
+            if error is not None:
+                diverged[run.folder.name] = f"{which} ({run.folder}): {error}"
+                told(f"{which} diverged")
+            if not run.finished():
+                continue
             summary = read_summary(run.folder / SUMMARY)
-            line = f"finished {run.name}, seed {run.number + 1} of {seeds}"
-            told(f"{line}, accuracy {summary.accuracy_last:.2%}")
+            told(f"finished {which}, accuracy {summary.accuracy_last:.2%}")
             check_finished(run.folder, digests, "comparison")
+        if diverged:
+            # Reports show the finished runs, and say that others are missing.
+            listing = _listing(folder, [], title, digests, tune=tune)
+            listing["diverged"] |= diverged
+            write_json(folder / COMPARISON, listing)
+            raise RunError(
+                f"{_of_diverged(list(diverged.values()))}, and give another --out. fineprune "
+                f"report {folder} shows the runs that are finished"
+            )
+
+
+def _of_diverged(diverged: Sequence[str]) -> str:
+    """Return the first message of the runs that diverged, and how many others did."""
+    more = len(diverged) - 1
+    others = f" ({more} other {'runs' if more > 1 else 'run'} diverged, too)" if more else ""
+    return diverged[0] + others
 
 
 def _plan_trials(
@@ -220,7 +243,12 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
 def _listing(
     folder: Path, runs: Sequence[PlannedRun], title: str, digests: Digests, *, tune: bool
 ) -> dict[str, Any]:
-    """Return the content of ``compare.json``: the runs, and those that were finished earlier."""
+    """Return the content of ``compare.json``: the runs, and those that were finished earlier.
+
+    Runs that diverged earlier remain noted, unless they are among the runs.
+    """
+    planned = {run.folder.name for run in runs}
+    noted = diverged_runs(folder) if (folder / COMPARISON).is_file() else {}
     listed = _finished_earlier(folder)
     listed += [
         entry
@@ -236,6 +264,7 @@ def _listing(
         "seeds": sorted({entry["seed"] for entry in listed}),
         "sha256": digests,
         "runs": listed,
+        "diverged": {path: text for path, text in noted.items() if path not in planned},
     }
 
 

@@ -1,12 +1,11 @@
 """Trains a planned run in processes of its own, which depend on its configuration."""
 
 import os
+import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from fineprune.errors import RunError
 from fineprune.experiments.configurations import ALL_REDUCE, Configuration
@@ -25,36 +24,38 @@ def launch(run: PlannedRun, configuration: Configuration, on_poll: Callable[[], 
 
     ``run.recipe`` has the settings of the configuration already.
     """
-    with tempfile.TemporaryDirectory() as temporary:
-        recipe = Path(temporary) / "recipe.toml"
-        write_atomically(recipe, run.recipe.to_toml())
-        train = ["-m", "fineprune", "train", str(recipe), "--out", str(run.folder), "--resume"]
-        log = run.folder.with_suffix(".log")
-        is_new = not run.folder.exists()
-        launcher = _launcher(configuration)
-        started = time.perf_counter()
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [*launcher, *train],
-                env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=file,
-            )
-            try:
-                with stop_requests() as stop:
-                    while process.poll() is None:
-                        time.sleep(_POLL_SECONDS)
-                        on_poll()
-                        if stop.number is not None:
-                            raise Stopped(stop.number, f"in {configuration.text!r}")
-            finally:
-                process.terminate()  # The run writes a checkpoint before its process ends.
-                process.wait()
+    # Beside the run, because all nodes of a job read it.
+    recipe, log = run.folder.with_suffix(".toml"), run.folder.with_suffix(".log")
+    train = ["-m", "fineprune", "train", str(recipe), "--out", str(run.folder), "--resume"]
+    is_new = not run.folder.exists()
+    launcher = _launcher(configuration)
+    started = time.perf_counter()
+    write_atomically(recipe, run.recipe.to_toml())
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [*launcher, *train],
+            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+        )
+        try:
+            with stop_requests() as stop:
+                while process.poll() is None:
+                    time.sleep(_POLL_SECONDS)
+                    on_poll()
+                    if stop.number is not None:
+                        raise Stopped(stop.number, f"in {configuration.text!r}")
+        finally:
+            process.terminate()  # The run writes a checkpoint before its process ends.
+            process.wait()
+            recipe.unlink()
     if process.returncode:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        messages = [line for line in lines if line.startswith("fineprune:")] or [f"see {log}"]
-        raise RunError(f"{configuration.text!r} failed: {messages[-1]}")
+        text = log.read_text(encoding="utf-8", errors="replace")
+        # In a job, srun writes the number of the node before each line.
+        messages = re.findall(r"^(?:\d+: )?(fineprune: .*)", text, re.MULTILINE)
+        said = messages[-1] if messages else f"see {log}"
+        raise RunError(f"{configuration.text!r} failed: {said}")
     if is_new:  # The time of a run that was interrupted and continued is not known.
         write_json(run.folder / DURATION, {"seconds": time.perf_counter() - started})
     log.unlink()

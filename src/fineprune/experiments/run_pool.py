@@ -24,9 +24,12 @@ def train_runs(
     on_poll: Callable[[], None],
     *,
     later: int = 0,
-    may_diverge: bool = False,
-) -> Iterator[PlannedRun]:
+    may_skip_nothing: bool = False,
+) -> Iterator[tuple[PlannedRun, TrainingDiverged | None]]:
     """Train the runs in separate processes, and yield each run when it is finished.
+
+    A run that diverges is yielded unfinished, with the error. One that needs it is not trained, and
+    is yielded unfinished.
 
     A run starts as soon as a process is free, in the given order. A control that matches one of the
     runs, or a run that begins as a copy of one, starts after it; until then, the runs behind it
@@ -38,8 +41,8 @@ def train_runs(
         on_poll: Called every fraction of a second while runs train.
         later: The number of runs that the caller trains after these, for the message of
             ``Stopped``.
-        may_diverge: Whether the training of a run may diverge. Such a run is yielded unfinished,
-            and so is its control, which is not trained.
+        may_skip_nothing: Whether a run may have skipped nothing, so that its control is not
+            trained, and is yielded unfinished.
     """
     # Spawned processes do not inherit the memory and the threads of this process.
     context = multiprocessing.get_context("spawn")
@@ -65,18 +68,19 @@ def train_runs(
                 for run in ready[: jobs - len(training)]:
                     waiting.remove(run)
                     if run.matches is not None and run.finished():
-                        yield run  # Only its method had to be trained again.
+                        yield run, None  # Only its method had to be trained again.
                         continue
                     try:
                         recipe = run.complete()
                     except NothingSkipped:
-                        if not may_diverge:
+                        if not may_skip_nothing:
                             raise
                         recipe = None
-                    if recipe is None and may_diverge:
-                        yield run  # Its method diverged, or skipped nothing.
+                    # The trunk may have diverged before a cooldown began.
+                    begun = run.trunk is None or run.trunk.finished() or run.folder.exists()
+                    if recipe is None or not begun:
+                        yield run, None
                         continue
-                    assert recipe is not None
                     copies = [
                         (other.folder, other.recipe)
                         for other in waiting
@@ -87,9 +91,10 @@ def train_runs(
                     training, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED
                 )
                 for future in done:
-                    if not (may_diverge and isinstance(future.exception(), TrainingDiverged)):
-                        future.result()
-                    yield training.pop(future)
+                    error = future.exception()
+                    if error is not None and not isinstance(error, TrainingDiverged):
+                        raise error
+                    yield training.pop(future), error
                 on_poll()
                 check_stop()
             pool.shutdown()

@@ -68,6 +68,17 @@ def job_command(
     return command
 
 
+_REQUEUE = [
+    "# Slurm requeues no job that it pre-empts and that ends before its time of grace is over.",
+    "requeue() {",
+    '  [[ "$(scontrol show job "$SLURM_JOB_ID")" =~ PreemptTime=[0-9] ]] || return 0',
+    '  scontrol requeue "$SLURM_JOB_ID" || true',
+    "}",
+    "",
+]
+_END = ["((status == 0)) || requeue", 'exit "$status"']
+
+
 def torchrun_in_job(nodes: int, processes: int) -> list[str] | None:
     """Return the command that starts ``torchrun`` on the first nodes of the job of this process.
 
@@ -215,7 +226,7 @@ def batch_script(
     processes = _processes(strategy, processes_per_node, gpus_per_node)
     servers = 0 if strategy in ("all-reduce", ALONE) else 1
     cpus = processes + servers if cpus_per_task is None else cpus_per_task
-    check_at_least("cpus_per_task", cpus, 1)
+    check_at_least("cpus_per_task (--cpus)", cpus, 1)
     if time is not None and not _TIME.fullmatch(time):
         raise InputError(
             f"expected time in a form that Slurm accepts, such as 90 (minutes), 24:00:00 or 2-12, "
@@ -250,12 +261,15 @@ def batch_script(
     lines += ["# A signal that comes before the training is started is passed on later."]
     lines += ["asked=", "trap asked=yes USR1", ""]
     lines += _log(out)
+    lines += _REQUEUE
     if setup:
         # Scripts that activate environments often fail with "set -u".
         lines += ["set +u", *setup, "set -u", ""]
     if strategy != ALONE:
         lines += _first_node()
-    step = f"srun --export=ALL --cpus-per-task={cpus} --kill-on-bad-exit=1"
+    # All numbers are given again, because options of sbatch replace those of the script.
+    step = f"srun --export=ALL --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1"
+    step += f" --cpus-per-task={cpus} --kill-on-bad-exit=1"
     if strategy == ALONE:
         lines += _alone(step, command)
     elif servers:
@@ -355,7 +369,7 @@ def _in_background(step: list[str], stop: Sequence[str]) -> list[str]:
 
 def _alone(step: str, command: Sequence[str]) -> list[str]:
     run = [f"{step} --label \\", f"  python {shlex.join(command)}"]
-    return [*_in_background(run, [_STOP_STEP]), 'exit "$status"']
+    return [*_in_background(run, [_STOP_STEP]), *_END]
 
 
 def _torchrun(
@@ -377,7 +391,7 @@ def _torchrun(
         "# Else torchrun kills the processes 30 seconds after the signal to stop.",
         f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={_RANKS_STOP_SECONDS}",
         *_in_background(run, [_STOP_STEP]),
-        'exit "$status"',
+        *_END,
     ]
 
 
@@ -418,6 +432,7 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         "    sleep 1",
         "  done",
         "  ray stop --force || true",
+        "  requeue",
         "  exit 143",
         "}",
         "trap cancel TERM",
@@ -431,6 +446,7 @@ def _ray(step: str, command: Sequence[str], nodes: int, cpus: int, gpus: int) ->
         '  echo "the command did not run to its end"',
         "  # A command that was killed has not stopped Ray.",
         "  ((status <= 128)) || srun --export=ALL ray stop --force || true",
+        "  requeue",
         '  exit "$((status ? status : 1))"',
         "fi",
         'rm -- "$ended"',

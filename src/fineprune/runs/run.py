@@ -1,5 +1,6 @@
 """Run: a finished run, read from its folder and checked for completeness."""
 
+import contextlib
 import tomllib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,6 +135,17 @@ def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]
             ) from error
         for folder in folders:
             yield folder, title, path
+
+
+def diverged_runs(comparison: Path) -> dict[str, str]:
+    """Return what ``compare`` noted of the runs that diverged, by the names of their folders.
+
+    Nothing if the file of the comparison is damaged.
+    """
+    with contextlib.suppress(InputError, AttributeError, TypeError, ValueError):
+        noted = dict(read_json(comparison / COMPARISON).get("diverged", {}))
+        return {str(path): str(text) for path, text in noted.items()}
+    return {}
 
 
 def told_apart(names: Sequence[str], ends: Iterable[str]) -> list[str]:
