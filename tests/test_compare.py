@@ -227,6 +227,13 @@ def test_another_recipe_is_refused_with_the_difference(arms, whole):
     assert ((whole / "compare.json").read_text(), (whole / "recipe.toml").read_text()) == before
 
 
+def test_a_recipe_of_another_version_is_named_by_its_file(copied):
+    file = copied / "recipe.toml"
+    file.write_text(file.read_text().replace("[run]", "[run]\nwatch = true"))
+    with pytest.raises(InputError, match=r"this version of fineprune wrote in .*recipe\.toml"):
+        compare(small(), copied, title="whole", arms=ARMS)
+
+
 def test_an_arm_that_would_skip_nothing_is_refused_before_the_others_are_trained(tmp_path):
     recipe = make_recipe(
         {**RECIPE, "pruning": {"policy": "adaptive", "save": 0.35}}, ["training.batch_size=128"]

@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import pickle
@@ -190,6 +191,56 @@ def test_only_labels_that_are_kept_as_numbers_are_advised_to_be_kept(tmp_path, c
         assert ("set network.classes" in message) == advised
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_whole_numbers_that_a_program_wrote_as_floats_are_numbers(suffix, tmp_path):
+    write_folder(tmp_path / "files", 2)
+    name, source = f"files/bright/0000{image_bytes(0)[1]}", tmp_path / f"list.{suffix}"
+
+    def written(labels):
+        if suffix == "csv":
+            source.write_text("path,label\n" + "".join(f"{name},{label}\n" for label in labels))
+            return source
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        table = {"path": [name] * len(labels), "label": pyarrow.array(labels)}
+        parquet.write_table(pyarrow.table(table), source)
+        return source
+
+    index = load_index(written([10.0, 9.0, 2.0])).with_numbers(11, source)
+    assert index.labels.tolist() == [10, 9, 2]
+    assert index.classes == tuple(map(str, range(11)))
+    with pytest.raises(InputError, match=r"expected a label in .*, got nan"):
+        load_index(written([1.0, math.nan, 0.0]))
+
+
+def test_a_class_whose_number_is_written_in_two_ways_is_refused(tmp_path):
+    write_folder(tmp_path / "files", 2)
+    name = f"files/bright/0000{image_bytes(0)[1]}"
+    (tmp_path / "list.txt").write_text(f"{name} 1\n{name} 2\n{name} 01\n")
+    with pytest.raises(InputError, match=r"one name for each class, got 1 in line 1 .* and 01 in"):
+        load_index(tmp_path / "list.txt")
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (lambda: [["a"], ["x"], ["y"]], "one column for each of path and label in .* label, lab"),
+        (lambda: [[b"a"], ["x"]], "expected a path as text in row 1 of .*, got bytes"),
+        (lambda: [["a"], [{"k": 1}]], "expected a label as text or a number .*, got dict"),
+    ],
+)
+def test_parquet_files_with_other_columns_are_refused(columns, said, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    arrays = list(map(pyarrow.array, columns()))
+    table = pyarrow.Table.from_arrays(arrays, names=["path", "label", "label"][: len(arrays)])
+    parquet.write_table(table, tmp_path / "list.parquet")
+    with pytest.raises(InputError, match=said):
+        load_index(tmp_path / "list.parquet")
+
+
 def test_names_of_thousands_of_digits_are_no_numbers(tmp_path, caplog):
     write_folder(tmp_path / "files", 2)
     name, long = f"files/bright/0000{image_bytes(0)[1]}", "7" * 5000
@@ -338,7 +389,7 @@ NONSENSE = {
     ),
     "a list without a header": (
         lambda t: text(t, "list.csv", "IMAGE,dark\n"),
-        "columns path and label in .*list.csv, got files/bright/0000.jpeg, dark",
+        "path and label in .*list.csv, got files/bright/0000.jpeg, dark",
     ),
     "a short line": (
         lambda t: text(t, "list.csv", "path,label\nIMAGE,dark\nIMAGE\n"),

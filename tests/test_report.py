@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.cli.results import show_results
+from fineprune.errors import InputError
 from fineprune.experiments.arm_table import group_rows, grouped
 from fineprune.experiments.controls import ARMS, arm_recipe
 from fineprune.report.comparison_table import (
@@ -341,6 +342,14 @@ def test_figure_2_of_few_samples(samples, tmp_path):
     drawing = draw_sample_losses(one_group(read_runs([folder])))
     assert shown_samples(drawing) <= {f"sample {index}" for index in range(samples)}
     assert len(shown_samples(drawing)) == min(samples, 4)
+
+
+def test_a_recipe_without_its_first_section_is_one_line(tmp_path):
+    folder = make_compare(tmp_path / "c", arms=["full"], seeds=[0])
+    file = folder / "full-0/recipe.toml"
+    file.write_text(file.read_text().partition("\n")[2])
+    with pytest.raises(InputError, match=r"the sections of a recipe in .*full-0/recipe\.toml, got"):
+        read_runs([folder])
 
 
 def test_a_damaged_history_is_not_drawn(tmp_path):

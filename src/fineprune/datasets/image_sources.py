@@ -2,11 +2,14 @@
 
 import csv
 import glob
+import itertools
 import os
+import re
 import stat
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,11 @@ class Found:
     stamp: Stamp
 
 
+# A whole number, perhaps as a float, and what stands for a float that is missing.
+_WHOLE = re.compile(r"[0-9]+(\.0+)?")
+_GAP = "nan"
+
+
 @dataclass
 class _Labels:
     """Collects the labels of images, which are names until all of them are known."""
@@ -72,11 +80,27 @@ class _Labels:
         return known
 
     def finish(self) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.int32]]:
-        """Return the sorted classes, the place of each, and the labels."""
+        """Return the sorted classes, the place of each, and the labels.
+
+        Labels such as 1.0, which programs write where a table once had gaps, are whole numbers.
+        """
+        whole = [name.partition(".")[0] for name in self.numbers if _WHOLE.fullmatch(name)]
+        if _GAP in self.numbers and len(whole) == len(self.numbers) - 1:
+            place = self.places[self.numbers[_GAP]]
+            raise InputError(f"expected a label in {place}, got {_GAP}, which stands for none")
+        if len(whole) == len(self.numbers) and len(set(whole)) == len(whole):
+            self.numbers = dict(zip(whole, self.numbers.values(), strict=True))
         if all(name.isascii() and name.isdigit() for name in self.numbers):
             # By their values, also those with more digits than Python converts.
             digits = {name: name.lstrip("0") for name in self.numbers}
             classes = sorted(digits, key=lambda name: (len(digits[name]), digits[name], name))
+            for one, other in itertools.pairwise(classes):
+                if digits[one] == digits[other]:
+                    raise InputError(
+                        f"expected one name for each class, got {other} in "
+                        f"{self.places[self.numbers[other]]} and {one} in "
+                        f"{self.places[self.numbers[one]]}: write the number in one way"
+                    )
         else:
             classes = sorted(self.numbers)
         order = np.empty(len(classes), np.int32)
@@ -246,7 +270,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, str, str]]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         table = csv.reader(file)
         header = [name.strip() for name in next(table, [])]
-        if not {"path", "label"} <= set(header):
+        if not header.count("path") == header.count("label") == 1:
             raise _wrong_header(path, header)
         columns = header.index("path"), header.index("label")
         for row in table:
@@ -275,6 +299,10 @@ def _text_rows(path: Path) -> Iterator[tuple[str, str, str]]:
             yield f"line {number}", words[0], words[1] if len(words) > 1 else ""
 
 
+# What a label may be in a Parquet file.
+_LABELS = (str, int, float, Decimal)
+
+
 def _parquet_rows(path: Path) -> Iterator[tuple[str, str, str]]:
     check_installed("pyarrow", f"pyarrow to read {path}", "parquet")
     from pyarrow import ArrowException, parquet
@@ -282,20 +310,27 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, str, str]]:
     cannot_read = explaining(f"expected a Parquet file, cannot read {path}", ArrowException)
     with cannot_read, parquet.ParquetFile(path) as table:
         names = table.schema_arrow.names
-        if not {"path", "label"} <= set(names):
+        if not names.count("path") == names.count("label") == 1:
             raise _wrong_header(path, names)
         row = 0
         for batch in table.iter_batches(_ROWS, columns=["path", "label"]):
             columns = (batch.column(name).to_pylist() for name in ("path", "label"))
             for name, label in zip(*columns, strict=True):
                 row += 1
-                text = "" if label is None else str(label).strip()
-                yield f"row {row}", "" if name is None else str(name), text
+                place = f"row {row}"
+                for value, what, kinds in ((name, "path", str), (label, "label", _LABELS)):
+                    if value is not None and not isinstance(value, kinds):
+                        raise InputError(
+                            f"expected a {what} as text{' or a number' * (what == 'label')} in "
+                            f"{place} of {path}, got {type(value).__name__}"
+                        )
+                yield place, name or "", "" if label is None else str(label).strip()
 
 
 def _wrong_header(path: Path, header: Iterable[str]) -> InputError:
     return InputError(
-        f"expected the columns path and label in {path}, got {', '.join(header) or 'none'}"
+        f"expected one column for each of path and label in {path}, got "
+        f"{', '.join(header) or 'none'}"
     )
 
 

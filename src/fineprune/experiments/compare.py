@@ -30,7 +30,7 @@ from fineprune.training.data import Data, load_data
 from fineprune.training.evidence_of_run import check_same_samples
 from fineprune.training.forecast import check_rounds
 from fineprune.training.hardware import resolved
-from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.training.recipe import Recipe, read_written_recipe
 from fineprune.training.summary import input_digests
 from fineprune.writing import write_atomically
 
@@ -232,7 +232,7 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
     """Check that the folder of a comparison is empty, or holds one of this recipe."""
     if not (folder / RECIPE).exists():
         return
-    changed = read_recipe(folder / RECIPE).differences(recipe)
+    changed = read_written_recipe(folder / RECIPE).differences(recipe)
     if changed:
         raise InputError(
             f"expected a comparison of this recipe in {folder}, got one whose {RECIPE} differs "

@@ -22,7 +22,7 @@ from fineprune.runs.lock import LOCK
 from fineprune.training.checkpoint import load_checkpoint, save_checkpoint
 from fineprune.training.learning_rate import begin_of_cooldown
 from fineprune.training.loop import train
-from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.training.recipe import Recipe, read_written_recipe
 from fineprune.writing import cannot_write, temporary_of, write_atomically
 
 # The lengths of the trainings, as shares of the epochs of the recipe.
@@ -91,7 +91,7 @@ def _copy_run(trunk: Path, folder: Path, planned: Recipe) -> None:
         raise cannot_write(folder, error) from error
     files = RunFolder(temporary)
     # The recipe of the trunk has no "auto" settings, which must be the same in both.
-    recipe = read_recipe(files.recipe).replaced("training", epochs=planned.training.epochs)
+    recipe = read_written_recipe(files.recipe).replaced("training", epochs=planned.training.epochs)
     recipe = recipe.replaced("run", arm=planned.run.arm)
     save_checkpoint(
         files.checkpoint, {**load_checkpoint(files.checkpoint), "recipe": recipe.method()}

@@ -8,7 +8,7 @@ from fineprune.errors import InputError
 from fineprune.experiments.controls import matched_recipe
 from fineprune.runs.files import METRICS, RECIPE, REPORT, RESULTS, SUMMARY
 from fineprune.runs.run import read_run
-from fineprune.training.recipe import Recipe, read_recipe
+from fineprune.training.recipe import Recipe, read_written_recipe
 
 # The sample order of an epoch is drawn from seed + epoch, as in DistributedSampler. Two seeds whose
 # difference is smaller than the number of epochs would therefore share most of their orders.
@@ -50,7 +50,7 @@ class PlannedRun:
         """Return whether the run is finished."""
         if not (self.folder / RECIPE).exists():
             return False
-        previous, complete = read_recipe(self.folder / RECIPE), self.complete()
+        previous, complete = read_written_recipe(self.folder / RECIPE), self.complete()
         # What does not depend on the run to match is checked before that run is trained.
         expected = complete or dataclasses.replace(self.recipe, pruning=previous.pruning)
         changed = previous.differences(expected)

@@ -59,8 +59,8 @@ class LabelWatch(Untraced):
     Memory per sample: two bytes per class and 20 bytes; with more than 64 classes, the probability
     of the label and of the 16 strongest other classes is stored, in 86 bytes; with more than
     32,767 classes, in 118. All of this lies on the device of the logits. There, ranking takes
-    another 62 bytes for each pair of classes (62 MB with 1,000 classes, 6 GB with 10,000) and some
-    100 bytes per sample.
+    another 60 to 90 bytes for each pair of classes (up to 90 MB with 1,000 classes, 9 GB with
+    10,000) and some 100 bytes per sample.
 
     Args:
         num_samples: Number of samples N of the data set; indices are 0..N - 1.

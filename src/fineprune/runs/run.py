@@ -107,7 +107,14 @@ def read_run(path: Path, title: str = "", comparison: Path | None = None) -> Run
 def read_sections(file: Path) -> dict[str, Any]:
     """Read the sections of the recipe of a run or a comparison, unchecked."""
     with explaining(f"expected the recipe of a run in {file}, cannot read it"):
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        sections = tomllib.loads(file.read_text(encoding="utf-8"))
+    for name, values in sections.items():
+        if not isinstance(values, dict):
+            raise InputError(
+                f"expected the sections of a recipe in {file}, got {name} outside of them: restore "
+                f"the file"
+            )
+    return sections
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:

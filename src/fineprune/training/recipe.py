@@ -241,6 +241,18 @@ def read_recipe(path: Path, changes: Iterable[str] = ()) -> Recipe:
     return make_recipe(sections, changes)
 
 
+def read_written_recipe(file: Path) -> Recipe:
+    """Read the recipe in the folder of a run or a comparison, which this package wrote."""
+    try:
+        return read_recipe(file)
+    except InputError as error:
+        raise InputError(
+            f"expected a recipe that this version of fineprune wrote in {file}, cannot read it: "
+            f"{error} (restore the file, continue with the version that wrote it, or give another "
+            f"--out)"
+        ) from error
+
+
 def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Recipe:
     """Make a recipe from nested mappings.
 

@@ -13,7 +13,7 @@ from fineprune.runs.run import read_run
 from fineprune.runs.summary import Summary
 from fineprune.training.checkpoint import load_checkpoint
 from fineprune.training.data import load_data
-from fineprune.training.recipe import Recipe, differences, method_of, read_recipe
+from fineprune.training.recipe import Recipe, differences, method_of, read_written_recipe
 from fineprune.training.train_state import check_labels
 
 
@@ -55,7 +55,7 @@ def finished_summary(recipe: Recipe, folder: RunFolder, resume: bool) -> Summary
 
 def recipe_of(folder: RunFolder) -> Recipe | None:
     """Return the recipe in a run's folder; None if the folder holds none."""
-    return read_recipe(folder.recipe) if folder.recipe.exists() else None
+    return read_written_recipe(folder.recipe) if folder.recipe.exists() else None
 
 
 def checkpoint_of(folder: RunFolder, recipe: Recipe) -> dict[str, Any]:

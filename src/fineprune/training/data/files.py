@@ -1,6 +1,7 @@
 """Image files, which are read while the training needs them."""
 
 import hashlib
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fineprune.datasets.image_decoder import check_decoder
 from fineprune.datasets.image_files import ImageFiles, View
 from fineprune.datasets.image_index import ImageIndex, load_index
 from fineprune.datasets.image_loader import EvaluationImages, ImageLoader, image_fetch
+from fineprune.datasets.label_file import DROP_WORD
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.random_streams import stream
 from fineprune.runs.training_set import TrainingSet
@@ -28,6 +30,8 @@ from fineprune.training.data.seeded_samples import EpochIndices
 from fineprune.training.recipe import Recipe
 from fineprune.training.settings import DataSettings
 from fineprune.training.weak_labels import WeakLabels, weak_labels
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def image_files(recipe: Recipe, digest: str | None) -> Data:
@@ -44,6 +48,12 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
     begun = iter((digest or "").split())  # Of the training images, and of the test images.
     source = Path(settings.train)
     index = load_index(source, next(begun, None)).with_numbers(recipe.network.classes, source)
+    if DROP_WORD in index.classes:
+        _LOGGER.warning(
+            "%s has a class %r, and fineprune relabel writes no table of labels for it, since this "
+            "word leaves samples out there: rename the class, or remove its samples",
+            *(source, DROP_WORD),
+        )
     classes = number_of_classes(index, settings.train, recipe.network.classes)
     labels, kept, held_out, weak = _chosen(settings, index)
     centre = View(settings.image_size, settings.resize)
