@@ -168,8 +168,9 @@ def test_a_comparison_can_be_stopped_while_one_of_its_processes_has_nothing_to_t
 
 @pytest.mark.long
 @on_linux
-def test_a_signal_to_the_whole_group_is_told_as_such(tmp_path):
-    """It also kills runs that are just starting and do not handle signals yet."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_whole_group_is_told_as_such(number, tmp_path):
+    """SIGTERM also kills runs that are just starting and do not handle signals yet."""
     (tmp_path / "recipe.toml").write_text(small("run.threads=1").to_toml())
     command = [sys.executable, "-m", "fineprune", "compare", "recipe.toml", "--out", "c"]
     process = subprocess.Popen(
@@ -184,10 +185,11 @@ def test_a_signal_to_the_whole_group_is_told_as_such(tmp_path):
     while len(in_session(process.pid)) < 4:
         assert process.poll() is None
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGTERM)
+    os.killpg(process.pid, number)
     _, told = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, told
-    assert "stopped by SIGTERM with 2 runs to go" in told
+    assert process.returncode == 128 + number, told
+    assert f"stopped by {number.name} with 2 runs to go" in told
+    assert "Traceback" not in told
 
 
 @pytest.mark.long

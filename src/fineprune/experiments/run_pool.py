@@ -1,8 +1,10 @@
 """Trains several runs of a comparison at the same time, each in a process of its own."""
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures.process import BrokenProcessPool
@@ -16,6 +18,22 @@ from fineprune.training.epoch_metrics import TrainingDiverged
 from fineprune.training.stop import stop_requests
 
 _POLL_SECONDS = 0.5
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT in the processes that are started inside, which SIGTERM ends.
+
+    A terminal sends it to all processes, and one that is importing would print a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def train_runs(
@@ -86,7 +104,9 @@ def train_runs(
                         for other in waiting
                         if other.trunk is not None and other.trunk.folder == run.folder
                     ]
-                    training[pool.submit(train_trunk, recipe, run.folder, jobs, copies)] = run
+                    with _interrupts_blocked():
+                        future = pool.submit(train_trunk, recipe, run.folder, jobs, copies)
+                    training[future] = run
                 done, _ = concurrent.futures.wait(
                     training, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED
                 )
