@@ -935,6 +935,24 @@ def test_names_are_printed_as_they_are(tmp_path, capsys):
     assert "different precisions (float32: full[a]; bfloat16: full:cat:)" in printed
 
 
+def test_a_run_that_is_named_twice_is_read_once(tmp_path):
+    folder = make_compare(tmp_path / "c", arms=["full", "random"], seeds=[0])
+    read = read_runs([folder, folder / "full-0", folder / "." / "random-0"])
+    assert [(run.path.name, run.comparison) for run in read] == [
+        ("full-0", folder),
+        ("random-0", folder),
+    ]
+
+
+def test_one_seed_in_common_is_told_as_such(runs):
+    chosen = [
+        run
+        for run in runs
+        if run.summary.arm == "full" or run.summary.seed == 0 or run.summary.arm == "fewer-epochs"
+    ]
+    assert "one seed in common allows no claim on accuracies" in headline_of(chosen)
+
+
 def test_one_seed_of_several_controls_allows_no_claim(runs):
     chosen = [run for run in runs if run.summary.seed == 0 and run.summary.arm != "fine-pruning"]
     said = headline_of(chosen)

@@ -57,6 +57,11 @@ def verdict(group: Group, rows: list[Row], margin: float = MARGIN) -> list[str]:
     ]
 
 
+def _no_claim(rows: Sequence[Row]) -> str:
+    common = " in common" if any((row.seeds or 0) > 1 for row in rows) else ""
+    return f"one seed{common} allows no claim on accuracies"
+
+
 def headline(group: Group, rows: list[Row], margin: float = MARGIN) -> str:
     """Return the verdict in one sentence, which claims no more than the sentences of ``verdict``.
 
@@ -72,7 +77,7 @@ def headline(group: Group, rows: list[Row], margin: float = MARGIN) -> str:
             arms = [(r.last_difference.negated, r.arm) for r in compared if r.last_difference]
             if all(difference.pairs == 1 for difference, _ in arms):
                 reached = [f"{r.arm} {_percent(r.accuracy_last)}" for r in rows]
-                return f"Accuracy: {', '.join(reached)}; one seed allows no claim on accuracies."
+                return f"Accuracy: {', '.join(reached)}; {_no_claim(rows)}."
             return f"Full training is {_standings(arms, margin)}."
         name = compared[0].arm
     row = by_arm[name]
@@ -81,8 +86,8 @@ def headline(group: Group, rows: list[Row], margin: float = MARGIN) -> str:
     if row.last_difference.pairs == 1:
         full = _percent(by_arm[BASELINE].accuracy_last)
         return (
-            f"{parts}, accuracy {_percent(row.accuracy_last)} beside {full} of full training; one "
-            f"seed allows no claim on accuracies."
+            f"{parts}, accuracy {_percent(row.accuracy_last)} beside {full} of full training; "
+            f"{_no_claim([row, by_arm[BASELINE]])}."
         )
     parts += f", {_beside_full(row.last_difference, margin)}"
     controls = []

@@ -118,8 +118,11 @@ def read_sections(file: Path) -> dict[str, Any]:
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """Read finished runs. The folder of a comparison stands for all of its runs."""
-    return [read_run(*listed) for listed in listed_runs(paths)]
+    """Read finished runs, each once. The folder of a comparison stands for all of its runs."""
+    listed: dict[Path, tuple[Path, str, Path | None]] = {}
+    for each in listed_runs(paths):
+        listed.setdefault(each[0].resolve(), each)
+    return [read_run(*each) for each in listed.values()]
 
 
 def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]]:
