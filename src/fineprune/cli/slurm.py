@@ -178,6 +178,8 @@ def _further_options(context: typer.Context, verb: str, recipe: Path, options: s
                 f"{told}: give the folder with --run, and changes and configurations as for "
                 f"{verb} itself"
             )
+    if made.params.get("prediction"):
+        raise InputError(f"{told}: run fineprune scale --predict itself, which needs no job")
     return words
 
 

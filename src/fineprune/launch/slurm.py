@@ -227,6 +227,11 @@ def batch_script(
     servers = 0 if strategy in ("all-reduce", ALONE) else 1
     cpus = processes + servers if cpus_per_task is None else cpus_per_task
     check_at_least("cpus_per_task (--cpus)", cpus, 1)
+    if not servers and cpus < processes:
+        raise InputError(
+            f"expected a CPU for each process of a node, got {processes} on {cpus}: ask for more "
+            f"CPUs or fewer processes"
+        )
     if time is not None and not _TIME.fullmatch(time):
         raise InputError(
             f"expected time in a form that Slurm accepts, such as 90 (minutes), 24:00:00 or 2-12, "
