@@ -32,37 +32,46 @@ def rule(shares, labels, classes):
     samples = [i for i, label in enumerate(labels) if label >= 0]
     of = {k: [i for i in samples if labels[i] == k] for k in every}
     present = [k for k in every if of[k]]
-    t = {k: sum(shares[i][k] for i in of[k]) / len(of[k]) for k in present}
+    t = {k: max(sum(shares[i][k] for i in of[k]) / len(of[k]), 0.5 / classes) for k in present}
     threshold = {}
     for k in present:
         ranked = sorted((shares[i][k] for i in of[k]), reverse=True)
-        threshold[k] = ranked[min(len(ranked), max(10, math.ceil(len(ranked) / 5))) - 1]
+        few = max(10, math.ceil(len(ranked) / 5))
+        reached = ranked[min(math.ceil(len(ranked) / 2), few) - 1]
+        threshold[k] = max(reached, 0.5 / classes)
     clear = [[0] * classes for _ in every]
     for i in samples:
         for k in present:
             clear[labels[i]][k] += shares[i][k] >= threshold[k]
     n = [sum(clear[y][k] for y in every) for k in every]
 
-    given = {(y, k): clear[y][k] / n[k] for y in present for k in present}
+    given = {(y, k): clear[y][k] / max(n[k], 1) for y in present for k in present}
     number = {k: float(len(of[k])) for k in present}
     for _ in range(2):
         expected = {y: sum(given[y, k] * number[k] for k in present) for y in present}
         number = {
-            k: sum(given[y, k] * number[k] / expected[y] * len(of[y]) for y in present)
+            k: sum(
+                given[y, k] * number[k] / expected[y] * len(of[y]) for y in present if expected[y]
+            )
             for k in present
         }
     rates = [[float(y == k) for k in every] for y in every]
     for y in present:
         row = [given[y, k] * number[k] if k in number else 0 for k in every]
-        rates[y] = [value / sum(row) for value in row]
+        if sum(row):
+            rates[y] = [value / sum(row) for value in row]
     pairs = [(y, k) for y in every for k in every if y != k]
-    mean = sum(rates[y][k] for y, k in pairs) / len(pairs)
-    first = sum(clear[y][k] / max(n[k], 2) for y, k in pairs) / len(pairs)
-    second = sum(
-        clear[y][k] * (clear[y][k] - 1) / (max(n[k], 2) * (max(n[k], 2) - 1)) for y, k in pairs
-    ) / len(pairs)
+    used = sum(number > 0 for number in n)
+    of_used = used * (used - 1)
+    mean = sum(rates[y][k] for y, k in pairs) / max(of_used, 1)
+    of_used = max(of_used, 2)
+    first = sum(clear[y][k] / max(n[k], 2) for y, k in pairs) / of_used
+    second = (
+        sum(clear[y][k] * (clear[y][k] - 1) / (max(n[k], 2) * (max(n[k], 2) - 1)) for y, k in pairs)
+        / of_used
+    )
     ratio = first**2 / second if second else math.inf * first if first else 0
-    even = min(1, max(0, (ratio * len(pairs) - 1) / (len(pairs) - 1)))
+    even = min(1, max(0, (ratio * of_used - 1) / (of_used - 1)))
     prior = [[0.0] * classes for _ in every]
     for y in every:
         for k in every:
@@ -187,6 +196,38 @@ def test_wrong_labels_that_are_hardly_trained_are_counted():
     evidence = made_evidence(np.where(wrong[:, None], shares, late), given.tolist(), 8)
     joint = rank(evidence).joint
     assert 0.8 * wrong.sum() < joint.sum() - joint.trace() < 1.2 * wrong.sum()
+
+
+def test_outputs_that_no_label_uses_change_no_ranking():
+    shares, labels, true = noisy_shares(10, None, share=0.1)
+    small = rank(made_evidence(shares, labels.tolist(), 10))
+    padded = np.hstack([shares, np.full((len(labels), 30), 1e-6)])
+    large = rank(made_evidence(padded, labels.tolist(), 40))
+    wrong = labels != true
+    for found in (small, large):
+        assert (found.suggestions.numpy()[wrong] == true[wrong]).mean() > 0.85
+    assert roc_area(large.scores.numpy(), wrong) > roc_area(small.scores.numpy(), wrong) - 1e-3
+
+
+def test_a_label_that_was_mistyped_once_makes_no_others_suspicious():
+    shares, labels, true = noisy_shares(10, None, share=0.02)
+    given = labels.copy()
+    given[:5] = np.arange(10, 15)  # Each is a class of its own, which the network never learned.
+    noise = np.abs(np.random.default_rng(1).normal(scale=1e-4, size=(len(labels), 5)))
+    found = rank(made_evidence(np.hstack([shares, noise]), given.tolist(), 15))
+    before = rank(made_evidence(shares, labels.tolist(), 10))
+    assert found.num_suspects < before.num_suspects + 20
+    assert roc_area(found.scores.numpy(), np.arange(len(labels)) < 5) > 0.98
+    assert (found.suggestions.numpy()[:5] == true[:5]).mean() > 0.7
+
+
+def test_wrong_labels_are_found_in_classes_of_few_samples():
+    shares, labels, true = noisy_shares(100, None, samples=600, share=0.1)
+    wrong = labels != true
+    found = rank(made_evidence(shares, labels.tolist(), 100))
+    assert wrong.sum() < found.num_suspects < len(labels) / 2  # This network learned little.
+    by_loss = -np.log(shares[np.arange(len(labels)), labels])
+    assert roc_area(found.scores.numpy(), wrong) > roc_area(by_loss, wrong) - 0.01
 
 
 def test_samples_are_confused_if_mistakes_are_in_few_pairs_of_classes():

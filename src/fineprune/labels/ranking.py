@@ -6,8 +6,11 @@ samples that clearly belong to a class tell which mistakes are frequent. Let q[k
 class k in the evidence on a sample with the label y. Then
 
 - t[k] is the mean of q[k] over the samples labelled k.
-- The fifth of the samples labelled k with the largest q[k] sets a threshold. All samples whose q[k]
-  reaches it, whatever their label, clearly belong to class k. ``clear_counts`` counts them.
+- The fifth of the samples labelled k with the largest q[k] sets a threshold; in a small class,
+  ten samples do, but at most half of them. All samples whose q[k] reaches it, whatever their
+  label, clearly belong to class k. ``clear_counts`` counts them. A threshold, like t[k], is at
+  least half of the share that each class has in an untrained network, because any share would be
+  large beside that of a label which was mistyped once and never learned.
 - J[y, k] is the share of the samples labelled y that belong to class k. ``mistake_rates`` estimates
   it from these counts.
 - P[k] is proportional to q[k] / t[k] * J'[y, k], where J' is J with the rates of the mistakes drawn
@@ -40,6 +43,9 @@ from fineprune.labels.evidence import Evidence
 
 # The part of the samples of a class that clearly belong to it, and their least number.
 _CLEAR, _LEAST_CLEAR = 0.2, 10
+
+# The least threshold and the least t[k], as a multiple of the share of an untrained network.
+_LEAST_SHARE = 0.5
 
 # Steps in which the number of samples of each class is estimated. Few, because what is estimated
 # from few clear samples would be taken too far.
@@ -112,7 +118,7 @@ def rank(evidence: Evidence) -> Ranking:
     rates = drawn_together(estimated, clear)
     sums = torch.zeros(len(sizes), dtype=torch.float64, device=own.device)
     usual = sums.index_add(0, labels[known], own[known].double()) / sizes
-    usual = torch.where(sizes > 0, usual.clamp(min=_SMALLEST), torch.inf)
+    usual = torch.where(sizes > 0, usual.clamp(min=_LEAST_SHARE / classes), torch.inf)
     factors = (rates / usual).float()
     scores = torch.full_like(own, -torch.inf)
     suggestions = torch.full_like(labels, -1)
@@ -209,9 +215,9 @@ def thresholds(own: Tensor, labels: Tensor, classes: int) -> Tensor:
     order = own.argsort(descending=True, stable=True)
     order = order[labels[order].argsort(stable=True)]  # Class after class, large shares first.
     sizes = torch.bincount(labels, minlength=classes)
-    number = (sizes * _CLEAR).ceil().long().clamp(min=_LEAST_CLEAR).minimum(sizes)
+    number = (sizes * _CLEAR).ceil().long().clamp(min=_LEAST_CLEAR).minimum((sizes + 1) // 2)
     last = sizes.cumsum(0) - sizes + number - 1
-    reached = own[order][last.clamp(0, len(own) - 1)]
+    reached = own[order][last.clamp(0, len(own) - 1)].clamp(min=_LEAST_SHARE / classes)
     return torch.where(sizes > 0, reached, torch.inf)
 
 
@@ -242,8 +248,8 @@ def mistake_rates(clear: Tensor, sizes: Tensor) -> Tensor:
         sizes: The number of samples with each label; int64, shape (C,).
 
     Returns:
-        The shares J[y, k]; float64, shape (C, C). Each row sums to one. That of a label without
-        samples is one for its own class.
+        The shares J[y, k]; float64, shape (C, C). Each row sums to one. That of a label of which no
+        sample clearly belongs to a class is one for its own class.
     """
     labelled = sizes.double()
     given = clear / clear.sum(0).clamp(min=1)
@@ -252,7 +258,7 @@ def mistake_rates(clear: Tensor, sizes: Tensor) -> Tensor:
         expected = given @ numbers
         numbers = numbers * (given.T @ (labelled / expected.clamp(min=_SMALLEST)))
     joint = given * numbers
-    joint += torch.diag((sizes == 0).double())
+    joint += torch.diag((joint.sum(1) == 0).double())
     return joint / joint.sum(1, keepdim=True)
 
 
@@ -269,12 +275,17 @@ def drawn_together(rates: Tensor, clear: Tensor) -> Tensor:
     Returns:
         The rates; float64, shape (C, C). Each row sums to one.
     """
-    classes = len(rates)
-    mean = (1 - rates.diagonal()).mean() / (classes - 1)
+    mean = (1 - rates.diagonal()).sum() / max(_pairs(clear), 1)
     part = ((spread(clear) + 1 / clear.sum(0).clamp(min=1)) / _EVEN).clamp(max=1)
     drawn = torch.lerp(rates, mean.expand_as(rates), part.expand_as(rates)) + _SMALLEST
     drawn.diagonal().copy_(rates.diagonal().clamp(min=_SMALLEST))
     return drawn / drawn.sum(1, keepdim=True)
+
+
+def _pairs(clear: Tensor) -> int:
+    """Return the number of ordered pairs of the classes to which samples clearly belong."""
+    classes = int((clear.sum(0) > 0).sum())
+    return classes * (classes - 1)
 
 
 def spread(clear: Tensor) -> Tensor:
@@ -282,13 +293,14 @@ def spread(clear: Tensor) -> Tensor:
 
     This is the square of the mean rate over the mean of the squared rates, scaled so that it is 0
     if all mistakes are between one pair of classes, and 1 if all pairs have equally many. The
-    squares are estimated without the bias that comes from counting few samples.
+    squares are estimated without the bias that comes from counting few samples. Only classes to
+    which samples clearly belong count, because no label uses the others.
 
     Args:
         clear: The result of ``clear_counts``; float64, shape (C, C).
     """
     number = clear.sum(0).clamp(min=2)
-    pairs = len(clear) * (len(clear) - 1)
+    pairs = max(_pairs(clear), 2)
     first = (clear / number).fill_diagonal_(0).sum() / pairs
     second = (clear * (clear - 1) / (number * (number - 1))).fill_diagonal_(0).sum() / pairs
     ratio = first**2 / second.clamp(min=_SMALLEST**2)
