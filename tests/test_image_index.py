@@ -191,18 +191,14 @@ def test_only_labels_that_are_kept_as_numbers_are_advised_to_be_kept(tmp_path, c
         assert ("set network.classes" in message) == advised
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_whole_numbers_that_a_program_wrote_as_floats_are_numbers(suffix, tmp_path):
+def test_whole_numbers_that_a_program_wrote_as_floats_are_numbers(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
     write_folder(tmp_path / "files", 2)
-    name, source = f"files/bright/0000{image_bytes(0)[1]}", tmp_path / f"list.{suffix}"
+    name, source = f"files/bright/0000{image_bytes(0)[1]}", tmp_path / "list.parquet"
 
     def written(labels):
-        if suffix == "csv":
-            source.write_text("path,label\n" + "".join(f"{name},{label}\n" for label in labels))
-            return source
-        pyarrow = pytest.importorskip("pyarrow")
-        from pyarrow import parquet
-
         table = {"path": [name] * len(labels), "label": pyarrow.array(labels)}
         parquet.write_table(pyarrow.table(table), source)
         return source
@@ -210,8 +206,26 @@ def test_whole_numbers_that_a_program_wrote_as_floats_are_numbers(suffix, tmp_pa
     index = load_index(written([10.0, 9.0, 2.0])).with_numbers(11, source)
     assert index.labels.tolist() == [10, 9, 2]
     assert index.classes == tuple(map(str, range(11)))
-    with pytest.raises(InputError, match=r"expected a label in .*, got nan"):
+    assert load_index(written([1.0, 1.5])).classes == ("1", "1.5")
+    with pytest.raises(InputError, match="expected a path and a label in row 2"):
         load_index(written([1.0, math.nan, 0.0]))
+
+
+def test_labels_with_a_point_are_names_in_a_text_and_told(tmp_path, caplog):
+    write_folder(tmp_path / "files", 2)
+    name, source = f"files/bright/0000{image_bytes(0)[1]}", tmp_path / "list.csv"
+
+    def written(*labels):
+        source.write_text("path,label\n" + "".join(f"{name},{label}\n" for label in labels))
+        return source
+
+    assert load_index(written("10.0", "9.0")).classes == ("10.0", "9.0")
+    assert "labels such as 10.0, which are names" in caplog.text
+    caplog.clear()
+    assert load_index(written("1.0", "1.5", "nan")).classes == ("1.0", "1.5", "nan")
+    assert not caplog.records
+    with pytest.raises(InputError, match=r"expected a label in line 3 .*, got nan"):
+        load_index(written("1.0", "nan", "0.0"))
 
 
 def test_a_class_whose_number_is_written_in_two_ways_is_refused(tmp_path):

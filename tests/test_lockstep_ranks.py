@@ -1,5 +1,6 @@
 """Ranks as threads of one process: every policy observes what the ranks recorded together."""
 
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -155,6 +156,44 @@ def test_ranks_with_different_seeds_are_refused():
             train_one_epoch(pruner, rank)
 
     on_both_ranks(differently)
+
+
+@pytest.mark.parametrize("policy", [fp.FullData(2), fp.FinePruning(2, window=2, start=1)])
+def test_a_rank_that_has_no_batch_in_the_first_epoch_is_compared_at_its_end(policy):
+    def record(rank, options):
+        pruner = fp.Pruner(N, policy, **options)
+        for epoch in pruner.epochs():
+            if rank == 0 or epoch:
+                index = torch.arange(rank, N, RANKS)
+                pruner.record(index, losses_of(epoch, index, rank))
+
+    on_both_ranks(record)
+
+
+def test_one_rank_may_try_a_copy():
+    def record(rank, options):
+        pruner = fp.Pruner(N, fp.FullData(2), batch_size=BATCH, **options)
+        if rank == 0:
+            index = torch.tensor(list(pruner.sampler))[:BATCH]
+            copy.deepcopy(pruner).record(index, losses_of(0, index, rank))
+        train_one_epoch(pruner, rank)
+
+    on_both_ranks(record)
+
+
+class Keyed(fp.FullData):
+    name = "keyed"
+
+    def settings(self):
+        return {"policy": self.name, "pairs": {(1, 2): object()}}
+
+
+def test_any_settings_of_own_policies_are_compared():
+    on_both_ranks(
+        lambda rank, options: train_one_epoch(
+            fp.Pruner(N, Keyed(2), batch_size=BATCH, **options), rank
+        )
+    )
 
 
 DIFFERENT = {

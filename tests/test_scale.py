@@ -17,8 +17,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from fineprune.cli.main import app
-from fineprune.errors import InputError
+from fineprune.errors import InputError, RunError
 from fineprune.experiments.configurations import configuration, configured
+from fineprune.experiments.launched_run import launch
+from fineprune.experiments.planned_run import PlannedRun
 from fineprune.experiments.scale import scale
 from fineprune.experiments.scale_table import Scaled, loss_curve, read_scaling, scale_rows
 from fineprune.launch.follow_parent import PARENT_VARIABLE, follow_parent_if_told
@@ -376,6 +378,30 @@ def test_scale_trains_and_reports_and_keeps_finished_runs(tmp_path, fast_runs):
     changed = CliRunner().invoke(app, [*command, "--set", "training.lr=0.01"])
     assert changed.exit_code == 2
     assert "give another --out" in changed.stderr
+
+
+NODES = """
+import sys
+from pathlib import Path
+
+recipe, out = Path(sys.argv[4]), Path(sys.argv[6])
+print(f" 0: fineprune: {recipe.parent == out.parent and recipe.is_file()}", file=sys.stderr)
+sys.exit(1)
+"""
+
+
+def test_all_nodes_find_the_recipe_and_their_reason_is_told(tmp_path, monkeypatch):
+    """Each node has a folder for temporary files of its own, and srun numbers the lines."""
+    (tmp_path / "nodes.py").write_text(NODES)
+    launcher = [sys.executable, str(tmp_path / "nodes.py")]
+    monkeypatch.setattr("fineprune.experiments.launched_run._launcher", lambda _: launcher)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "one.toml").write_text("a file of the user")
+    run = PlannedRun("one", 0, make_recipe({}), folder / "one")
+    with pytest.raises(RunError, match="'one' failed: fineprune: True"):
+        launch(run, configuration("one"), lambda: None)
+    assert sorted(path.name for path in folder.iterdir()) == ["one.log", "one.toml"]
 
 
 def test_the_error_names_the_failed_run_and_the_reason(tmp_path, fast_runs):

@@ -207,6 +207,24 @@ def test_a_job_whose_waiting_nodes_are_killed_has_trained(tmp_path):
 
 
 @needs_bash
+@pytest.mark.parametrize("strategy", ["all-reduce", "sync"])
+@pytest.mark.parametrize(
+    ("status", "preempted", "requeued"),
+    [(143, "2026-11-27", True), (143, "None", False), (0, "2026", False)],
+)
+def test_a_job_that_was_preempted_requeues_itself(strategy, status, preempted, requeued, tmp_path):
+    """Slurm does not, if the job ends before its time of grace is over."""
+    scontrol = (
+        f'case "$1 $2" in "show job") echo "PreemptTime={preempted}";; '
+        f'"requeue 123456") touch requeued;; *) {STAND_INS["scontrol"]};; esac'
+    )
+    ends = {"torchrun": f"exit {status}", "python": f"exit {status}"}
+    text = script(strategy=strategy)
+    assert run_with_stand_ins(text, tmp_path, scontrol=scontrol, **ends) == status
+    assert (tmp_path / "requeued").exists() == requeued
+
+
+@needs_bash
 @pytest.mark.parametrize("status", [134, 137, 143])
 def test_a_job_that_was_killed_stops_its_ray(status, tmp_path):
     """``symmetric-run`` that gets SIGTERM, because another node failed, does not stop its Ray."""

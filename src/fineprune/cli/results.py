@@ -16,7 +16,7 @@ def show_results(
     # Imported here, because matplotlib and scipy would delay the start of every command.
     from fineprune.experiments.arm_table import group_rows, grouped
     from fineprune.report.comparison_table import row_dicts, terminal_tables
-    from fineprune.report.facts import chosen_rates, unequal
+    from fineprune.report.facts import chosen_rates, missing, unequal
     from fineprune.report.html import write_report
     from fineprune.report.table import print_tables
     from fineprune.report.verdict import headline
@@ -42,13 +42,14 @@ def show_results(
         wrong_labels = {"wrong_labels": found} if found else {}
         differing = {"unequal": cautions} if cautions else {}
         dicts = [row for of_group in rows for row in row_dicts(of_group)]
-        content = {"headlines": headlines, "rows": dicts, **wrong_labels, **differing}
+        diverged = {"missing": missing(runs)} if missing(runs) else {}
+        content = {"headlines": headlines, "rows": dicts, **wrong_labels, **differing, **diverged}
         typer.echo(json.dumps({**about, **content}))
         return
     console = print_tables(terminal_tables(rows))
     if found:
         typer.echo(found_line(found))
-    for sentence in [*rates, *cautions]:
+    for sentence in [*rates, *cautions, *missing(runs)]:
         console.print(sentence, highlight=False)
     typer.echo(f"report: {page}")
     for label, sentence in headlines.items():

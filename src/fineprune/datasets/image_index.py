@@ -27,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 
 # The first bytes of a cache file, followed by the length of its header. The last digit is the
 # version of the format.
-_MAGIC = b"fineidx1"
+_MAGIC = b"fineidx2"
 _START = struct.Struct("<8sQ")
 
 # Arrays start at multiples of this, so that their numbers are aligned.

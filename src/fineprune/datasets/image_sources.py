@@ -2,7 +2,8 @@
 
 import csv
 import glob
-import itertools
+import logging
+import math
 import os
 import re
 import stat
@@ -20,6 +21,8 @@ from fineprune.datasets.tar_members import members
 from fineprune.errors import InputError, check_installed, explaining
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+_LOGGER = logging.getLogger(__name__)
+
 _KNOWN = frozenset(IMAGE_SUFFIXES)
 _LIST_SUFFIXES = (".csv", ".parquet", ".txt")
 
@@ -58,7 +61,7 @@ class Found:
     stamp: Stamp
 
 
-# A whole number, perhaps as a float, and what stands for a float that is missing.
+# A whole number, perhaps with a point, and what programs write for a number that is missing.
 _WHOLE = re.compile(r"[0-9]+(\.0+)?")
 _GAP = "nan"
 
@@ -79,28 +82,36 @@ class _Labels:
             self.places.append(place)
         return known
 
-    def finish(self) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.int32]]:
-        """Return the sorted classes, the place of each, and the labels.
-
-        Labels such as 1.0, which programs write where a table once had gaps, are whole numbers.
-        """
-        whole = [name.partition(".")[0] for name in self.numbers if _WHOLE.fullmatch(name)]
+    def check_numbers(self, path: Path) -> None:
+        """Refuse or report labels of a list that are probably meant to be other numbers."""
+        whole = [name for name in self.numbers if _WHOLE.fullmatch(name)]
         if _GAP in self.numbers and len(whole) == len(self.numbers) - 1:
             place = self.places[self.numbers[_GAP]]
             raise InputError(f"expected a label in {place}, got {_GAP}, which stands for none")
-        if len(whole) == len(self.numbers) and len(set(whole)) == len(whole):
-            self.numbers = dict(zip(whole, self.numbers.values(), strict=True))
+        if len(whole) < len(self.numbers):
+            return
+        values: dict[str, str] = {}
+        for name in whole:
+            other = values.setdefault(name.partition(".")[0].lstrip("0"), name)
+            if other != name:
+                places = (self.places[self.numbers[each]] for each in (other, name))
+                raise InputError(
+                    f"expected one name for each class, got {other} in {next(places)} and {name} "
+                    f"in {next(places)}: write the number in one way"
+                )
+        if "." in "".join(whole):
+            _LOGGER.warning(
+                "%s has labels such as %s, which are names, and sorted as text: write whole "
+                "numbers without a point, since these are sorted and kept as numbers",
+                *(path, whole[0]),
+            )
+
+    def finish(self) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.int32]]:
+        """Return the sorted classes, the place of each, and the labels."""
         if all(name.isascii() and name.isdigit() for name in self.numbers):
             # By their values, also those with more digits than Python converts.
             digits = {name: name.lstrip("0") for name in self.numbers}
             classes = sorted(digits, key=lambda name: (len(digits[name]), digits[name], name))
-            for one, other in itertools.pairwise(classes):
-                if digits[one] == digits[other]:
-                    raise InputError(
-                        f"expected one name for each class, got {other} in "
-                        f"{self.places[self.numbers[other]]} and {one} in "
-                        f"{self.places[self.numbers[one]]}: write the number in one way"
-                    )
         else:
             classes = sorted(self.numbers)
         order = np.empty(len(classes), np.int32)
@@ -262,6 +273,7 @@ def _read_list(path: Path) -> Found:
         raise InputError(f"expected a list of images in {path}, cannot read it: {error}") from error
     if not len(paths.ends):
         raise InputError(f"expected images in {path}, got an empty list")
+    labels.check_numbers(path)
     classes, places, numbers = labels.finish()
     return Found(classes, places, numbers, str(base), (), paths.arrays(), 0, stamp)
 
@@ -299,6 +311,15 @@ def _text_rows(path: Path) -> Iterator[tuple[str, str, str]]:
             yield f"line {number}", words[0], words[1] if len(words) > 1 else ""
 
 
+def _label(value: object) -> str:
+    """Return a label as text. Programs write whole numbers as floats where a table has gaps."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
 # What a label may be in a Parquet file.
 _LABELS = (str, int, float, Decimal)
 
@@ -324,7 +345,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, str, str]]:
                             f"expected a {what} as text{' or a number' * (what == 'label')} in "
                             f"{place} of {path}, got {type(value).__name__}"
                         )
-                yield place, name or "", "" if label is None else str(label).strip()
+                yield place, name or "", _label(label)
 
 
 def _wrong_header(path: Path, header: Iterable[str]) -> InputError:

@@ -1,7 +1,7 @@
 """Comparisons: trains every arm with every seed, and writes all runs to one folder."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,9 @@ def compare(
         trials, trial_digests = _plan_trials(recipe, folder, arms, data) if tune else ([], digests)
         # If there are trials, the rates of the runs are not known yet.
         unfinished = [] if trials else _unfinished(runs, folder, tune=tune)
-        write_json(folder / COMPARISON, _listing(folder, runs, title, digests, tune=tune))
+        about = {"version": 1, "title": title, "tuned": tune, "sha256": digests}
+        diverged = _diverged_earlier(folder, runs)
+        write_json(folder / COMPARISON, about | _listing(folder, runs, diverged))
         # After ``compare.json``, which says that the folder is that of a comparison.
         write_atomically(folder / RECIPE, recipe.to_toml())
         counted = [*trials, *runs]
@@ -163,26 +165,26 @@ def compare(
             # A training that diverged has not all of its epochs.
             counted = [*(trial for trial in trials if trial.finished()), *runs]
             unfinished = _unfinished(runs, folder, tune=tune)
-        diverged: dict[str, str] = {}
         for run, error in train_runs(unfinished, jobs, told):
             which = f"{run.name}, seed {run.number + 1} of {seeds}"
             if error is not None:
                 diverged[run.folder.name] = f"{which} ({run.folder}): {error}"
+                write_json(folder / COMPARISON, about | _listing(folder, runs, diverged))
                 told(f"{which} diverged")
             if not run.finished():
                 continue
             summary = read_summary(run.folder / SUMMARY)
             told(f"finished {which}, accuracy {summary.accuracy_last:.2%}")
             check_finished(run.folder, digests, "comparison")
-        if diverged:
+        messages = [diverged[run.folder.name] for run in runs if run.folder.name in diverged]
+        if messages:
             # Reports show the finished runs, and say that others are missing.
-            listing = _listing(folder, [], title, digests, tune=tune)
-            listing["diverged"] |= diverged
-            write_json(folder / COMPARISON, listing)
-            raise RunError(
-                f"{_of_diverged(list(diverged.values()))}, and give another --out. fineprune "
-                f"report {folder} shows the runs that are finished"
-            )
+            listing = _listing(folder, [], diverged)
+            write_json(folder / COMPARISON, about | listing)
+            advice = ", and give another --out"
+            if listing["runs"]:
+                advice += f". fineprune report {folder} shows the runs that are finished"
+            raise RunError(_of_diverged(messages) + advice)
 
 
 def _of_diverged(diverged: Sequence[str]) -> str:
@@ -240,15 +242,17 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
         )
 
 
-def _listing(
-    folder: Path, runs: Sequence[PlannedRun], title: str, digests: Digests, *, tune: bool
-) -> dict[str, Any]:
-    """Return the content of ``compare.json``: the runs, and those that were finished earlier.
-
-    Runs that diverged earlier remain noted, unless they are among the runs.
-    """
-    planned = {run.folder.name for run in runs}
+def _diverged_earlier(folder: Path, runs: Sequence[PlannedRun]) -> dict[str, str]:
+    """Return what is noted of the runs that diverged, except for those that are trained again."""
     noted = diverged_runs(folder) if (folder / COMPARISON).is_file() else {}
+    planned = {run.folder.name for run in runs}
+    return {path: text for path, text in noted.items() if path not in planned}
+
+
+def _listing(
+    folder: Path, runs: Sequence[PlannedRun], diverged: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return what ``compare.json`` lists: the runs, and those that were finished earlier."""
     listed = _finished_earlier(folder)
     listed += [
         entry
@@ -257,14 +261,10 @@ def _listing(
         not in listed
     ]
     return {
-        "version": 1,
-        "title": title,
-        "tuned": tune,
         "arms": list(dict.fromkeys(entry["arm"] for entry in listed)),
         "seeds": sorted({entry["seed"] for entry in listed}),
-        "sha256": digests,
         "runs": listed,
-        "diverged": {path: text for path, text in noted.items() if path not in planned},
+        "diverged": dict(diverged),
     }
 
 

@@ -24,8 +24,9 @@ def launch(run: PlannedRun, configuration: Configuration, on_poll: Callable[[], 
 
     ``run.recipe`` has the settings of the configuration already.
     """
-    # Beside the run, because all nodes of a job read it.
-    recipe, log = run.folder.with_suffix(".toml"), run.folder.with_suffix(".log")
+    # Beside the run, because all nodes of a job read it, and hidden, since it is no file of a user.
+    recipe = run.folder.with_name(f".{run.folder.name}.toml")
+    log = run.folder.with_suffix(".log")
     train = ["-m", "fineprune", "train", str(recipe), "--out", str(run.folder), "--resume"]
     is_new = not run.folder.exists()
     launcher = _launcher(configuration)
@@ -49,11 +50,11 @@ def launch(run: PlannedRun, configuration: Configuration, on_poll: Callable[[], 
         finally:
             process.terminate()  # The run writes a checkpoint before its process ends.
             process.wait()
-            recipe.unlink()
+            recipe.unlink(missing_ok=True)
     if process.returncode:
         text = log.read_text(encoding="utf-8", errors="replace")
         # In a job, srun writes the number of the node before each line.
-        messages = re.findall(r"^(?:\d+: )?(fineprune: .*)", text, re.MULTILINE)
+        messages = re.findall(r"^(?: *\d+: )?(fineprune: .*)", text, re.MULTILINE)
         said = messages[-1] if messages else f"see {log}"
         raise RunError(f"{configuration.text!r} failed: {said}")
     if is_new:  # The time of a run that was interrupted and continued is not known.

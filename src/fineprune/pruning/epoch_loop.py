@@ -469,6 +469,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         epoch, and each ``state_dict()`` if logits are recorded. All ranks must call it after the
         same batch.
         """
+        self._checks.compare_ranks(self._seed)
         if self._watch is not None:
             self._watch.merge()
         self._recorder.flush(self._in_progress.plan)
@@ -651,6 +652,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         for name, value in vars(self).items():
             setattr(made, name, copy.deepcopy(value, memo))
         made._cycle.let_go()
+        made._checks.ranks_compared = True  # One rank may try a copy alone.
         return made
 
     # -- internals --------------------------------------------------------------------------------
@@ -785,6 +787,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """End the epoch with losses; without losses, the current one."""
         if self._rescaling is not None:
             self._rescaling.check_used()
+        self._checks.compare_ranks(self._seed)
         progress = self._in_progress
         with self._report.bookkeeping():
             self._recorder.flush(progress.plan)

@@ -9,7 +9,7 @@ first batches of each epoch are kept and compared with the plan. This is cheap, 
 synchronisation inside the epoch, and works for policies that need no losses too.
 """
 
-import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,6 +122,17 @@ def check_length(dataset: Any, num_samples: int) -> None:
         )
 
 
+def _text_of(settings: object) -> str:
+    """Return a text that is the same in every process, whatever an own policy has as settings."""
+    if isinstance(settings, Mapping):
+        return str([(_text_of(key), _text_of(value)) for key, value in settings.items()])
+    if isinstance(settings, list | tuple):
+        return str([_text_of(value) for value in settings])
+    if settings is None or isinstance(settings, bool | int | float | str | bytes):
+        return repr(settings)
+    return type(settings).__name__  # Its text may contain an address.
+
+
 # -- warnings ---------------------------------------------------------------------------------
 
 
@@ -183,6 +194,7 @@ class LoopChecks:
         num_ranks: Number of ranks, each of which records a loss when this one does.
         watching: Whether ``see`` needs the next batch of the epoch.
         numbering: A number that says which sample each index stands for; 0 if the data set does.
+        ranks_compared: Whether ``compare_ranks`` has nothing to do any more.
     """
 
     def __init__(
@@ -206,7 +218,8 @@ class LoopChecks:
         self._cycle = cycle
         self._sampler = sampler
         self.numbering = 0
-        self._compared = self._has_recorded = False
+        self.ranks_compared = replicas.size == 1
+        self._has_recorded = False
         self._silent_in_a_row = self._unused_in_a_row = self._ignored_in_a_row = 0
         self._first_batches = -1  # 0 if the loop broke off the first epoch.
         self._cut = 0
@@ -255,16 +268,16 @@ class LoopChecks:
     def compare_ranks(self, seed: int) -> None:
         """Raise InputError if the ranks differ in what must be the same. All of them must call it.
 
-        They are compared once, with the first batch of the training. Later, ranks that differ might
-        already wait for each other in other exchanges, such as that of gradients.
+        They are compared once: with the first batch of the training, because ranks that differ
+        might later wait for each other in other exchanges, such as that of gradients; or before the
+        first exchange of a rank that has recorded no batch.
 
         Args:
             seed: The seed of the pruner.
         """
-        if self._compared or self._replicas.size == 1:
+        if self.ranks_compared:
             return
-        plan, options = self._cycle.current.plan, self._policy.plan_options
-        settings = [self._policy.settings(), options.settings()]
+        plan, policy = self._cycle.current.plan, self._policy
         self._replicas.check_equal(
             {
                 "number of samples": (
@@ -281,10 +294,10 @@ class LoopChecks:
                     "and load it on all",
                 ),
                 "seed": (seed, "seed anything else by the rank, such as augmentation or dropout"),
-                # Settings of own policies may be of types whose text has an address.
                 "policy": (
-                    json.dumps(settings, default=lambda value: type(value).__name__),
-                    "give it the same settings",
+                    _text_of([policy.settings(), policy.plan_options.settings()]),
+                    "give it the same settings, and the same scores or earlier training if it has "
+                    "one",
                 ),
                 "epoch": (plan.epoch, "loop over pruner.epochs(), and load the state on all ranks"),
                 "plan": (
@@ -293,7 +306,7 @@ class LoopChecks:
                 ),
             }
         )
-        self._compared = True
+        self.ranks_compared = True
 
     def check_first_batch(self, index: torch.Tensor, losses: torch.Tensor) -> None:
         """Check what can be checked when an epoch records its first batch, of shape (B,).

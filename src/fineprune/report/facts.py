@@ -6,7 +6,7 @@ from typing import Any
 
 from fineprune.experiments.tuning import read_rates
 from fineprune.runs.files import RECIPE
-from fineprune.runs.run import Run, split_by
+from fineprune.runs.run import Run, diverged_runs, split_by
 from fineprune.runs.summary import Summary
 
 
@@ -82,6 +82,16 @@ def unequal(runs: Sequence[Run]) -> list[str]:
     if not same_machine(runs):
         sentences.append("The runs used different hardware, so their times cannot be compared.")
     return sentences
+
+
+def missing(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence on each run of the same comparisons that diverged."""
+    comparisons = distinct(run.comparison for run in runs if run.comparison)
+    return [
+        f"A run is missing: {noted}."
+        for comparison in comparisons
+        for noted in diverged_runs(comparison).values()
+    ]
 
 
 def same_machine(runs: Sequence[Run]) -> bool:

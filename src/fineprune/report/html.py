@@ -8,7 +8,7 @@ from fineprune.errors import InputError
 from fineprune.experiments.arm_table import BASELINE, MARGIN, Group, Row, group_rows, grouped
 from fineprune.experiments.controls import COOLDOWN
 from fineprune.report.comparison_table import COLUMNS, comparison_table
-from fineprune.report.facts import comparison_of, distinct, facts, unequal
+from fineprune.report.facts import comparison_of, distinct, facts, missing, unequal
 from fineprune.report.figures.accuracy_over_time import draw_time
 from fineprune.report.figures.counts import draw_counts
 from fineprune.report.figures.curves import draw_curves
@@ -23,7 +23,7 @@ from fineprune.report.table import NOTHING, Table, percent, whole
 from fineprune.report.verdict import CHANCE_POINTS, headline, method_of, verdict
 from fineprune.report.wrong_labels import found_rows, found_table
 from fineprune.runs.files import RECIPE
-from fineprune.runs.run import Run, diverged_runs, split_by
+from fineprune.runs.run import Run, split_by
 from fineprune.runs.unfinished import Unfinished
 
 # After this time, a page about runs that train loads itself again.
@@ -209,9 +209,7 @@ def _caveats(group: Group, rows: Sequence[Row], margin: float) -> list[str]:
             "The learning rate of each arm was chosen with one seed. If the accuracies of an arm "
             "vary much between its seeds, its rate may be too large."
         )
-    for comparison in distinct(run.comparison for run in group.runs if run.comparison):
-        caveats += [f"A run is missing: {noted}." for noted in diverged_runs(comparison).values()]
-    caveats += unequal(group.runs)
+    caveats += [*missing(group.runs), *unequal(group.runs)]
     nonfinite = sum(line["nonfinite"] for run in group.runs for line in run.metrics)
     if nonfinite:
         caveats.append(
