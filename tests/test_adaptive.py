@@ -54,6 +54,19 @@ def test_rates_are_relative_to_the_largest_and_a_warm_up_counts_as_the_largest()
     assert relative_rates([1, 2, 4, 2, 1]) == (1, 1, 1, 0.5, 0.25)
     # After the largest rate, a valley counts as what it is.
     assert relative_rates([2, 4, 1, 4, 1]) == (1, 1, 0.25, 1, 0.25)
+    assert relative_rates([2, 3.9, 1, 4, 1]) == (1, 0.975, 0.25, 1, 0.25)
+
+
+def test_equal_epochs_of_a_periodic_schedule_are_equally_long():
+    """torch computes each rate from the one before, so that peaks differ by rounding."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
+    policy = fp.Adaptive(24, 0.35, scheduler, patience=0)
+    pruner = fp.Pruner(3200, policy, batch_size=32)
+    numbers = [-(-kept // 32) for kept in pruner.policy.planned_numbers()]
+    assert numbers[4] < numbers[3] < numbers[2] < numbers[1] < numbers[0] == 100
+    for epoch in range(8, 24):
+        assert abs(numbers[epoch] - numbers[epoch - 8]) <= 1
     assert fp.Adaptive(3).rates == (1, 1, 1)
 
 

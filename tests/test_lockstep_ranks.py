@@ -158,9 +158,12 @@ def test_ranks_with_different_seeds_are_refused():
     on_both_ranks(differently)
 
 
-@pytest.mark.parametrize("policy", [fp.FullData(2), fp.FinePruning(2, window=2, start=1)])
-def test_a_rank_that_has_no_batch_in_the_first_epoch_is_compared_at_its_end(policy):
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_rank_that_has_no_batch_in_the_first_epoch_is_compared_at_its_end(learns):
     def record(rank, options):
+        policy = fp.FullData(2)
+        if learns:
+            policy = fp.FinePruning(fp.Schedule(2, window=2, start=1), prune=6)
         pruner = fp.Pruner(N, policy, **options)
         for epoch in pruner.epochs():
             if rank == 0 or epoch:

@@ -19,6 +19,10 @@ from fineprune.errors import InputError, explaining, warn_user
 # Rates that differ by a smaller share are the same.
 _SAME = 0.01
 
+# A warm-up ends with the first rate of at least this share of the largest one. Relative rates are
+# rounded to so many digits.
+_RISEN, _DIGITS = 0.95, 6
+
 Rates = Callable[[float], float] | Sequence[float] | npt.NDArray[Any] | torch.Tensor | LRScheduler
 
 
@@ -198,10 +202,15 @@ def _warn_of_later_end(
 def relative_rates(rates: Sequence[float]) -> tuple[float, ...]:
     """Return learning rates relative to the largest one, and 1 for those before it.
 
-    While the rate rises (warm-up), a small rate is no reason to skip samples.
+    While the rate rises (warm-up), a small rate is no reason to skip samples. It has risen with the
+    first rate that is nearly the largest one, since the peaks of a periodic schedule are not quite
+    equal. Neither are its other rates, so they are rounded.
     """
-    peak = max(range(len(rates)), key=rates.__getitem__)
-    return tuple(1.0 if epoch < peak else rate / rates[peak] for epoch, rate in enumerate(rates))
+    largest = max(rates)
+    peak = next(epoch for epoch, rate in enumerate(rates) if rate >= _RISEN * largest)
+    return tuple(
+        1.0 if epoch < peak else round(rate / largest, _DIGITS) for epoch, rate in enumerate(rates)
+    )
 
 
 def are_steps(rates: Sequence[float]) -> bool:
