@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import fineprune as fp
+from fineprune.errors import InputError
 
 
 class Dicts(Dataset[Any]):
@@ -44,6 +45,19 @@ def test_tuples_become_index_and_batch():
     assert x.tolist() == [0, 10, 20, 30]
     assert y.tolist() == [0, 100, 200, 300]
     assert len(rest) == 1
+
+
+class Collated(Dicts):
+    """A data set that returns a whole batch, with as many entries as it has samples."""
+
+    def __getitems__(self, indices):
+        return {"x": torch.zeros(len(indices)), "name": "batch"}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_batch_in_place_of_items_is_refused(size):
+    with pytest.raises(InputError, match="from __getitems__, got a dict of length 2"):
+        next(iter(DataLoader(fp.Indexed(Collated()), batch_size=size)))
 
 
 @pytest.mark.parametrize("data", [Dicts(), Batched()])

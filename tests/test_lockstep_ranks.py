@@ -161,9 +161,8 @@ def test_ranks_with_different_seeds_are_refused():
 @pytest.mark.parametrize("learns", [False, True])
 def test_a_rank_that_has_no_batch_in_the_first_epoch_is_compared_at_its_end(learns):
     def record(rank, options):
-        policy = fp.FullData(2)
-        if learns:
-            policy = fp.FinePruning(fp.Schedule(2, window=2, start=1), prune=6)
+        schedule = fp.Schedule(2, window=2, start=1)
+        policy: fp.Policy = fp.FinePruning(schedule, prune=6) if learns else fp.FullData(2)
         pruner = fp.Pruner(N, policy, **options)
         for epoch in pruner.epochs():
             if rank == 0 or epoch:

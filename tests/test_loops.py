@@ -692,3 +692,21 @@ def test_ranks_of_another_framework_exchange_what_they_learn_by_its_function():
 def test_a_function_that_gathers_needs_the_numbers_of_its_ranks(options):
     with pytest.raises(InputError, match="all_gather together with num_replicas and rank"):
         new(all_gather=lambda array: [array], **options)
+
+
+def test_reading_ahead_of_record_is_told():
+    pruner = fp.Pruner(16, fp.FinePruning(fp.Schedule(2, window=2, start=1), prune=4), batch_size=4)
+    batches = pruner.iterate(DataLoader(range(16), sampler=pruner.sampler, batch_size=4))
+    current = next(batches)
+    with pytest.warns(RuntimeWarning, match="1 of 3 batches of epoch 0 were not recorded when"):
+        for _ in range(3):
+            following = next(batches)
+            pruner.record(current, torch.ones(len(current)))
+            current = following
+
+
+def test_a_batch_inside_of_torch_func_is_refused():
+    pruner = fp.Pruner(4, fp.FullData(1), batch_size=4)
+    for recording in (pruner.record, lambda index, losses: pruner.record(index, losses, losses)):
+        with pytest.raises(InputError, match="outside of the transforms of torch.func"):
+            torch.func.grad(lambda losses: recording(torch.arange(4), losses))(torch.ones(4))

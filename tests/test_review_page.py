@@ -189,11 +189,23 @@ def test_a_wrapper_that_merges_classes_has_no_names():
     assert classes_of(merging, 2) is None
 
 
+def test_names_follow_a_target_transform_that_renumbers_the_classes():
+    """Folders named 1 to 10 are sorted as 1, 10, 2, and their labels are made numbers."""
+    folders: Any = Named(pictures())
+    folders.classes = ["1", "10", "2"]
+    folders.class_to_idx = {"1": 0, "10": 1, "2": 2}
+    folders.target_transform = lambda target: [0, 2, 1][target]
+    assert classes_of(folders, 3) == ["1", "2", "10"]
+    folders.target_transform = lambda target: target + 1
+    assert classes_of(folders, 3) == ["1", "10", "2"]
+
+
 def test_wrong_arguments_of_a_page_are_refused(watch, tmp_path):
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"dataset": [0, 1]}, "a data set of 60 samples, got one of 2"),
         ({"keys": ["a"]}, "a list of keys of 60 samples, got one of 1"),
         ({"names": ["a", "b"]}, "the names of 3 classes, got 2"),
+        ({"names": {"a", "b", "c"}}, "the names of the classes in a list, .* got a set"),
     ]
     for arguments, message in wrong:
         with pytest.raises(InputError, match=message):

@@ -32,7 +32,13 @@ def may_wait(values: Tensor) -> bool:
     inference mode has no version that tells of changes. A part of a larger tensor would keep all of
     it alive.
     """
-    whole = values.untyped_storage().nbytes() <= values.nbytes
+    try:
+        whole = values.untyped_storage().nbytes() <= values.nbytes
+    except NotImplementedError:
+        raise InputError(
+            "expected a batch outside of the transforms of torch.func, got one inside of them: "
+            "return it with has_aux=True, and record it afterwards"
+        ) from None
     return values.is_cpu and whole and not values.is_inference()
 
 

@@ -35,7 +35,26 @@ def _own_classes(dataset: Any) -> Sequence[str]:
     columns = features if isinstance(features, Mapping) else {}
     column = columns.get("label", columns.get("labels"))
     named = (getattr(dataset, "classes", None), getattr(column, "names", None))
-    return next((names for names in named if isinstance(names, list | tuple)), ())
+    names = next((names for names in named if isinstance(names, list | tuple)), ())
+    return as_numbered(names, dataset)
+
+
+def as_numbered(names: Sequence[str], dataset: Any) -> Sequence[str]:
+    """Return the names of the classes in the order in which a data set numbers its labels.
+
+    The data sets of torchvision name the classes before ``target_transform``, which may give them
+    other numbers: folders named 1 to 10 are sorted as 1, 10, 2, for example.
+    """
+    transform = getattr(dataset, "target_transform", None)
+    if transform is None or not hasattr(dataset, "class_to_idx"):
+        return names
+    try:
+        numbers = [int(transform(number)) for number in range(len(names))]
+    except Exception:  # Whatever a user's own function raises.
+        return names
+    if sorted(numbers) != list(range(len(names))):
+        return names
+    return [name for _, name in sorted(zip(numbers, names, strict=True))]
 
 
 def unambiguous(classes: Sequence[str]) -> list[str]:

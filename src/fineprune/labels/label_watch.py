@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -318,6 +318,11 @@ class LabelWatch(Untraced):
                     f"{dict(list(names.items())[:1])}"
                 )
             names = [by_number[str(label)] for label in range(self.num_classes)]
+        if isinstance(names, str | Set):
+            raise InputError(
+                f"expected the names of the classes in a list, in their order, got a "
+                f"{type(names).__name__}"
+            )
         named = [str(name) for name in names]
         if len(named) < self.num_classes:
             raise InputError(

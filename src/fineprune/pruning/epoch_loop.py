@@ -300,7 +300,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """Iterate over all batches of the training that are left, for loops that count iterations.
 
         The epochs are started and ended as in ``epochs``. An epoch is ended when the batch after
-        its last one is asked for; ``steps_left`` is 0 after the last batch of the training.
+        its last one is asked for, so record each batch before; ``steps_left`` is 0 after the last
+        batch of the training.
 
         Args:
             loader: A loader over the samples of this pruner, such as ``pruner.loader()``.
@@ -308,11 +309,18 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         Yields:
             The batches of the loader, such as ``(index, batch)``.
 
+        Warns:
+            RuntimeWarning: Batches were not recorded when the one after them was asked for.
+
         Raises:
             InputError: This process has trained all epochs.
         """
         for _ in self.epochs():
-            yield from loader
+            before, read = self._cycle.current.batches, 0
+            for batch in loader:
+                read += 1
+                yield batch
+            self._checks.warn_if_read_ahead(read, self._cycle.current.batches - before)
 
     def start_epoch(self, epoch: int) -> None:
         """Begin ``epoch`` (counted from 0), or continue it where the losses recorded so far end.

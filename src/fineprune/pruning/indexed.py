@@ -108,7 +108,15 @@ class Indexed(Dataset[tuple[int, Any]]):
         fetch = getattr(self.dataset, "__getitems__", None)
         if fetch is None:
             return [self[index] for index in wanted]
-        return list(map(IndexedItem, zip(wanted, fetch(wanted), strict=True)))
+        items = fetch(wanted)
+        number = len(items) if hasattr(items, "__len__") else None
+        if isinstance(items, Mapping) or number != len(wanted):
+            raise InputError(
+                f"expected one item for each of {len(wanted)} indices from __getitems__, got a "
+                f"{type(items).__name__} of length {number}: return a list of items, and make the "
+                f"batch in collate_fn"
+            )
+        return list(map(IndexedItem, zip(wanted, items, strict=True)))
 
 
 def indexed_and_length(dataset_or_length: Any) -> tuple[Indexed | None, int]:

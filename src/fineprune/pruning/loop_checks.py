@@ -373,6 +373,17 @@ class LoopChecks:
         enough = self._watched >= _WATCHED_INDICES
         self.watching = not enough or len(self._batches) < _WATCHED_BATCHES
 
+    def warn_if_read_ahead(self, read: int, recorded: int) -> None:
+        """Warn if the last batches of an epoch, of which so many were recorded, may follow it."""
+        if 0 < recorded < read:
+            self._warn_once(
+                "ahead",
+                f"{read - recorded} of {read} batches of epoch {self._cycle.epoch} were not "
+                f"recorded when iterate() was asked for the next epoch, which then counts them if "
+                f"they follow: record each batch before the next one is read, and prefetch inside "
+                f"of `for epoch in pruner.epochs()` only",
+            )
+
     def forget(self) -> None:
         """Forget the batches of the epoch in progress."""
         self._batches: list[torch.Tensor] = []

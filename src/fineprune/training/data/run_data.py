@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError
+from fineprune.labels.dataset_attributes import as_numbered
 from fineprune.pruning.pruner import Pruner
 from fineprune.pruning.random_streams import stream
 from fineprune.runs.training_set import TrainingSet
@@ -94,14 +95,14 @@ def number_of_classes(train: Any, name: str, given: int | None) -> int:
 
 
 def class_names(train: Any, name: str) -> Sequence[Any]:
-    """Return the attribute ``classes`` of a training set; empty if there is none."""
+    """Return the names of the classes that a training set has; empty if there are none."""
     names = getattr(train, "classes", ())
     if isinstance(names, str) or not hasattr(names, "__len__"):
         raise InputError(
             f"expected the attribute classes of the training set of {name} to list the names of "
             f"the classes, got {names!r}: list them, or remove it and set network.classes"
         )
-    return names
+    return as_numbered(names, train)
 
 
 def evaluation_batch(device: str) -> int:

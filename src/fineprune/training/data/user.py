@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 from fineprune.datasets.loader_process import TrainingLoader
 from fineprune.errors import InputError, first_line, shown
 from fineprune.importing import call_attribute, imported
-from fineprune.labels.dataset_attributes import given_labels, keys_of, labels_of
+from fineprune.labels.dataset_attributes import as_numbered, given_labels, keys_of, labels_of
 from fineprune.pruning.pruner import Pruner
 from fineprune.runs.training_set import UNKNOWN, TrainingSet
 from fineprune.training.data.run_data import (
@@ -296,7 +296,8 @@ def _check_classes(names: Sequence[str], test: Any, name: str) -> None:
     others = getattr(test, "classes", None)
     if not names or not isinstance(others, tuple | list):
         return
-    for number, (ours, theirs) in enumerate(itertools.zip_longest(names, map(str, others))):
+    others = map(str, as_numbered(others, test))
+    for number, (ours, theirs) in enumerate(itertools.zip_longest(names, others)):
         if ours != theirs:
             raise InputError(
                 f"expected the same attribute classes of the training and the test set of {name}, "
