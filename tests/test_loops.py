@@ -696,17 +696,24 @@ def test_a_function_that_gathers_needs_the_numbers_of_its_ranks(options):
 
 def test_reading_ahead_of_record_is_told():
     pruner = fp.Pruner(16, fp.FinePruning(fp.Schedule(2, window=2, start=1), prune=4), batch_size=4)
-    batches = pruner.iterate(DataLoader(range(16), sampler=pruner.sampler, batch_size=4))
-    current = next(batches)
+    loader = DataLoader(TensorDataset(torch.arange(16)), sampler=pruner.sampler, batch_size=4)
+    batches = pruner.iterate(loader)
+    next(batches)
+    for index, _ in zip(pruner.plan.kept.split(4), range(2), strict=False):
+        next(batches)
+        pruner.record(index, torch.ones(4))
     with pytest.warns(RuntimeWarning, match="1 of 3 batches of epoch 0 were not recorded when"):
-        for _ in range(3):
-            following = next(batches)
-            pruner.record(current, torch.ones(len(current)))
-            current = following
+        next(batches)
 
 
-def test_a_batch_inside_of_torch_func_is_refused():
+@pytest.mark.parametrize("logits", [False, True])
+def test_a_batch_inside_of_torch_func_is_refused(logits):
     pruner = fp.Pruner(4, fp.FullData(1), batch_size=4)
-    for recording in (pruner.record, lambda index, losses: pruner.record(index, losses, losses)):
-        with pytest.raises(InputError, match="outside of the transforms of torch.func"):
-            torch.func.grad(lambda losses: recording(torch.arange(4), losses))(torch.ones(4))
+    index = torch.arange(4)
+
+    def loss(values):
+        more = (values[:, None].expand(4, 2), index % 2) if logits else ()
+        return pruner.record(index, values, *more)
+
+    with pytest.raises(InputError, match=r"outside of the transforms of torch\.func"):
+        torch.func.grad(loss)(torch.ones(4))

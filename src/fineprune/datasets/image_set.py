@@ -51,7 +51,8 @@ def class_number(place: str, text: str, classes: Sequence[str], others: Sequence
     numbers |= {name: number for number, name in enumerate(classes)}
     if text not in numbers:
         known = [*classes, *others]
-        near = difflib.get_close_matches(text, known, n=1)
+        number_like = text.lstrip("-").isdecimal()  # A similar number is no guess.
+        near = [] if number_like else difflib.get_close_matches(text, known, n=1)
         some = ", ".join(known if len(known) <= _MOST_NAMED else [*known[:_MOST_NAMED], "..."])
         raise InputError(
             f"expected the name or number (0..{len(classes) - 1}) of a class in {place}, got "

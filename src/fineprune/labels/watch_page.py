@@ -70,8 +70,9 @@ def all_labels(
     unknown = int(np.count_nonzero(recorded < 0))
     if unknown:
         warn_user(
-            f"the label of {unknown} of {len(recorded)} samples was never recorded, so the table "
-            f"of the page leaves them out: record each sample once, or add their labels to it"
+            f"the label of {unknown} of {len(recorded)} samples was never recorded with a finite "
+            f"loss, so the table of the page leaves them out: record each sample once, or add "
+            f"their labels to it"
         )
     return recorded
 
