@@ -146,11 +146,8 @@ class Recorder:
         epoch = plan.epoch
         # The shares of a ``ShardedPruner`` differ.
         own = fingerprint(plan) if isinstance(plan, EpochPlan) else 0
-        numbers = np.array([epoch, own, batches])
-        both = np.concatenate([numbers, -numbers])
-        largest, negative = self._replicas.maximum(both).reshape(2, -1)
-        (first, *_, fewest), (last, *_, most) = (-negative).tolist(), largest.tolist()
-        _, other_plan, _ = largest != -negative
+        least, largest = self._replicas.least_and_most(np.array([epoch, own, batches]))
+        (first, one_plan, fewest), (last, other_plan, most) = least.tolist(), largest.tolist()
         if fewest != most:
             self.uneven = fewest, most
         if first != last:
@@ -158,7 +155,7 @@ class Recorder:
                 f"expected every rank in the same epoch, got some in epoch {first} and some in "
                 f"epoch {last}: loop over pruner.epochs() on every rank"
             )
-        if other_plan:
+        if one_plan != other_plan:
             raise InputError(
                 f"expected the same plan on every rank, got different ones in epoch {epoch}: let "
                 f"select() draw from its argument rng only, and let merge() exchange all that "

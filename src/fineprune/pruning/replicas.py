@@ -85,14 +85,19 @@ class Replicas:
                 is.
         """
         own = np.array([zlib.crc32(repr(value).encode()) for value, _ in values.values()])
-        largest, negative = self.maximum(np.concatenate([own, -own])).reshape(2, -1)
-        for (name, (_, remedy)), different in zip(
-            values.items(), largest != -negative, strict=True
-        ):
+        least, most = self.least_and_most(own)
+        for (name, (_, remedy)), different in zip(values.items(), least != most, strict=True):
             if different:
                 raise InputError(
                     f"expected the same {name} on every rank, got different ones: {remedy}"
                 )
+
+    def least_and_most(
+        self, values: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the minimum and the maximum of an array over all ranks, elementwise."""
+        negative, most = self.maximum(np.concatenate([-values, values])).reshape(2, -1)
+        return -negative, most
 
     def sum(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """Return the sum of an array over all ranks, elementwise, with its shape and dtype."""

@@ -117,10 +117,10 @@ class ShardedPruner(EpochLoop[Share]):
         )
         replicas.check_equal(
             {
-                "number of samples, policy, seed, batch_size, accumulation and drop_last": (
-                    [self._agreed, batch_size, accumulation, drop_last],
-                    "the number of samples is that of all ranks together",
-                )
+                "number of samples": (num_samples, "it is that of all ranks together"),
+                "seed": (seed, "give the pruner the same one"),
+                "policy": (self._agreed["settings"], "give it the same settings"),
+                "batch_size, accumulation and drop_last": (shape, "give the same ones"),
             }
         )
         if isinstance(policy, FinePruning):
