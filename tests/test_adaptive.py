@@ -55,6 +55,7 @@ def test_rates_are_relative_to_the_largest_and_a_warm_up_counts_as_the_largest()
     # After the largest rate, a valley counts as what it is.
     assert relative_rates([2, 4, 1, 4, 1]) == (1, 1, 0.25, 1, 0.25)
     assert relative_rates([2, 3.9, 1, 4, 1]) == (1, 0.975, 0.25, 1, 0.25)
+    assert relative_rates([3.85, 3.9, 4, 2]) == (1, 1, 1, 0.5)
 
 
 def test_equal_epochs_of_a_periodic_schedule_are_equally_long():

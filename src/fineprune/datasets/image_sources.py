@@ -99,11 +99,12 @@ class _Labels:
                     f"expected one name for each class, got {other} in {next(places)} and {name} "
                     f"in {next(places)}: write the number in one way"
                 )
-        if "." in "".join(whole):
+        pointed = next((name for name in whole if "." in name), None)
+        if pointed is not None:
             _LOGGER.warning(
                 "%s has labels such as %s, which are names, and sorted as text: write whole "
                 "numbers without a point, since these are sorted and kept as numbers",
-                *(path, whole[0]),
+                *(path, pointed),
             )
 
     def finish(self) -> tuple[tuple[str, ...], tuple[str, ...], npt.NDArray[np.int32]]:
@@ -313,11 +314,12 @@ def _text_rows(path: Path) -> Iterator[tuple[str, str, str]]:
 
 def _label(value: object) -> str:
     """Return a label as text. Programs write whole numbers as floats where a table has gaps."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value).strip()
+    if isinstance(value, float | Decimal):
+        if math.isnan(value):
+            return ""
+        if math.isfinite(value) and value == int(value):
+            return str(int(value))
+    return "" if value is None else str(value).strip()
 
 
 # What a label may be in a Parquet file.

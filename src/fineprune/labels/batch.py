@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fineprune.errors import InputError, shown
+from fineprune.errors import InputError, first_line, shown
 
 
 def as_numbers(name: str, values: Any) -> Tensor:
@@ -34,10 +34,11 @@ def may_wait(values: Tensor) -> bool:
     """
     try:
         whole = values.untyped_storage().nbytes() <= values.nbytes
-    except NotImplementedError:
+    except NotImplementedError as error:
         raise InputError(
-            "expected a batch outside of the transforms of torch.func, got one inside of them: "
-            "return it with has_aux=True, and record it afterwards"
+            f"expected a batch outside of the transforms of torch.func, got a tensor without "
+            f"memory ({first_line(error)}): return it from the function, such as with "
+            f"torch.func.grad(..., has_aux=True), and record it afterwards"
         ) from None
     return values.is_cpu and whole and not values.is_inference()
 

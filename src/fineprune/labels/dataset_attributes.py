@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import Subset, TensorDataset
 
 from fineprune.errors import warn_user
@@ -49,10 +50,11 @@ def as_numbered(names: Sequence[str], dataset: Any) -> Sequence[str]:
     if transform is None or not hasattr(dataset, "class_to_idx"):
         return names
     try:
-        numbers = [int(transform(number)) for number in range(len(names))]
+        with torch.random.fork_rng(devices=[]):  # It may draw random numbers.
+            numbers, again = ([int(transform(n)) for n in range(len(names))] for _ in range(2))
     except Exception:  # Whatever a user's own function raises.
         return names
-    if sorted(numbers) != list(range(len(names))):
+    if numbers != again or sorted(numbers) != list(range(len(names))):
         return names
     return [name for _, name in sorted(zip(numbers, names, strict=True))]
 

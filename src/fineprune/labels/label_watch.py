@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -318,7 +318,7 @@ class LabelWatch(Untraced):
                     f"{dict(list(names.items())[:1])}"
                 )
             names = [by_number[str(label)] for label in range(self.num_classes)]
-        if isinstance(names, str | Set):
+        if isinstance(names, str | set | frozenset):  # The keys of a dict have an order.
             raise InputError(
                 f"expected the names of the classes in a list, in their order, got a "
                 f"{type(names).__name__}"

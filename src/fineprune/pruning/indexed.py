@@ -108,13 +108,13 @@ class Indexed(Dataset[tuple[int, Any]]):
         fetch = getattr(self.dataset, "__getitems__", None)
         if fetch is None:
             return [self[index] for index in wanted]
-        items = fetch(wanted)
-        number = len(items) if hasattr(items, "__len__") else None
-        if isinstance(items, Mapping) or number != len(wanted):
+        fetched = fetch(wanted)
+        items = fetched if isinstance(fetched, Mapping) else list(fetched)
+        if isinstance(items, Mapping) or len(items) != len(wanted):
             raise InputError(
-                f"expected one item for each of {len(wanted)} indices from __getitems__, got a "
-                f"{type(items).__name__} of length {number}: return a list of items, and make the "
-                f"batch in collate_fn"
+                f"expected one item for each of {len(wanted)} indices from __getitems__, got "
+                f"a {type(fetched).__name__} of length {len(items)}: return a list of items, and "
+                f"make the batch in collate_fn"
             )
         return list(map(IndexedItem, zip(wanted, items, strict=True)))
 

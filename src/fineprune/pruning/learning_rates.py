@@ -19,9 +19,8 @@ from fineprune.errors import InputError, explaining, warn_user
 # Rates that differ by a smaller share are the same.
 _SAME = 0.01
 
-# A warm-up ends with the first rate of at least this share of the largest one. Relative rates are
-# rounded to so many digits.
-_RISEN, _DIGITS = 0.95, 6
+# A warm-up may end at this share of the largest rate.
+_RISEN = 0.95
 
 Rates = Callable[[float], float] | Sequence[float] | npt.NDArray[Any] | torch.Tensor | LRScheduler
 
@@ -202,15 +201,14 @@ def _warn_of_later_end(
 def relative_rates(rates: Sequence[float]) -> tuple[float, ...]:
     """Return learning rates relative to the largest one, and 1 for those before it.
 
-    While the rate rises (warm-up), a small rate is no reason to skip samples. It has risen with the
-    first rate that is nearly the largest one, since the peaks of a periodic schedule are not quite
-    equal. Neither are its other rates, so they are rounded.
+    While the rate rises (warm-up), a small rate is no reason to skip samples. The warm-up ends with
+    the first peak that is nearly the largest one: those of a periodic schedule are not quite equal.
     """
     largest = max(rates)
     peak = next(epoch for epoch, rate in enumerate(rates) if rate >= _RISEN * largest)
-    return tuple(
-        1.0 if epoch < peak else round(rate / largest, _DIGITS) for epoch, rate in enumerate(rates)
-    )
+    while peak + 1 < len(rates) and rates[peak + 1] > rates[peak]:
+        peak += 1
+    return tuple(1.0 if epoch < peak else rate / largest for epoch, rate in enumerate(rates))
 
 
 def are_steps(rates: Sequence[float]) -> bool:

@@ -379,9 +379,10 @@ class LoopChecks:
             self._warn_once(
                 "ahead",
                 f"{read - recorded} of {read} batches of epoch {self._cycle.epoch} were not "
-                f"recorded when iterate() was asked for the next epoch, which then counts them if "
-                f"they follow: record each batch before the next one is read, and prefetch inside "
-                f"of `for epoch in pruner.epochs()` only",
+                f"recorded when iterate() was asked for the next epoch. If they are recorded "
+                f"later, they count for that one: record each batch before the next one is read, "
+                f"and prefetch inside of `for epoch in pruner.epochs()` only. If they were left "
+                f"out or recorded together, nothing is wrong",
             )
 
     def forget(self) -> None:

@@ -22,6 +22,9 @@ from fineprune.pruning.learning_rates import relative_rates
 # The smallest share of a full epoch that an epoch is given, as long as the budget allows it.
 _SMALLEST_SHARE = 0.05
 
+# Relative rates that differ less are the same; those of a periodic schedule differ by rounding.
+_SAME = 1e-6
+
 # The lengths of the epochs follow from their rates, and these from the lengths. This converges in a
 # few rounds, if at all; the lengths of neighbouring epochs may then differ by a step or so.
 _ROUNDS = 20
@@ -37,7 +40,10 @@ def smooth_weights(rates: Sequence[float]) -> tuple[float, ...]:
     Args:
         rates: The learning rate of each epoch, relative to the largest one.
     """
-    distinct, which, epochs = np.unique(rates, return_inverse=True, return_counts=True)
+    ordered = np.sort(rates)
+    distinct = ordered[np.diff(ordered, prepend=-1.0) > _SAME]
+    which = np.searchsorted(distinct, rates, side="right") - 1
+    epochs = np.bincount(which)
     limits = np.concatenate([[0.0], (distinct[1:] + distinct[:-1]) / 2, [1.0]])
     each = -np.diff(np.sqrt(1 - limits)) / epochs
     return tuple(np.maximum.accumulate(each)[which].tolist())

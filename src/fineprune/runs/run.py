@@ -120,8 +120,10 @@ def read_sections(file: Path) -> dict[str, Any]:
 def read_runs(paths: Iterable[Path]) -> list[Run]:
     """Read finished runs, each once. The folder of a comparison stands for all of its runs."""
     listed: dict[Path, tuple[Path, str, Path | None]] = {}
-    for each in listed_runs(paths):
-        listed.setdefault(each[0].resolve(), each)
+    for path, title, comparison in listed_runs(paths):
+        place = path.resolve()
+        if place not in listed or listed[place][2] is None:  # A comparison says more.
+            listed[place] = path, title, comparison
     return [read_run(*each) for each in listed.values()]
 
 
