@@ -32,7 +32,12 @@ def rule(shares, labels, classes):
     samples = [i for i, label in enumerate(labels) if label >= 0]
     of = {k: [i for i in samples if labels[i] == k] for k in every}
     present = [k for k in every if of[k]]
-    t = {k: max(sum(shares[i][k] for i in of[k]) / len(of[k]), 0.5 / classes) for k in present}
+    t = {}
+    for k in present:
+        own = [shares[i][k] for i in of[k]]
+        if len(own) == 1:
+            own = [shares[i][labels[i]] for i in samples]
+        t[k] = max(sum(own) / len(own), 0.5 / classes)
     threshold = {}
     for k in present:
         ranked = sorted((shares[i][k] for i in of[k]), reverse=True)

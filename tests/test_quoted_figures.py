@@ -1378,3 +1378,22 @@ def test_the_table_of_the_times_on_a_gpu_is_that_of_its_runs(monkeypatch):
             form.format(figure)
             for form, figure in zip(("{:.1f}", "{:.1f}", "{:.2f}", "{:.1f}"), figures, strict=True)
         ]
+
+
+def test_the_table_of_uneven_data_is_that_of_its_runs():
+    runs = json.loads((RESULTS / "uneven-labels.json").read_text(encoding="utf-8"))["runs"]
+    columns = {
+        "wrong": "{:.0f}",
+        "estimated": "{:.0f}",
+        "right_suggestions": "{:.2f}",
+        "watch_roc_area": "{:.3f}",
+        "watch_found": "{:.2f}",
+        "loss_roc_area": "{:.3f}",
+        "loss_found": "{:.2f}",
+    }
+    for case in dict.fromkeys(run["case"] for run in runs):
+        means = [
+            form.format(statistics.mean(run[name] for run in runs if run["case"] == case))
+            for name, form in columns.items()
+        ]
+        assert cells("labels.md", case)[1:] == [*means[:-1], means[-1] + " |"]

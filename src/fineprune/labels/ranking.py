@@ -5,7 +5,8 @@ share of a class is compared with what is usual for the samples of this class, a
 samples that clearly belong to a class tell which mistakes are frequent. Let q[k] be the share of
 class k in the evidence on a sample with the label y. Then
 
-- t[k] is the mean of q[k] over the samples labelled k.
+- t[k] is the mean of q[k] over the samples labelled k; with a single one, which says nothing of
+  what is usual, the mean of q[y] over all samples.
 - The fifth of the samples labelled k with the largest q[k] sets a threshold; in a small class,
   ten samples do, but at most half of them. All samples whose q[k] reaches it, whatever their
   label, clearly belong to class k. ``clear_counts`` counts them. A threshold, like t[k], is at
@@ -118,6 +119,7 @@ def rank(evidence: Evidence) -> Ranking:
     rates = drawn_together(estimated, clear)
     sums = torch.zeros(len(sizes), dtype=torch.float64, device=own.device)
     usual = sums.index_add(0, labels[known], own[known].double()) / sizes
+    usual = torch.where(sizes == 1, own[known].double().mean(), usual)
     usual = torch.where(sizes > 0, usual.clamp(min=_LEAST_SHARE / classes), torch.inf)
     factors = (rates / usual).float()
     scores = torch.full_like(own, -torch.inf)
