@@ -37,19 +37,20 @@ def show_results(
         group.label: headline(group, of_group, fraction)
         for group, of_group in zip(groups, rows, strict=True)
     }
+    absent = missing(runs)
     write_report(runs, page, fraction)
     if as_json:
         wrong_labels = {"wrong_labels": found} if found else {}
         differing = {"unequal": cautions} if cautions else {}
         dicts = [row for of_group in rows for row in row_dicts(of_group)]
-        diverged = {"missing": missing(runs)} if missing(runs) else {}
+        diverged = {"missing": absent} if absent else {}
         content = {"headlines": headlines, "rows": dicts, **wrong_labels, **differing, **diverged}
         typer.echo(json.dumps({**about, **content}))
         return
     console = print_tables(terminal_tables(rows))
     if found:
         typer.echo(found_line(found))
-    for sentence in [*rates, *cautions, *missing(runs)]:
+    for sentence in [*rates, *cautions, *absent]:
         console.print(sentence, highlight=False)
     typer.echo(f"report: {page}")
     for label, sentence in headlines.items():
