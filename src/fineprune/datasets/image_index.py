@@ -136,7 +136,7 @@ class ImageIndex:
         """Return the index with the classes 0 to ``classes`` - 1 if all labels are such numbers.
 
         Otherwise, the classes that occur are numbered in their order, which is reported if they
-        are numbers. Names of more digits than int64 has are not.
+        are numbers. Names of so many digits that int64 may not hold them are not.
 
         Args:
             classes: The number of classes of the network; None if it is not known.

@@ -20,9 +20,9 @@ import numpy.typing as npt
 from fineprune.datasets.tar_members import members
 from fineprune.errors import InputError, check_installed, explaining
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _LOGGER = logging.getLogger(__name__)
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _KNOWN = frozenset(IMAGE_SUFFIXES)
 _LIST_SUFFIXES = (".csv", ".parquet", ".txt")
 
@@ -322,10 +322,6 @@ def _label(value: object) -> str:
     return "" if value is None else str(value).strip()
 
 
-# What a label may be in a Parquet file.
-_LABELS = (str, int, float, Decimal)
-
-
 def _parquet_rows(path: Path) -> Iterator[tuple[str, str, str]]:
     check_installed("pyarrow", f"pyarrow to read {path}", "parquet")
     from pyarrow import ArrowException, parquet
@@ -337,17 +333,25 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, str, str]]:
             raise _wrong_header(path, names)
         row = 0
         for batch in table.iter_batches(_ROWS, columns=["path", "label"]):
-            columns = (batch.column(name).to_pylist() for name in ("path", "label"))
-            for name, label in zip(*columns, strict=True):
+            paths, labels = (batch.column(name).to_pylist() for name in ("path", "label"))
+            _check_column(path, row, paths, "a path as text", str)
+            _check_column(
+                path, row, labels, "a label as text or a number", str, int, float, Decimal
+            )
+            for name, label in zip(paths, labels, strict=True):
                 row += 1
-                place = f"row {row}"
-                for value, what, kinds in ((name, "path", str), (label, "label", _LABELS)):
-                    if value is not None and not isinstance(value, kinds):
-                        raise InputError(
-                            f"expected a {what} as text{' or a number' * (what == 'label')} in "
-                            f"{place} of {path}, got {type(value).__name__}"
-                        )
-                yield place, name or "", _label(label)
+                yield f"row {row}", name or "", _label(label)
+
+
+def _check_column(path: Path, row: int, values: Iterable[Any], what: str, *kinds: type) -> None:
+    """Raise InputError unless the values after a row, which are of one type, are of these."""
+    for number, value in enumerate(values, row + 1):
+        if isinstance(value, kinds):
+            return
+        if value is not None:
+            raise InputError(
+                f"expected {what} in row {number} of {path}, got {type(value).__name__}"
+            )
 
 
 def _wrong_header(path: Path, header: Iterable[str]) -> InputError:

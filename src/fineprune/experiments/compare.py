@@ -1,7 +1,7 @@
 """Comparisons: trains every arm with every seed, and writes all runs to one folder."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +143,16 @@ def compare(
         trials, trial_digests = _plan_trials(recipe, folder, arms, data) if tune else ([], digests)
         # If there are trials, the rates of the runs are not known yet.
         unfinished = [] if trials else _unfinished(runs, folder, tune=tune)
-        about = {"version": 1, "title": title, "tuned": tune, "sha256": digests}
         diverged = _diverged_earlier(folder, runs)
-        write_json(folder / COMPARISON, about | _listing(folder, runs, diverged))
+
+        def list_runs(named: Sequence[PlannedRun]) -> Any:
+            """Write which runs there are: those named, and those that were finished earlier."""
+            about = {"version": 1, "title": title, "tuned": tune, "sha256": digests}
+            listing = _listing(folder, named)
+            write_json(folder / COMPARISON, about | listing | {"diverged": diverged})
+            return listing["runs"]
+
+        list_runs(runs)
         # After ``compare.json``, which says that the folder is that of a comparison.
         write_atomically(folder / RECIPE, recipe.to_toml())
         counted = [*trials, *runs]
@@ -169,7 +176,7 @@ def compare(
             which = f"{run.name}, seed {run.number + 1} of {seeds}"
             if error is not None:
                 diverged[run.folder.name] = f"{which} ({run.folder}): {error}"
-                write_json(folder / COMPARISON, about | _listing(folder, runs, diverged))
+                list_runs(runs)
                 told(f"{which} diverged")
             if not run.finished():
                 continue
@@ -179,10 +186,8 @@ def compare(
         messages = [diverged[run.folder.name] for run in runs if run.folder.name in diverged]
         if messages:
             # Reports show the finished runs, and say that others are missing.
-            listing = _listing(folder, [], diverged)
-            write_json(folder / COMPARISON, about | listing)
             advice = ", and give another --out"
-            if listing["runs"]:
+            if list_runs([]):
                 advice += f". fineprune report {folder} shows the runs that are finished"
             raise RunError(_of_diverged(messages) + advice)
 
@@ -244,14 +249,11 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
 
 def _diverged_earlier(folder: Path, runs: Sequence[PlannedRun]) -> dict[str, str]:
     """Return what is noted of the runs that diverged, except for those that are trained again."""
-    noted = diverged_runs(folder) if (folder / COMPARISON).is_file() else {}
     planned = {run.folder.name for run in runs}
-    return {path: text for path, text in noted.items() if path not in planned}
+    return {path: text for path, text in diverged_runs(folder).items() if path not in planned}
 
 
-def _listing(
-    folder: Path, runs: Sequence[PlannedRun], diverged: Mapping[str, str]
-) -> dict[str, Any]:
+def _listing(folder: Path, runs: Sequence[PlannedRun]) -> dict[str, Any]:
     """Return what ``compare.json`` lists: the runs, and those that were finished earlier."""
     listed = _finished_earlier(folder)
     listed += [
@@ -264,7 +266,6 @@ def _listing(
         "arms": list(dict.fromkeys(entry["arm"] for entry in listed)),
         "seeds": sorted({entry["seed"] for entry in listed}),
         "runs": listed,
-        "diverged": dict(diverged),
     }
 
 

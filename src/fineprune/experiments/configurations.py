@@ -18,10 +18,8 @@ _FORM = re.compile(
 )
 _ALONE = re.compile(rf"{ONE}{_OPTION_WORDS}")
 _REDUCED = re.compile(rf"{ALL_REDUCE} (\d{{1,4}}){_OPTION_WORDS}")
-# The options of each form that are settings of ``distributed``.
-_OF_SERVERS = {"group": "group", "backup": "backup", "bound": "staleness_bound"}
-# Settings of ``distributed`` that only the text of a configuration can change, and their options.
-OF_TEXT = {name: option for option, name in _OF_SERVERS.items()}
+# The options that are settings of ``distributed``, which only the text of a configuration changes.
+OF_SERVERS = {"group": "group", "backup": "backup", "bound": "staleness_bound"}
 # Settings of ``distributed`` that a recipe chooses for the asynchronous configurations, besides
 # those of any servers. The text of a configuration says all others.
 _OF_ASYNCHRONOUS = ("rate_by_staleness", "undone_batches")
@@ -107,10 +105,10 @@ def configuration(text: str) -> Configuration:
     if found is None:
         raise InputError(f"expected a configuration such as {_EXAMPLES}, got {text!r}: {_SYNTAX}")
     strategy, workers, servers = found[1], int(found[2]), int(found[3])
-    own, training, seeds = _options(found[5], tuple(_OF_SERVERS), text)
+    own, training, seeds = _options(found[5], tuple(OF_SERVERS), text)
     settings: dict[str, Any] = {"strategy": strategy, "workers": workers, "servers": servers}
     settings["placement"] = (found[4] or "shared").strip()
-    settings |= {_OF_SERVERS[name]: value for name, value in own.items()}
+    settings |= {OF_SERVERS[name]: value for name, value in own.items()}
     Strategy(**settings)  # Raises an error if they are out of range, or do not fit together.
     return Configuration(
         words.replace(" shared", ""),

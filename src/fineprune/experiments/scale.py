@@ -8,7 +8,7 @@ from pathlib import Path
 from fineprune.distributed.all_reduce import check_not_launched
 from fineprune.distributed.strategy import Strategy
 from fineprune.errors import InputError
-from fineprune.experiments.configurations import OF_TEXT, Configuration, configured
+from fineprune.experiments.configurations import OF_SERVERS, Configuration, configured
 from fineprune.experiments.launched_run import launch
 from fineprune.experiments.planned_run import (
     PlannedRun,
@@ -64,7 +64,7 @@ def scale(
                 f"expected configurations with different folders, got {one.text!r} and "
                 f"{other.text!r}, which both have {one.folder}: write numbers such as 0.5 in full"
             )
-    for name, option in OF_TEXT.items():
+    for option, name in OF_SERVERS.items():
         value = getattr(recipe.distributed, name)
         if value != getattr(Strategy, name):
             _LOGGER.warning(

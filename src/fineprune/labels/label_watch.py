@@ -455,13 +455,14 @@ class LabelWatch(Untraced):
         sizes = [self.num_samples, self.num_classes]
         least = torch.tensor([int(self._merged), *sizes, *(-n for n in sizes)], device=device)
         dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._group)
-        merged, *least_and_most = least.tolist()
-        for name, few, most in zip(
-            ("num_samples", "num_classes"), least_and_most[:2], least_and_most[2:], strict=True
+        merged, samples, classes, most_samples, most_classes = least.abs().tolist()
+        for name, fewest, most in (
+            ("num_samples", samples, most_samples),
+            ("num_classes", classes, most_classes),
         ):
-            if few != -most:
+            if fewest != most:
                 raise InputError(
-                    f"expected the same {name} on every rank, got {few} to {-most}: make the "
+                    f"expected the same {name} on every rank, got {fewest} to {most}: make the "
                     f"LabelWatch for the whole data set on every rank, not for a part of it"
                 )
         if merged:

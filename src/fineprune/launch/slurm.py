@@ -32,6 +32,16 @@ _CANCEL_SECONDS = 15
 # step has ended meanwhile.
 _STOP_STEP = 'scancel --signal=TERM "$SLURM_JOB_ID" || true'
 
+_REQUEUE = [
+    "# Slurm requeues no job that it pre-empts and that ends before its time of grace is over.",
+    "requeue() {",
+    '  [[ "$(scontrol show job "$SLURM_JOB_ID")" =~ PreemptTime=[0-9] ]] || return 0',
+    '  scontrol requeue "$SLURM_JOB_ID" || true',
+    "}",
+    "",
+]
+_END = ["((status == 0)) || requeue", 'exit "$status"']
+
 # The forms that Slurm accepts: M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
 _TIME = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}")
 _UNITS = 3600, 60, 1
@@ -66,17 +76,6 @@ def job_command(
     for change in changes:
         command += ["--set", change]
     return command
-
-
-_REQUEUE = [
-    "# Slurm requeues no job that it pre-empts and that ends before its time of grace is over.",
-    "requeue() {",
-    '  [[ "$(scontrol show job "$SLURM_JOB_ID")" =~ PreemptTime=[0-9] ]] || return 0',
-    '  scontrol requeue "$SLURM_JOB_ID" || true',
-    "}",
-    "",
-]
-_END = ["((status == 0)) || requeue", 'exit "$status"']
 
 
 def torchrun_in_job(nodes: int, processes: int) -> list[str] | None:

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from fineprune.errors import InputError, warn_user
-from fineprune.pruning.plan import EpochPlan, fingerprint
+from fineprune.pruning.plan import fingerprint
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.replicas import Replicas
 
@@ -210,10 +210,9 @@ class LoopChecks:
         self._policy = policy
         self._num_samples = num_samples
         self._shape = shape
-        self._num_replicas = shape.num_replicas
         self.num_ranks = max(shape.num_replicas, replicas.size)
         # Whether a framework is to divide the batches of the sampler over the ranks.
-        self._sharded = self._num_replicas < self.num_ranks
+        self._sharded = self._shape.num_replicas < self.num_ranks
         self._replicas = replicas
         self._cycle = cycle
         self._sampler = sampler
@@ -300,10 +299,7 @@ class LoopChecks:
                     "one",
                 ),
                 "epoch": (plan.epoch, "loop over pruner.epochs(), and load the state on all ranks"),
-                "plan": (
-                    fingerprint(plan) if isinstance(plan, EpochPlan) else 0,
-                    "let select() draw from its argument rng only",
-                ),
+                "plan": (fingerprint(plan), "let select() draw from its argument rng only"),
             }
         )
         self.ranks_compared = True
@@ -329,10 +325,10 @@ class LoopChecks:
         if index.is_cpu:
             index = index.long()  # Not all types have a minimum.
             check_range(int(index.min()), int(index.max()), self._num_samples)
-        if policy.needs_losses and self._replicas.size < self._num_replicas:
+        if policy.needs_losses and self._replicas.size < self._shape.num_replicas:
             raise InputError(
-                f"expected {self._num_replicas} ranks that exchange their losses, since policy "
-                f"{policy.name!r} learns from them, got a group of {self._replicas.size}: "
+                f"expected {self._shape.num_replicas} ranks that exchange their losses, since "
+                f"policy {policy.name!r} learns from them, got a group of {self._replicas.size}: "
                 f"initialise torch.distributed before making the Pruner, or give it all_gather, "
                 f"such as hvd.allgather_object"
             )
@@ -543,7 +539,7 @@ class LoopChecks:
             return None
         number = sum(map(len, watched))
         # If a framework shards the batches, this rank trains every so manieth of the order.
-        per_batch = number / len(watched) * self.num_ranks / self._num_replicas
+        per_batch = number / len(watched) * self.num_ranks / self._shape.num_replicas
         order = self._sampler.leading(round(_SEARCHED * per_batch * len(watched)))
         if batch_distance(watched, order) <= _FAR * per_batch:
             return None

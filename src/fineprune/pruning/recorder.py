@@ -15,7 +15,7 @@ from fineprune.pruning.dropping_count import batch_means, batch_sums
 from fineprune.pruning.epoch_cycle import OfEpoch
 from fineprune.pruning.loop_checks import check_range
 from fineprune.pruning.loss_buffer import MOST_WAITING, Batch, Drained, LossBuffer, are_flat
-from fineprune.pruning.plan import EpochPlan, fingerprint
+from fineprune.pruning.plan import fingerprint
 from fineprune.pruning.policies.policy import LossRecords, Policy
 from fineprune.pruning.replicas import Replicas
 
@@ -144,9 +144,8 @@ class Recorder:
         if self._replicas.size == 1:
             return batches
         epoch = plan.epoch
-        # The shares of a ``ShardedPruner`` differ.
-        own = fingerprint(plan) if isinstance(plan, EpochPlan) else 0
-        least, largest = self._replicas.least_and_most(np.array([epoch, own, batches]))
+        numbers = np.array([epoch, fingerprint(plan), batches])
+        least, largest = self._replicas.least_and_most(numbers)
         (first, one_plan, fewest), (last, other_plan, most) = least.tolist(), largest.tolist()
         if fewest != most:
             self.uneven = fewest, most

@@ -152,7 +152,7 @@ def listed_runs(paths: Iterable[Path]) -> Iterator[tuple[Path, str, Path | None]
 def diverged_runs(comparison: Path) -> dict[str, str]:
     """Return what ``compare`` noted of the runs that diverged, by the names of their folders.
 
-    Nothing if the file of the comparison is damaged.
+    Nothing if the file of the comparison is missing or damaged.
     """
     with contextlib.suppress(InputError, AttributeError, TypeError, ValueError):
         noted = dict(read_json(comparison / COMPARISON).get("diverged", {}))
