@@ -21,8 +21,8 @@ imported_modules, in_order, imports = (
 
 # What each subpackage may import of fineprune, besides ``errors``.
 ALLOWED = {
-    "pruning": {"labels"},
-    "labels": {"writing"},
+    "pruning": {"labels", "interrupts"},
+    "labels": {"writing", "interrupts"},
     "distributed": {"writing"},
     "networks": {"importing"},
     "datasets": {"pruning"},
@@ -62,6 +62,7 @@ ALLOWED = {
 ALLOWED_AT_THE_TOP = {
     "__init__": {"pruning", "labels"},
     "errors": set(),
+    "interrupts": set(),
     "importing": set(),
     "writing": set(),
     "__main__": {"cli"},
@@ -70,6 +71,7 @@ ALLOWED_AT_THE_TOP = {
 CORE = [
     PACKAGE / "__init__.py",
     PACKAGE / "errors.py",
+    PACKAGE / "interrupts.py",
     PACKAGE / "writing.py",
     *sorted((PACKAGE / "pruning").rglob("*.py")),
     *sorted((PACKAGE / "labels").rglob("*.py")),

@@ -1,5 +1,6 @@
 """The command line: every verb, the commands of the page on them, and what wrong input says."""
 
+import io
 import json
 import os
 import re
@@ -54,6 +55,25 @@ def folder(tmp_path, monkeypatch):
 def shown_commands():
     text = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
     return re.findall(r"^fineprune (.*?)(?:\s+#.*)?$", text, re.MULTILINE)
+
+
+def test_the_number_of_samples_to_skip_may_be_whole(folder):
+    given = ["plan", "--epochs", 10, "--window", 5, "--start", 2, "--samples", 100]
+    given += ["--batch-size", 1, "--prune"]
+    assert "18.00%" in run(*given, "30").output
+    assert run(*given, "30").output == run(*given, "0.3").output
+    wrong = run(*given, "many")
+    assert wrong.exit_code == 2
+    assert "expected --prune as a share in [0, 1) or a whole number of samples" in wrong.output
+
+
+def test_a_character_that_is_unknown_ends_no_command(monkeypatch):
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    with pytest.raises(SystemExit):
+        app(["--version"])
+    print("1.0 ± 0.5", flush=True)
+    assert printed.getvalue().endswith(b"1.0 ? 0.5\n")
 
 
 def test_the_page_shows_every_verb():

@@ -153,7 +153,7 @@ def test_only_runs_and_outputs_apart_from_them_are_followed(trainings, tmp_path)
 
 
 def test_a_report_says_what_a_folder_without_a_finished_run_holds(trainings, tmp_path):
-    with pytest.raises(ValueError, match="which is not finished: run fineprune compare again"):
+    with pytest.raises(ValueError, match="which is not finished: wait for its end, or run"):
         read_runs([trainings.folder])
     with pytest.raises(ValueError, match="found none: give the folder of a run"):
         read_runs([trainings.folder / "misspelt"])

@@ -10,10 +10,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from gloo_group import gloo_group
 from sklearn.datasets import load_digits
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader, TensorDataset
 
 import fineprune as fp
+from fineprune.errors import InputError
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Two processes with batches of 16. The learning rate falls to 0, and so do the epochs' lengths.
@@ -168,6 +171,32 @@ def train_compiled(how):
             loss.backward()
             optimizer.step()
     return told_of(model, pruner, 0)
+
+
+def test_losses_that_every_rank_has_as_a_whole_may_be_distributed_tensors(tmp_path):
+    def distributed(tensor, placement):
+        return DTensor.from_local(tensor, mesh, [placement])
+
+    with gloo_group(0, tmp_path, size=1):
+        mesh = init_device_mesh("cpu", (1,))
+        policy = fp.Adaptive(2, 0.1, rates=[0.1, 0.1])
+        plain, pruner = (fp.Pruner(16, policy, batch_size=8) for _ in range(2))
+        labels = torch.zeros(8, dtype=torch.int64)
+        for _, _ in zip(plain.epochs(), pruner.epochs(), strict=True):
+            for index in pruner.sampler.order().split(8):
+                losses, logits = torch.rand(8), torch.randn(8, 3)
+                plain.record(index, losses, logits, labels)
+                whole = [distributed(part, Replicate()) for part in (losses, logits)]
+                pruner.record(index, whole[0], whole[1], labels)
+        assert plain.watch is not None
+        assert pruner.watch is not None
+        assert torch.equal(pruner.watch.scores(), plain.watch.scores())
+        assert pruner.counts.tolist() == plain.counts.tolist()
+        pruner = fp.Pruner(16, policy, batch_size=8)
+        with pytest.raises(
+            InputError, match=r"got a DTensor .* give record losses.full_tensor\(\)"
+        ):
+            pruner.record(torch.arange(8), distributed(torch.rand(8), Shard(0)))
 
 
 @pytest.fixture(scope="module")

@@ -131,7 +131,7 @@ def test_the_missing_samples_are_taken_from_above_the_mean_only_if_needed(losses
     ("arguments", "message"),
     [
         ({"epochs": 0}, "expected epochs"),
-        ({"epochs": 8, "prune": 1.0}, r"expected prune as a probability in \[0, 1\), got 1.0"),
+        ({"epochs": 8, "prune": 1.0}, r"expected prune as a share in \[0, 1\), got 1.0"),
         ({"epochs": 8, "prune": 0.5, "save": 0.3}, "expected either prune or save"),
         ({"epochs": 8, "save": 0.0}, r"expected save as a share in \(0, 1\), got 0.0"),
         ({"epochs": 8, "save": 0.9}, "expected save below 0.875, the share of the epochs"),

@@ -102,8 +102,8 @@ def test_the_last_epoch_trains_all_samples_unless_told_otherwise():
         ({"epochs": 0}, "expected epochs"),
         ({"epochs": "8"}, "expected epochs"),
         ({"epochs": 8, "form": "easy"}, "expected form as one of difficulty, scalar, schedule-m"),
-        ({"epochs": 8, "threshold": 0.0}, r"expected threshold as a probability in \(0, 1\]"),
-        ({"epochs": 8, "decay": 1.0}, r"expected decay as a factor in \(0, 1\), got 1.0"),
+        ({"epochs": 8, "threshold": 0.0}, r"expected threshold as a share in \(0, 1\]"),
+        ({"epochs": 8, "decay": 1.0}, r"expected decay as a share in \(0, 1\), got 1.0"),
         ({"epochs": 8, "anneal": 2.0}, "expected anneal as a share"),
     ],
 )

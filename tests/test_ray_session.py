@@ -17,11 +17,12 @@ from fineprune.runs.files import read_metrics
 
 pytest.importorskip("ray")
 
+from ray._private import utils
 from ray.exceptions import OutOfMemoryError, RayTaskError
 
 from fineprune.distributed.parameter_servers.placement import Node, Places, nodes_for_servers
 from fineprune.distributed.parameter_servers.processes import Cluster, RemoteError, _cause
-from fineprune.distributed.parameter_servers.ray_session import ray_session
+from fineprune.distributed.parameter_servers.ray_session import _own_sigterm, ray_session
 from fineprune.errors import InputError, RunError
 
 
@@ -174,6 +175,22 @@ def short_folder():
     """Sockets lie in it, whose paths must not be longer than 107 bytes."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
+
+
+def test_a_signal_while_ray_starts_reaches_the_handler_of_the_program():
+    told: list[object] = []
+
+    def start():
+        utils.set_sigterm_handler(lambda number, frame: told.append("Ray's handler"))
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    try:
+        with _own_sigterm(start):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == [signal.SIGTERM, signal.SIGTERM]
 
 
 def test_a_run_says_what_died_in_one_line_each_and_leaves_nothing_when_it_is_stopped(

@@ -706,3 +706,51 @@ def test_a_page_that_cannot_be_made_is_one_error(options, message, tmp_path, mon
     with pytest.raises(InputError, match=message):
         watch.page(**{"path": "other.html", **options})
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "prune"),
+    [
+        (fp.Schedule(8, window=20, start=10), 0.3),
+        (fp.Schedule(20, window=5, start=6), 0.3),
+        (fp.Schedule(20, window=5, start=2), 0.0004),
+    ],
+)
+def test_a_policy_that_skips_nothing_by_mistake_says_so(schedule, prune):
+    with pytest.warns(UserWarning, match="'fine-pruning' skips no sample in any of its"):
+        fp.Pruner(1000, fp.FinePruning(schedule, prune=prune), batch_size=10)
+
+
+TEXT: Any = ".3"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: fp.Adaptive(12, TEXT), "save as a share in [0, 1), got '.3'"),
+        (lambda: fp.RS2(12, TEXT), "save as a share in (0, 1), got '.3'"),
+        (lambda: fp.InfoBatch(12, prune=TEXT), "prune as a share in [0, 1), got '.3'"),
+        (lambda: fp.Adaptive(12, chance=TEXT), "chance as a loss above 0, got '.3'"),
+        (lambda: fp.shorter([0.1] * 9, TEXT), "save as a share in [0, 1), got '.3'"),
+    ],
+)
+def test_numbers_that_are_texts_are_refused_in_one_line(call, said):
+    with pytest.raises(InputError, match=f"^expected {re.escape(said)}$"):
+        call()
+
+
+def test_an_index_before_the_first_sample_is_out_of_range():
+    assert fp.Indexed([4, 5])[-2] == (0, 4)
+    with pytest.raises(IndexError, match="index -3 is out of range for 2 items"):
+        fp.Indexed([4, 5])[-3]
+
+
+def test_a_length_may_be_a_tensor_of_one_number():
+    policy = fp.FullData(2)
+    assert fp.Pruner(torch.tensor(12), policy, batch_size=4).num_samples == 12
+
+
+def test_losses_that_are_not_dense_are_refused():
+    pruner = fp.Pruner(12, fp.Adaptive(2, 0.1, rates=[0.1, 0.1]), batch_size=4)
+    with pytest.raises(InputError, match=r"expected a dense tensor .* values.to_dense\(\)"):
+        pruner.record(torch.arange(4), torch.rand(4).to_sparse())

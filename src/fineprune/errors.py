@@ -148,6 +148,7 @@ def first_line(value: object) -> str:
 def warn_user(message: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn, and name the line outside this package from which it was called."""
     level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    inside = (_PACKAGE, contextlib.__file__)  # Decorators of the package are frames of contextlib.
+    while frame is not None and frame.f_code.co_filename.startswith(inside):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)

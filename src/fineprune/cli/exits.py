@@ -5,7 +5,9 @@ on standard error. Every other exception keeps its traceback, because it is a fa
 or of the user's own code.
 """
 
+import contextlib
 import functools
+import io
 import signal
 import sys
 import traceback
@@ -71,6 +73,11 @@ class Verbs(TyperGroup):
     def main(self, args: Any = None, *rest: Any, **settings: Any) -> Any:
         """Run the verb, or show the help if no arguments are given, and exit."""
         arguments = sys.argv[1:] if args is None else list(args)
+        for stream in (sys.stdout, sys.stderr):
+            # A terminal may lack a character of a table, for which no finished work should fail.
+            if isinstance(stream, io.TextIOWrapper):
+                with contextlib.suppress(OSError):
+                    stream.reconfigure(errors="replace")
         try:
             settings["standalone_mode"] = False
             status = super().main(arguments or ["--help"], *rest, **settings)

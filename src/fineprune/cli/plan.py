@@ -65,7 +65,11 @@ _SETTINGS: dict[str, tuple[str, type, str]] = {
     ),
     "block": ("pruning.block", int, "The paper's PruningBlock, in epochs."),
     "count": ("pruning.count", int, "The paper's PruningCount: pruned epochs per block."),
-    "prune": ("pruning.prune", float, "The share of the samples to skip [0.25]."),
+    "prune": (
+        "pruning.prune",
+        str,
+        "The share of the samples to skip, or their number if it is whole [0.25].",
+    ),
     "save": (
         "pruning.save",
         float,
@@ -206,12 +210,23 @@ def _recipe(file: Path | None, settings: dict[str, Any], changes: list[str]) -> 
     for name, value in settings.items():
         if name == "milestones":
             value = _whole_numbers(value)
+        elif name == "prune":
+            value = _number(value)
         elif name == "start" and "windows_per_interval" not in settings and value.is_integer():
             value = int(value)
         given.append(f"{_SETTINGS[name][0]}={json.dumps(value)}")
     if file is not None:
         return read_recipe(file, [*changes, *given])
     return make_recipe({"pruning": {"policy": "fine-pruning", "prune": 0.25}}, [*given, *changes])
+
+
+def _number(text: str) -> float:
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise InputError(
+            f"expected --prune as a share in [0, 1) or a whole number of samples, got {text!r}"
+        ) from None
 
 
 def _whole_numbers(text: str) -> list[int]:

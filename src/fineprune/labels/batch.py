@@ -25,6 +25,21 @@ def as_numbers(name: str, values: Any) -> Tensor:
         ) from error
 
 
+def as_local(name: str, values: Tensor) -> Tensor:
+    """Return a DTensor that every rank has as a whole as a plain tensor, and others as they are."""
+    if type(values) is Tensor or not hasattr(values, "to_local"):
+        return values
+    whole: Any = values
+    if not all(placement.is_replicate() for placement in whole.placements):
+        raise InputError(
+            f"expected {name} that each rank has as a whole, got a DTensor with the placements "
+            f"{whole.placements}: give record {name}.full_tensor(), or {name}.to_local() if each "
+            f"rank records the samples of its own part"
+        )
+    local: Tensor = whole.to_local()
+    return local
+
+
 def may_wait(values: Tensor) -> bool:
     """Return whether a tensor of a batch may wait in a buffer before it is copied.
 
@@ -32,6 +47,11 @@ def may_wait(values: Tensor) -> bool:
     inference mode has no version that tells of changes. A part of a larger tensor would keep all of
     it alive.
     """
+    if values.layout != torch.strided:
+        raise InputError(
+            f"expected a dense tensor in each batch, got one with the layout {values.layout}: give "
+            f"record values.to_dense()"
+        )
     try:
         whole = values.untyped_storage().nbytes() <= values.nbytes
     except NotImplementedError as error:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fineprune.errors import InputError
+from fineprune.interrupts import uninterrupted
 from fineprune.labels.batch import may_wait
 from fineprune.labels.class_shares import ClassShares
 from fineprune.labels.ranks import exchange_device
@@ -56,6 +57,24 @@ class _Sums(NamedTuple):
 
     def plus(self, other: "_Sums") -> "_Sums":
         return _Sums(*(a + b.to(a.device) for a, b in zip(self, other, strict=True)))
+
+
+class _Batch(NamedTuple):
+    """A batch in the buffer.
+
+    Attributes:
+        samples: Their indices, shape (B,).
+        logits: Their logits, shape (B, C).
+        version: The version that the logits had; None for a copy, which is nobody else's.
+        labels: Their labels, shape (B,).
+        weight: The weight of these visits.
+    """
+
+    samples: Tensor
+    logits: Tensor
+    version: int | None
+    labels: Tensor
+    weight: float
 
 
 class Evidence:
@@ -119,11 +138,7 @@ class Evidence:
         self._empty_buffer()
 
     def _empty_buffer(self) -> None:
-        self._index: list[Tensor] = []
-        self._logits: list[Tensor] = []
-        self._given: list[Tensor] = []
-        self._weights: list[float] = []
-        self._versions: list[tuple[Tensor, int]] = []  # Those of the logits that are not copies.
+        self._buffer: list[_Batch] = []
         self._buffered = 0
 
     def record(self, index: Tensor, logits: Tensor, labels: Tensor, ranks: int) -> None:
@@ -144,13 +159,12 @@ class Evidence:
         is_first = not self.recorded
         if is_first:
             _check_no_probabilities(logits)
-        self.recorded += len(labels) * ranks
+        recorded = self.recorded + len(labels) * ranks
+        weight = (recorded / self.num_samples) ** 2
         # Copies, because a loader may use their memory again, and each tensor that comes from one
-        # of its processes keeps a file open.
-        self._index.append(index.clone())
-        self._given.append(labels.clone())
-        self._logits.append(self._kept(logits))
-        self._weights.append((self.recorded / self.num_samples) ** 2)
+        # of its processes keeps a file open. If there is no memory for them, nothing has changed.
+        self._buffer.append(_Batch(index.clone(), *_kept(logits), labels.clone(), weight))
+        self.recorded = recorded
         self._buffered += logits.numel()
         if is_first:
             try:
@@ -159,7 +173,7 @@ class Evidence:
                 self.clear()
                 self.recorded = 0
                 raise
-        elif self._buffered >= _BLOCK or len(self._given) >= _MOST_BATCHES:
+        elif self._buffered >= _BLOCK or len(self._buffer) >= _MOST_BATCHES:
             self._add_buffer()
 
     def flush(self) -> None:
@@ -207,6 +221,7 @@ class Evidence:
         made._to(torch.device("cpu"))
         return made
 
+    @uninterrupted()
     def add(self, other: "Evidence") -> None:
         """Add the sums of another evidence on the same samples."""
         sizes = [(one.num_samples, one.num_classes) for one in (self, other)]
@@ -230,6 +245,7 @@ class Evidence:
         self.recorded = max(self.recorded, other.recorded)
         self._faults += other._faults.to(self._device)
 
+    @uninterrupted()
     def add_over_ranks(self, group: Any) -> None:
         """Add the sums of all ranks, which then all have the result. This is collective.
 
@@ -266,10 +282,10 @@ class Evidence:
             "recorded": self.recorded,
             "sums": {name: tensor.to("cpu", copy=True) for name, tensor in self._stored().items()},
             "buffer": {
-                "index": [part.to("cpu", copy=True) for part in self._index],
-                "logits": [part.to("cpu", copy=True) for part in self._logits],
-                "labels": [part.to("cpu", copy=True) for part in self._given],
-                "weights": list(self._weights),
+                "index": [batch.samples.to("cpu", copy=True) for batch in self._buffer],
+                "logits": [batch.logits.to("cpu", copy=True) for batch in self._buffer],
+                "labels": [batch.labels.to("cpu", copy=True) for batch in self._buffer],
+                "weights": [batch.weight for batch in self._buffer],
             },
         }
 
@@ -285,19 +301,18 @@ class Evidence:
             )
         for name, tensor in stored.items():
             tensor.copy_(state["sums"][name])
-        buffer = state["buffer"]
-        self._index = [part.clone() for part in buffer["index"]]
-        self._logits = [part.clone() for part in buffer["logits"]]
-        self._given = [part.clone() for part in buffer["labels"]]
-        self._weights = list(buffer["weights"])
-        self._versions = []
-        self._buffered = sum(part.numel() for part in self._logits)
+        parts = [state["buffer"][name] for name in ("index", "logits", "labels", "weights")]
+        self._buffer = [
+            _Batch(index.clone(), logits.clone(), None, labels.clone(), weight)
+            for index, logits, labels, weight in zip(*parts, strict=True)
+        ]
+        self._buffered = sum(batch.logits.numel() for batch in self._buffer)
         self.recorded = state["recorded"]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes of a copy, whose tensors are its own and have other versions."""
         self._check_unchanged()
-        return {**vars(self), "_versions": []}
+        return {**vars(self), "_buffer": [batch._replace(version=None) for batch in self._buffer]}
 
     def _stored(self) -> dict[str, Tensor]:
         sums = {
@@ -311,14 +326,18 @@ class Evidence:
         }
         return sums if self.shares.others is None else {**sums, "others": self.shares.others}
 
+    @uninterrupted()
     def _add_buffer(self, *, check: bool = True) -> None:
         """Add the buffer to the sums. On a CPU, the records are checked unless told otherwise."""
-        if not self._given:
+        if not self._buffer:
             return
         self._check_unchanged()
-        sizes = [len(labels) for labels in self._given]
-        weights = torch.from_numpy(np.repeat(np.array(self._weights, np.float32), sizes))
-        index, logits, labels = map(self._joined, (self._index, self._logits, self._given))
+        sizes = [len(batch.labels) for batch in self._buffer]
+        of_batch = np.array([batch.weight for batch in self._buffer], np.float32)
+        weights = torch.from_numpy(np.repeat(of_batch, sizes))
+        index = self._joined([batch.samples for batch in self._buffer])
+        logits = self._joined([batch.logits for batch in self._buffer])
+        labels = self._joined([batch.labels for batch in self._buffer])
         self._empty_buffer()
         self._add(
             index.long(), logits.float(), labels.long(), weights.to(self._device, non_blocking=True)
@@ -326,15 +345,8 @@ class Evidence:
         if check and self._device.type == "cpu":
             self.check()
 
-    def _kept(self, logits: Tensor) -> Tensor:
-        """Return logits for the buffer: the same ones if later changes of them can be noticed."""
-        if not may_wait(logits):
-            return logits.clone()
-        self._versions.append((logits, logits._version))
-        return logits
-
     def _check_unchanged(self) -> None:
-        if any(logits._version != version for logits, version in self._versions):
+        if any(batch.version not in (None, batch.logits._version) for batch in self._buffer):
             self._empty_buffer()  # What was changed does not count.
             raise InputError(
                 "expected the logits of a batch to stay as they were recorded, got some that were "
@@ -416,6 +428,11 @@ class Evidence:
         self.loss, self._faults = self.loss.to(device), self._faults.to(device)
         self.visits, self.agreed = self.visits.to(device), self.agreed.to(device)
         self.shares.to(device)
+
+
+def _kept(logits: Tensor) -> tuple[Tensor, int | None]:
+    """Return logits for the buffer: the same ones if later changes of them can be noticed."""
+    return (logits, logits._version) if may_wait(logits) else (logits.clone(), None)
 
 
 def _check_equal(different: int) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fineprune.errors import InputError, check_whole_number, explaining, warn_user
 from fineprune.labels.advice import FullCost, advice_of
-from fineprune.labels.batch import as_numbers, check_classified
+from fineprune.labels.batch import as_local, as_numbers, check_classified
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
 from fineprune.labels.dataset_attributes import classes_of, keys_of, unambiguous
 from fineprune.labels.evidence import Evidence
@@ -125,6 +125,7 @@ class LabelWatch(Untraced):
                 f"expected logits as a tensor of torch, got {type(logits).__name__}: give record "
                 f"the output of the network"
             )
+        logits = as_local("logits", logits)
         index, labels = as_numbers("indices", index), as_numbers("labels", labels)
         if torch.compiler.is_compiling():
             self._record_untraced(self, index, logits.detach(), labels)
@@ -374,9 +375,10 @@ class LabelWatch(Untraced):
         ranks begin anew, so that nothing is counted twice. In a single process, nothing happens.
 
         Args:
-            other: A watch, or its state dict, of another training on the same labels (for example
-                with another seed), or of another part of it. Its evidence must not be in this watch
-                already.
+            other: A watch, or its state dict, of another training on the same labels, for example
+                with another seed. Its evidence must not be in this watch already. To go on with one
+                training, load its state instead: a new watch would give the first passes that it
+                records the smallest weights.
 
         Raises:
             InputError: The numbers of samples or classes or the labels differ, something wrong was

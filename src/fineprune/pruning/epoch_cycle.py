@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from fineprune.errors import InputError, warn_user
+from fineprune.interrupts import uninterrupted
 from fineprune.pruning.loss_buffer import Batch
 
 # How often the samples of an epoch are loaded before a warning, if none is recorded. Two passes may
@@ -108,9 +109,10 @@ class EpochCycle(Generic[Plan]):
     def settle(self) -> None:
         """Count the batches that are pending."""
         if self.pending:
-            batches = self.pending.copy()
-            self.pending.clear()  # If a batch is wrong, it is not counted a second time.
-            self.count(batches)
+            with uninterrupted():
+                batches = self.pending.copy()
+                self.pending.clear()  # If a batch is wrong, it is not counted a second time.
+                self.count(batches)
 
     @property
     def phase(self) -> Phase:

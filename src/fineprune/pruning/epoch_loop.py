@@ -16,7 +16,8 @@ from torch.compiler import is_compiling
 from torch.utils.data import DataLoader
 
 from fineprune.errors import InputError, warn_user
-from fineprune.labels.batch import as_numbers
+from fineprune.interrupts import uninterrupted
+from fineprune.labels.batch import as_local, as_numbers
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.labels.untraced import Untraced
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, Progress
@@ -694,6 +695,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         least = (self._samples_per_batch or 1) if self._shape.drop_last else 1
         return progress.left < least
 
+    @uninterrupted()
     def _show(self, epoch: int) -> None:
         """Make ``epoch`` current: with the plan of a restored epoch if it is this one."""
         self._total_steps = None
@@ -712,6 +714,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         labels: Any,
     ) -> None:
         cycle = self._cycle
+        losses = as_local("losses", losses)
         check_batch(index, losses)
         batch = as_batch(index, losses)
         # A batch whose logits are refused must not count: a notebook records it again.
@@ -733,6 +736,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 "expected logits and labels together, got one of them only: give record both, so "
                 "that the labels are watched, or none"
             )
+        logits = as_local("logits", logits)
         watch = self._watch
         if watch is None:
             if logits.ndim != 2 or logits.shape[1] < 2:
@@ -791,6 +795,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             self._end(cycle.unfinished)
         cycle.begin(self._most(cycle.current.planned))
 
+    @uninterrupted()
     def _commit(self) -> None:
         """End the epoch with losses; without losses, the current one."""
         if self._rescaling is not None:

@@ -100,6 +100,8 @@ class Indexed(Dataset[tuple[int, Any]]):
         index = int(index)
         if index < 0:
             index += len(self)
+            if index < 0:
+                raise IndexError(f"index {index - len(self)} is out of range for {len(self)} items")
         return IndexedItem((index, self.dataset[index]))
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[int, Any]]:
@@ -123,6 +125,8 @@ def indexed_and_length(dataset_or_length: Any) -> tuple[Indexed | None, int]:
     """Return a data set wrapped in ``Indexed`` and its length, or None and the length itself."""
     given = dataset_or_length
     indexed = None
+    if isinstance(given, torch.Tensor) and not given.ndim:
+        given = given.item()
     if not isinstance(given, Integral):
         indexed = given if isinstance(given, Indexed) else Indexed(given)
     length = given if indexed is None else len(indexed)

@@ -89,10 +89,18 @@ class PlanOptions:
 NAMES = tuple(field.name for field in fields(PlanOptions))
 
 
-def check_share(name: str, value: object) -> None:
-    """Raise InputError unless ``value`` is a number in [0, 1]."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) <= 1:
-        raise InputError(f"expected {name} as a share in [0, 1], got {value!r}")
+def check_share(name: str, value: object, interval: str = "[0, 1]") -> None:
+    """Raise InputError unless ``value`` is a number between 0 and 1.
+
+    Args:
+        name: What the value is called.
+        value: What was given.
+        interval: Whether 0 and 1 are allowed; one of "[0, 1]", "[0, 1)", "(0, 1]" and "(0, 1)".
+    """
+    inside = isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) <= 1
+    outside = {"(": 0, ")": 1}
+    if not inside or any(value == outside.get(end) for end in (interval[0], interval[-1])):
+        raise InputError(f"expected {name} as a share in {interval}, got {value!r}")
 
 
 def annealed_epochs(anneal: float, epochs: int) -> int:

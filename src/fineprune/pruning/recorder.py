@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fineprune.errors import InputError
+from fineprune.interrupts import uninterrupted
 from fineprune.pruning.dropping_count import batch_means, batch_sums
 from fineprune.pruning.epoch_cycle import OfEpoch
 from fineprune.pruning.loop_checks import check_range
@@ -91,6 +92,7 @@ class Recorder:
         if len(buffer) >= _FLUSH_AT and self._replicas.size == 1:
             self.flush(plan)
 
+    @uninterrupted()
     def flush(self, plan: OfEpoch) -> None:
         """Let the policy observe the losses with the means of their batches, and rescored ones.
 

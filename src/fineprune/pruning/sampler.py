@@ -76,7 +76,10 @@ class PruningSampler(DistributedSampler[Any]):
         self._chunk, self._chunk_end = iter(()), 0
 
     def order(self) -> torch.Tensor:
-        """Return the indices that this rank has yet to train in the epoch: int64, on the CPU.
+        """Return the indices that this rank trains in the epoch: int64, on the CPU.
+
+        If the epoch is continued from a state, these are the ones that were left then. They do not
+        get fewer as batches are recorded.
 
         Raises:
             InputError: The number of samples in the data set has changed.

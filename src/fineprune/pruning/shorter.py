@@ -5,6 +5,7 @@ from collections.abc import Sized
 
 from fineprune.errors import InputError
 from fineprune.pruning.learning_rates import Rates, are_steps, rates_of_epochs
+from fineprune.pruning.plan_options import check_share
 
 
 def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> list[float]:
@@ -29,8 +30,7 @@ def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> l
         InputError: A value is out of range, or rates that fall in steps have more steps than epochs
             are left.
     """
-    if not 0 <= save < 1:
-        raise InputError(f"expected save as a share in [0, 1), got {save!r}")
+    check_share("save", save, "[0, 1)")
     if epochs is None:
         if not isinstance(rates, Sized):
             raise InputError(

@@ -145,11 +145,17 @@ def predicted_saving(policy: Policy, num_samples: int, shape: BatchShape) -> flo
 
 
 def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
-    """Warn the user if rounding to whole batches loses a tenth of the saving or more.
+    """Warn the user if nothing is skipped, or rounding loses a tenth of the saving or more.
 
     The policy must be bound.
     """
     wanted = {_wanted(policy, num_samples, epoch) for epoch in range(policy.epochs)}
+    if wanted == {num_samples} and getattr(policy, "prune", None):
+        warn_user(
+            f"policy {policy.name!r} skips no sample in any of its {policy.epochs} epochs: give a "
+            f"schedule that prunes some of them, and a share of at least one sample",
+            UserWarning,
+        )
     for keep in wanted:
         if keep is None or keep == num_samples:
             continue

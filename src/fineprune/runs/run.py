@@ -178,7 +178,10 @@ def split_by(key: Callable[[_Value], _Key], values: Iterable[_Value]) -> dict[_K
 def _instead(path: Path, *, listed: bool) -> str:
     """Say what a folder without a finished run holds, and what to do."""
     if listed or ((path / RECIPE).exists() and (path.parent / COMPARISON).exists()):
-        return f"got one of {path.parent}, which is not finished: run fineprune compare again"
+        return (
+            f"got one of {path.parent}, which is not finished: wait for its end, or run fineprune "
+            f"compare again if it has stopped"
+        )
     if (path / COMPARISON).exists():
         return "got a comparison: give one of its runs"
     if (path / SCALING).exists():

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 import ray
+import ray._private.utils as ray_utils
 import ray._private.worker as ray_worker
 from ray._private import ray_constants
 from ray.exceptions import AuthenticationError
@@ -236,16 +237,24 @@ def _short_temporary_folder() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _own_sigterm(start: Callable[[], object]) -> Iterator[None]:
-    """Start Ray, and replace its SIGTERM handler, which prints a stack trace and then waits.
+    """Start Ray without its SIGTERM handler, which prints a stack trace and then waits.
 
-    Only the main thread can set signal handlers; in other threads, the handler stays as it is.
+    Only the main thread can set signal handlers; in other threads, there is none of Ray either.
     """
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
+    own = _exit if before == signal.SIG_DFL else before
+    of_ray = ray_utils.set_sigterm_handler
     try:
-        start()
         if main:
-            signal.signal(signal.SIGTERM, _exit if before == signal.SIG_DFL else before)
+            signal.signal(signal.SIGTERM, own)
+        ray_utils.set_sigterm_handler = lambda handler: None
+        try:
+            start()
+        finally:
+            ray_utils.set_sigterm_handler = of_ray
+        if main:  # The library of Ray, which is not in Python, has set a handler, too.
+            signal.signal(signal.SIGTERM, own)
         yield
     finally:
         if main:

@@ -73,8 +73,10 @@ class DataPruning(LossRecording):
         """
         if self._pruner is None:
             raise InputError(
-                "expected a training that has begun, since the callback makes the Pruner inside "
-                "fit(), got none: in configure_optimizers, use trainer.estimated_stepping_batches"
+                "expected a training that has begun in this process, since the callback makes the "
+                "Pruner inside fit(), got none: in configure_optimizers, use "
+                "trainer.estimated_stepping_batches; if fit() trains in processes of its own, as "
+                "with ddp_spawn and ddp_fork, read the pruner in on_fit_end() of a callback"
             )
         return self._pruner
 

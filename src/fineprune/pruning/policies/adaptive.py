@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from numbers import Real
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -126,7 +127,7 @@ class Adaptive(BudgetedPolicy):
         check_share("evidence", evidence)
         if patience > _LONGEST_STREAK:
             raise InputError(f"expected patience of at most {_LONGEST_STREAK}, got {patience}")
-        if chance is not None and not (math.isfinite(chance) and chance > 0):
+        if chance is not None and not (isinstance(chance, Real) and 0 < chance < math.inf):
             raise InputError(f"expected chance as a loss above 0, got {chance!r}")
         if suspects_after is not None:
             suspects_after = check_whole_number("suspects_after", suspects_after, 1)

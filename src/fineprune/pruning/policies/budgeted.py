@@ -41,8 +41,7 @@ class BudgetedPolicy(Policy):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(epochs, **options)
-        if not 0 <= save < 1:
-            raise InputError(f"expected save as a share in [0, 1), got {save!r}")
+        check_share("save", save, "[0, 1)")
         check_share("returning", returning)
         self._annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
         if save:

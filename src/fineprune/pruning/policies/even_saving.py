@@ -1,7 +1,7 @@
 """EvenSaving: the common part of the policies that skip evenly many samples in each epoch."""
 
 from fineprune.errors import InputError
-from fineprune.pruning.plan_options import annealed_epochs
+from fineprune.pruning.plan_options import annealed_epochs, check_share
 from fineprune.pruning.policies.policy import Policy
 
 
@@ -13,8 +13,7 @@ def check_save(save: float, shortened: int, epochs: int) -> float:
         shortened: Number of epochs that may skip samples.
         epochs: Number of epochs in the training.
     """
-    if not 0 < save < 1:
-        raise InputError(f"expected save as a share in (0, 1), got {save!r}")
+    check_share("save", save, "(0, 1)")
     if shortened <= 0:
         raise InputError(
             f"expected epochs that may skip samples, got none of {epochs}: train more epochs, or "

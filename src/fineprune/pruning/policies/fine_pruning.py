@@ -10,7 +10,7 @@ import torch
 from fineprune.errors import InputError
 from fineprune.pruning.dropping_count import exceeds, keep_least_counted
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options
+from fineprune.pruning.plan_options import Options, check_share
 from fineprune.pruning.policies.policy import LossRecords, prune_count
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.replicas import Replicas
@@ -142,8 +142,7 @@ def start_and_prune(
     Returns:
         The start as a share of each window, for one window per interval, and ``prune``.
     """
-    if not 0 < save < 1:
-        raise InputError(f"expected save as a share in (0, 1), got {save!r}")
+    check_share("save", save, "(0, 1)")
     for twentieths in range(10, -1, -1):
         start = twentieths / 20
         pruned = Schedule.from_milestones(epochs, milestones, start=start).pruned_epochs()

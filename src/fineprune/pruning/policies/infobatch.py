@@ -8,7 +8,7 @@ import torch
 
 from fineprune.errors import InputError
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options
+from fineprune.pruning.plan_options import Options, check_share
 from fineprune.pruning.policies.even_saving import EvenSaving
 from fineprune.pruning.policies.last_losses import LastLosses
 
@@ -63,8 +63,8 @@ class InfoBatch(EvenSaving, LastLosses):
             raise InputError(f"expected either prune or save, got prune={prune} and save={save}")
         if save is None and prune is None:
             prune = _PRUNE
-        if prune is not None and not 0 <= prune < 1:
-            raise InputError(f"expected prune as a probability in [0, 1), got {prune!r}")
+        if prune is not None:
+            check_share("prune", prune, "[0, 1)")
         self.prune = None if prune is None else float(prune)
         self._set_save(save)
 

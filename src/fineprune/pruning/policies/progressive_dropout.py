@@ -10,7 +10,7 @@ import torch
 from fineprune.errors import InputError
 from fineprune.pruning.lowest import lowest
 from fineprune.pruning.plan import EpochPlan
-from fineprune.pruning.plan_options import Options
+from fineprune.pruning.plan_options import Options, check_share
 from fineprune.pruning.policies.last_losses import LastLosses
 
 FORMS = ("difficulty", "scalar", "schedule-matched")
@@ -61,10 +61,8 @@ class ProgressiveDropout(LastLosses):
         super().__init__(epochs, **given)
         if form not in FORMS:
             raise InputError(f"expected form as one of {', '.join(FORMS)}, got {form!r}")
-        if not 0 < threshold <= 1:
-            raise InputError(f"expected threshold as a probability in (0, 1], got {threshold!r}")
-        if not 0 < decay < 1:
-            raise InputError(f"expected decay as a factor in (0, 1), got {decay!r}")
+        check_share("threshold", threshold, "(0, 1]")
+        check_share("decay", decay, "(0, 1)")
         self.form = form
         self.threshold = float(threshold)
         self.decay = float(decay)

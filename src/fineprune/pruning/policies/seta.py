@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, check_whole_number
+from fineprune.errors import check_whole_number
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, annealed_epochs, check_share
 from fineprune.pruning.policies.last_losses import LastLosses
@@ -54,10 +54,8 @@ class SeTa(LastLosses):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(epochs, **options)
-        if not 0 <= prune < 1:
-            raise InputError(f"expected prune as a share in [0, 1), got {prune!r}")
-        if not 0 < width <= 1:
-            raise InputError(f"expected width as a share in (0, 1], got {width!r}")
+        check_share("prune", prune, "[0, 1)")
+        check_share("width", width, "(0, 1]")
         self.prune = float(prune)
         self.groups = check_whole_number("groups", groups, 1)
         self.width = float(width)
