@@ -55,6 +55,21 @@ def test_without_losses_near_zero_it_counts_that_most_samples_are_answered_as_la
     assert few[-1].startswith("It is too early")
 
 
+def test_a_network_that_answers_all_as_labelled_may_have_learned_mistakes_by_heart():
+    by_heart = "The network answers 100% of the samples as they are labelled, so it may have"
+    assert any(line.startswith(by_heart) for line in watch_with(0.0).advice())
+    assert not any("by heart" in line for line in watch_with(0.1).advice())
+
+
+def test_an_early_estimate_must_be_far_above_what_counts_as_wrong():
+    """It may be 2.4 times too high: 30 % may be 12.5 %, for which no means was measured."""
+    early = watch_with(0.3, visits=15).advice()
+    assert any("1.1 to 2.4 times the true number" in line for line in early)
+    assert any(line.startswith("Such a share of wrong labels was not measured") for line in early)
+    assert not any("earlier=" in line for line in early)
+    assert any("earlier=" in line for line in watch_with(0.4, visits=15).advice())
+
+
 def test_a_second_training_is_named_if_many_labels_are_wrong():
     assert [any("earlier=" in line for line in watch_with(w).advice()) for w in (0.1, 0.3)] == [
         False,

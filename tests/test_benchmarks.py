@@ -314,8 +314,8 @@ def test_uneven_labels_are_found_by_the_watch_and_by_the_loss(run, tmp_path):
     done = run("uneven_labels.py", "--seeds", 1, "--json", tmp_path / "runs.json")
     assert done.returncode == 0, done.stderr
     runs = json.loads((tmp_path / "runs.json").read_text())["runs"]
-    assert len(runs) == done.stdout.count("\n| ") - 1 == 5
-    assert all(one["watch_roc_area"] > 0.95 and one["loss_roc_area"] > 0.95 for one in runs)
+    assert len(runs) == done.stdout.count("\n| ") - 1 == 8
+    assert all(one["watch_roc_area"] > 0.93 and one["loss_roc_area"] > 0.85 for one in runs)
 
 
 def test_the_proxy_chooses_and_its_table_names_the_chosen_rates(tmp_path, monkeypatch, capsys):

@@ -469,6 +469,7 @@ def test_a_copy_made_inside_the_loop_can_load_a_state():
         break
 
 
+@pytest.mark.filterwarnings("ignore:policy .* skips no sample in any:UserWarning")
 def test_a_copy_records_for_itself_inside_a_compiled_step():
     pruner = new(fp.FinePruning(fp.Schedule(EPOCHS, 3, 3), prune=24))
     copied = copy.deepcopy(pruner)

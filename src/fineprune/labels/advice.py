@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import Ranking, num_wrong
+from fineprune.labels.ranking import BEGINS_BY_HEART, Ranking, num_wrong
 
 # Saving was measured with correct labels and with 30 % wrong ones. From half of these on, labels
 # count as wrong; up to a few percent, they count as correct. Between them, nothing was measured.
@@ -30,8 +30,10 @@ _LEARNED = 0.1
 _TOO_FEW = 0.05
 _TOO_FEW_ANSWERED = 0.55
 
-# Before so many visits of each sample, the estimate of the number of wrong labels is too high.
+# Before so many visits of each sample, the estimate of the number of wrong labels is too high, by
+# up to this factor after the first number of them.
 _EARLY, _ENOUGH = 10, 20
+_TOO_HIGH = 2.4
 
 # So many pairs of classes are named.
 _PAIRS = 3
@@ -99,9 +101,8 @@ def advice_of(
         )
     learned = evidence.loss[recorded] < _LEARNED * math.log(evidence.num_classes)
     part = float(learned.float().mean())
-    # Counting the answers reads all of the evidence, so it is done only if it matters.
-    answered = _answered(evidence) / samples if part < _TOO_FEW else 1
-    too_few = answered < _TOO_FEW_ANSWERED
+    answered = ranking.answered
+    too_few = part < _TOO_FEW and answered < _TOO_FEW_ANSWERED
     trusted = visits >= _EARLY and not too_few
     if too_few:
         sentences.append(
@@ -120,6 +121,12 @@ def advice_of(
             f"Each sample was trained {visits:.1f} times on average. Where the truth is known, the "
             f"estimate was 1.1 to 2.4 times the true number after ten epochs of a small network, "
             f"and nearly right after 30: it may be too high."
+        )
+    elif answered >= BEGINS_BY_HEART:
+        sentences.append(
+            f"The network answers {answered:.0%} of the samples as they are labelled, so it may "
+            f"have learned wrong labels by heart. Then the estimate is far too low, and the first "
+            f"suspects are worth a look all the same: they took the longest to learn."
         )
     else:
         sentences.append(
@@ -142,15 +149,10 @@ def advice_of(
     )
     if not trusted:
         return [*sentences, _TOO_EARLY]
-    best, *others = _means(wrong / samples, cost)
-    again = [_AGAIN] if wrong / samples >= _NOISY else []
+    least = wrong / samples / (_TOO_HIGH if visits < _ENOUGH else 1)
+    best, *others = _means(least, cost)
+    again = [_AGAIN] if least >= _NOISY else []
     return [*sentences, best, *again, *others]
-
-
-def _answered(evidence: Evidence) -> int:
-    """Return how many samples have their label as the class with the largest share."""
-    chunks = evidence.chunks()  # The label of a sample that was never recorded is no class.
-    return sum(int((chunk.shares.argmax(1) == chunk.labels).sum()) for chunk in chunks)
 
 
 def advice_of_losses(

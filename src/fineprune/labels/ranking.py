@@ -12,12 +12,15 @@ class k in the evidence on a sample with the label y. Then
   label, clearly belong to class k. ``clear_counts`` counts them. A threshold, like t[k], is at
   least half of the share that each class has in an untrained network, because any share would be
   large beside that of a label which was mistyped once and never learned.
+- A class with fewer than 20 samples is often not learned, and any share would be large beside its
+  own. So a sample belongs to it clearly only if q[k] is at least half of q[y], too, and its t[k] is
+  at least half of the mean of q[y] over all samples.
 - J[y, k] is the share of the samples labelled y that belong to class k. ``mistake_rates`` estimates
   it from these counts.
 - P[k] is proportional to q[k] / t[k] * J'[y, k], where J' is J with the rates of the mistakes drawn
   towards their mean, the more so the more evenly they are spread. Hard samples look like mistakes
   between similar classes, and only frequent mistakes in few pairs of classes stand out against
-  that. ``drawn_together`` does this.
+  that. ``drawn_together`` does this. If no class was learned, all rates are their mean.
 - The score is the log of (1 - P[y]) / P[y] plus a constant, and the suggestion is the other class
   with the largest P[k].
 - A sample contradicts its label if q[k] / t[k] of another class is more than twice q[y] / t[y]. The
@@ -31,6 +34,9 @@ class k in the evidence on a sample with the label y. Then
   as J estimates to be wrong. If mistakes are spread evenly, the loss ranks them better.
 - Mistakes are consistent if J estimates more of them than samples contradict. In trainings with
   correct labels, it estimates fewer, at the latest one epoch after most samples are learned.
+- A network that answers nearly all samples as they are labelled has learned the wrong labels by
+  heart, and what tells them is how often it answered otherwise before. The scores of the samples
+  that are no suspects are lowered by this, so that the right labels among them come last.
 - The other samples, which are no suspects, are learned if their labels have more than half of the
   evidence, on average. Then, some wrong labels may have been learned, too, and are among them.
 """
@@ -47,6 +53,18 @@ _CLEAR, _LEAST_CLEAR = 0.2, 10
 
 # The least threshold and the least t[k], as a multiple of the share of an untrained network.
 _LEAST_SHARE = 0.5
+
+# In classes with fewer samples than this, the least share of a sample that clearly belongs to them,
+# beside that of its label, and the least t[k], beside the mean share of all labels.
+_SMALL_CLASS, _LEAST_OF_SMALL = 20, 0.5
+
+# How far above chance the largest threshold is in a network that has learned something: 0 if it is
+# that of an untrained network, and 1 for certainty. Below the first number, it has learned nothing.
+_UNLEARNED, _SOMETHING = 0.1, 0.2
+
+# The share of the samples that are answered as they are labelled from which on a network begins to
+# have learned its labels by heart, and from which on it has.
+BEGINS_BY_HEART, _BY_HEART = 0.95, 0.98
 
 # Steps in which the number of samples of each class is estimated. Few, because what is estimated
 # from few clear samples would be taken too far.
@@ -80,6 +98,7 @@ class Ranking:
             mistakes are in few pairs of classes; bool, shape (N,). Else, none.
         consistent: Whether J estimates at least as many labels to be wrong as contradict.
         learned: Whether the samples that are no suspects were learned.
+        answered: The share of the recorded samples whose label has the largest share.
     """
 
     scores: Tensor
@@ -88,6 +107,7 @@ class Ranking:
     confused: Tensor
     consistent: bool
     learned: bool
+    answered: float
 
     @property
     def num_suspects(self) -> int:
@@ -114,17 +134,22 @@ def rank(evidence: Evidence) -> Ranking:
     known = labels >= 0
     classes = evidence.num_classes
     sizes = torch.bincount(labels[known], minlength=classes)
-    clear = clear_counts(evidence, thresholds(own[known], labels[known], classes))
+    small = sizes < _SMALL_CLASS
+    threshold = thresholds(own[known], labels[known], classes)
+    clear = clear_counts(evidence, threshold, small)
     estimated = mistake_rates(clear, sizes)
-    rates = drawn_together(estimated, clear)
+    rates = drawn_together(estimated, clear, unlearned(threshold))
+    mean_share = own[known].double().mean()
     sums = torch.zeros(len(sizes), dtype=torch.float64, device=own.device)
     usual = sums.index_add(0, labels[known], own[known].double()) / sizes
-    usual = torch.where(sizes == 1, own[known].double().mean(), usual)
+    usual = torch.where(sizes == 1, mean_share, usual)
+    usual = torch.where(small, usual.clamp(min=_LEAST_OF_SMALL * float(mean_share)), usual)
     usual = torch.where(sizes > 0, usual.clamp(min=_LEAST_SHARE / classes), torch.inf)
     factors = (rates / usual).float()
     scores = torch.full_like(own, -torch.inf)
     suggestions = torch.full_like(labels, -1)
     seeming = labels.clone()
+    answered = 0
     for chunk in evidence.chunks():
         part = chunk.labels >= 0
         index, given = chunk.index[part], chunk.labels[part, None]
@@ -135,6 +160,7 @@ def rank(evidence: Evidence) -> Ranking:
         others = logs.scatter(1, given, -torch.inf)
         scores[index] = others.logsumexp(1) - logs.gather(1, given)[:, 0]
         suggestions[index] = others.argmax(1)
+        answered += int((chunk.shares[part].argmax(1) == given[:, 0]).sum())
         seeming[index] = torch.where(wrong, suggestions[index], given[:, 0])
     by_samples = pair_counts(labels[known], seeming[known], classes)
     by_rates = estimated * sizes[:, None]
@@ -143,6 +169,12 @@ def rank(evidence: Evidence) -> Ranking:
     number = round(num_wrong(by_rates)) if spread(clear) < _EVEN else 0
     confused = scores > level_between(scores[known], number)
     others = own[known & (scores <= 0)]
+    share_answered = answered / len(labels[known])
+    by_heart = (share_answered - BEGINS_BY_HEART) / (_BY_HEART - BEGINS_BY_HEART)
+    if by_heart > 0:
+        otherwise = (evidence.visits - evidence.agreed + 0.5) / (evidence.visits + 1)
+        lowered = scores + min(by_heart, 1.0) * otherwise.log()
+        scores = torch.where(scores > 0, scores, lowered)
     return Ranking(
         scores,
         suggestions,
@@ -150,6 +182,7 @@ def rank(evidence: Evidence) -> Ranking:
         confused,
         consistent=joint is by_rates,
         learned=len(others) > 0 and float(others.mean()) > 1 / 2,
+        answered=share_answered,
     )
 
 
@@ -223,18 +256,28 @@ def thresholds(own: Tensor, labels: Tensor, classes: int) -> Tensor:
     return torch.where(sizes > 0, reached, torch.inf)
 
 
-def clear_counts(evidence: Evidence, threshold: Tensor) -> Tensor:
+def clear_counts(evidence: Evidence, threshold: Tensor, small: Tensor) -> Tensor:
     """Return, for a label y and a class k, how many samples labelled y clearly belong to class k.
 
-    These are the samples whose share of k reaches the result of ``thresholds``. The counts are
-    float64, shape (C, C).
+    These are the samples whose share of k reaches the threshold and, if the class is small, half of
+    the share of y.
+
+    Args:
+        evidence: The evidence.
+        threshold: The result of ``thresholds``; float32, shape (C,).
+        small: Which classes are small; bool, shape (C,).
+
+    Returns:
+        The counts; float64, shape (C, C).
     """
     counts = torch.zeros(
         len(threshold), len(threshold), dtype=torch.float64, device=threshold.device
     )
     for chunk in evidence.chunks():
         part = chunk.labels >= 0
-        counts.index_add_(0, chunk.labels[part], (chunk.shares[part] >= threshold).double())
+        shares, given = chunk.shares[part], chunk.labels[part]
+        least = _LEAST_OF_SMALL * small * shares.gather(1, given[:, None])
+        counts.index_add_(0, given, ((shares >= threshold) & (shares >= least)).double())
     return counts
 
 
@@ -264,23 +307,37 @@ def mistake_rates(clear: Tensor, sizes: Tensor) -> Tensor:
     return joint / joint.sum(1, keepdim=True)
 
 
-def drawn_together(rates: Tensor, clear: Tensor) -> Tensor:
+def unlearned(threshold: Tensor) -> float:
+    """Return to which part a network has learned nothing, from the result of ``thresholds``."""
+    used = threshold[threshold.isfinite()]
+    chance = 1 / max(len(used), 2)
+    learned = (float(used.max()) - chance) / (1 - chance)
+    return min(max((_SOMETHING - learned) / (_SOMETHING - _UNLEARNED), 0.0), 1.0)
+
+
+def drawn_together(rates: Tensor, clear: Tensor, unlearned: float) -> Tensor:
     """Draw the rates of the mistakes towards their mean.
 
     With s as the result of ``spread`` and n[k] as the number of samples that clearly belong to
-    class k, the rates of class k are drawn by the part 3 * (s + 1 / n[k]), at most completely.
+    class k, the rates of class k are drawn by the part 3 * (s + 1 / n[k]), at most completely. In
+    a network that has learned nothing, all are drawn completely, and so are those of right labels.
 
     Args:
         rates: The result of ``mistake_rates``; float64, shape (C, C).
         clear: The result of ``clear_counts``; float64, shape (C, C).
+        unlearned: The result of ``unlearned``.
 
     Returns:
         The rates; float64, shape (C, C). Each row sums to one.
     """
     mean = (1 - rates.diagonal()).sum() / max(_pairs(clear), 1)
     part = ((spread(clear) + 1 / clear.sum(0).clamp(min=1)) / _EVEN).clamp(max=1)
+    part += (1 - part) * unlearned
     drawn = torch.lerp(rates, mean.expand_as(rates), part.expand_as(rates)) + _SMALLEST
-    drawn.diagonal().copy_(rates.diagonal().clamp(min=_SMALLEST))
+    right = rates.diagonal()
+    used = clear.sum(0) > 0
+    right = torch.where(used, torch.lerp(right, right[used].mean(), unlearned), right)
+    drawn.diagonal().copy_(right.clamp(min=_SMALLEST))
     return drawn / drawn.sum(1, keepdim=True)
 
 
