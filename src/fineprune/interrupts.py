@@ -30,7 +30,7 @@ def uninterrupted() -> Iterator[None]:
 
     def hold_back(number: int, frame: FrameType | None) -> None:
         waiting.append((number, frame))
-        if len(waiting) > 1:
+        if len(waiting) > 1 or not _State.held_back:
             take_effect()
 
     def take_effect() -> None:
@@ -47,7 +47,7 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, hold_back)
         yield
     finally:
+        _State.held_back = False  # One that comes from here on takes effect at once.
         for number in held:
             signal.signal(number, handlers[number])
-        _State.held_back = False
         take_effect()

@@ -139,12 +139,7 @@ def rank(evidence: Evidence) -> Ranking:
     clear = clear_counts(evidence, threshold, small)
     estimated = mistake_rates(clear, sizes)
     rates = drawn_together(estimated, clear, unlearned(threshold))
-    mean_share = own[known].double().mean()
-    sums = torch.zeros(len(sizes), dtype=torch.float64, device=own.device)
-    usual = sums.index_add(0, labels[known], own[known].double()) / sizes
-    usual = torch.where(sizes == 1, mean_share, usual)
-    usual = torch.where(small, usual.clamp(min=_LEAST_OF_SMALL * float(mean_share)), usual)
-    usual = torch.where(sizes > 0, usual.clamp(min=_LEAST_SHARE / classes), torch.inf)
+    usual = usual_shares(own[known], labels[known], sizes, small)
     factors = (rates / usual).float()
     scores = torch.full_like(own, -torch.inf)
     suggestions = torch.full_like(labels, -1)
@@ -169,14 +164,9 @@ def rank(evidence: Evidence) -> Ranking:
     number = round(num_wrong(by_rates)) if spread(clear) < _EVEN else 0
     confused = scores > level_between(scores[known], number)
     others = own[known & (scores <= 0)]
-    share_answered = answered / len(labels[known])
-    by_heart = (share_answered - BEGINS_BY_HEART) / (_BY_HEART - BEGINS_BY_HEART)
-    if by_heart > 0:
-        otherwise = (evidence.visits - evidence.agreed + 0.5) / (evidence.visits + 1)
-        lowered = scores + min(by_heart, 1.0) * otherwise.log()
-        scores = torch.where(scores > 0, scores, lowered)
+    share_answered = answered / int(known.sum())
     return Ranking(
-        scores,
+        torch.where(scores > 0, scores, scores + by_answers(evidence, share_answered)),
         suggestions,
         joint,
         confused,
@@ -184,6 +174,36 @@ def rank(evidence: Evidence) -> Ranking:
         learned=len(others) > 0 and float(others.mean()) > 1 / 2,
         answered=share_answered,
     )
+
+
+def usual_shares(own: Tensor, labels: Tensor, sizes: Tensor, small: Tensor) -> Tensor:
+    """Return the share of each class that is usual for its samples, t; float64, shape (C,).
+
+    It is infinite for a class without samples.
+
+    Args:
+        own: The share of its label for each sample; float32, shape (n,).
+        labels: The labels; int64, shape (n,).
+        sizes: The number of samples with each label; int64, shape (C,).
+        small: Which classes are small; bool, shape (C,).
+    """
+    shares = own.double()
+    mean = shares.mean()
+    sums = torch.zeros(len(sizes), dtype=torch.float64, device=own.device)
+    usual = torch.where(sizes == 1, mean, sums.index_add(0, labels, shares) / sizes)
+    usual = torch.where(small, usual.clamp(min=_LEAST_OF_SMALL * float(mean)), usual)
+    return torch.where(sizes > 0, usual.clamp(min=_LEAST_SHARE / len(sizes)), torch.inf)
+
+
+def by_answers(evidence: Evidence, answered: float) -> Tensor:
+    """Return what a network that has learned its labels by heart adds to the scores, shape (N,).
+
+    This is the log of the share of the visits in which it answered otherwise. It is 0 for each
+    sample if the network answers a usual part of the samples as they are labelled.
+    """
+    by_heart = (answered - BEGINS_BY_HEART) / (_BY_HEART - BEGINS_BY_HEART)
+    otherwise = (evidence.visits - evidence.agreed + 0.5) / (evidence.visits + 1)
+    return min(max(by_heart, 0.0), 1.0) * otherwise.log()
 
 
 def level_between(scores: Tensor, number: int) -> float:
