@@ -104,6 +104,15 @@ def singles(chance: torch.Generator) -> Case:
     return Case(x, mistaken(true, 0.05, 60, chance), true, 60, 30)
 
 
+def siblings(chance: torch.Generator) -> Case:
+    """Five groups of four classes that are alike, of which mistakes take one for another."""
+    groups = torch.randn(5, 16, generator=chance).repeat_interleave(4, 0)
+    centres = groups + 0.5 * torch.randn(20, 16, generator=chance)
+    true = torch.arange(20).repeat_interleave(75)
+    x = centres[true] + 0.5 * torch.randn(len(true), 16, generator=chance)
+    return Case(x, true // 4 * 4 + mistaken(true % 4, 0.1, 4, chance), true, 20, 20)
+
+
 def hardly_learned(chance: torch.Generator) -> Case:
     return balanced(chance)._replace(epochs=2, slow=True)
 
@@ -122,6 +131,7 @@ CASES: dict[str, Callable[[torch.Generator], Case]] = {
     "200 classes of 5, 10 % wrong": few,
     "60 classes of 400 to 4, 10 % wrong": long_tail,
     "60 classes of 400 to 1, 5 % wrong": singles,
+    "20 classes of 75 in five groups, 10 % wrong": siblings,
     "digits, 10 % wrong, hardly learned": hardly_learned,
     "cancers, 10 % wrong, learned by heart": by_heart,
 }

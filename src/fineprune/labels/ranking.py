@@ -18,7 +18,8 @@ class k in the evidence on a sample with the label y. Then
 - J[y, k] is the share of the samples labelled y that belong to class k. ``mistake_rates`` estimates
   it from these counts.
 - P[k] is proportional to q[k] / t[k] * J'[y, k], where J' is J with the rates of the mistakes drawn
-  towards their mean, the more so the more evenly they are spread. Hard samples look like mistakes
+  towards their mean, the more so the more evenly they are spread and the fewer samples they come
+  from. Hard samples look like mistakes
   between similar classes, and only frequent mistakes in few pairs of classes stand out against
   that. ``drawn_together`` does this. If no class was learned, all rates are their mean.
 - The score is the log of (1 - P[y]) / P[y] plus a constant, and the suggestion is the other class
@@ -69,6 +70,10 @@ BEGINS_BY_HEART, _BY_HEART = 0.95, 0.98
 # Steps in which the number of samples of each class is estimated. Few, because what is estimated
 # from few clear samples would be taken too far.
 _STEPS = 2
+
+# If a few dozen samples clearly belong to a class, a single one of them would make its mistake seem
+# far more frequent than one that none has. From 64 on, only the first of two parts counts.
+_FEW = 8
 
 # From this spread on (0 for mistakes in one pair of classes, 1 for equally many in all pairs), all
 # mistakes are taken to be equally frequent.
@@ -338,9 +343,10 @@ def unlearned(threshold: Tensor) -> float:
 def drawn_together(rates: Tensor, clear: Tensor, unlearned: float) -> Tensor:
     """Draw the rates of the mistakes towards their mean.
 
-    With s as the result of ``spread`` and n[k] as the number of samples that clearly belong to
-    class k, the rates of class k are drawn by the part 3 * (s + 1 / n[k]), at most completely. In
-    a network that has learned nothing, all are drawn completely, and so are those of right labels.
+    With s as the result of ``spread``, n[k] as the number of samples that clearly belong to class k,
+    and f as the larger one of 1 / n[k] and (8 / n[k])^2, the rates of class k are drawn by the part
+    3 * (s + f), at most completely. In a network that has learned nothing, all are drawn
+    completely, and so are those of right labels.
 
     Args:
         rates: The result of ``mistake_rates``; float64, shape (C, C).
@@ -351,7 +357,9 @@ def drawn_together(rates: Tensor, clear: Tensor, unlearned: float) -> Tensor:
         The rates; float64, shape (C, C). Each row sums to one.
     """
     mean = (1 - rates.diagonal()).sum() / max(_pairs(clear), 1)
-    part = ((spread(clear) + 1 / clear.sum(0).clamp(min=1)) / _EVEN).clamp(max=1)
+    number = clear.sum(0).clamp(min=1)
+    few = (1 / number).maximum((_FEW / number) ** 2)
+    part = ((spread(clear) + few) / _EVEN).clamp(max=1)
     part += (1 - part) * unlearned
     drawn = torch.lerp(rates, mean.expand_as(rates), part.expand_as(rates)) + _SMALLEST
     right = rates.diagonal()
