@@ -87,8 +87,8 @@ def rule(shares, labels, classes):
     prior = [[0.0] * classes for _ in every]
     for y in every:
         for k in every:
-            few = max(1 / max(n[k], 1), (8 / max(n[k], 1)) ** 2)
-            part = min(1, 3 * (even + few))
+            sparse = max(1 / max(n[k], 1), (8 / max(n[k], 1)) ** 2)
+            part = min(1, 3 * (even + sparse))
             part += (1 - part) * unlearned
             prior[y][k] = (1 - part) * rates[y][k] + part * mean + 2**-24
         drawn = rates[y][y] + unlearned * (right - rates[y][y]) if n[y] else rates[y][y]

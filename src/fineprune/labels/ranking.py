@@ -19,9 +19,9 @@ class k in the evidence on a sample with the label y. Then
   it from these counts.
 - P[k] is proportional to q[k] / t[k] * J'[y, k], where J' is J with the rates of the mistakes drawn
   towards their mean, the more so the more evenly they are spread and the fewer samples they come
-  from. Hard samples look like mistakes
-  between similar classes, and only frequent mistakes in few pairs of classes stand out against
-  that. ``drawn_together`` does this. If no class was learned, all rates are their mean.
+  from. Hard samples look like mistakes between similar classes, and only frequent mistakes in few
+  pairs of classes stand out against that. ``drawn_together`` does this. If no class was learned,
+  all rates are their mean.
 - The score is the log of (1 - P[y]) / P[y] plus a constant, and the suggestion is the other class
   with the largest P[k].
 - A sample contradicts its label if q[k] / t[k] of another class is more than twice q[y] / t[y]. The
@@ -343,9 +343,9 @@ def unlearned(threshold: Tensor) -> float:
 def drawn_together(rates: Tensor, clear: Tensor, unlearned: float) -> Tensor:
     """Draw the rates of the mistakes towards their mean.
 
-    With s as the result of ``spread``, n[k] as the number of samples that clearly belong to class k,
-    and f as the larger one of 1 / n[k] and (8 / n[k])^2, the rates of class k are drawn by the part
-    3 * (s + f), at most completely. In a network that has learned nothing, all are drawn
+    With s as the result of ``spread``, n[k] as the number of samples that clearly belong to class
+    k, and f as the larger one of 1 / n[k] and (8 / n[k])^2, the rates of class k are drawn by the
+    part 3 * (s + f), at most completely. In a network that has learned nothing, all are drawn
     completely, and so are those of right labels.
 
     Args:
