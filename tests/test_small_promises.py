@@ -754,3 +754,8 @@ def test_losses_that_are_not_dense_are_refused():
     pruner = fp.Pruner(12, fp.Adaptive(2, 0.1, rates=[0.1, 0.1]), batch_size=4)
     with pytest.raises(InputError, match=r"expected a dense tensor .* values.to_dense\(\)"):
         pruner.record(torch.arange(4), torch.rand(4).to_sparse())
+
+
+def test_the_memory_of_ranking_many_classes_is_named_before_the_training():
+    with pytest.warns(UserWarning, match="100,000 classes takes up to 900 GB"):
+        fp.LabelWatch(10, 100_000)

@@ -28,6 +28,8 @@ STATE_VERSION = 1
 # The least and the largest number of suspects on a page, if the user names none.
 FEWEST_REVIEWED, MOST_REVIEWED = 20, 500
 
+# The bytes that ranking takes at most for each pair of classes, and the sum from which on it warns.
+_PER_PAIR, _MUCH = 90, 32 * 10**9
 
 # The names of the classes, in their order or by their numbers.
 Names = Sequence[str] | Mapping[int, str]
@@ -68,6 +70,9 @@ class LabelWatch(Untraced):
         process_group: The ``torch.distributed`` group whose ranks share the samples. None stands
             for the initialised world.
 
+    Warns:
+        UserWarning: There are so many classes that ranking takes more than 32 GB.
+
     Raises:
         InputError: ``num_samples`` is below 1 or ``num_classes`` below 2.
     """
@@ -75,6 +80,13 @@ class LabelWatch(Untraced):
     def __init__(self, num_samples: int, num_classes: int, *, process_group: Any = None) -> None:
         check_whole_number("num_samples", num_samples, 1)
         check_whole_number("num_classes", num_classes, 2)
+        needed = _PER_PAIR * num_classes**2
+        if needed > _MUCH:
+            warn_user(
+                f"ranking the labels of {num_classes:,} classes takes up to {needed / 1e9:,.0f} GB "
+                f"on the device of the logits: give LabelWatch only the classes that labels use",
+                UserWarning,
+            )
         super().__init__()
         self._evidence = Evidence(
             num_samples, num_classes, None if num_classes <= KEEP_ALL else STRONGEST
