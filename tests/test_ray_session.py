@@ -39,7 +39,7 @@ def test_a_ray_that_does_not_start_is_one_line(monkeypatch):
         pass
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", ":6379"])
+@pytest.mark.parametrize("address", ["127.0.0.1", ":6379", "ray://127.0.0.1:10001"])
 def test_an_address_that_is_none_is_one_line(address, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(InputError, match="HOST:PORT"), ray_session(1):

@@ -202,6 +202,11 @@ def _init(options: dict[str, Any]) -> None:
             ) from error
         return
     expected = f"expected a Ray cluster at {address!r}, which RAY_ADDRESS names, but "
+    if address.startswith("ray://"):
+        raise InputError(
+            f"{expected}this is that of Ray Client, whose programs run elsewhere: give it as "
+            f"HOST:PORT, the address that `ray start --head` prints"
+        )
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "://" not in host:
         try:  # Ray itself would try for minutes
@@ -216,7 +221,10 @@ def _init(options: dict[str, Any]) -> None:
         raise InputError(f"{expected}{first_line(error)}: give it as HOST:PORT") from error
     except (AuthenticationError, ConnectionError) as error:
         if "token" not in f"{error} {error.__cause__}".lower():
-            raise InputError(f"{expected}{first_line(error)}") from error
+            raise InputError(
+                f"{expected}{first_line(error)}: start it with `ray start --head`, or unset "
+                f"RAY_ADDRESS"
+            ) from error
         raise InputError(
             f"{expected}it asks for a token: set RAY_AUTH_MODE=token, and put the token of the "
             f"first node into ~/.ray/auth_token or RAY_AUTH_TOKEN"
