@@ -535,6 +535,11 @@ def quotes():
         row = f"| {arm} | {{:g}} | {{:.1f}} | {{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
         rate = 0.1 * read_rates(RESULTS / "fine-tuning").arms[arm].factor
         yield TUNED, row, (rate, *measured, *difference("fine-tuning", arm))
+    for arm in ("full", "ranked", "adaptive", "matched", "shorter"):
+        measured = 100 * arm_rows("weak-labels")[arm].skipped, accuracy("weak-labels", arm)
+        to_ranked = () if arm == "ranked" else difference("weak-labels", "ranked", arm)
+        row = f"| {arm} | {{:.1f}} | {{:.2f}} | {'{:.2f} ±{:.2f}' if to_ranked else '-'} |"
+        yield "docs/weak-labels.md", row, (*measured, *to_ranked)
     below_shorter = [
         below(difference("fine-tuning", arm, "shorter")) for arm in ("adaptive", "infobatch")
     ]
