@@ -56,7 +56,7 @@ def test_without_losses_near_zero_it_counts_that_most_samples_are_answered_as_la
 
 
 def test_a_network_that_answers_all_as_labelled_may_have_learned_mistakes_by_heart():
-    by_heart = "The network answers 100% of the samples as they are labelled, so it may have"
+    by_heart = "The network answers 100% of the samples as they are labelled. If labels are wrong"
     assert any(line.startswith(by_heart) for line in watch_with(0.0).advice())
     assert not any("by heart" in line for line in watch_with(0.1).advice())
 
@@ -68,6 +68,12 @@ def test_an_early_estimate_must_be_far_above_what_counts_as_wrong():
     assert any(line.startswith("Such a share of wrong labels was not measured") for line in early)
     assert not any("earlier=" in line for line in early)
     assert any("earlier=" in line for line in watch_with(0.4, visits=15).advice())
+
+
+def test_an_early_estimate_is_no_sign_of_correct_labels():
+    for visits in (15, EPOCHS):
+        said = watch_with(0.1, visits=visits).advice()
+        assert any(line.startswith("Such a share of wrong labels was not") for line in said)
 
 
 def test_a_second_training_is_named_if_many_labels_are_wrong():

@@ -70,10 +70,13 @@ def test_the_number_of_samples_to_skip_may_be_whole(folder):
 def test_a_character_that_is_unknown_ends_no_command(monkeypatch):
     printed = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    own = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
+    monkeypatch.setattr(sys, "stderr", own)
     with pytest.raises(SystemExit):
         app(["--version"])
     print("1.0 ± 0.5", flush=True)
     assert printed.getvalue().endswith(b"1.0 ? 0.5\n")
+    assert own.errors == "backslashreplace"  # A stream that has a way of its own keeps it.
 
 
 def test_the_page_shows_every_verb():

@@ -186,8 +186,8 @@ def test_losses_that_every_rank_has_as_a_whole_may_be_distributed_tensors(tmp_pa
             for index in pruner.sampler.order().split(8):
                 losses, logits = torch.rand(8), torch.randn(8, 3)
                 plain.record(index, losses, logits, labels)
-                whole = [distributed(part, Replicate()) for part in (losses, logits)]
-                pruner.record(index, whole[0], whole[1], labels)
+                whole = [distributed(part, Replicate()) for part in (losses, logits, labels)]
+                pruner.record(index, *whole)
         assert plain.watch is not None
         assert pruner.watch is not None
         assert torch.equal(pruner.watch.scores(), plain.watch.scores())

@@ -1,6 +1,9 @@
 """Ctrl-C in the middle of bookkeeping: a notebook runs the cell again, and nothing is lost."""
 
+import copy
+import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -113,7 +116,7 @@ def test_a_cell_that_is_stopped_between_epochs_trains_the_same(monkeypatch, owne
 
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
-    [(EpochCycle, "add", 20), (LoopChecks, "see", 20)],
+    [(EpochCycle, "add", 20), (LoopChecks, "see", 20), (Evidence, "_write", 4)],
 )
 def test_a_cell_that_is_stopped_in_record_loses_one_step_only(monkeypatch, owner, name, call):
     undisturbed, cell = run_twice(monkeypatch, owner, name, call)
@@ -122,6 +125,69 @@ def test_a_cell_that_is_stopped_in_record_loses_one_step_only(monkeypatch, owner
     assert cell.result()[1:3] == undisturbed.result()[1:3]
     assert cell.pruner.watch.passes == undisturbed.pruner.watch.passes
     assert list(map(len, cell.trained)) == list(map(len, undisturbed.trained))
+
+
+def test_losses_that_a_state_waits_for_are_not_lost(monkeypatch):
+    undisturbed, cell = Cell(), Cell()
+    for one in (undisturbed, cell):
+        for _ in one.pruner.epochs():
+            for index, _ in one.pruner.loader():
+                one.pruner.record(index, torch.arange(len(index)) / len(index))
+            break
+    with monkeypatch.context() as patched:
+        interrupt_in(patched, recorder, "batch_sums", 1)
+        with pytest.raises(KeyboardInterrupt):
+            cell.pruner.state_dict()
+    undisturbed.pruner.state_dict()
+    for one in (undisturbed, cell):
+        one.pruner.end_epoch()
+    counts = [one.pruner.policy.counts.tolist() for one in (undisturbed, cell)]
+    assert sum(counts[0]) > 0
+    assert counts[0] == counts[1]
+
+
+def test_an_epoch_that_is_about_to_begin_is_not_skipped():
+    """An interrupt between two lines: the next epoch is current, and seems to have ended."""
+    undisturbed, cell = Cell(), Cell()
+    undisturbed.run()
+    calls = []
+
+    def trace(frame, event, argument):
+        if frame.f_code is EpochCycle._show.__code__:
+            calls.append(frame.f_lineno)
+            if len(calls) == 8:
+                return interrupt
+        return None
+
+    def interrupt(frame, event, argument):
+        if frame.f_lineno == calls[-1] + 2:
+            signal.raise_signal(signal.SIGINT)
+        return interrupt
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cell.run()
+    finally:
+        sys.settrace(before)
+    cell.run()
+    assert cell.result() == undisturbed.result()
+
+
+def test_evidence_that_is_being_added_is_added_once(monkeypatch):
+    monkeypatch.setattr("fineprune.labels.evidence._CHUNK", 40)  # Several parts, one by one.
+    index, labels = torch.arange(64), torch.arange(64) % CLASSES
+    watch, other = (fp.LabelWatch(64, CLASSES) for _ in range(2))
+    for one in (watch, other):
+        one.record(index, torch.randn(64, CLASSES), labels)
+    whole = copy.deepcopy(watch)
+    whole.merge(other)
+    with monkeypatch.context() as patched:
+        interrupt_in(patched, Evidence, "_write", 1)
+        with pytest.raises(KeyboardInterrupt):
+            watch.merge(other)
+    assert torch.equal(watch.scores(), whole.scores())
 
 
 @pytest.mark.parametrize(("name", "call"), [("_joined", 4), ("_add", 2), ("_write", 2)])
@@ -177,6 +243,89 @@ def test_a_second_signal_takes_effect_at_once_and_the_handlers_come_back():
         interrupted_twice()
     assert done == ["one signal waits"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_block_inside_of_a_block_ends_with_the_outer_one():
+    done = []
+
+    def interrupted():
+        with uninterrupted():
+            with uninterrupted():
+                signal.raise_signal(signal.SIGINT)
+            done.append("the inner block is over")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert done == ["the inner block is over"]
+
+
+@pytest.fixture
+def told():
+    """The signals in the order in which handlers of the program were told of them."""
+    numbers: list[int] = []
+
+    def tell(number, frame):
+        numbers.append(number)
+
+    before = [signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield numbers
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        signal.signal(number, handler)
+
+
+def test_signals_take_effect_in_their_order(told):
+    with uninterrupted():
+        signal.raise_signal(signal.SIGTERM)
+        assert told == []
+        signal.raise_signal(signal.SIGINT)
+        assert told == [signal.SIGTERM, signal.SIGINT]
+
+
+def test_a_handler_that_is_set_inside_of_the_block_stays(told):
+    with uninterrupted():
+        own = signal.signal(signal.SIGTERM, lambda number, frame: told.append(-number))
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    assert told == [-signal.SIGTERM] * 2
+    signal.signal(signal.SIGTERM, own)
+
+
+def test_a_signal_without_a_handler_is_left_alone():
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with uninterrupted():
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_that_comes_while_handlers_are_put_back_disables_nothing(told, monkeypatch):
+    put_back = signal.signal
+
+    def stopped(number, handler):
+        raise KeyboardInterrupt
+
+    def interrupted():
+        with uninterrupted():
+            monkeypatch.setattr(signal, "signal", stopped)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    monkeypatch.setattr(signal, "signal", put_back)
+    signal.raise_signal(signal.SIGTERM)
+    assert told == [signal.SIGTERM]
+    with uninterrupted():
+        signal.raise_signal(signal.SIGTERM)
+        assert told == [signal.SIGTERM]
+    assert told == [signal.SIGTERM] * 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_process_that_is_forked_in_a_block_has_the_handlers_of_before():
+    with uninterrupted():
+        child = os.fork()
+        if not child:
+            handler = signal.getsignal(signal.SIGINT)
+            os._exit(0 if handler is signal.default_int_handler else 1)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_handler_of_the_user_is_called_after_the_block():

@@ -759,3 +759,14 @@ def test_losses_that_are_not_dense_are_refused():
 def test_the_memory_of_ranking_many_classes_is_named_before_the_training():
     with pytest.warns(UserWarning, match="100,000 classes takes up to 900 GB"):
         fp.LabelWatch(10, 100_000)
+
+
+def test_logits_of_the_inference_mode_are_copied():
+    watch, plain = (fp.LabelWatch(8, 3) for _ in range(2))
+    index, labels = torch.arange(8), torch.arange(8) % 3
+    for _ in range(3):
+        logits = torch.randn(8, 3)
+        plain.record(index, logits, labels)
+        with torch.inference_mode():
+            watch.record(index, logits + 0, labels)
+    assert torch.equal(watch.scores(), plain.scores())

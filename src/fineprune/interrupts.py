@@ -1,16 +1,22 @@
 """What an interrupt must not leave half done."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class _State:
-    held_back = False
+class _Held:
+    """The state of this process: whether a block is in progress, and what waits for its end."""
+
+    in_block = False
+    waiting: list[tuple[int, FrameType | None]] = []  # noqa: RUF012
+    handlers: dict[int, Any] = {}  # noqa: RUF012
 
 
 @contextlib.contextmanager
@@ -20,34 +26,51 @@ def uninterrupted() -> Iterator[None]:
     A notebook stops a cell in this way, and goes on with the same objects when the cell is run
     again. A second signal takes effect at once, since the block may wait for something that never
     comes. Only the main thread receives signals. A signal without a handler of Python, as SIGTERM
-    is by default, ends the process as always.
+    is by default, ends the process as always. A handler that is not Python's, as that of
+    ``faulthandler.register``, is replaced.
     """
-    if _State.held_back or threading.current_thread() is not threading.main_thread():
+    if _Held.in_block or threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {int(number): signal.getsignal(number) for number in _SIGNALS}
-    waiting: list[tuple[int, FrameType | None]] = []
-
-    def hold_back(number: int, frame: FrameType | None) -> None:
-        waiting.append((number, frame))
-        if len(waiting) > 1 or not _State.held_back:
-            take_effect()
-
-    def take_effect() -> None:
-        while waiting:
-            number, frame = waiting.pop()
-            handler = handlers[number]
-            if callable(handler):
-                handler(number, frame)
-
-    held = [number for number, handler in handlers.items() if callable(handler)]
     try:
-        _State.held_back = True
-        for number in held:
-            signal.signal(number, hold_back)
+        _Held.in_block = True
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if handler is not _hold_back:  # It is, if a signal came while handlers were put back.
+                _Held.handlers[number] = handler
+            if callable(handler):
+                signal.signal(number, _hold_back)
         yield
     finally:
-        _State.held_back = False  # One that comes from here on takes effect at once.
-        for number in held:
-            signal.signal(number, handlers[number])
-        take_effect()
+        _end()
+
+
+def _hold_back(number: int, frame: FrameType | None) -> None:
+    _Held.waiting.append((number, frame))
+    if len(_Held.waiting) > 1 or not _Held.in_block:
+        _take_effect()
+
+
+def _take_effect() -> None:
+    while _Held.waiting:
+        number, frame = _Held.waiting.pop(0)
+        _Held.handlers[number](number, frame)
+
+
+def _end() -> None:
+    """Put the handlers back, except where the block has set others."""
+    _Held.in_block = False
+    for number in _SIGNALS:
+        if signal.getsignal(number) is _hold_back:
+            signal.signal(number, _Held.handlers[number])
+    _take_effect()
+
+
+def _forget() -> None:
+    """Put the handlers back in a process that was forked inside of a block."""
+    _Held.waiting.clear()
+    _end()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork.
+    os.register_at_fork(after_in_child=_forget)

@@ -75,7 +75,7 @@ class Verbs(TyperGroup):
         arguments = sys.argv[1:] if args is None else list(args)
         for stream in (sys.stdout, sys.stderr):
             # A terminal may lack a character of a table, for which no finished work should fail.
-            if isinstance(stream, io.TextIOWrapper):
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
                 with contextlib.suppress(OSError):
                     stream.reconfigure(errors="replace")
         try:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import BEGINS_BY_HEART, Ranking, num_wrong
+from fineprune.labels.ranking import BY_HEART, Ranking, num_wrong
 
 # Saving was measured with correct labels and with 30 % wrong ones. From half of these on, labels
 # count as wrong; up to a few percent, they count as correct. Between them, nothing was measured.
@@ -110,6 +110,12 @@ def advice_of(
             f"them as they are labelled. It has learned little, so the estimate is probably far "
             f"too high: a longer or better training says more."
         )
+    elif answered >= BY_HEART:
+        sentences.append(
+            f"The network answers {answered:.0%} of the samples as they are labelled. If labels "
+            f"are wrong, it has learned them by heart, and they are far more than this estimate: "
+            f"look at the first suspects, which it learned last, or watch fewer epochs."
+        )
     elif visits < _EARLY:
         sentences.append(
             f"Each sample was trained {visits:.1f} times on average, which is early: where the "
@@ -121,12 +127,6 @@ def advice_of(
             f"Each sample was trained {visits:.1f} times on average. Where the truth is known, the "
             f"estimate was 1.1 to 2.4 times the true number after ten epochs of a small network, "
             f"and nearly right after 30: it may be too high."
-        )
-    elif answered >= BEGINS_BY_HEART:
-        sentences.append(
-            f"The network answers {answered:.0%} of the samples as they are labelled, so it may "
-            f"have learned wrong labels by heart. Then the estimate is far too low, and the first "
-            f"suspects are worth a look all the same: they took the longest to learn."
         )
     else:
         sentences.append(
@@ -149,9 +149,11 @@ def advice_of(
     )
     if not trusted:
         return [*sentences, _TOO_EARLY]
-    least = wrong / samples / (_TOO_HIGH if visits < _ENOUGH else 1)
-    best, *others = _means(least, cost)
-    again = [_AGAIN] if least >= _NOISY else []
+    share = wrong / samples
+    if visits < _ENOUGH:  # It may be smaller, but nothing shows that the labels are correct.
+        share = max(share / _TOO_HIGH, min(share, _CORRECT))
+    best, *others = _means(share, cost)
+    again = [_AGAIN] if share >= _NOISY else []
     return [*sentences, best, *again, *others]
 
 

@@ -14,7 +14,7 @@ def as_numbers(name: str, values: Any) -> Tensor:
     Arrays are copied, since nothing tells whether they change later.
     """
     if isinstance(values, Tensor):
-        return values
+        return as_local(name, values)
     try:
         return torch.tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:

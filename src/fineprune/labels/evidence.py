@@ -245,7 +245,6 @@ class Evidence:
         self.recorded = max(self.recorded, other.recorded)
         self._faults += other._faults.to(self._device)
 
-    @uninterrupted()
     def add_over_ranks(self, group: Any) -> None:
         """Add the sums of all ranks, which then all have the result. This is collective.
 
@@ -346,7 +345,8 @@ class Evidence:
             self.check()
 
     def _check_unchanged(self) -> None:
-        if any(batch.version not in (None, batch.logits._version) for batch in self._buffer):
+        waiting = (batch for batch in self._buffer if batch.version is not None)
+        if any(batch.logits._version != batch.version for batch in waiting):
             self._empty_buffer()  # What was changed does not count.
             raise InputError(
                 "expected the logits of a batch to stay as they were recorded, got some that were "

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fineprune.errors import InputError, check_whole_number, explaining, warn_user
+from fineprune.interrupts import uninterrupted
 from fineprune.labels.advice import FullCost, advice_of
 from fineprune.labels.batch import as_local, as_numbers, check_classified
 from fineprune.labels.class_shares import KEEP_ALL, STRONGEST
@@ -464,6 +465,7 @@ class LabelWatch(Untraced):
                 self._evidence.clear()
         self._evidence.record(index, logits, labels, ranks)
 
+    @uninterrupted()
     def _merge_ranks(self, rank: int) -> None:
         device = exchange_device(self._group) or "cpu"
         sizes = [self.num_samples, self.num_classes]

@@ -65,7 +65,7 @@ _UNLEARNED, _SOMETHING = 0.1, 0.2
 
 # The share of the samples that are answered as they are labelled from which on a network begins to
 # have learned its labels by heart, and from which on it has.
-BEGINS_BY_HEART, _BY_HEART = 0.95, 0.98
+_BEGINS_BY_HEART, BY_HEART = 0.95, 0.98
 
 # Steps in which the number of samples of each class is estimated. Few, because what is estimated
 # from few clear samples would be taken too far.
@@ -92,9 +92,10 @@ class Ranking:
     """What the evidence says of each sample.
 
     Attributes:
-        scores: The log odds that the label is wrong; float32, shape (N,). As many are positive as
-            labels are estimated to be wrong, unless scores are equal. -inf for a sample that was
-            never recorded.
+        scores: The log odds that the label is wrong, lowered for samples that are no suspects if
+            the labels were learned by heart; float32, shape (N,). As many are positive as labels
+            are estimated to be wrong, unless scores are equal. -inf for a sample that was never
+            recorded.
         suggestions: The most probable class besides the label; int64, shape (N,). -1 for a sample
             that was never recorded.
         joint: The estimated number of samples labelled y that belong to class k, for each y and k;
@@ -143,7 +144,7 @@ def rank(evidence: Evidence) -> Ranking:
     threshold = thresholds(own[known], labels[known], classes)
     clear = clear_counts(evidence, threshold, small)
     estimated = mistake_rates(clear, sizes)
-    rates = drawn_together(estimated, clear, unlearned(threshold))
+    rates = drawn_together(estimated, clear, unlearned_part(threshold))
     usual = usual_shares(own[known], labels[known], sizes, small)
     factors = (rates / usual).float()
     scores = torch.full_like(own, -torch.inf)
@@ -153,14 +154,15 @@ def rank(evidence: Evidence) -> Ranking:
     for chunk in evidence.chunks():
         part = chunk.labels >= 0
         index, given = chunk.index[part], chunk.labels[part, None]
-        wrong = contradicting(chunk.shares[part], given, usual)
-        odds = chunk.shares[part].clamp(min=_SMALLEST) * factors[given[:, 0]]
+        shares = chunk.shares[part]
+        answered += int((shares.argmax(1) == given[:, 0]).sum())
+        wrong = contradicting(shares, given, usual)
+        odds = shares.clamp(min=_SMALLEST) * factors[given[:, 0]]
         # If only one class was recorded, all odds of the others are zero.
         logs = odds.clamp(min=torch.finfo(odds.dtype).tiny).log()
         others = logs.scatter(1, given, -torch.inf)
         scores[index] = others.logsumexp(1) - logs.gather(1, given)[:, 0]
         suggestions[index] = others.argmax(1)
-        answered += int((chunk.shares[part].argmax(1) == given[:, 0]).sum())
         seeming[index] = torch.where(wrong, suggestions[index], given[:, 0])
     by_samples = pair_counts(labels[known], seeming[known], classes)
     by_rates = estimated * sizes[:, None]
@@ -206,7 +208,7 @@ def by_answers(evidence: Evidence, answered: float) -> Tensor:
     This is the log of the share of the visits in which it answered otherwise. It is 0 for each
     sample if the network answers a usual part of the samples as they are labelled.
     """
-    by_heart = (answered - BEGINS_BY_HEART) / (_BY_HEART - BEGINS_BY_HEART)
+    by_heart = (answered - _BEGINS_BY_HEART) / (BY_HEART - _BEGINS_BY_HEART)
     otherwise = (evidence.visits - evidence.agreed + 0.5) / (evidence.visits + 1)
     return min(max(by_heart, 0.0), 1.0) * otherwise.log()
 
@@ -332,7 +334,7 @@ def mistake_rates(clear: Tensor, sizes: Tensor) -> Tensor:
     return joint / joint.sum(1, keepdim=True)
 
 
-def unlearned(threshold: Tensor) -> float:
+def unlearned_part(threshold: Tensor) -> float:
     """Return to which part a network has learned nothing, from the result of ``thresholds``."""
     used = threshold[threshold.isfinite()]
     chance = 1 / max(len(used), 2)
@@ -351,7 +353,7 @@ def drawn_together(rates: Tensor, clear: Tensor, unlearned: float) -> Tensor:
     Args:
         rates: The result of ``mistake_rates``; float64, shape (C, C).
         clear: The result of ``clear_counts``; float64, shape (C, C).
-        unlearned: The result of ``unlearned``.
+        unlearned: The result of ``unlearned_part``.
 
     Returns:
         The rates; float64, shape (C, C). Each row sums to one.

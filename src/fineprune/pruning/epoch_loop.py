@@ -716,11 +716,13 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         cycle = self._cycle
         losses = as_local("losses", losses)
         check_batch(index, losses)
-        batch = as_batch(index, losses)
-        # A batch whose logits are refused must not count: a notebook records it again.
+        cycle.pending.append(as_batch(index, losses))
         if logits is not None or labels is not None:
-            self._watch_batch(index, losses, logits, labels)
-        cycle.pending.append(batch)
+            try:
+                self._watch_batch(index, losses, logits, labels)
+            except Exception:  # A batch that is refused must not count: it is recorded again.
+                cycle.pending.pop()
+                raise
         if len(cycle.pending) >= cycle.limit:
             cycle.settle()
 
@@ -795,7 +797,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             self._end(cycle.unfinished)
         cycle.begin(self._most(cycle.current.planned))
 
-    @uninterrupted()
     def _commit(self) -> None:
         """End the epoch with losses; without losses, the current one."""
         if self._rescaling is not None:
@@ -812,24 +813,25 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         number = trained = self._number(progress.plan)
         if progress.batches and not self._is_trained(progress):  # The loop left the epoch.
             trained = round(number * progress.samples / progress.planned)
-        if progress.batches or cycle.sampler_read or cycle.plan_read:
-            self._report.add_epoch(trained, progress.batches)
-        with self._report.bookkeeping():
-            self._learn(progress.plan)
-            planned = None
-            if self._shape.batch_size is not None and not progress.restored:
-                planned = batches_of(number, self._shape)
-            messages = self._checks.end_epoch(
-                progress, planned, self._recorder, self._report.totals, self._said_steps
-            )
-            if self._recorder.nonfinite:
-                messages.append(
-                    f"{self._recorder.nonfinite} losses of epoch {progress.plan.epoch} were NaN or "
-                    f"infinite; they received no mark and were left out of the mean of their batch"
+        with uninterrupted():
+            if progress.batches or cycle.sampler_read or cycle.plan_read:
+                self._report.add_epoch(trained, progress.batches)
+            with self._report.bookkeeping():
+                self._learn(progress.plan)
+                planned = None
+                if self._shape.batch_size is not None and not progress.restored:
+                    planned = batches_of(number, self._shape)
+                messages = self._checks.end_epoch(
+                    progress, planned, self._recorder, self._report.totals, self._said_steps
                 )
-            self.nonfinite = self._recorder.nonfinite
-            self._recorder.clear()
-            cycle.end(progress)
+                self.nonfinite = self._recorder.nonfinite
+                self._recorder.clear()
+                cycle.end(progress)
+        if self.nonfinite:
+            messages.append(
+                f"{self.nonfinite} losses of epoch {progress.plan.epoch} were NaN or infinite; "
+                f"they received no mark and were left out of the mean of their batch"
+            )
         for message in messages:
             warn_user(message)
         if self._replicas.rank == 0:

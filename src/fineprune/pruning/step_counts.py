@@ -150,7 +150,8 @@ def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
     The policy must be bound.
     """
     wanted = {_wanted(policy, num_samples, epoch) for epoch in range(policy.epochs)}
-    if wanted == {num_samples} and getattr(policy, "prune", None):
+    scheduled = hasattr(policy, "schedule") and getattr(policy, "prune", 0) > 0
+    if wanted == {num_samples} and scheduled and not policy.anneals(0):
         warn_user(
             f"policy {policy.name!r} skips no sample in any of its {policy.epochs} epochs: give a "
             f"schedule that prunes some of them, and a share of at least one sample",
