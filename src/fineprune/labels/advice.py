@@ -110,17 +110,17 @@ def advice_of(
             f"them as they are labelled. It has learned little, so the estimate is probably far "
             f"too high: a longer or better training says more."
         )
-    elif answered >= BY_HEART:
-        sentences.append(
-            f"The network answers {answered:.0%} of the samples as they are labelled. If labels "
-            f"are wrong, it has learned them by heart, and they are far more than this estimate: "
-            f"look at the first suspects, which it learned last, or watch fewer epochs."
-        )
     elif visits < _EARLY:
         sentences.append(
             f"Each sample was trained {visits:.1f} times on average, which is early: where the "
             f"truth is known, the estimate was up to 2.4 times too high after ten epochs, and up "
             f"to 6 times after three. Watch a longer training."
+        )
+    elif answered >= BY_HEART:
+        sentences.append(
+            f"The network answers {answered:.0%} of the samples as they are labelled. If labels "
+            f"are wrong, it has learned them by heart, and they are far more than this estimate: "
+            f"look at the first suspects, which it learned last, or watch fewer epochs."
         )
     elif visits < _ENOUGH:
         sentences.append(
