@@ -421,7 +421,6 @@ def test_deaths_between_two_epochs_are_counted(tmp_path, monkeypatch):
     assert sum(report["undone"] for report in reports) == 0
 
 
-@pytest.mark.filterwarnings("ignore:policy .* skips no sample in any:UserWarning")
 @pytest.mark.usefixtures("running_ray")
 def test_resuming_with_another_number_of_servers_is_refused(tmp_path):
     train(recipe(epochs=1, strategy="async", workers=1), tmp_path)

@@ -151,7 +151,8 @@ def check_rounding(policy: Policy, num_samples: int, shape: BatchShape) -> None:
     """
     wanted = {_wanted(policy, num_samples, epoch) for epoch in range(policy.epochs)}
     scheduled = hasattr(policy, "schedule") and getattr(policy, "prune", 0) > 0
-    if wanted == {num_samples} and scheduled and not policy.anneals(0):
+    trial = policy.epochs == 1 or policy.anneals(0)  # It is clear that nothing is skipped.
+    if wanted == {num_samples} and scheduled and not trial:
         warn_user(
             f"policy {policy.name!r} skips no sample in any of its {policy.epochs} epochs: give a "
             f"schedule that prunes some of them, and a share of at least one sample",
