@@ -1,7 +1,9 @@
 """The process group of ranks that a test spawns."""
 
 import contextlib
+import time
 
+import torch
 import torch.distributed as dist
 
 _left: list[object] = []
@@ -23,7 +25,10 @@ def leave_group():
     """Leave the process group without freeing it.
 
     A thread of torch 2.6 may still free the tensors of the last exchange, for which it needs
-    Python's lock, and the thread that frees the group waits for it, holding this lock.
+    Python's lock, and the thread that frees the group waits for it, holding this lock. A process
+    that ends meanwhile is aborted, so it waits.
     """
     _left.append(dist.group.WORLD)
     dist.destroy_process_group()
+    if torch.__version__ < "2.7":
+        time.sleep(0.5)
