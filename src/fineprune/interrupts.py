@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -15,8 +15,8 @@ class _Held:
     """The state of this process: whether a block is in progress, and what waits for its end."""
 
     in_block = False
-    waiting: list[tuple[int, FrameType | None]] = []  # noqa: RUF012
-    handlers: dict[int, Any] = {}  # noqa: RUF012
+    waiting: ClassVar[list[tuple[int, FrameType | None]]] = []
+    handlers: ClassVar[dict[int, Any]] = {}
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ samples must not be left out for too long, and how the losses are weighted.
 """
 
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from numbers import Real
@@ -97,9 +98,10 @@ def check_share(name: str, value: object, interval: str = "[0, 1]") -> None:
         value: What was given.
         interval: Whether 0 and 1 are allowed; one of "[0, 1]", "[0, 1)", "(0, 1]" and "(0, 1)".
     """
-    inside = isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) <= 1
-    outside = {"(": 0, ")": 1}
-    if not inside or any(value == outside.get(end) for end in (interval[0], interval[-1])):
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    above = operator.le if interval.startswith("[") else operator.lt
+    below = operator.le if interval.endswith("]") else operator.lt
+    if not (is_number and above(0, value) and below(value, 1)):
         raise InputError(f"expected {name} as a share in {interval}, got {value!r}")
 
 
