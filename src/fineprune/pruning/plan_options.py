@@ -98,10 +98,10 @@ def check_share(name: str, value: object, interval: str = "[0, 1]") -> None:
         value: What was given.
         interval: Whether 0 and 1 are allowed; one of "[0, 1]", "[0, 1)", "(0, 1]" and "(0, 1)".
     """
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    share = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     above = operator.le if interval.startswith("[") else operator.lt
     below = operator.le if interval.endswith("]") else operator.lt
-    if not (is_number and above(0, value) and below(value, 1)):
+    if not (above(0, share) and below(share, 1)):
         raise InputError(f"expected {name} as a share in {interval}, got {value!r}")
 
 
