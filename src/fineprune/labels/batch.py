@@ -40,12 +40,13 @@ def as_local(name: str, values: Tensor) -> Tensor:
     return local
 
 
-def may_wait(values: Tensor) -> bool:
-    """Return whether a tensor of a batch may wait in a buffer before it is copied.
+def for_buffer(values: Tensor) -> tuple[Tensor, int | None]:
+    """Return a tensor of a batch for a buffer, and the version that tells of later changes of it.
 
-    On other devices than a CPU, the next step may write into the same memory. A tensor of the
-    inference mode has no version that tells of changes. A part of a larger tensor would keep all of
-    it alive.
+    It may wait there until it is copied together with others. It is copied at once, and has no
+    version, on other devices than a CPU, where the next step may write into the same memory; if it
+    is of the inference mode, which has no versions; and if it is a part of a larger tensor, all of
+    which it would keep alive.
     """
     if values.layout != torch.strided:
         raise InputError(
@@ -60,7 +61,9 @@ def may_wait(values: Tensor) -> bool:
             f"memory ({first_line(error)}): return it from the function, such as with "
             f"torch.func.grad(..., has_aux=True), and record it afterwards"
         ) from None
-    return values.is_cpu and whole and not values.is_inference()
+    if values.is_cpu and whole and not values.is_inference():
+        return values, values._version
+    return values.clone(), None
 
 
 def check_classified(index: Tensor, logits: Tensor, labels: Tensor, num_classes: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fineprune.errors import InputError
 from fineprune.interrupts import uninterrupted
-from fineprune.labels.batch import may_wait
+from fineprune.labels.batch import for_buffer
 from fineprune.labels.class_shares import ClassShares
 from fineprune.labels.ranks import exchange_device
 
@@ -163,7 +163,7 @@ class Evidence:
         weight = (recorded / self.num_samples) ** 2
         # Copies, because a loader may use their memory again, and each tensor that comes from one
         # of its processes keeps a file open. If there is no memory for them, nothing has changed.
-        self._buffer.append(_Batch(index.clone(), *_kept(logits), labels.clone(), weight))
+        self._buffer.append(_Batch(index.clone(), *for_buffer(logits), labels.clone(), weight))
         self.recorded = recorded
         self._buffered += logits.numel()
         if is_first:
@@ -331,12 +331,10 @@ class Evidence:
         if not self._buffer:
             return
         self._check_unchanged()
-        sizes = [len(batch.labels) for batch in self._buffer]
-        of_batch = np.array([batch.weight for batch in self._buffer], np.float32)
-        weights = torch.from_numpy(np.repeat(of_batch, sizes))
-        index = self._joined([batch.samples for batch in self._buffer])
-        logits = self._joined([batch.logits for batch in self._buffer])
-        labels = self._joined([batch.labels for batch in self._buffer])
+        samples, answers, _, given, of_batch = zip(*self._buffer, strict=True)
+        sizes = [len(labels) for labels in given]
+        weights = torch.from_numpy(np.repeat(np.array(of_batch, np.float32), sizes))
+        index, logits, labels = map(self._joined, (samples, answers, given))
         self._empty_buffer()
         self._add(
             index.long(), logits.float(), labels.long(), weights.to(self._device, non_blocking=True)
@@ -428,11 +426,6 @@ class Evidence:
         self.loss, self._faults = self.loss.to(device), self._faults.to(device)
         self.visits, self.agreed = self.visits.to(device), self.agreed.to(device)
         self.shares.to(device)
-
-
-def _kept(logits: Tensor) -> tuple[Tensor, int | None]:
-    """Return logits for the buffer: the same ones if later changes of them can be noticed."""
-    return (logits, logits._version) if may_wait(logits) else (logits.clone(), None)
 
 
 def _check_equal(different: int) -> None:

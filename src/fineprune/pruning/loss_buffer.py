@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError
-from fineprune.labels.batch import may_wait
+from fineprune.labels.batch import for_buffer
 
 # A batch that was recorded: its indices and its losses without a gradient, shape (B,) each, and the
 # version that the losses had then; None for those that are nobody else's.
@@ -34,9 +34,7 @@ _TELLING = 4
 
 def as_batch(index: torch.Tensor, losses: torch.Tensor) -> Batch:
     """Return a copy of the indices, and the losses, copied unless they may wait."""
-    if may_wait(losses):
-        return index.clone(), losses.detach(), losses._version
-    return index.clone(), losses.detach().clone(), None
+    return index.clone(), *for_buffer(losses.detach())
 
 
 class Drained(NamedTuple):
