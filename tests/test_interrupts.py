@@ -17,7 +17,7 @@ from fineprune.interrupts import uninterrupted
 from fineprune.labels.evidence import Evidence
 from fineprune.pruning import recorder
 from fineprune.pruning.epoch_cycle import EpochCycle
-from fineprune.pruning.loop_checks import LoopChecks
+from fineprune.pruning.loop_warnings import LoopWarnings
 
 SAMPLES, CLASSES, EPOCHS = 256, 4, 10
 RATES = [0.1] * 6 + [0.01] * 4
@@ -104,7 +104,7 @@ def run_twice(monkeypatch, owner, name, call):
         (recorder, "batch_sums", 5),
         (fp.Adaptive, "observe", 5),
         (fp.Adaptive, "end_epoch", 6),
-        (LoopChecks, "end_epoch", 6),
+        (LoopWarnings, "end_epoch", 6),
         (EpochCycle, "_show", 8),
         (EpochCycle, "follow", 8),
     ],
@@ -116,7 +116,7 @@ def test_a_cell_that_is_stopped_between_epochs_trains_the_same(monkeypatch, owne
 
 @pytest.mark.parametrize(
     ("owner", "name", "call"),
-    [(EpochCycle, "add", 20), (LoopChecks, "see", 20), (Evidence, "_write", 4)],
+    [(EpochCycle, "add", 20), (LoopWarnings, "see", 20), (Evidence, "_write", 4)],
 )
 def test_a_cell_that_is_stopped_in_record_loses_one_step_only(monkeypatch, owner, name, call):
     undisturbed, cell = run_twice(monkeypatch, owner, name, call)

@@ -1,7 +1,8 @@
 """EpochLoop: what a training loop calls, which is the same for every pruner.
 
 A subclass says what an epoch trains on (``_choose``) and what is learned at its end (``_learn``).
-The state of the epoch is in ``EpochCycle``. What a loop can do wrong is in ``loop_checks``.
+The state of the epoch is in ``EpochCycle``. What a loop can do wrong is in ``loop_checks``
+and ``loop_warnings``.
 """
 
 import copy
@@ -23,9 +24,9 @@ from fineprune.labels.untraced import Untraced
 from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, Progress
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loader import PrunedLoaders
-from fineprune.pruning.loop_checks import (
-    LoopChecks,
-    check_batch,
+from fineprune.pruning.loop_checks import LoopChecks, check_batch
+from fineprune.pruning.loop_warnings import (
+    LoopWarnings,
     warn_of_class_weights,
     warn_of_other_labels,
 )
@@ -115,8 +116,16 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._cycle = cycle
         cycle.count = self._count
         self._recorder = Recorder(policy, replicas, num_samples, flush_every)
-        self._checks = LoopChecks(
-            policy, num_samples, shape, replicas, cycle, sampler, dataset is not None
+        self._checks = LoopChecks(policy, num_samples, shape, replicas, cycle)
+        self._warnings = LoopWarnings(
+            policy,
+            num_samples,
+            shape,
+            replicas,
+            self._checks.num_ranks,
+            cycle,
+            sampler,
+            dataset is not None,
         )
         self._samples_per_batch: int | None = None
         if shape.batch_size is not None:
@@ -203,6 +212,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 differ in it.
         """
         self._checks.numbering = digest
+        self._warnings.numbered = True
 
     def loader(
         self,
@@ -321,7 +331,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             for batch in loader:
                 read += 1
                 yield batch
-            self._checks.warn_if_read_ahead(read, self._cycle.current.batches - before)
+            self._warnings.warn_if_read_ahead(read, self._cycle.current.batches - before)
 
     def start_epoch(self, epoch: int) -> None:
         """Begin ``epoch`` (counted from 0), or continue it where the losses recorded so far end.
@@ -439,7 +449,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
         Warns:
             RuntimeWarning: Losses were NaN or infinite, or the loop does not do what the plan says;
-                see ``loop_checks``.
+                see ``loop_warnings``.
 
         Raises:
             InputError: An index is out of range, or the ranks have different plans.
@@ -513,7 +523,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def _restore(self, plan: Plan, phase: Phase, **recorded: Any) -> None:
         """Continue with an epoch of a loaded state, of which so much was recorded."""
         self._total_steps = None
-        self._checks.forget()
+        self._warnings.forget()
         self._cycle.restore(Progress(plan, self._follow(plan), restored=True, **recorded), phase)
 
     # -- numbers known in advance -----------------------------------------------------------------
@@ -773,8 +783,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             self._checks.check_room(samples)
             cycle.add(samples)
             largest = max(largest, len(losses))
-            if self._checks.watching:
-                self._checks.see(index)
+            if self._warnings.watching:
+                self._warnings.see(index)
         if self._policy.needs_losses:
             self._recorder.extend(cycle.current.plan, batches)
         # As many batches may wait as the epoch takes for certain.
@@ -786,6 +796,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         cycle = self._cycle
         self._checks.compare_ranks(self._seed)
         self._checks.check_first_batch(index, losses)
+        self._warnings.warn_of_missing_rates()
         if cycle.unfinished not in (None, cycle.current):
             # It comes from a loaded state, and the user went back before it.
             assert cycle.unfinished is not None
@@ -821,7 +832,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 planned = None
                 if self._shape.batch_size is not None and not progress.restored:
                     planned = batches_of(number, self._shape)
-                messages = self._checks.end_epoch(
+                messages = self._warnings.end_epoch(
                     progress, planned, self._recorder, self._report.totals, self._said_steps
                 )
                 self.nonfinite = self._recorder.nonfinite

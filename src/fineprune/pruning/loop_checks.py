@@ -1,72 +1,24 @@
-"""Errors and warnings about a training loop that does not do what the plan of the epoch says.
+"""Errors about a training loop that does not do what the plan of the epoch says.
 
-Errors are raised as soon as the loop does something that cannot be right. That an epoch records
-more samples than it was to train, for example, shows a loop that forgets ``pruner.epochs()``, that
-records validation losses, that makes two passes per epoch, or whose loader lacks the sampler.
-
-Warnings are given at the end of an epoch, for what may be intended. For them, the indices of the
-first batches of each epoch are kept and compared with the plan. This is cheap, needs no
-synchronisation inside the epoch, and works for policies that need no losses too.
+They are raised as soon as the loop does something that cannot be right. That an epoch records more
+samples than it was to train, for example, shows a loop that forgets ``pruner.epochs()``, that
+records validation losses, that makes two passes per epoch, or whose loader lacks the sampler. What
+may be intended is in ``loop_warnings``.
 """
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch.nn import functional
 
-from fineprune.errors import InputError, warn_user
+from fineprune.errors import InputError
 from fineprune.pruning.plan import fingerprint
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.replicas import Replicas
 
 if TYPE_CHECKING:  # It raises the errors of this file.
-    from fineprune.pruning.epoch_cycle import EpochCycle, Progress
-    from fineprune.pruning.recorder import Recorder
-    from fineprune.pruning.run_report import RunTotals
+    from fineprune.pruning.epoch_cycle import EpochCycle
     from fineprune.pruning.step_counts import BatchShape
-
-# Number of epochs in a row that recorded nothing before a warning is given. In a loop that has not
-# recorded anything before, one epoch that read the sampler is enough.
-_SILENT_EPOCHS = 3
-
-# The first batches of each epoch are compared with the plan: at least so many batches and indices.
-_WATCHED_BATCHES = 8
-_WATCHED_INDICES = 1024
-
-# Number of pruning epochs in a row that trained skipped samples before a warning is given.
-_IGNORED_EPOCHS = 3
-
-# Number of epochs that ended after as many batches as the first one, although they had more, before
-# a warning is given.
-_CUT_EPOCHS = 2
-
-# A training may take a few steps less than planned, such as for batches without a finite loss. The
-# warnings of these kinds say already that an epoch has other steps.
-_ENOUGH_STEPS = 0.98
-_OTHER_STEPS = {"batches", "cut", "dropped", "gaps"}
-
-# An epoch recorded far fewer samples than the plan keeps if it recorded at most this share of them.
-_FEW = 2 / 3
-
-# Consecutive batches follow each other in the epoch's order at a distance of one batch. If batches
-# are sharded once more or recorded only now and then, the distance is two batches or more.
-_FAR = 1.5
-
-# With fewer batches, a framework may have given a rank all kept samples in order to fill a batch.
-_ENOUGH_BATCHES = 4
-
-# The part of an epoch's order in which its first batches are looked for, as a multiple of them.
-_SEARCHED = 8
-
-# Losses are weighted by class if their ratio to the cross-entropy is the same within each class, up
-# to the first number, and differs by more than the second one between classes.
-_SAME_WEIGHT, _OTHER_WEIGHT = 0.01, 0.1
-
-
-# -- errors -----------------------------------------------------------------------------------
 
 
 def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
@@ -133,66 +85,14 @@ def _text_of(settings: object) -> str:
     return type(settings).__name__  # Its text may contain an address.
 
 
-# -- warnings ---------------------------------------------------------------------------------
-
-
-def warn_of_class_weights(losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
-    """Warn if the losses of a batch are cross-entropies that are weighted by class.
-
-    This waits for the device, so it is called once. A batch in which this cannot be told, because
-    most classes have one sample, is no reason to warn. The logits have shape (B, C), and the losses
-    and the integer labels (B,).
-    """
-    labels = labels.to(logits.device).long()
-    classes, place = labels.unique(return_inverse=True)
-    if losses.shape != labels.shape or len(labels) < 2 * len(classes):
-        return
-    plain = functional.cross_entropy(logits.detach().float(), labels, reduction="none")
-    ratios = losses.detach().float() / plain
-    weights = ratios.new_zeros(len(classes)).scatter_reduce(
-        0, place, ratios, "mean", include_self=False
-    )
-    same_in_class = (ratios / weights[place] - 1).abs() <= _SAME_WEIGHT
-    if bool(same_in_class.all()) and float(weights.max() / weights.min()) > 1 + _OTHER_WEIGHT:
-        warn_user(
-            f"the losses are weighted by class ({float(weights.min()):.3g} to "
-            f"{float(weights.max()):.3g} times the cross-entropy), so the samples of some classes "
-            f"look as if their labels were wrong: record the losses without weights, and "
-            f"backpropagate the weighted ones"
-        )
-
-
-def warn_of_other_labels(
-    known: torch.Tensor | None, index: torch.Tensor, labels: torch.Tensor
-) -> None:
-    """Warn if samples have other labels than in the training by which the policy chooses them.
-
-    This waits for the device, so it is called once. The indices and the labels have shape (B,), and
-    the known labels are those of ``Policy.known_labels``.
-    """
-    if known is None:
-        return
-    before = known[index.cpu().long()]
-    others = int(((before >= 0) & (before != labels.cpu())).sum())
-    if others:
-        warn_user(
-            f"{others} of {len(labels)} samples have another label than in the training by which "
-            f"samples are skipped, so these may be the wrong ones: give the evidence of a training "
-            f"on the same samples and labels, or train on all samples if the labels were corrected"
-        )
-
-
 class LoopChecks:
-    """Compares what one rank trains with the plans of the epochs.
+    """Raises the errors of what one rank does.
 
     Args:
-        policy, num_samples, shape, replicas, cycle, sampler: Those of the ``EpochLoop``.
-        has_dataset: Whether the pruner was made of a data set. A loop over arrays in memory may
-            leave out epochs without a sign.
+        policy, num_samples, shape, replicas, cycle: Those of the ``EpochLoop``.
 
     Attributes:
         num_ranks: Number of ranks, each of which records a loss when this one does.
-        watching: Whether ``see`` needs the next batch of the epoch.
         numbering: A number that says which sample each index stands for; 0 if the data set does.
         ranks_compared: Whether ``compare_ranks`` has nothing to do any more.
     """
@@ -204,30 +104,15 @@ class LoopChecks:
         shape: "BatchShape",
         replicas: Replicas,
         cycle: "EpochCycle[Any]",
-        sampler: Any,
-        has_dataset: bool,
     ) -> None:
         self._policy = policy
         self._num_samples = num_samples
         self._shape = shape
         self.num_ranks = max(shape.num_replicas, replicas.size)
-        # Whether a framework is to divide the batches of the sampler over the ranks.
-        self._sharded = self._shape.num_replicas < self.num_ranks
         self._replicas = replicas
         self._cycle = cycle
-        self._sampler = sampler
         self.numbering = 0
         self.ranks_compared = replicas.size == 1
-        self._has_recorded = False
-        self._silent_in_a_row = self._unused_in_a_row = self._ignored_in_a_row = 0
-        self._first_batches = -1  # 0 if the loop broke off the first epoch.
-        self._cut = 0
-        self._warned: set[str] = set()
-        if not policy.needs_losses:
-            self._warned.add("silent")
-        if not has_dataset:
-            self._warned.add("unused")
-        self.forget()
 
     def check_epochs_left(self) -> None:
         """Raise InputError if a loop begins although this process has trained all epochs."""
@@ -332,7 +217,6 @@ class LoopChecks:
                 f"initialise torch.distributed before making the Pruner, or give it all_gather, "
                 f"such as hvd.allgather_object"
             )
-        self._warn_once("rates", policy.without_rates, UserWarning)
 
     def check_logits(self, recorded: bool) -> None:
         """Raise InputError if the policy needs logits, and an epoch recorded none."""
@@ -352,7 +236,7 @@ class LoopChecks:
             "loop over pruner.epochs() or pruner.iterate(loader), give the loader "
             "sampler=pruner.sampler, and record every training batch once and no other batches"
         )
-        if self._sharded:
+        if self._shape.num_replicas < self.num_ranks:
             advice += (
                 ", and leave out num_replicas and sharded_by_loader if no framework shards the "
                 "batches"
@@ -361,295 +245,3 @@ class LoopChecks:
             f"expected at most {cycle.current.planned} samples in epoch {cycle.epoch}, which are "
             f"all that its plan keeps, got more: {advice}"
         )
-
-    def see(self, index: torch.Tensor) -> None:
-        """Keep the indices of a batch, shape (B,), one of the first of its epoch."""
-        self._batches.append(index)
-        self._watched += len(index)
-        enough = self._watched >= _WATCHED_INDICES
-        self.watching = not enough or len(self._batches) < _WATCHED_BATCHES
-
-    def warn_if_read_ahead(self, read: int, recorded: int) -> None:
-        """Warn if the last batches of an epoch, of which so many were recorded, may follow it."""
-        if 0 < recorded < read:
-            self._warn_once(
-                "ahead",
-                f"{read - recorded} of {read} batches of epoch {self._cycle.epoch} were not "
-                f"recorded when iterate() was asked for the next epoch. If they are recorded "
-                f"later, they count for that one: record each batch before the next one is read, "
-                f"and prefetch inside of `for epoch in pruner.epochs()` only. If they were left "
-                f"out or recorded together, nothing is wrong",
-            )
-
-    def forget(self) -> None:
-        """Forget the batches of the epoch in progress."""
-        self._batches: list[torch.Tensor] = []
-        self._watched = 0
-        self.watching = True
-
-    def warn_before_saving(self) -> None:
-        """Warn if a state does not tell that its epoch was trained."""
-        cycle = self._cycle
-        trained = cycle.unfinished is None and cycle.is_open and self._all_yielded()
-        if trained and not self._has_recorded:
-            self._warn_once(
-                "saved",
-                f"all samples of epoch {cycle.epoch} were loaded and none was recorded, so a "
-                f"training that continues from this state trains the epoch again: call record() "
-                f"in each step, or end_epoch() before state_dict()",
-            )
-
-    def end_epoch(
-        self,
-        progress: "Progress[Any]",
-        planned_batches: int | None,
-        recorder: "Recorder",
-        totals: "RunTotals",
-        total_steps: int | None,
-    ) -> list[str]:
-        """Return the warnings that an epoch gives rise to.
-
-        Args:
-            progress: The epoch and what was recorded of it.
-            planned_batches: The number of batches of this rank; None if it is not known.
-            recorder: What was noted when the losses of the epoch were flushed.
-            totals: The sums over the epochs so far, with this one.
-            total_steps: The number of steps of the whole training if the loop has asked for it.
-        """
-        watched = [index.cpu().numpy() for index in self._batches]  # This waits for the device.
-        self.forget()
-        if not progress.batches:
-            return self._of_silence(progress)
-        self._has_recorded = True
-        all_yielded = progress is self._cycle.current and self._all_yielded()
-        self._silent_in_a_row = self._unused_in_a_row = 0
-        found = {
-            "repeats": self._of_repeats(progress),
-            # A rank of a stream that has too few samples repeats them.
-            "same": None if self.numbering else self._of_same_indices(progress.plan.epoch, watched),
-            "unplanned": self._of_unplanned(progress, watched),
-            "gaps": self._of_gaps(progress, watched),
-            "batches": _of_batches(progress, planned_batches),
-            "dropped": _of_dropped(progress, planned_batches) if all_yielded else None,
-            "cut": self._of_cut(progress, planned_batches),
-            "flat": _of_flat_losses(progress) if recorder.flat else None,
-            "uneven": None
-            if self._sharded or planned_batches is None
-            else _of_uneven_ranks(progress, recorder.uneven),
-            "rate": self._of_rate(progress.plan.epoch, totals),
-        }
-        new = self._once(found)
-        if not self._warned & _OTHER_STEPS:
-            short = self._of_missing_steps(progress.plan.epoch, total_steps, totals)
-            new += self._once({"short": short})
-        return new
-
-    def _all_yielded(self) -> bool:
-        """Return whether the loop has read all samples of this rank in the current epoch."""
-        yielded: int = self._sampler.state_dict()["yielded"]
-        return self._cycle.sampler_read and yielded == len(self._sampler)
-
-    def _warn_once(
-        self, kind: str, message: str | None, category: type[Warning] = RuntimeWarning
-    ) -> None:
-        for new in self._once({kind: message}):
-            warn_user(new, category)
-
-    def _once(self, found: dict[str, str | None]) -> list[str]:
-        new = {kind: text for kind, text in found.items() if text and kind not in self._warned}
-        self._warned.update(new)
-        return list(new.values())
-
-    def _of_silence(self, progress: "Progress[Any]") -> list[str]:
-        cycle, epoch = self._cycle, progress.plan.epoch
-        used = cycle.sampler_read or cycle.plan_read
-        self._silent_in_a_row += used
-        self._unused_in_a_row = 0 if used else self._unused_in_a_row + 1
-        never = cycle.sampler_read and not self._has_recorded
-        silent = never or self._silent_in_a_row == _SILENT_EPOCHS
-        unused = self._unused_in_a_row == _SILENT_EPOCHS
-        return self._once(
-            {
-                "silent": f"epoch {epoch} recorded no losses, so policy {self._policy.name!r} "
-                f"learns nothing: pass the losses of each batch to pruner.record(index, losses)"
-                if silent
-                else None,
-                "unused": f"{_SILENT_EPOCHS} epochs up to epoch {epoch} used neither the sampler "
-                f"nor the plan of the pruner, so nothing was skipped: train with pruner.loader(), "
-                f"or give your loader sampler=pruner.sampler"
-                if unused
-                else None,
-            }
-        )
-
-    def _of_repeats(self, progress: "Progress[Any]") -> str | None:
-        epoch, planned = progress.plan.epoch, progress.planned
-        world = self._replicas.late_world()
-        if world is not None:
-            return (
-                f"this pruner was made before the process group of {world} ranks, so every rank "
-                f"trains all samples and learns alone: make it after init_process_group()"
-            )
-        all_of_them = progress.samples >= self.num_ranks * planned
-        if self._sharded and all_of_them and progress.batches >= _ENOUGH_BATCHES:
-            return (
-                f"epoch {epoch} keeps {planned} samples, and each of {self.num_ranks} ranks "
-                f"trained all of them: leave out num_replicas and sharded_by_loader, which are for "
-                f"frameworks that shard the batches"
-            )
-        return None
-
-    def _of_unplanned(
-        self, progress: "Progress[Any]", watched: list[npt.NDArray[np.int64]]
-    ) -> str | None:
-        """Warn if skipped samples were trained in so many epochs that this is no exception."""
-        plan = progress.plan
-        skipped_share = 1 - plan.number / self._num_samples
-        if not watched or not skipped_share:
-            return None
-        index = np.concatenate(watched)
-        unplanned = np.count_nonzero(~plan.includes(index)) / len(index)
-        # A loader without the sampler trains skipped samples as often as all others.
-        ignored = unplanned >= skipped_share / 2
-        self._ignored_in_a_row = self._ignored_in_a_row + 1 if ignored else 0
-        if self._ignored_in_a_row < _IGNORED_EPOCHS:
-            return None
-        return (
-            f"in {_IGNORED_EPOCHS} pruning epochs up to epoch {plan.epoch}, the samples to skip "
-            f"were trained all the same: give the loader sampler=pruner.sampler, and give record "
-            f"the indices that the loader yields, not numbers within the batch"
-        )
-
-    def _of_same_indices(self, epoch: int, watched: list[npt.NDArray[np.int64]]) -> str | None:
-        """Warn if all batches have the same indices, since an epoch trains each sample once."""
-        same = all(np.array_equal(index, watched[0][: len(index)]) for index in watched[1:])
-        if not same or len(watched) < _ENOUGH_BATCHES:
-            return None
-        return (
-            f"the batches of epoch {epoch} were recorded with the same indices, so losses are "
-            f"counted for the wrong samples: give record the indices that the loader yields, not "
-            f"numbers within the batch"
-        )
-
-    def _of_gaps(
-        self, progress: "Progress[Any]", watched: list[npt.NDArray[np.int64]]
-    ) -> str | None:
-        """Warn if far too few samples were recorded, because batches between them are missing."""
-        if not watched or progress.samples > _FEW * progress.planned or "gaps" in self._warned:
-            return None
-        number = sum(map(len, watched))
-        # If a framework shards the batches, this rank trains every so manieth of the order.
-        per_batch = number / len(watched) * self.num_ranks / self._shape.num_replicas
-        order = self._sampler.leading(round(_SEARCHED * per_batch * len(watched)))
-        if batch_distance(watched, order) <= _FAR * per_batch:
-            return None
-        return (
-            f"epoch {progress.plan.epoch} recorded {progress.samples} samples, but its plan keeps "
-            f"{progress.planned}, and there are gaps between the recorded batches: if a framework "
-            f"shards the batches itself, make the Pruner with sharded_by_loader=True (or "
-            f"num_replicas=1 and the batch size of all ranks together); otherwise, record every "
-            f"batch"
-        )
-
-    def _of_cut(self, progress: "Progress[Any]", planned: int | None) -> str | None:
-        """Warn if epochs end where the first one ended; a loop may break off where it likes."""
-        batches = progress.batches
-        if planned is None:
-            return None
-        if self._first_batches < 0:
-            self._first_batches = batches if batches == planned else 0
-        self._cut += batches == self._first_batches < planned
-        if self._cut < _CUT_EPOCHS:
-            return None
-        return (
-            f"{_CUT_EPOCHS} epochs up to epoch {progress.plan.epoch} ended after {batches} batches "
-            f"as the first one did, but had more ({planned} in this one), so fewer steps are taken "
-            f"than total_steps() says: have your framework read len(loader) in each epoch"
-        )
-
-    def _of_missing_steps(self, epoch: int, steps: int | None, totals: "RunTotals") -> str | None:
-        """Warn if a training that left out no epoch ends with fewer steps than the loop was told.
-
-        A loop that did not ask may break off each epoch, and one may record each as one batch.
-        """
-        is_last = epoch + 1 == totals.epochs == self._policy.epochs < totals.batches
-        if not is_last or steps is None or totals.steps >= _ENOUGH_STEPS * steps:
-            return None
-        return (
-            f"the training took {totals.steps} of the {steps} steps that total_steps() says, since "
-            f"epochs were ended before their last batch, so a rate made for all steps has not "
-            f"fallen to its end: train all batches, or make the scheduler for fewer steps"
-        )
-
-    def _of_rate(self, epoch: int, totals: "RunTotals") -> str | None:
-        """Warn if the rate is not that of the scheduler from which the policy has it."""
-        # If the loop left out epochs, the number of steps says nothing of the scheduler.
-        steps = totals.steps if totals.epochs == epoch + 1 else 0
-        deviation = self._policy.rate_deviation(epoch + 1, steps)
-        if deviation is None:
-            return None
-        return (
-            f"policy {self._policy.name!r} does not save steps where the learning rate is small, "
-            f"since after epoch {epoch} {deviation}"
-        )
-
-
-def _of_batches(progress: "Progress[Any]", planned: int | None) -> str | None:
-    """Warn if a whole epoch was recorded in another number of batches than was planned."""
-    batches = progress.batches
-    if planned is None or progress.samples < progress.planned or batches in (1, planned):
-        return None
-    return (
-        f"epoch {progress.plan.epoch} was recorded in {batches} batches instead of {planned}, so "
-        f"total_steps() counts other optimizer steps than were taken: give Pruner the batch size "
-        f"of the loader"
-    )
-
-
-def _of_dropped(progress: "Progress[Any]", planned: int | None) -> str | None:
-    """Warn if only an incomplete last batch was not recorded, although it was loaded."""
-    missing, batches = progress.planned - progress.samples, progress.batches
-    if planned is None or batches != planned - 1 or not 0 < missing < progress.samples / batches:
-        return None
-    return (
-        f"the last batch of epoch {progress.plan.epoch}, of {missing} samples, was loaded but not "
-        f"recorded, so total_steps() counts a step that is not taken: give Pruner drop_last=True "
-        f"if your loader has it, or record every batch"
-    )
-
-
-def _of_flat_losses(progress: "Progress[Any]") -> str:
-    return (
-        f"all samples of each batch of epoch {progress.plan.epoch} had the same loss, so no sample "
-        f'differs from another: record one loss per sample, with reduction="none"'
-    )
-
-
-def _of_uneven_ranks(progress: "Progress[Any]", uneven: tuple[int, int] | None) -> str | None:
-    """Warn if ranks recorded other numbers of batches, although they trained equally many."""
-    if uneven is None:
-        return None
-    return (
-        f"some ranks recorded {uneven[0]} batches of epoch {progress.plan.epoch} and others "
-        f"{uneven[1]}, so losses may have been compared with those of other batches than the ones "
-        f"that were trained together: record every batch on every rank, also one that takes no "
-        f"step (its losses may be NaN)"
-    )
-
-
-def batch_distance(batches: list[npt.NDArray[np.int64]], order: npt.NDArray[np.int64]) -> float:
-    """Return the distance in the order at which the batches follow the first one.
-
-    It is the median, so that a few missing batches do not matter. It is 0 for fewer than three
-    batches, and if the first one is not in the order. A batch that is not in it is infinitely far.
-
-    Args:
-        batches: The indices of some batches, shape (B,) each.
-        order: Samples in their order, shape (n,).
-    """
-    places = {sample: place for place, sample in reversed(list(enumerate(order.tolist())))}
-    starts = [min(places.get(sample, np.inf) for sample in batch.tolist()) for batch in batches]
-    if len(batches) < 3 or starts[0] == np.inf:
-        return 0.0
-    steps = [(start - starts[0]) / number for number, start in enumerate(starts) if number]
-    return float(np.median(steps))

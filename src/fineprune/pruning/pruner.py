@@ -13,7 +13,8 @@ from fineprune.pruning.epoch_cycle import EpochCycle, Phase
 from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
 from fineprune.pruning.learning_rates import Rates
-from fineprune.pruning.loop_checks import check_batch, warn_of_other_labels
+from fineprune.pruning.loop_checks import check_batch
+from fineprune.pruning.loop_warnings import warn_of_other_labels
 from fineprune.pruning.plan import EpochPlan, check_plan
 from fineprune.pruning.plan_options import AppliedOptions
 from fineprune.pruning.policies.policy import Policy, check_is_policy
@@ -308,7 +309,7 @@ class Pruner(EpochLoop[EpochPlan]):
         if unfinished is not None:
             trained = self._is_trained(unfinished)
             progress = pack_progress(unfinished, self._num_samples, trained)
-        self._checks.warn_before_saving()
+        self._warnings.warn_before_saving()
         packed = {
             **self._identity(),
             "epoch": epoch,
