@@ -135,7 +135,7 @@ def test_records_that_are_not_finite_are_left_out_and_counted():
     )
 
 
-@pytest.mark.parametrize(("index", "label"), [(-1, 0), (4, 0), (0, -100), (0, 3)])
+@pytest.mark.parametrize(("index", "label"), [(-1, 0), (4, -100), (0, -1), (0, 3)])
 @pytest.mark.parametrize("batch", [0, 1])
 def test_numbers_out_of_range_are_an_error(index, label, batch, monkeypatch):
     monkeypatch.setattr("fineprune.labels.evidence._BLOCK", 1)
@@ -145,6 +145,28 @@ def test_numbers_out_of_range_are_an_error(index, label, batch, monkeypatch):
     wrong = torch.tensor([index]), logits_of(0, 1, 3), torch.tensor([label])
     with pytest.raises(InputError, match=r"indices in 0\.\.3 and labels in 0\.\.2, got 1 records"):
         evidence.record(*wrong, 1)
+
+
+@pytest.mark.parametrize("strongest", [None, 2])
+@pytest.mark.parametrize("first", [False, True])
+def test_records_without_a_label_are_left_out(strongest, first):
+    evidence, expected = Evidence(4, 3, strongest), Evidence(4, 3, strongest)
+    labelled = torch.tensor([1, 3]), logits_of(0, 2, 3), torch.tensor([2, 1])
+    if not first:
+        evidence.record(*labelled, 1)
+        expected.record(*labelled, 1)
+    logits = logits_of(1, 4, 3)
+    evidence.record(torch.arange(4), logits, torch.tensor([-100, 2, -100, 1]), 1)
+    evidence.flush()
+    expected.recorded += 2  # They count as passes over the data.
+    expected.record(torch.tensor([1, 3]), logits[[1, 3]], torch.tensor([2, 1]), 1)
+    expected.flush()
+    assert evidence.labels.tolist() == [-1, 2, -1, 1]
+    assert evidence.recorded == expected.recorded
+    for name in ("labels", "weight", "loss", "visits", "agreed"):
+        assert torch.equal(getattr(evidence, name), getattr(expected, name)), name
+    shares = shares_of(evidence)[[1, 3]], shares_of(expected)[[1, 3]]
+    torch.testing.assert_close(*shares, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("together", [True, False])

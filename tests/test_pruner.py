@@ -343,10 +343,10 @@ def test_a_batch_that_is_changed_in_place_is_an_error_that_says_so(changed, batc
         more()
 
 
-def test_losses_that_must_not_wait_are_copied_at_once():
-    """A part of a larger tensor, like losses on a GPU, where a CUDA graph reuses the memory."""
+@pytest.mark.parametrize("memory", [torch.empty(4), torch.from_numpy(np.empty(2))])
+def test_losses_that_must_not_wait_are_copied_at_once(memory):
+    """A part of a larger tensor, or an array, like a GPU, where a CUDA graph reuses memory."""
     pruner = made(length=8)
-    memory = torch.empty(4)
     for first in range(0, 8, 2):
         memory[:2] = torch.tensor([1.0, 2.0])
         pruner.record([first, first + 1], memory[:2])

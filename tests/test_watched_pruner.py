@@ -164,6 +164,42 @@ def test_logits_that_are_changed_in_place_are_an_error():
         watch.suspects()
 
 
+def test_an_array_may_be_filled_again_with_the_logits_of_the_next_batch():
+    watch = fp.LabelWatch(16, 3)
+    logits = np.empty((4, 3), np.float32)
+    for index in torch.arange(16).view(4, 4):
+        logits[:] = 9 * np.eye(3)[index % 3]
+        watch.record(index, torch.from_numpy(logits), index % 3)
+    logits[:] = -9 * np.eye(3)[index % 3]
+    assert watch.ranking().answered == 1
+
+
+def test_samples_without_a_label_count_as_recorded_and_leave_no_evidence():
+    """So a training that is stopped inside of an epoch continues with the batch after the last."""
+    features, labels = data().tensors
+    labels = labels.clone()
+    labels[::3] = -100
+    recorded = []
+    pruner = fp.Pruner(TensorDataset(features, labels), fp.FullData(2), batch_size=BATCH)
+    for stop in (5, None):
+        again = fp.Pruner(TensorDataset(features, labels), fp.FullData(2), batch_size=BATCH)
+        if stop is None:
+            again.load_state_dict(pruner.state_dict())
+        pruner = again
+        for _ in pruner.epochs():
+            for index, (x, y) in pruner.loader():
+                logits = x[:, :CLASSES]
+                pruner.record(index, F.cross_entropy(logits, y, reduction="none"), logits, y)
+                recorded += index.tolist()
+                if pruner.steps_done == stop:
+                    break
+            if pruner.steps_done == stop:
+                break
+    assert sorted(recorded) == sorted([*range(N)] * 2)
+    known = pruner.watch.scores() > -torch.inf
+    assert torch.equal(known, labels >= 0)
+
+
 def test_a_loader_may_use_the_memory_of_the_indices_and_labels_again():
     watch = fp.LabelWatch(8, 3)
     memory = np.empty((2, 4), np.int64)

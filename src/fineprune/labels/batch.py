@@ -45,8 +45,8 @@ def for_buffer(values: Tensor) -> tuple[Tensor, int | None]:
 
     It may wait there until it is copied together with others. It is copied at once, and has no
     version, on other devices than a CPU, where the next step may write into the same memory; if it
-    is of the inference mode, which has no versions; and if it is a part of a larger tensor, all of
-    which it would keep alive.
+    is of the inference mode, which has no versions; if its memory is not torch's, such as that of
+    an array; and if it is a part of a larger tensor, all of which it would keep alive.
     """
     if values.layout != torch.strided:
         raise InputError(
@@ -54,7 +54,8 @@ def for_buffer(values: Tensor) -> tuple[Tensor, int | None]:
             f"record values.to_dense()"
         )
     try:
-        whole = values.untyped_storage().nbytes() <= values.nbytes
+        memory = values.untyped_storage()
+        whole = memory.nbytes() <= values.nbytes and memory.resizable()
     except NotImplementedError as error:
         raise InputError(
             f"expected a batch outside of the transforms of torch.func, got a tensor without "

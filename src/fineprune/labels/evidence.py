@@ -20,6 +20,9 @@ from fineprune.labels.ranks import exchange_device
 # tensor takes almost as long as one on a tensor of this size.
 _BLOCK = 1 << 17
 
+# The label that torch's losses ignore unless told otherwise.
+_NO_LABEL = -100
+
 # At most so many batches are buffered, because a state with thousands of small tensors is slow.
 _MOST_BATCHES = 128
 
@@ -190,9 +193,8 @@ class Evidence:
             raise InputError(
                 f"expected indices in 0..{self.num_samples - 1} and labels in "
                 f"0..{self.num_classes - 1}, got {out_of_range} records with others: give "
-                f"LabelWatch the numbers of samples and classes of the data set, and leave out "
-                f"samples without a label, such as -100: with keep = labels >= 0, record "
-                f"index[keep], logits[keep] and labels[keep]"
+                f"LabelWatch the numbers of samples and classes of the data set, and samples "
+                f"without a label the label {_NO_LABEL}"
             )
         if changed:
             raise InputError(
@@ -353,22 +355,24 @@ class Evidence:
 
     def _add(self, index: Tensor, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
         """Add visits, in which a sample may occur several times, without waiting for the device."""
-        known = (index >= 0) & (index < self.num_samples)
-        known &= (labels >= 0) & (labels < self.num_classes)
+        in_range = (index >= 0) & (index < self.num_samples)
+        known = in_range & (labels >= 0) & (labels < self.num_classes)
+        unlabelled = in_range & (labels == _NO_LABEL)
         index = index.clamp(0, self.num_samples - 1)
-        labels = labels.clamp(0, self.num_classes - 1)
         before = self.labels.index_select(0, index)
-        self.labels.index_copy_(0, index, labels.int())
+        given = torch.where(unlabelled, before, labels.clamp(0, self.num_classes - 1).int())
+        self.labels.index_copy_(0, index, given)
         # The second comparison finds two labels of one sample among these visits.
-        changed = ((before >= 0) & (before != labels)) | (
-            self.labels.index_select(0, index) != labels
+        changed = ((before >= 0) & (before != given)) | (
+            self.labels.index_select(0, index) != given
         )
+        labels = given.long().clamp(min=0)
         # On a CPU, a softmax over rows of few classes takes ten times as long as over columns.
         logs = logits.t().contiguous().log_softmax(0)
         own = logs.gather(0, labels[None])[0]
         finite = own.isfinite()
         usable = known & finite
-        self._faults += torch.stack([~known, known & changed, known & ~finite]).sum(1)
+        self._faults += torch.stack([~known & ~unlabelled, known & changed, known & ~finite]).sum(1)
         weights = torch.where(usable, weights, 0)
         new = _Sums(
             weights,

@@ -125,7 +125,8 @@ class LabelWatch(Untraced):
             index: The indices of the samples; integers, shape (B,).
             logits: The output of the network for them, before a softmax; floating point, shape
                 (B, C).
-            labels: Their labels; integers, shape (B,). They must be the same in each epoch.
+            labels: Their labels; integers, shape (B,). They must be the same in each epoch. Records
+                with the label -100, which torch's losses ignore, are left out.
 
         Raises:
             InputError: A shape or a type is wrong, the logits are probabilities, an index or a

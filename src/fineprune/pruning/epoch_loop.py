@@ -396,7 +396,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             index: Indices of the samples, integers, shape (B,): the first part of each batch.
             losses: One loss per sample, floating point, shape (B,) (``reduction="none"``).
             logits: The output of a classifier for them; floating point, shape (B, C).
-            labels: Their labels; integers, shape (B,). They are given together with ``logits``.
+            labels: Their labels, given together with ``logits``; integers, shape (B,). -100 stands
+                for a sample without one.
 
         Returns:
             The mean of the losses, shape (). If the plan has weights, each loss is multiplied by
