@@ -7,7 +7,8 @@ The second command needs no GPU. The first line that it prints is the number of 
 together, since ``accelerate launch --cpu --num_processes 2`` starts only one.
 
 Accelerate divides the batches among the processes, which ``sharded_by_loader`` tells the pruner. A
-checkpoint holds the pruner, and may be written after any step.
+checkpoint holds the pruner, and may be written after any step. It is for the same number of
+processes: with another one, the scheduler would need another number of steps.
 """
 
 import sys

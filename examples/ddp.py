@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 2 examples/ddp.py CHECKPOINT
 
 It takes seconds. The numbered lines are for the pruning. With a second argument, the training
-writes this file after each epoch, and continues from it if it exists.
+writes this file after each epoch, and continues from it if it exists, with the same number of
+processes: with another one, the scheduler would need another number of steps.
 """
 
 import sys

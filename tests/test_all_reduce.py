@@ -278,6 +278,8 @@ def test_a_checkpoint_can_be_resumed_with_another_number_of_ranks(
     assert [line["epoch"] for line in metrics] == [0, 1, 2, 3]
     assert [line["steps"] for line in metrics] == steps
     assert [line["samples"] for line in metrics] == [192, 256, 192, 256]
+    said = "continues with 2 processes after 1, so a step has 64 samples after 32, and the learning"
+    assert done.stderr.count(said) == 1
 
 
 def test_accumulation_begins_anew_with_another_number_of_ranks(torchrun, tmp_path, monkeypatch):

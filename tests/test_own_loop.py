@@ -417,7 +417,10 @@ def test_a_plain_script_is_pruned_with_at_most_five_added_or_changed_lines():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_replicas": 1}, "without num_replicas and rank, .* got num_replicas=1 and rank=None"),
+        (
+            {"num_replicas": 1},
+            "without num_replicas .* got num_replicas=1 and rank=None.*split_batches",
+        ),
         ({"rank": 0}, "without num_replicas and rank"),
         ({"batch_size": None}, "expected batch_size, that of one rank"),
         ({"batch_size": 0}, "batch_size to be a whole number"),

@@ -73,6 +73,7 @@ def ranks(rank, folder):
                     warnings_of(early),
                     warnings_of(unsharded()),
                     warnings_of(shared(), every=2),
+                    warnings_of(unsharded(2 * BATCH), every=2),
                 ],
             },
             f"{folder}/rank{rank}.pt",
@@ -281,9 +282,9 @@ def sharded(rank):
     }
 
 
-def unsharded():
+def unsharded(batch_size=BATCH):
     """Return a pruner that leaves sharding to a framework that does not exist."""
-    return fp.Pruner(N, POLICY, seed=1, batch_size=BATCH, sharded_by_loader=True)
+    return fp.Pruner(N, POLICY, seed=1, batch_size=batch_size, sharded_by_loader=True)
 
 
 def shared():
@@ -440,11 +441,12 @@ def test_batches_that_a_framework_shards_count_as_those_of_one_process(two_ranks
 
 def test_ranks_that_all_train_everything_or_share_twice_are_noticed_once(two_ranks):
     for rank in two_ranks:
-        early, unsharded, shared_twice = rank["warned"]
-        assert len(early) == len(unsharded) == len(shared_twice) == 1
+        early, unsharded, shared_twice, of_all_processes = rank["warned"]
+        assert len(early) == len(unsharded) == len(shared_twice) == len(of_all_processes) == 1
         assert "made before the process group of 2 ranks" in early[0]
         assert "leave out num_replicas and sharded_by_loader" in unsharded[0]
         assert "sharded_by_loader=True" in shared_twice[0]
+        assert "give Pruner the batch size of one process" in of_all_processes[0]
 
 
 @pytest.mark.parametrize("rank", range(4))

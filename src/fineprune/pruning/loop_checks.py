@@ -238,8 +238,8 @@ class LoopChecks:
         )
         if self._shape.num_replicas < self.num_ranks:
             advice += (
-                ", and leave out num_replicas and sharded_by_loader if no framework shards the "
-                "batches"
+                ", leave out num_replicas and sharded_by_loader if no framework shards the "
+                "batches, and record equally many samples on every rank"
             )
         raise InputError(
             f"expected at most {cycle.current.planned} samples in epoch {cycle.epoch}, which are "

@@ -224,7 +224,7 @@ class LoopWarnings:
             "same": None if self.numbered else self._of_same_indices(progress.plan.epoch, watched),
             "unplanned": self._of_unplanned(progress, watched),
             "gaps": self._of_gaps(progress, watched),
-            "batches": _of_batches(progress, planned_batches),
+            "batches": _of_batches(progress, planned_batches, self._sharded),
             "dropped": _of_dropped(progress, planned_batches) if all_yielded else None,
             "cut": self._of_cut(progress, planned_batches),
             "flat": _of_flat_losses(progress) if recorder.flat else None,
@@ -389,15 +389,21 @@ class LoopWarnings:
         )
 
 
-def _of_batches(progress: "Progress[Any]", planned: int | None) -> str | None:
-    """Warn if a whole epoch was recorded in another number of batches than was planned."""
+def _of_batches(progress: "Progress[Any]", planned: int | None, sharded: bool) -> str | None:
+    """Warn if a whole epoch was recorded in another number of batches than was planned.
+
+    Args:
+        progress: The epoch.
+        planned: The number of batches of this rank; None if it is not known.
+        sharded: Whether a framework divides the batches over the ranks.
+    """
     batches = progress.batches
     if planned is None or progress.samples < progress.planned or batches in (1, planned):
         return None
     return (
         f"epoch {progress.plan.epoch} was recorded in {batches} batches instead of {planned}, so "
         f"total_steps() counts other optimizer steps than were taken: give Pruner the batch size "
-        f"of the loader"
+        f"of {'one process' if sharded else 'the loader'}"
     )
 
 

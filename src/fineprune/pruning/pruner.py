@@ -446,7 +446,9 @@ def _global_batch_size(
     if num_replicas is not None or rank is not None:
         raise InputError(
             f"expected sharded_by_loader without num_replicas and rank, since the framework "
-            f"divides the batches, got num_replicas={num_replicas} and rank={rank}: leave them out"
+            f"divides the batches, got num_replicas={num_replicas} and rank={rank}: leave them "
+            f"out, or leave out sharded_by_loader if batch_size is that of all processes together "
+            f"(split_batches)"
         )
     if batch_size is None:
         raise InputError("expected batch_size, that of one rank, with sharded_by_loader, got None")

@@ -327,6 +327,16 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
         state.pruner.load_state_dict(saved["pruner"])
     if ranks.rank < len(saved["random"]):
         set_random_state(saved["random"][ranks.rank], recipe.run.device)
+    before, samples = len(saved["random"]), state.pruner.shape.multiple
+    if before != ranks.size and ranks.main:
+        _LOGGER.warning(
+            "continues with %d processes after %d, so a step has %d samples after %d, and the "
+            "learning rate stays as it is",
+            ranks.size,
+            before,
+            samples,
+            samples // ranks.size * before,
+        )
     if state.local is not None:
         load_optimizer(state.local.optimizer, saved["optimizer"])
     epoch = saved["epoch_so_far"]
@@ -339,7 +349,7 @@ def restore(state: TrainState, saved: dict[str, Any]) -> EpochTotals | None:
     if history is not None and totals.history is not None:
         totals.history.load(*history)
     totals.loss_sum = totals.loss_sum.to(recipe.run.device)
-    if len(saved["random"]) != ranks.size:
+    if before != ranks.size:
         totals.steps = totals.steps_so_far(recipe.accumulation)
         # What is left fills the other batches on the current number of ranks.
         totals.first = totals.batches = state.pruner.position.batches
