@@ -4,30 +4,24 @@ Every file and folder appears under its name only when it is complete. Nothing h
 behind after an error or an interrupt.
 """
 
-import glob
 import hashlib
 import http.client
-import secrets
-import shutil
 import sys
 import tarfile
-import time
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO
 from urllib.parse import urlsplit
 
 from fineprune.errors import InputError, RunError, explaining
+from fineprune.writing import unfinished
 
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 60
-
-# Other processes may be downloading the same file. They write more often than this.
-_ABANDONED_SECONDS = 3600
 
 
 class DownloadError(RunError, ConnectionError):
@@ -78,7 +72,7 @@ def save(stream: BinaryIO, size: int | None, url: str, md5: str, directory: Path
         The written file.
     """
     received = 0
-    with temporary(directory, file_name(url)) as partial:
+    with unfinished(directory, file_name(url)) as partial:
         with partial.open("xb") as file, _progress(url, size) as show:
             for chunk in iter(lambda: stream.read(_CHUNK), b""):
                 file.write(chunk)
@@ -115,7 +109,7 @@ def unpack(packed: Path, folder: str) -> Path:
         The unpacked folder.
     """
     target = packed.parent / folder
-    with temporary(packed.parent, folder) as partial:
+    with unfinished(packed.parent, folder) as partial:
         try:
             partial.mkdir()
             with tarfile.open(packed, "r:gz") as tar:
@@ -144,30 +138,6 @@ def unpack(packed: Path, folder: str) -> Path:
 def file_name(url: str) -> str:
     """Return the name of the file at an address."""
     return url.rpartition("/")[2]
-
-
-@contextmanager
-def temporary(directory: Path, name: str) -> Iterator[Path]:
-    """Yield a path in ``directory`` for something unfinished, and remove what is left of it.
-
-    What a process that was killed an hour ago or earlier has left under this name is removed too.
-    """
-    for left in directory.glob(f".{glob.escape(name)}.{'[0-9a-f]' * 16}.part"):
-        with suppress(OSError):  # It may end now, or be another user's.
-            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
-                _remove(left)
-    path = directory / f".{name}.{secrets.token_hex(8)}.part"
-    try:
-        yield path
-    finally:
-        _remove(path)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 class _HttpsRedirects(urllib.request.HTTPRedirectHandler):
