@@ -60,16 +60,9 @@ def fetch(url: str, md5: str, directory: Path) -> Path:
 
 
 def save(stream: BinaryIO, size: int | None, url: str, md5: str, directory: Path) -> Path:
-    """Write the bytes of a download into a directory: all of them, or nothing.
+    """Write the bytes of a download into an existing directory: all of them, or nothing.
 
-    Args:
-        stream: The bytes, which are read to their end.
-        size: The number of bytes to expect; None if it is not known.
-        url, md5: As for ``fetch``.
-        directory: An existing directory.
-
-    Returns:
-        The written file.
+    ``size`` is the number of bytes to expect; None if it is not known. Returns the written file.
     """
     received = 0
     with unfinished(directory, file_name(url)) as partial:
@@ -85,12 +78,9 @@ def save(stream: BinaryIO, size: int | None, url: str, md5: str, directory: Path
 
 
 def check_digest(path: Path, md5: str, advice: str) -> None:
-    """Raise InputError unless a file has the published digest.
+    """Raise InputError unless a file has the published digest, in hexadecimal.
 
-    Args:
-        path: The file.
-        md5: The digest, in hexadecimal.
-        advice: The end of the message: what has another digest, and what to do.
+    ``advice`` is the end of the message: what has another digest, and what to do.
     """
     # MD5 is what is published. Systems that forbid it for security still allow this use.
     with path.open("rb") as stream:

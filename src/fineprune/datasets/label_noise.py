@@ -61,12 +61,7 @@ def mapped_noise(labels: Labels, mapping: Mapping[int, int], share: float, seed:
 
 
 def class_map(pairs: Sequence[str], classes: Sequence[str]) -> dict[int, int]:
-    """Read a class map such as ``["cat->dog", "3->5"]``.
-
-    Args:
-        pairs: One text ``from->to`` for each class to change, with names or numbers of classes.
-        classes: The name of each class.
-    """
+    """Read a class map such as ``["cat->dog", "3->5"]``, of names or numbers of classes."""
     mapping: dict[int, int] = {}
     for pair in pairs:
         ends = [end.strip() for end in pair.split("->")]

@@ -15,12 +15,8 @@ def shuffled(items: Iterable[T], size: int, rng: np.random.Generator) -> Iterato
     """Yield the items in another order.
 
     The buffer is filled first. From then on, each new item takes the place of one that is chosen at
-    random and yielded. The order depends on the number of items, ``size`` and ``rng`` only.
-
-    Args:
-        items: The items of the stream.
-        size: Number of items that the buffer holds. With 0, the order stays as it is.
-        rng: Chooses the places.
+    random and yielded. The order depends on the number of items, ``size`` and ``rng`` only. With
+    ``size`` 0, it stays as it is.
     """
     if not size:
         yield from items

@@ -69,12 +69,8 @@ class PlainSamples(Dataset[Any]):
 def sample_fetch(make: Callable[[], Any], *, seed: int, workers: int, device: str) -> Fetch:
     """Return a function that loads any batch of a user's dataset, for ``Data.make_fetch``.
 
-    Args:
-        make: The function that returns the user's training set. Each loader process calls it, so
-            it must be picklable if there are any.
-        seed: Seeds the random transforms, together with the epoch and the index.
-        workers: The number of loader processes; with 0, this process loads.
-        device: The device of the batches.
+    ``make`` returns the user's training set. Each loader process calls it, so it must be picklable
+    if there are any; with 0 ``workers``, this process loads.
     """
     made = functools.partial(_batch_loader, make, seed)
     load = None if workers else made()
