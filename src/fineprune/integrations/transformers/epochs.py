@@ -276,11 +276,7 @@ class GroupedByLength(Sampler[int]):
     """Sorts parts of a pruning sampler's order by length, so that batches need less padding.
 
     The order depends on the seed, the epoch and the plan only, so that a resumed run has the same.
-
-    Args:
-        sampler: The sampler of a pruner with one replica.
-        lengths: The length of each sample of the data set.
-        step_size: Number of samples per optimizer step of all ranks.
+    ``step_size`` is the number of samples per optimizer step of all ranks.
     """
 
     def __init__(self, sampler: PruningSampler, lengths: Sequence[int], step_size: int) -> None:
