@@ -1,11 +1,7 @@
 """Writes files atomically: there is always either the old file or the new one, never a part."""
 
 import contextlib
-import glob
 import os
-import secrets
-import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -15,9 +11,6 @@ from fineprune.errors import InputError, RunError
 # The end of the name of a file that is not written completely. It is ours, because such files are
 # replaced and removed.
 TEMPORARY = ".fineprune.tmp"
-
-# Other processes may be writing the same file. They write more often than this.
-_ABANDONED_SECONDS = 3600
 
 
 class WriteError(RunError, OSError):
@@ -68,31 +61,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         _remove(temporary)
         raise
-
-
-@contextlib.contextmanager
-def unfinished(folder: Path, name: str) -> Iterator[Path]:
-    """Yield a path for something that several processes may write, and remove what is left of it.
-
-    The path is in ``folder`` and belongs to this process, which moves what it has completed. What
-    one that was killed an hour ago or earlier has left under this name is removed too.
-    """
-    for left in folder.glob(f".{glob.escape(name)}.{'[0-9a-f]' * 16}.part"):
-        with contextlib.suppress(OSError):  # It may end now, or be another user's.
-            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
-                _remove_all(left)
-    path = folder / f".{name}.{secrets.token_hex(8)}.part"
-    try:
-        yield path
-    finally:
-        _remove_all(path)
-
-
-def _remove_all(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -4,24 +4,30 @@ Every file and folder appears under its name only when it is complete. Nothing h
 behind after an error or an interrupt.
 """
 
+import glob
 import hashlib
 import http.client
+import secrets
+import shutil
 import sys
 import tarfile
+import time
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 from urllib.parse import urlsplit
 
 from fineprune.errors import InputError, RunError, explaining
-from fineprune.writing import unfinished
 
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 60
+
+# Other processes may be writing the same file. They write more often than this.
+_ABANDONED_SECONDS = 3600
 
 
 class DownloadError(RunError, ConnectionError):
@@ -128,6 +134,31 @@ def unpack(packed: Path, folder: str) -> Path:
 def file_name(url: str) -> str:
     """Return the name of the file at an address."""
     return url.rpartition("/")[2]
+
+
+@contextmanager
+def unfinished(folder: Path, name: str) -> Iterator[Path]:
+    """Yield a path for something that several processes may write, and remove what is left of it.
+
+    The path is in ``folder`` and belongs to this process, which moves what it has completed. What
+    one that was killed an hour ago or earlier has left under this name is removed too.
+    """
+    for left in folder.glob(f".{glob.escape(name)}.{'[0-9a-f]' * 16}.part"):
+        with suppress(OSError):  # It may end now, or be another user's.
+            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
+                _remove(left)
+    path = folder / f".{name}.{secrets.token_hex(8)}.part"
+    try:
+        yield path
+    finally:
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class _HttpsRedirects(urllib.request.HTTPRedirectHandler):

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fineprune.datasets.download import unfinished
 from fineprune.datasets.image_sources import Found, find_images, shards_of, stamp_of
 from fineprune.errors import MOST_DIGITS, InputError
-from fineprune.writing import unfinished
 
 _LOGGER = logging.getLogger(__name__)
 
