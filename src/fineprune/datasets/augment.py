@@ -73,11 +73,8 @@ def draw(augment: Augment, *, seed: int, epoch: int, samples: int) -> Draws:
 class Normalise:
     """Convert bytes to float32 with about zero mean and unit deviation: ``(v / 255 - mean) / std``.
 
-    Args:
-        mean: One float per channel, computed from values scaled to 0..1.
-        std: One float per channel, computed likewise; greater than 0.
-        width: The width of the images in pixels.
-        device: The device of the images.
+    The mean and the deviation of each channel are those of values scaled to 0..1, and the images
+    are ``width`` pixels wide.
     """
 
     def __init__(

@@ -33,8 +33,7 @@ class DeviceImages:
             index.
         device: Where batches are made.
         augment: How images are varied.
-        mean: One float per channel from values scaled to 0..1, as ``channel_statistics`` returns.
-        std: One float per channel, likewise.
+        mean, std: One float per channel from values scaled to 0..1; see ``channel_statistics``.
     """
 
     def __init__(
