@@ -171,12 +171,11 @@ def image_fetch(
     """
     to_device = ToDevice(dataset.view.size, device, broken)
     # Reading and decoding release the interpreter's lock.
-    pool = ThreadPoolExecutor(threads) if threads else None
+    load_all: Callable[..., Iterable[Any]] = ThreadPoolExecutor(threads).map if threads else map
 
     def fetch(index: Tensor, epoch: int) -> Labelled:
         keys = [(epoch, i) for i in index.tolist()]
-        load = dataset.__getitem__
-        items = list(map(load, keys) if pool is None else pool.map(load, keys))
+        items = list(load_all(dataset.__getitem__, keys))
         ((_, moved),) = to_device([collate_replacing(items)])
         return moved
 
