@@ -103,21 +103,17 @@ def test_an_older_file_survives_a_failed_download(tmp_path):
     assert (tmp_path / "some-file.tar.gz").read_bytes() == b"mine"
 
 
-def test_progress_on_a_terminal_is_one_line_that_is_rewritten(tmp_path):
-    program = (
-        "import io, sys; from pathlib import Path; from fineprune.datasets.download import save\n"
-        f"content = bytes(3_500_000); save(io.BytesIO(content), len(content), {URL!r}, "
-        f"{hashlib.md5(bytes(3_500_000)).hexdigest()!r}, Path({str(tmp_path)!r}))"
-    )
+def test_progress_on_a_terminal_is_one_line_that_is_rewritten(tmp_path, monkeypatch):
+    content = bytes(3_500_000)
     reader, writer = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", program], stderr=writer)
-    os.close(writer)
+    with open(writer, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        save(io.BytesIO(content), len(content), URL, hashlib.md5(content).hexdigest(), tmp_path)
     shown = b""
     with contextlib.suppress(OSError):  # the terminal's other end is closed
         while part := os.read(reader, 4096):
             shown += part
     os.close(reader)
-    assert process.wait() == 0
     lines = shown.decode().replace("\r\n", "\n").split("\r")
     assert lines == [
         "",

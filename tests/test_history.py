@@ -1,6 +1,7 @@
 """The history of a run: one loss and one prediction per sample and epoch."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from resuming import train_until
 
 from fineprune.distributed.all_reduce import RankGroup
 from fineprune.errors import InputError
-from fineprune.runs.history import pack_epoch, read_history, read_labels
+from fineprune.runs.history import pack_epoch, read_evidence, read_history, read_labels
 from fineprune.runs.run import read_run
 from fineprune.runs.training_set import read_training_set
 from fineprune.training.data import load_data
@@ -126,6 +127,20 @@ def test_a_damaged_file_is_refused(tmp_path, whole, content):
         file.write_bytes(content)
     with pytest.raises(InputError, match=r"epoch-0001\.npy"):
         read_history(tmp_path, 200)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", None])
+def test_damaged_evidence_is_refused_without_advice_to_run_its_code(tmp_path, content):
+    file = tmp_path / "history" / "evidence.pt"
+    file.parent.mkdir()
+    if content is None:
+        torch.save({"num_classes": Digits}, file)
+    else:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match="evidence on 200 labels") as error:
+        read_evidence(tmp_path, 200)
+    assert str(error.value).endswith(": restore the file, or train again")
+    assert not re.search("weights.only|options", str(error.value))
 
 
 class Digits(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):

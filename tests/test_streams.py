@@ -25,8 +25,8 @@ import fineprune as fp
 from fineprune.errors import InputError
 from fineprune.pruning.indexed import IndexedItem
 from fineprune.streams import KeyIndex, PrunedStream
+from fineprune.streams.pruned_stream import shuffled
 from fineprune.streams.shard_assignment import Coverage, assignment, coverage, deal, taken
-from fineprune.streams.shuffle_buffer import shuffled
 from fineprune.streams.stream_loader import packed
 
 BATCH = 8

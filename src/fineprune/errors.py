@@ -129,10 +129,14 @@ def explaining(
     except InputError:
         raise
     except kinds as error:
-        reason = getattr(error, "strerror", None) or first_line(error) or type(error).__name__
-        if isinstance(error, pickle.UnpicklingError):  # torch would advise to read it unsafely.
-            reason = "it is damaged, or holds more than tensors and plain values"
-        raise InputError(f"{expected}: {reason}{advice}") from error
+        raise InputError(f"{expected}: {reason_of(error)}{advice}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """Return in one line why something that raised an exception cannot be done."""
+    if isinstance(error, pickle.UnpicklingError):  # torch would advise to read it unsafely.
+        return "it is damaged, or holds more than tensors and plain values"
+    return getattr(error, "strerror", None) or first_line(error) or type(error).__name__
 
 
 def shown(value: str) -> str:

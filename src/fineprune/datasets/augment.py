@@ -70,90 +70,11 @@ def draw(augment: Augment, *, seed: int, epoch: int, samples: int) -> Draws:
     return Draws(offsets[0], offsets[1], flip)
 
 
-class Canvas:
-    """All images of a set with their padding, and their mirror images if flips are needed.
-
-    The images are stored as one flat row of bytes, image after image, and pixel after pixel with
-    the channels of a pixel together. A line of any window is then a contiguous run of bytes, and a
-    batch of windows, mirrored or not, is a single gather of such runs. The canvas takes ``N *
-    (height + 2 * padding) * (width + 2 * padding) * channels`` bytes, and twice as many with
-    flipping (480 MB for CIFAR-10), but flipping then takes no time.
-
-    Args:
-        images: The images; uint8, shape (N, channels, height, width).
-        augment: The padding, and whether mirror images are needed.
-        device: Where the canvas is stored and windows are cut out.
-    """
-
-    def __init__(self, images: Tensor, augment: Augment, device: torch.device) -> None:
-        samples, channels, height, width = images.shape
-        padding = augment.padding
-        self.augment = augment
-        self._copies = 2 if augment.flip else 1
-        self._shape = (height, width, channels)
-        self._step = (width + 2 * padding) * channels
-        self._area = (height + 2 * padding) * self._step
-
-        padded = torch.zeros(
-            (samples, self._copies, height + 2 * padding, width + 2 * padding, channels),
-            dtype=torch.uint8,
-            device=device,
-        )
-        inner = padded[:, 0, padding : padding + height, padding : padding + width]
-        inner.copy_(images.to(device).permute(0, 2, 3, 1))
-        if augment.flip:
-            # The padding is the same on both sides, so the padded image can be mirrored as a whole.
-            padded[:, 1] = padded[:, 0].flip(2)
-
-        # Row k of this view is the run of one line's bytes that starts at byte k. The rows overlap
-        # in memory, and they are only read.
-        line = width * channels
-        flat = padded.view(-1)
-        self._runs = flat.as_strided((max(flat.numel() - line + 1, 0), line), (1, 1))
-        self._lines = torch.arange(height, device=device) * self._step
-
-    def starts(self, index: Tensor, draws: Draws) -> Tensor:
-        """Return the position of the first byte of each sample's window.
-
-        Args:
-            index: The indices of the samples; int64, shape (B,), on the CPU.
-            draws: The random numbers of the epoch.
-
-        Returns:
-            int64, shape (B,), on the CPU.
-        """
-        chosen = index.numpy()
-        top = draws.top[chosen].astype(np.int64)
-        left = draws.left[chosen].astype(np.int64)
-        flip = draws.flip[chosen]
-        # A window that starts `left` pixels from the left edge ends 2 * padding - left pixels from
-        # the right edge, and that is where it starts in the mirrored copy.
-        left = np.where(flip, 2 * self.augment.padding - left, left)
-        image = chosen * self._copies + flip
-        channels = self._shape[2]
-        return torch.from_numpy(image * self._area + top * self._step + left * channels)
-
-    def cut(self, starts: Tensor) -> Tensor:
-        """Cut out windows.
-
-        Args:
-            starts: What the method ``starts`` returned, on the device of the canvas.
-
-        Returns:
-            uint8, shape (B, height, width, channels), on the device of the canvas.
-        """
-        runs = starts[:, None] + self._lines
-        return self._runs.index_select(0, runs.view(-1)).view(-1, *self._shape)
-
-
 class Normalise:
     """Convert bytes to float32 with about zero mean and unit deviation: ``(v / 255 - mean) / std``.
 
-    Args:
-        mean: One float per channel, computed from values scaled to 0..1.
-        std: One float per channel, computed likewise; greater than 0.
-        width: The width of the images in pixels.
-        device: The device of the images.
+    The mean and the deviation of each channel are those of values scaled to 0..1, and the images
+    are ``width`` pixels wide.
     """
 
     def __init__(

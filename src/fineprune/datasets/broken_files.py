@@ -41,8 +41,7 @@ class BrokenFiles:
     def share(self, gather: Callable[[set[int]], list[set[int]]]) -> None:
         """Take note of what the other ranks know, each of which reads a part of the samples.
 
-        Args:
-            gather: Returns the values of all ranks; a collective.
+        ``gather``, a collective, returns the values of all ranks.
         """
         self._known = set().union(*gather(self._known))
         self._check("")

@@ -80,16 +80,12 @@ CIFAR100 = CifarArchive(
 def load_archive(
     archive: CifarArchive, directory: str | PathLike[str], download: bool = False
 ) -> tuple[ImageSet, ImageSet]:
-    """Load the data set that ``archive`` describes.
+    """Load the training set and the test set of an archive.
 
     Args:
-        archive: The description of the data set.
         directory: Either the archive's folder, or a directory that contains this folder or the
             archive itself. The archive is checked against its digest and unpacked in the directory.
         download: Whether to download the archive if the directory contains neither.
-
-    Returns:
-        (train, test).
     """
     folder = _folder(archive, Path(directory), download)
     classes = _class_names(archive, folder)

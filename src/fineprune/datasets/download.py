@@ -26,7 +26,7 @@ from fineprune.errors import InputError, RunError, explaining
 _CHUNK = 1 << 20
 _TIMEOUT_SECONDS = 60
 
-# Other processes may be downloading the same file. They write more often than this.
+# Other processes may be writing the same file. They write more often than this.
 _ABANDONED_SECONDS = 3600
 
 
@@ -66,19 +66,12 @@ def fetch(url: str, md5: str, directory: Path) -> Path:
 
 
 def save(stream: BinaryIO, size: int | None, url: str, md5: str, directory: Path) -> Path:
-    """Write the bytes of a download into a directory: all of them, or nothing.
+    """Write the bytes of a download into an existing directory: all of them, or nothing.
 
-    Args:
-        stream: The bytes, which are read to their end.
-        size: The number of bytes to expect; None if it is not known.
-        url, md5: As for ``fetch``.
-        directory: An existing directory.
-
-    Returns:
-        The written file.
+    ``size`` is the number of bytes to expect; None if it is not known. Returns the written file.
     """
     received = 0
-    with temporary(directory, file_name(url)) as partial:
+    with unfinished(directory, file_name(url)) as partial:
         with partial.open("xb") as file, _progress(url, size) as show:
             for chunk in iter(lambda: stream.read(_CHUNK), b""):
                 file.write(chunk)
@@ -91,12 +84,9 @@ def save(stream: BinaryIO, size: int | None, url: str, md5: str, directory: Path
 
 
 def check_digest(path: Path, md5: str, advice: str) -> None:
-    """Raise InputError unless a file has the published digest.
+    """Raise InputError unless a file has the published digest, in hexadecimal.
 
-    Args:
-        path: The file.
-        md5: The digest, in hexadecimal.
-        advice: The end of the message: what has another digest, and what to do.
+    ``advice`` is the end of the message: what has another digest, and what to do.
     """
     # MD5 is what is published. Systems that forbid it for security still allow this use.
     with path.open("rb") as stream:
@@ -115,7 +105,7 @@ def unpack(packed: Path, folder: str) -> Path:
         The unpacked folder.
     """
     target = packed.parent / folder
-    with temporary(packed.parent, folder) as partial:
+    with unfinished(packed.parent, folder) as partial:
         try:
             partial.mkdir()
             with tarfile.open(packed, "r:gz") as tar:
@@ -147,16 +137,17 @@ def file_name(url: str) -> str:
 
 
 @contextmanager
-def temporary(directory: Path, name: str) -> Iterator[Path]:
-    """Yield a path in ``directory`` for something unfinished, and remove what is left of it.
+def unfinished(folder: Path, name: str) -> Iterator[Path]:
+    """Yield a path for something that several processes may write, and remove what is left of it.
 
-    What a process that was killed an hour ago or earlier has left under this name is removed too.
+    The path is in ``folder`` and belongs to this process, which moves what it has completed. What
+    one that was killed an hour ago or earlier has left under this name is removed too.
     """
-    for left in directory.glob(f".{glob.escape(name)}.{'[0-9a-f]' * 16}.part"):
+    for left in folder.glob(f".{glob.escape(name)}.{'[0-9a-f]' * 16}.part"):
         with suppress(OSError):  # It may end now, or be another user's.
             if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
                 _remove(left)
-    path = directory / f".{name}.{secrets.token_hex(8)}.part"
+    path = folder / f".{name}.{secrets.token_hex(8)}.part"
     try:
         yield path
     finally:

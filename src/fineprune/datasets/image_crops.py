@@ -37,8 +37,7 @@ def random_resized_crop(width: int, height: int, *, key: tuple[int, int, int], f
     part in its centre that has a ratio in these bounds.
 
     Args:
-        width: The width of the image in pixels.
-        height: The height of the image in pixels.
+        width, height: The size of the image in pixels.
         key: The seed of the run, the epoch and the index of the image, which determine the result.
         flip: Whether to mirror the part with probability one half.
     """

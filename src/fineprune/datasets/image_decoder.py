@@ -48,12 +48,7 @@ class BrokenImage(ValueError):
 
 
 def decode(content: bytes, choose: Choose, size: int) -> torch.Tensor:
-    """Decode an image, cut out a part, and resize it.
-
-    Args:
-        content: The bytes of a JPEG, PNG or WebP file.
-        choose: Chooses the part from the width and the height of the image.
-        size: The height and width of the result.
+    """Decode a JPEG, PNG or WebP file, cut out a part, and resize it.
 
     Returns:
         The pixels; uint8, shape (3, size, size).

@@ -82,9 +82,7 @@ class ImageFiles(Dataset[Item]):
     size)) or what is broken, and the class.
 
     Args:
-        index: Where the images are.
         labels: The class of each sample; integers, shape (N,).
-        view: How images are cropped and resized.
         images: The image of the index that each sample is, integers, shape (N,); None if sample i
             is image i.
     """

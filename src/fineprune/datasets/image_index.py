@@ -4,13 +4,12 @@ It is made once per data set and kept in a cache file. Processes map this file i
 so that all of them share one copy, and private memory does not grow with the number of images.
 """
 
-import contextlib
+import functools
 import hashlib
 import json
 import logging
 import os
 import struct
-import tempfile
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fineprune.datasets.download import unfinished
 from fineprune.datasets.image_sources import Found, find_images, shards_of, stamp_of
 from fineprune.errors import MOST_DIGITS, InputError
 
@@ -257,24 +257,23 @@ def _header(found: Found, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, A
     }
 
 
+# It lists the user's files.
+_for_its_owner = functools.partial(os.open, mode=0o600)
+
+
 def _write(file: Path, header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     """Write a cache file under a temporary name, and rename it when it is complete."""
     file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(header).encode()
-    number, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".tmp")
-    try:
-        with open(number, "wb") as out:
+    with unfinished(file.parent, file.name) as partial:
+        with open(partial, "xb", opener=_for_its_owner) as out:
             out.write(_START.pack(_MAGIC, len(text)) + text)
             for array in arrays.values():
                 out.seek(_aligned(out.tell()))
                 out.write(array.data)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(temporary, file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+        partial.replace(file)
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]] | None:

@@ -31,13 +31,7 @@ Labelled = tuple[Tensor, Tensor]
 
 
 class ToDevice:
-    """Moves batches of bytes to the device and normalises them there.
-
-    Args:
-        size: The height and width of the images.
-        device: The device.
-        broken: Takes note of broken files.
-    """
+    """Moves batches of bytes to the device and normalises them there, and notes broken files."""
 
     def __init__(self, size: int, device: str, broken: BrokenFiles) -> None:
         self._broken = broken
@@ -84,14 +78,10 @@ class ToDevice:
 class ImageLoader:
     """Yields ``(index, (x, y))`` for the keys ``(epoch, index)`` of a sampler.
 
-    Args:
-        dataset: The images.
-        sampler: Yields the keys of an epoch.
-        batch_size: The number of samples per batch.
-        device: Where batches are used.
-        workers: The number of loader processes; with 0, this process loads.
-        broken: Takes note of broken files. Also an attribute.
-        drop_last: Whether to drop an incomplete last batch.
+    With 0 ``workers``, this process loads.
+
+    Attributes:
+        broken: Takes note of broken files.
     """
 
     def __init__(
@@ -145,8 +135,7 @@ class ImageLoader:
 class EvaluationImages:
     """Batches ``(x, y)`` of images for evaluation, which can be iterated any number of times.
 
-    Each iteration starts and ends its loader processes, and broken files are left out. The
-    arguments are those of ``ImageLoader``.
+    Each iteration starts and ends its loader processes, and broken files are left out.
     """
 
     def __init__(
@@ -178,20 +167,15 @@ def image_fetch(
     """Return a function that loads any batch in this process, for workers of parameter servers.
 
     It takes the indices of samples (int64, shape (B,)) and an epoch, and returns the batch
-    ``(x, y)``, in which broken files are replaced.
-
-    Args:
-        dataset, device, broken: As for ``ImageLoader``.
-        threads: The number of threads that decode; with 0, the caller's own thread does.
+    ``(x, y)``, in which broken files are replaced. With 0 ``threads``, the caller's own decodes.
     """
     to_device = ToDevice(dataset.view.size, device, broken)
     # Reading and decoding release the interpreter's lock.
-    pool = ThreadPoolExecutor(threads) if threads else None
+    load_all: Callable[..., Iterable[Any]] = ThreadPoolExecutor(threads).map if threads else map
 
     def fetch(index: Tensor, epoch: int) -> Labelled:
         keys = [(epoch, i) for i in index.tolist()]
-        load = dataset.__getitem__
-        items = list(map(load, keys) if pool is None else pool.map(load, keys))
+        items = list(load_all(dataset.__getitem__, keys))
         ((_, moved),) = to_device([collate_replacing(items)])
         return moved
 

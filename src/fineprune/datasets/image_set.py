@@ -44,7 +44,6 @@ def class_number(place: str, text: str, classes: Sequence[str], others: Sequence
         place: Where the text comes from, for the error message.
         text: The name of a class, or its number. A name counts first, if it looks like a number; a
             number that may be the name of another class without its zeros is refused.
-        classes: The name of each class.
         others: What else may stand there, for the error message.
     """
     numbers = {str(number): number for number in range(len(classes))}
@@ -73,12 +72,9 @@ def class_number(place: str, text: str, classes: Sequence[str], others: Sequence
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the mean and the standard deviation of each channel over all images and pixels.
 
-    Args:
-        images: At least one image; uint8, shape (N, channels, height, width).
-
-    Returns:
-        (mean, std), one float per channel, computed from values scaled to 0..1. The standard
-        deviation is that of the whole population (the sum is divided by the number of pixels).
+    They are computed from values scaled to 0..1, of uint8 images of shape (N, channels, height,
+    width), at least one. The standard deviation is that of the whole population (the sum is divided
+    by the number of pixels).
     """
     channels = images.shape[1]
     total = torch.zeros(channels, dtype=torch.float64)

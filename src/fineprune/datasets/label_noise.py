@@ -9,23 +9,16 @@ from fineprune.datasets.image_set import class_number
 from fineprune.errors import InputError
 from fineprune.pruning.random_streams import stream
 
+# The class of each sample, from 0; shape (N,).
 Labels = npt.NDArray[np.int64]
 
 
 def symmetric_noise(labels: Labels, classes: int, share: float, seed: int) -> Labels:
     """Replace a share of the labels by other classes, each of which has the same probability.
 
-    With the same labels and seed, the labels that a smaller share replaces are also replaced by a
-    larger share, by the same classes.
-
-    Args:
-        labels: The true labels, 0..classes - 1; int64, shape (N,).
-        classes: The number of classes.
-        share: The share of the labels to replace, in [0, 1]: exactly ``round(share * N)`` labels.
-        seed: Determines which labels are replaced, and by which classes.
-
-    Returns:
-        The new labels; int64, shape (N,).
+    Of N labels, exactly ``round(share * N)`` are replaced; which of them, and by which classes,
+    depends on the seed only. With the same labels and seed, the labels that a smaller share
+    replaces are also replaced by a larger share, by the same classes.
     """
     number = round(share * len(labels))
     if number and classes < 2:
@@ -40,17 +33,10 @@ def symmetric_noise(labels: Labels, classes: int, share: float, seed: int) -> La
 
 
 def mapped_noise(labels: Labels, mapping: Mapping[int, int], share: float, seed: int) -> Labels:
-    """Replace a share of the labels of some classes, each class by another given one.
+    """Replace a share of the labels of some classes, each class by the one that it is mapped to.
 
-    Args:
-        labels: The true labels; int64, shape (N,).
-        mapping: The class that replaces each of the classes to change.
-        share: The share of the labels of each mapped class to replace, in [0, 1]: of a class with n
-            labels, exactly ``round(share * n)``.
-        seed: Determines which labels are replaced.
-
-    Returns:
-        The new labels; int64, shape (N,).
+    Of a mapped class with n labels, exactly ``round(share * n)`` are replaced; which of them
+    depends on the seed.
     """
     order = stream(seed, 0, "label-noise").permutation(len(labels))
     noisy = labels.copy()
@@ -61,12 +47,7 @@ def mapped_noise(labels: Labels, mapping: Mapping[int, int], share: float, seed:
 
 
 def class_map(pairs: Sequence[str], classes: Sequence[str]) -> dict[int, int]:
-    """Read a class map such as ``["cat->dog", "3->5"]``.
-
-    Args:
-        pairs: One text ``from->to`` for each class to change, with names or numbers of classes.
-        classes: The name of each class.
-    """
+    """Read a class map such as ``["cat->dog", "3->5"]``, of names or numbers of classes."""
     mapping: dict[int, int] = {}
     for pair in pairs:
         ends = [end.strip() for end in pair.split("->")]

@@ -33,12 +33,8 @@ STOPS = {
 class TrainingLoader(DataLoader[Any]):
     """A ``DataLoader`` whose processes end with the training, and not before.
 
-    Args:
-        dataset: The data set.
-        batch_size: The number of samples per batch.
-        num_workers: The largest number of processes; there are no more than batches.
-        options: Further arguments of ``DataLoader``, except for ``worker_init_fn`` and
-            ``generator``.
+    There are no more of them than batches. ``options`` are further arguments of ``DataLoader``,
+    except for ``worker_init_fn`` and ``generator``.
     """
 
     def __init__(
@@ -95,11 +91,8 @@ class LoaderPool:
     """Processes that call a function, and that end with the training, and not before.
 
     They are not forked from this process, which may have threads, such as those of Ray: a lock that
-    one of them held would never be released in a forked process.
-
-    Args:
-        workers: The number of processes, at least 1.
-        make: The function that makes the function, in each process. It must be picklable.
+    one of them held would never be released in a forked process. Each process makes the function
+    with ``make``, which must be picklable.
     """
 
     def __init__(self, workers: int, make: Callable[[], Callable[[Any], Any]]) -> None:

@@ -16,13 +16,9 @@ def make_synthetic(
     Each class has a coarse pattern of 4x4 colours, and an image is the pattern of its class plus
     noise of about the same strength. Accuracies on these images mean nothing.
 
-    Args:
-        train_size: The number of training images. The test set has a fifth as many, at least one.
-        size: The height and width in pixels.
-        classes: The number of classes.
-
     Returns:
-        (train, test), each with images of shape (n, 3, size, size).
+        (train, test), each with images of shape (n, 3, size, size). The test set has a fifth as
+        many images as the training set, at least one.
     """
     generator = torch.Generator().manual_seed(_SEED)
     shape = (classes, 3, _PATTERN, _PATTERN)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fineprune.errors import InputError
-from fineprune.integrations.transformers.forward_passes import ForwardPasses
+from fineprune.integrations.transformers.losses import ForwardPasses
 from fineprune.integrations.transformers.sample_losses import FUSED, SampleLosses
 from fineprune.integrations.transformers.trainer import PruningMixin
 

@@ -60,15 +60,8 @@ def job_command(
     """Return the arguments of Python that start or continue a training or an experiment in a job.
 
     The same command serves for the first start and for every later one. That of ``train`` contains
-    ``--resume``, which starts a new training if there is no checkpoint.
-
-    Args:
-        verb: ``train``, ``compare`` or ``scale``.
-        recipe: The path of the recipe on the nodes.
-        out: The path of the folder of the run or of the experiment on the nodes.
-        changes: Changes of the recipe, each ``section.key=value``.
-        configurations: The configurations of ``scale``.
-        options: More options of the verb.
+    ``--resume``, which starts a new training if there is no checkpoint. The paths are those on the
+    nodes, and ``options`` are more options of the verb.
     """
     command = ["-m", "fineprune", verb, str(recipe), *configurations, "--out", str(out), *options]
     if verb == "train":
@@ -79,14 +72,10 @@ def job_command(
 
 
 def torchrun_in_job(nodes: int, processes: int) -> list[str] | None:
-    """Return the command that starts ``torchrun`` on the first nodes of the job of this process.
+    """Return the command that starts ``torchrun`` on the first ``nodes`` of this process's job.
 
     This process runs on the job's first node, as a command of ``batch_script`` does. The arguments
     for ``torchrun`` that are appended to the command are those of the program.
-
-    Args:
-        nodes: The number of nodes.
-        processes: The number of processes per node.
 
     Returns:
         The command; None if this process is not in a job of several nodes.
@@ -134,15 +123,11 @@ def fit_servers(
     """Check that a training with parameter servers fits the nodes of a job.
 
     Args:
-        nodes: The number of nodes of the job.
-        workers: The number of replicas of the network.
         group: The number of workers per group. The workers of a group run on one node.
         dedicated: The number of servers that have CPUs of their own; 0 if servers share the CPUs of
             the workers.
         threads: The number of CPUs of each worker and dedicated server; 0 to divide the CPUs of a
             node among its processes.
-        on_gpus: Whether each worker uses a GPU.
-        gpus_per_node: The number of GPUs per node.
         cpus_per_task: The number of CPUs per node. By default, this is what the processes of a node
             use, plus one for the driver and for servers that share CPUs.
 

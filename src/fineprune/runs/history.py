@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fineprune.errors import InputError, first_line
+from fineprune.errors import InputError, reason_of
 from fineprune.labels.class_shares import KEEP_ALL
 from fineprune.labels.label_watch import LabelWatch
 from fineprune.runs.files import HISTORY, epoch_files, read_array
@@ -139,7 +139,7 @@ def read_evidence(folder: Path, num_samples: int) -> LabelWatch | None:
     except Exception as error:  # torch.load has no error of its own for damaged files.
         raise InputError(
             f"expected the evidence on {num_samples} labels in {file}, cannot read it: "
-            f"{first_line(error) or repr(error)}: restore the file, or train again"
+            f"{reason_of(error)}: restore the file, or train again"
         ) from error
     return watch
 

@@ -6,7 +6,7 @@ the plan skips, shuffle, leave out what was trained before an interruption, and 
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
@@ -19,11 +19,40 @@ from fineprune.pruning.sampler import samples_per_rank
 from fineprune.streams.key_index import KeyIndex
 from fineprune.streams.shard_assignment import Assignment, Coverage, assignment, coverage
 from fineprune.streams.shared_plan import SharedPlan
-from fineprune.streams.shuffle_buffer import shuffled
 from fineprune.streams.stream_loader import StreamLoader
+
+_T = TypeVar("_T")
 
 # What ``read`` yields: a key and the sample as it is stored.
 _Stored = tuple[str | int, Any]
+
+# Number of places in a shuffle buffer that are drawn at a time, because one by one takes longer.
+_DRAWS = 1024
+
+
+def shuffled(items: Iterable[_T], size: int, rng: np.random.Generator) -> Iterator[_T]:
+    """Yield the items in another order.
+
+    The buffer is filled first. From then on, each new item takes the place of one that is chosen at
+    random and yielded. The order depends on the number of items, ``size`` and ``rng`` only. With
+    ``size`` 0, it stays as it is.
+    """
+    if not size:
+        yield from items
+        return
+    buffer: list[_T] = []
+    draws: list[int] = []
+    for item in items:
+        if len(buffer) < size:
+            buffer.append(item)
+            continue
+        if not draws:
+            draws = rng.integers(size, size=_DRAWS).tolist()
+        place = draws.pop()
+        replaced, buffer[place] = buffer[place], item
+        yield replaced
+    for place in rng.permutation(len(buffer)).tolist():
+        yield buffer[place]
 
 
 class PrunedStream(IterableDataset[tuple[int, Any]]):

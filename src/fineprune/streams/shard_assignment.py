@@ -52,12 +52,8 @@ def deal(kept: Sequence[int], order: Sequence[int], takers: int) -> list[list[in
     """Deal shards to takers so that each has about equally many kept samples.
 
     The fullest shard goes first, always to the taker that has the fewest samples. Shards without
-    kept samples are left out.
-
-    Args:
-        kept: Number of kept samples of each shard.
-        order: The shards to deal. Those of each taker are returned in this order.
-        takers: Number of takers.
+    kept samples are left out. The shards of a taker are returned in the order of ``order``, and
+    ``kept`` holds the number of kept samples of each shard.
     """
     loads = [(0, taker) for taker in range(takers)]
     taker_of = {}

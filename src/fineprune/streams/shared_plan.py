@@ -28,9 +28,6 @@ class SharedPlan:
 
     The process of the training writes it before each pass over the stream. Its loader processes
     read it in shared memory, so those that persist from epoch to epoch see each new plan.
-
-    Args:
-        num_samples: Number of samples N.
     """
 
     def __init__(self, num_samples: int) -> None:

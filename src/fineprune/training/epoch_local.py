@@ -24,8 +24,7 @@ def local_training(
     """Build a run that this process trains, alone or together with other ranks.
 
     Inside the block, torch uses the recipe's number of threads. The arguments are those of
-    ``served_training``, except that ``ranks`` may be several processes. Loading data may take
-    minutes, so a signal ends it.
+    ``build_state``. Loading data may take minutes, so a signal ends it.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(recipe.run.threads)

@@ -36,12 +36,8 @@ def served_training(
 ) -> Iterator[TrainState]:
     """Build a run that is trained with parameter servers, and start their processes.
 
-    Args:
-        recipe: The recipe, without "auto" settings.
-        ranks: The group that consists of this process only.
-        folder: The run's folder, in which the servers keep their snapshots.
-        saved: The checkpoint that the run continues from; None for a new run.
-        stop: True if a signal has asked this process to stop.
+    The arguments are those of ``build_state``, and the run's folder, in which the servers keep
+    their snapshots. ``ranks`` consists of this process only.
     """
     # Imported here because Ray is an optional dependency.
     from fineprune.distributed.parameter_servers.coordinator import Coordinator

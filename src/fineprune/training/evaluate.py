@@ -51,14 +51,9 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a classifier in evaluation mode, and restore the mode that it was in.
 
-    The results stay on the device, which is synchronised only at the end.
-
-    Args:
-        model: The classifier, which returns logits of shape (B, classes).
-        batches: The batches ``(x, y)``, with labels ``y`` of dtype int64 and shape (B,).
-        device: The device of the model.
-        autocast: The autocast context of the run.
-        classes: The number of classes.
+    The results stay on the device, which is synchronised only at the end. ``batches`` yields pairs
+    ``(x, y)`` with labels of dtype int64 and shape (B,), and the model returns logits of shape
+    (B, classes).
     """
     loss = torch.zeros((), device=device)
     among_five = torch.zeros((), device=device, dtype=torch.int64)
@@ -85,8 +80,7 @@ def evaluated_logits(
 ) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
     """Yield the logits (float32) and the labels of each batch on the device, in evaluation mode.
 
-    The arguments are those of ``evaluate``. No gradients are computed, and the model is put back
-    into the mode that it was in.
+    No gradients are computed, and the model is put back into the mode that it was in.
     """
     was_training = model.training
     model.eval()

@@ -90,8 +90,6 @@ def forecast(
     """Return what a recipe will train.
 
     Args:
-        recipe: The recipe.
-        num_samples: The number of training samples, N.
         ranks: The number of processes that ``torchrun`` starts; 1 with parameter servers.
         step_time: The time per optimizer step in seconds (the paper's T), which is that of one
             worker with asynchronous parameter servers; None if it is not known.

@@ -74,12 +74,9 @@ def precision(run: RunSettings) -> torch.autocast:
 
 
 def training_losses(logits: Tensor, y: Tensor, training: TrainingSettings) -> Tensor:
-    """Return the cross-entropy of each sample in nats; float32, shape (B,).
+    """Return the cross-entropy of each sample in nats, with the recipe's label smoothing.
 
-    Args:
-        logits: The output of the network; floating point, shape (B, classes).
-        y: The labels; int64, shape (B,).
-        training: The training section of the recipe, which sets the label smoothing.
+    It is float32 of shape (B,), of logits of shape (B, classes) and labels of shape (B,).
     """
     return F.cross_entropy(
         logits.float(), y, reduction="none", label_smoothing=training.label_smoothing

@@ -70,10 +70,9 @@ ONLY_WITH = {key: name for name in POLICY_NAMES for key in arguments_of(name) if
 def make_policy(
     name: str, settings: Mapping[str, Any], made: Mapping[str, Callable[[], Any]]
 ) -> Policy:
-    """Make a policy.
+    """Make the policy with this name.
 
     Args:
-        name: The name of the policy.
         settings: The settings of the pruning section that are set, by name; those that are neither
             arguments nor options of the policy are not used.
         made: Returns an argument that is no setting of this section, or that a setting names: the

@@ -254,12 +254,7 @@ def read_written_recipe(file: Path) -> Recipe:
 
 
 def make_recipe(sections: Mapping[str, Any], changes: Iterable[str] = ()) -> Recipe:
-    """Make a recipe from nested mappings.
-
-    Args:
-        sections: The settings of each section, by the names of the sections and of the settings.
-        changes: Settings as ``section.key=value``, which replace those of ``sections``.
-    """
+    """Make a recipe from the settings of each section, and changes as for ``read_recipe``."""
     merged = {key: dict(_section(key, value)) for key, value in sections.items()}
     for change in changes:
         name, separator, text = change.partition("=")

@@ -12,17 +12,12 @@ from fineprune.training.recipe import Recipe
 
 
 class RecipeReplica:
-    """A replica of a recipe's network, with the data to train it on.
+    """A ``Replica`` of a recipe's network, with the data to train it on.
 
-    Args:
-        recipe: The recipe, without "auto" settings.
-        rank: The rank of the worker. All workers start with the same weights, but draw different
-            random numbers while they train.
-        samples_digest: As for ``load_data``: which samples the indices refer to.
+    All workers start with the same weights, but draw different random numbers while they train.
+    ``samples_digest``, as for ``load_data``, says which samples the indices refer to.
 
     Attributes:
-        model: The network.
-        overlaps: Whether ``load`` may be called during a step.
         num_samples: The number of training samples, N.
     """
 
@@ -49,10 +44,7 @@ class RecipeReplica:
             reseed(recipe.run.seed, rank, recipe.run.device)
 
     def load(self, key: tuple[int, int], indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the batch ``(x, y)`` of some samples (int64, shape (B,)), augmented for its epoch.
-
-        The key is the epoch and the number of the batch.
-        """
+        """Return the batch ``(x, y)`` of these samples, augmented for the epoch of the key."""
         return self._fetch(indices, key[0])
 
     def step(
@@ -60,15 +52,10 @@ class RecipeReplica:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Add the gradient of the mean loss to the parameters' gradients.
 
-        Args:
-            batch: A batch from ``load``.
-            weights: The weights of the losses; float32, shape (B,). None for equal weights.
-
         Returns:
-            The loss of each sample without its weight; float32, shape (B,), without a graph. If the
-            run records logits and there are at most ``KEEP_ALL`` classes, also the logits,
-            float32, shape (B, C), and the labels, int64, shape (B,). The coordinator keeps them
-            until the epoch ends.
+            The losses, float32, shape (B,). If the run records logits and there are at most
+            ``KEEP_ALL`` classes, also the logits, float32, shape (B, C), and the labels, int64,
+            shape (B,). The coordinator keeps them until the epoch ends.
         """
         x, y = batch
         with self._precision:

@@ -20,13 +20,7 @@ class RMSPropTF(torch.optim.Optimizer):
     For each parameter p with gradient g (weight decay added): ``s = decay s + (1 - decay) g^2``,
     ``m = momentum m + lr g / sqrt(s + epsilon)``, ``p = p - m``, with s = 1 and m = 0 at the start.
 
-    Args:
-        params: Tensors, or groups of them.
-        lr: The learning rate, a number or a tensor without dimensions.
-        decay: The decay of the mean square, in [0, 1).
-        epsilon: The number above 0 inside the root; the paper has 1.0.
-        momentum: The factor of the momentum buffer, in [0, 1).
-        weight_decay: The factor of the L2 penalty, which is added to the gradient.
+    Decay and momentum are in [0, 1). The paper has an epsilon of 1.0.
     """
 
     def __init__(

@@ -50,15 +50,8 @@ def detection(suspicion: Suspicion, wrong: npt.NDArray[np.bool_]) -> dict[str, A
     the least suspicious value. ``wrong`` says which labels are wrong; bool, shape (N,).
 
     Returns:
-        The figures, each of which is None if it is not defined:
-
-        - ``roc_area``: the probability that a wrong label is more suspicious than a right one;
-        - ``average_precision``: the mean precision over the wrong labels, in the order of the
-          suspicion;
-        - ``suspects``: the number of samples that are called suspicious;
-        - ``precision``, ``recall``: those of this many most suspicious samples;
-        - ``r_precision``: the precision of as many most suspicious samples as there are wrong
-          labels, which is also their recall.
+        The figures of ``runs.summary.Detection``, each of which is None if it is not defined.
+        ``suspects`` and what follows from it are those of the suspicion.
     """
     values, suspects = suspicion
     if tuple(values.shape) != wrong.shape:

@@ -53,7 +53,7 @@ def event_file(files: RunFolder, num_samples: int) -> Iterator[Write]:
         writer.flush()
 
     try:
-        for metrics in read_metrics(files.metrics) if files.metrics.exists() else []:
+        for metrics in read_metrics(files.metrics):
             write(metrics)
         yield write
     finally:

@@ -176,8 +176,7 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     Args:
         recipe: The recipe, without "auto" settings.
         ranks: The processes that train together.
-        saved: The checkpoint that the run continues from, from which all weights come. None for a
-            new run, which reads pretrained weights if the recipe names some.
+        saved: The checkpoint that the run continues from, with all weights; None for a new run.
     """
     before = random_state(recipe.run.device)
     data = load_data(recipe, None if saved is None else saved["images"])

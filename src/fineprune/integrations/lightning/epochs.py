@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.utils.data import DataLoader, DistributedSampler
@@ -21,12 +22,11 @@ from fineprune.integrations.lightning.checks import (
     checked_loader,
 )
 from fineprune.integrations.lightning.loader import PrunedLoader, PrunedSource
-from fineprune.integrations.lightning.losses import LossRecording
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.pruner import Pruner
 
 
-class DataPruning(LossRecording):
+class DataPruning(pl.Callback):
     """Prunes the training samples of ``Trainer.fit``.
 
     It takes the training loader from the module, from the data module or from ``fit``, with any
@@ -59,7 +59,10 @@ class DataPruning(LossRecording):
     def _forget(self) -> None:
         """Forget the last training."""
         self._pruner: Pruner | None = None
-        self._loader = self._batch = None
+        self._loader: PrunedLoader | None = None
+        # What ``Pruner.record`` is given of a batch that the optimizer has not used yet.
+        self._batch: tuple[Any, ...] | None = None
+        self._is_backpropagated = False
         self._state: dict[str, Any] | None = None  # A state to load.
         self._has_started = False
         self._max_steps: int | None = None  # The user's, while it is another number.
@@ -79,6 +82,35 @@ class DataPruning(LossRecording):
                 "with ddp_spawn and ddp_fork, read the pruner in on_fit_end() of a callback"
             )
         return self._pruner
+
+    def record(
+        self, losses: torch.Tensor, logits: torch.Tensor | None, labels: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Do what the function ``record`` does in the training."""
+        assert self._loader is not None
+        index, self._loader.index = self._loader.index, None
+        if index is None:
+            if self._is_backpropagated:
+                raise InputError(
+                    "expected an optimizer that trains each batch once, got one that calls its "
+                    "closure, and with it training_step, more than once in a step, as LBFGS does: "
+                    "take another optimizer, or train without DataPruning"
+                )
+            raise InputError(
+                "expected one call of record() in each training_step, got a second one: record "
+                "the losses of a sample as their sum"
+            )
+        of_batch = (losses, logits, labels)
+        copies = (None if part is None else part.detach().clone() for part in of_batch)
+        self._batch = index, *copies
+        self._is_backpropagated = False
+        return self.pruner.weighted(index, losses).mean()
+
+    def settle(self) -> None:
+        """Record the losses of the batch that the optimizer has used, if there is one."""
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            self.pruner.record(*batch)
 
     # -- Lightning's hooks ----------------------------------------------------------------------
 
@@ -117,6 +149,23 @@ class DataPruning(LossRecording):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the loaders for this epoch."""
         trainer.reload_dataloaders_every_n_epochs = 0
+
+    def on_after_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note that the step of the batch has ended. Its optimizer may still ask for another one.
+
+        With manual optimization, a step may go on after this.
+        """
+        self._is_backpropagated = pl_module.automatic_optimization
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Hand the losses of the batch to the pruner, now that the optimizer has used them."""
+        if self._batch is None and self._loader is not None and self._loader.index is not None:
+            raise InputError(
+                "expected training_step to return record(self, losses), got a step that recorded "
+                'nothing: give it one loss per sample (reduction="none"), also if the step returns '
+                "None to leave out a batch"
+            )
+        self.settle()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the epoch, before checkpoints are saved, and let Lightning read the next length."""

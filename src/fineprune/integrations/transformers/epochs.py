@@ -3,21 +3,23 @@
 import copy
 import math
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.utils import is_datasets_available
 
 from fineprune.errors import InputError, explaining
 from fineprune.integrations.learning_rates import give_rates
-from fineprune.integrations.transformers.length_grouping import GroupedByLength
 from fineprune.integrations.transformers.losses import INDEX
 from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.learning_rates import stand_in_of
 from fineprune.pruning.pruner import Pruner
+from fineprune.pruning.sampler import PruningSampler
 
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
@@ -26,6 +28,9 @@ else:
 
 # The file of a checkpoint that holds the pruner's state.
 STATE_FILE = "pruner.pt"
+
+# As in ``transformers``: so many steps are sorted by length together.
+_STEPS = 50
 
 
 class PlannedEpochs(_Base):
@@ -265,6 +270,35 @@ class PlannedEpochs(_Base):
         wanted = self.control.should_log
         Trainer.log(self, values)
         self.control.should_log = wanted
+
+
+class GroupedByLength(Sampler[int]):
+    """Sorts parts of a pruning sampler's order by length, so that batches need less padding.
+
+    The order depends on the seed, the epoch and the plan only, so that a resumed run has the same.
+    ``step_size`` is the number of samples per optimizer step of all ranks.
+    """
+
+    def __init__(self, sampler: PruningSampler, lengths: Sequence[int], step_size: int) -> None:
+        self._sampler = sampler
+        self._lengths = lengths
+        self._step_size = step_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the pruner."""
+        self._sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        # At least four parts, so that short epochs are still shuffled.
+        steps = max(1, min(_STEPS, len(self) // (4 * self._step_size)))
+        size = steps * self._step_size
+        order = self._sampler.order().tolist()
+        for begin in range(0, len(order), size):
+            part = order[begin : begin + size]
+            yield from sorted(part, key=self._lengths.__getitem__, reverse=True)
 
 
 class EndEpoch(TrainerCallback):

@@ -38,11 +38,8 @@ def for_model(model: Any, label_name: str) -> SampleLosses:
 
     Known are models for sequence, image, audio and video classification, and for token losses
     (causal and masked language models, sequence-to-sequence models, token classification). The
-    loss of a sample with several tokens is the mean over the tokens that have a label.
-
-    Args:
-        model: The model, not wrapped.
-        label_name: The name of its labels.
+    loss of a sample with several tokens is the mean over the tokens that have a label. The model is
+    not wrapped.
 
     Raises:
         InputError: The losses of such a model are not known here.

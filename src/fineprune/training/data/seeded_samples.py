@@ -69,27 +69,17 @@ class PlainSamples(Dataset[Any]):
 def sample_fetch(make: Callable[[], Any], *, seed: int, workers: int, device: str) -> Fetch:
     """Return a function that loads any batch of a user's dataset, for ``Data.make_fetch``.
 
-    Args:
-        make: The function that returns the user's training set. Each loader process calls it, so
-            it must be picklable if there are any.
-        seed: Seeds the random transforms, together with the epoch and the index.
-        workers: The number of loader processes; with 0, this process loads.
-        device: The device of the batches.
+    ``make`` returns the user's training set. Each loader process calls it, so it must be picklable
+    if there are any; with 0 ``workers``, this process loads.
     """
     made = functools.partial(_batch_loader, make, seed)
-    load = None if workers else made()
-    pool = LoaderPool(workers, made) if workers else None
+    load_all = LoaderPool(workers, made).map if workers else functools.partial(map, made())
 
     def fetch(index: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        keys = [(epoch, i) for i in index.tolist()]
-        if load is not None:
-            x, y = load(keys)
-        else:
-            assert pool is not None
-            size = -(-len(keys) // workers)
-            parts = pool.map(keys[first : first + size] for first in range(0, len(keys), size))
-            x, y = map(torch.cat, zip(*parts, strict=True))
-        return x.to(device), y.to(device)
+        parts = [index] if not workers else index.split(-(-len(index) // workers))
+        loaded = load_all([(epoch, i) for i in part.tolist()] for part in parts)
+        x, y = (torch.cat(halves).to(device) for halves in zip(*loaded, strict=True))
+        return x, y
 
     return fetch
 

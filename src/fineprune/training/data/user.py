@@ -155,10 +155,8 @@ class Labelled(Dataset[Any]):
     would fail with a message that names no sample, and on a GPU with none.
 
     Args:
-        dataset: The dataset, with items ``(x, y)``.
-        classes: The number of classes.
         name: What the dataset is, for the error message.
-        labels: The label of each sample; int64, shape (N,). None for those of the items.
+        labels: The label of each sample; int64, shape (N,). None for those of the items ``(x, y)``.
     """
 
     def __init__(

@@ -44,6 +44,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 # By default, the shorter side of an image file is scaled to this multiple of ``image_size``.
 _RESIZE = 256 / 224
 
+_LEAST = {"train_size": 1, "image_size": 1, "validation": 0, "workers": 0, "crop_padding": 0}
 # A larger image takes gigabytes before a network has seen it.
 _LARGEST_IMAGE = 8192
 
@@ -123,18 +124,14 @@ class DataSettings:
             if getattr(self, name) is None:
                 # The dataclass is frozen for its users.
                 object.__setattr__(self, name, defaults.get(self.name))
-        if self.train_size is not None:
-            check_at_least("data.train_size", self.train_size, 1)
-        if self.image_size is not None:
-            check_at_least("data.image_size", self.image_size, 1)
-            if self.image_size > _LARGEST_IMAGE:
-                raise InputError(
-                    f"expected data.image_size of at most {_LARGEST_IMAGE}, got {self.image_size}"
-                )
-        check_at_least("data.validation", self.validation, 0)
-        check_at_least("data.workers", self.workers, 0)
-        if self.crop_padding is not None:
-            check_at_least("data.crop_padding", self.crop_padding, 0)
+        for name, least in _LEAST.items():
+            given = getattr(self, name)
+            if given is not None:
+                check_at_least(f"data.{name}", given, least)
+        if self.image_size is not None and self.image_size > _LARGEST_IMAGE:
+            raise InputError(
+                f"expected data.image_size of at most {_LARGEST_IMAGE}, got {self.image_size}"
+            )
         data = _USER_DEFINED if self.own else self.name
         for field in dataclasses.fields(self):
             names = _APPLIES_TO.get(field.name, (data,))
