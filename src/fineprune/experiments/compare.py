@@ -76,14 +76,14 @@ def plan_runs(
     num_samples = data.num_samples
     check_arms(recipe, arms, num_samples)
     # A shorter arm must not be left uncompiled where the others are compiled: times are compared.
-    recipe = recipe.replaced("run", compile=whole.run.compile)
+    # And if the recipe is that of a run with --tune, its rate is the recipe's own here.
+    recipe = recipe.replaced("run", compile=whole.run.compile, rate_factor=None)
     runs: list[PlannedRun] = []
     for number in range(seeds):
         seeded = with_seed(recipe, number)
         planned = {}
         for arm in arms:
-            run_recipe = arm_recipe(seeded, arm, num_samples)
-            run_recipe = run_recipe.replaced("run", arm=arm, rate_factor=None)
+            run_recipe = arm_recipe(seeded, arm, num_samples).replaced("run", arm=arm)
             if run_recipe.pruning.other_run and number == 0:
                 check_same_samples(*run_recipe.pruning.other_run, data)
             if number == 0 and arm != MATCHED:  # It has the numbers of another arm.
