@@ -149,9 +149,8 @@ def trained(chosen: Configuration, elements: int) -> float:
     from fineprune.distributed.parameter_servers.coordinator import Coordinator
     from fineprune.distributed.parameter_servers.placement import Places
     from fineprune.distributed.parameter_servers.processes import cluster
-    from fineprune.distributed.strategy import Strategy
 
-    strategy = Strategy(**chosen.settings)
+    strategy = chosen.distributed
     dedicated = strategy.placement == "dedicated"
     places = Places(strategy.groups, strategy.group, strategy.servers, dedicated=dedicated)
     model = nn.Linear(elements, 1, bias=False)
@@ -183,7 +182,7 @@ def trained_on_nodes(texts: Sequence[str], workers: int) -> Iterator[tuple[str, 
 
 
 def group_of(text: str) -> int:
-    return int(configuration(text).settings.get("group", 1))
+    return configuration(text).distributed.group
 
 
 def train_missing(results: dict[str, float], gigabits: float) -> Iterator[tuple[str, float]]:

@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from fineprune.cli.main import app
 from fineprune.errors import InputError
+from fineprune.experiments.compare import plan_runs
 from fineprune.experiments.cooldowns import plan_curve, train_trunk
 from fineprune.runs.run import read_run, read_runs
 from fineprune.training.learning_rate import begin_of_cooldown, rate_at
@@ -50,6 +51,12 @@ def test_the_lengths_share_one_trunk(tmp_path):
     assert all(run.recipe.pruning.policy == "full" for run in (trunk, *others))
     with pytest.raises(InputError, match="got 12 epochs with a warm-up of 12"):
         plan_curve(recipe("training.warmup=12"), 0, tmp_path)
+
+
+def test_no_run_is_said_to_have_a_rate_that_another_comparison_chose(tmp_path):
+    """The recipe may be that of a run of a comparison with --tune."""
+    runs = plan_runs(recipe("run.rate_factor=2.0"), tmp_path, 1, ["full"], curve=True)
+    assert [run.recipe.run.rate_factor for run in runs] == [None] * 5
 
 
 def test_a_cooldown_is_bit_for_bit_a_training_of_its_own(tmp_path):

@@ -317,8 +317,8 @@ def test_each_card_shows_the_picture_of_its_sample(tmp_path, page):
 
 
 def test_most_of_the_suspects_are_in_a_closed_block(tmp_path, page):
-    run = made(tmp_path / "run", 2_000)
-    text, summary = page([run], most=2_000, network=False)
+    run = made(tmp_path / "run", 600)
+    text, summary = page([run], most=600, network=False)
     assert summary.arms[0].shown == 500
     suspects = text[text.index("<h3>Suspected") : text.index("<h3>Most often skipped")]
     visible, closed = suspects.split('<details class="block">')
@@ -488,7 +488,7 @@ def test_a_run_is_compared_with_full_training_of_its_own_comparison(trained, tmp
     np.save(evaluated, np.stack([labels, (labels + 1) % 10]))
 
     def figures(folders):
-        text, _ = page(read_inspected(read_runs(folders)), network=False)
+        text, _ = page(read_inspected(read_runs(folders)), most=1, network=False)
         return re.findall(r"<table.*?</table>", text, re.DOTALL)
 
     together, alone = figures(comparisons), figures(comparisons[1:])

@@ -64,6 +64,14 @@ def page(tmp_path):
     return write
 
 
+@pytest.fixture
+def undrawn(page, monkeypatch):
+    """Write a page without its figures, which take most of its time."""
+    for name in ("draw_first", "draw_further"):
+        monkeypatch.setattr(f"fineprune.report.html.{name}", lambda group: [])
+    return page
+
+
 @pytest.fixture(scope="module")
 def page_of_runs(runs, tmp_path_factory):
     file = tmp_path_factory.mktemp("page") / "report.html"
@@ -219,7 +227,7 @@ def test_the_papers_results_are_shown_for_its_networks_on_cifar10_only(runs, cif
 
 
 def test_the_papers_tables_are_compared_with_each_network_that_was_run(
-    runs, cifar10_runs, page, page_of_runs
+    runs, cifar10_runs, undrawn, page_of_runs
 ):
     lenet = cifar10_runs
     vgg = [with_summary(run, network="vgg13") for run in lenet]
@@ -232,7 +240,7 @@ def test_the_papers_tables_are_compared_with_each_network_that_was_run(
     pruned = next(run.summary for run in lenet if run.summary.arm == "fine-pruning")
     assert lines[0][11] == f"{100 * pruned.accuracy_best3:.2f}"
     assert f"Lines with {pruned.epochs} epochs" in paper_notes(groups)[0]
-    text = page(lenet)
+    text = undrawn(lenet)
     assert "Tables 1 and 2, compared with ours" in text
     assert "shortened schedule" in text
     parse_strictly(text)
@@ -703,9 +711,9 @@ def test_hostile_names_are_escaped(tmp_path, page):
         ElementTree.fromstring(svg)
 
 
-def test_each_group_has_a_section_and_a_line_in_the_overview(runs, page):
+def test_each_group_has_a_section_and_a_line_in_the_overview(runs, undrawn):
     some = [run for run in runs if run.summary.seed == 0]
-    text = page([*some, *(with_summary(run, network="vgg13") for run in some)])
+    text = undrawn([*some, *(with_summary(run, network="vgg13") for run in some)])
     assert text.count("<section ") == 2
     assert "<h2>lenet on digits</h2>" in text
     assert '<a href="#group-2">vgg13 on digits</a>' in text
@@ -757,23 +765,23 @@ def test_the_numbers_of_epochs_are_those_of_all_runs(arms, said, runs):
     assert dict(facts(of_arms))["Epochs"] == said
 
 
-def test_caveats_name_the_evaluated_set_and_warn_of_a_single_seed(runs, page):
-    text = page([with_summary(run, evaluated_on="validation") for run in runs])
+def test_caveats_name_the_evaluated_set_and_warn_of_a_single_seed(runs, undrawn):
+    text = undrawn([with_summary(run, evaluated_on="validation") for run in runs])
     assert "Accuracies are measured on the validation set" in text
     assert "held out from the training set" in text
     assert "not corrected for the number of comparisons" in text
     assert "different numbers of seeds" not in text
     assert "With one seed" not in text
     once = [run for run in runs if run.summary.arm != "random" or run.summary.seed == 0]
-    with_fewer = page(once)
+    with_fewer = undrawn(once)
     assert "different numbers of seeds" in with_fewer
     assert "With one seed" in with_fewer
 
 
-def test_losses_that_were_not_finite_are_reported(compared, page):
+def test_losses_that_were_not_finite_are_reported(compared, undrawn):
     run = read_run(compared / "full-0")
     run.metrics[3]["nonfinite"] = 1234
-    assert "1,234 losses were not finite" in page([run])
+    assert "1,234 losses were not finite" in undrawn([run])
 
 
 def test_a_report_without_runs_is_refused(tmp_path):
@@ -878,10 +886,10 @@ def test_the_papers_results_are_not_shown_for_other_data(cifar10_runs, other):
     assert paper_rows(grouped(others)[0]) == []
 
 
-def test_the_recipe_and_command_of_a_report_repeat_its_comparison(tmp_path, page):
+def test_the_recipe_and_command_of_a_report_repeat_its_comparison(tmp_path, undrawn):
     folder = make_compare(tmp_path / "c", arms=["full", "fewer-epochs"], seeds=[0])
     (folder / "recipe.toml").write_text(made_recipe().to_toml())
-    text = page(read_runs([folder]))
+    text = undrawn(read_runs([folder]))
     assert "fineprune compare recipe.toml --seeds 1 --arms full,fewer-epochs" in text
     assert "policy = &#34;fine-pruning&#34;" in text
 
@@ -895,20 +903,20 @@ def repeats(text):
     ]
 
 
-def test_the_command_of_a_report_repeats_a_curve(tmp_path, page):
+def test_the_command_of_a_report_repeats_a_curve(tmp_path, undrawn):
     folder = make_compare(tmp_path / "c", arms=["full", "fine-pruning"], seeds=[0, 1])
     (folder / "recipe.toml").write_text(made_recipe().to_toml())
     runs = read_runs([folder])
     curve = [with_summary(runs[0], arm=f"cooldown-{epochs}") for epochs in (10, 20)]
-    (repeated,) = repeats(page([*runs, *curve]))
+    (repeated,) = repeats(undrawn([*runs, *curve]))
     arms = "--arms full,fine-pruning --curve"
     assert repeated[0] == [f"fineprune compare recipe.toml --seeds 2 {arms}"]
 
 
-def test_runs_without_a_comparison_are_repeated_one_by_one(compared, page):
+def test_runs_without_a_comparison_are_repeated_one_by_one(compared, undrawn):
     folders = [compared / "full-0", compared / "full-1", compared / "fine-pruning-0"]
     runs = [read_run(folder) for folder in folders]
-    full, pruned = repeats(page(runs))
+    full, pruned = repeats(undrawn(runs))
     train = "fineprune train recipe.toml --out runs/repeated/"
     second = runs[1].summary.seed
     assert full[0] == [f"{train}full-{seed} --set run.seed={seed}" for seed in (0, second)]
@@ -917,10 +925,10 @@ def test_runs_without_a_comparison_are_repeated_one_by_one(compared, page):
     assert "policy = &#34;fine-pruning&#34;" in pruned[1]
 
 
-def test_the_only_run_of_a_comparison_is_repeated_with_its_own_recipe(tmp_path, page):
+def test_the_only_run_of_a_comparison_is_repeated_with_its_own_recipe(tmp_path, undrawn):
     folder = make_compare(tmp_path / "c", arms=["full"], seeds=[0])
     (folder / "recipe.toml").write_text(made_recipe().to_toml())
-    ((commands, recipe),) = repeats(page(read_runs([folder])))
+    ((commands, recipe),) = repeats(undrawn(read_runs([folder])))
     assert commands == ["fineprune train recipe.toml"]
     assert "policy = &#34;full&#34;" in recipe
 

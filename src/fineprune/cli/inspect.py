@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, path_option
+from fineprune.cli.options import AsJson, Runs, path_option
 from fineprune.cli.outputs import check_distinct, check_file, inputs_of
 from fineprune.errors import InputError
 from fineprune.runs.files import finite
@@ -25,9 +25,7 @@ _SUSPECTS = 5
 
 @exits()
 def inspect(
-    runs: Annotated[
-        list[Path], typer.Argument(help="The folders of finished runs or comparisons.")
-    ],
+    runs: Runs,
     out: Annotated[Path, path_option("The HTML file to write.")] = Path("inspect.html"),
     most: Annotated[
         int | None,

@@ -28,6 +28,7 @@ RecipeFile = Annotated[
     Path,
     typer.Argument(help="The recipe: a TOML file, or a name that 'fineprune recipes' lists."),
 ]
+Runs = Annotated[list[Path], typer.Argument(help="The folders of finished runs or comparisons.")]
 Changes = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting of the recipe."),

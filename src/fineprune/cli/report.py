@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fineprune.cli.exits import exits
-from fineprune.cli.options import AsJson, Margin, margin_fraction, path_option
+from fineprune.cli.options import AsJson, Margin, Runs, margin_fraction, path_option
 from fineprune.cli.outputs import check_file, inputs_of
 from fineprune.cli.results import show_results
 from fineprune.runs.run import read_runs
@@ -19,9 +19,7 @@ _POLL_SECONDS = 1.0
 
 @exits()
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help="The folders of finished runs or comparisons.")
-    ],
+    runs: Runs,
     out: Annotated[Path, path_option("The HTML file to write.")] = Path("report.html"),
     follow: Annotated[
         bool,

@@ -40,12 +40,10 @@ def show_results(
     absent = missing(runs)
     write_report(runs, page, fraction)
     if as_json:
-        wrong_labels = {"wrong_labels": found} if found else {}
-        differing = {"unequal": cautions} if cautions else {}
         dicts = [row for of_group in rows for row in row_dicts(of_group)]
-        diverged = {"missing": absent} if absent else {}
-        content = {"headlines": headlines, "rows": dicts, **wrong_labels, **differing, **diverged}
-        typer.echo(json.dumps({**about, **content}))
+        some = {"wrong_labels": found, "unequal": cautions, "missing": absent}
+        there = {name: of for name, of in some.items() if of}
+        typer.echo(json.dumps({**about, "headlines": headlines, "rows": dicts, **there}))
         return
     console = print_tables(terminal_tables(rows))
     if found:

@@ -19,7 +19,8 @@ from fineprune.errors import InputError
 from fineprune.experiments.controls import ALL_ARMS, COOLDOWN, MATCHED, changed_settings
 from fineprune.runs.run import Run, split_by
 from fineprune.runs.summary import Summary, shortened
-from fineprune.training.recipe import differences, method_of
+from fineprune.training.policies import follows_schedule
+from fineprune.training.recipe import differences, make_recipe, method_of
 
 BASELINE = "full"
 
@@ -69,11 +70,6 @@ class Difference:
         """The difference of the other arm from this one."""
         return Difference(-self.mean, self.half_width, self.pairs)
 
-    @property
-    def shows_variation(self) -> bool:
-        """Whether there are several pairs, and their differences are not all equal."""
-        return self.half_width is not None and 2 * self.half_width >= _NO_WIDTH
-
     def equivalence(self, margin: float) -> float | None:
         """Return the p-value of two one-sided t-tests (TOST, Schuirmann 1987).
 
@@ -86,7 +82,7 @@ class Difference:
         Returns:
             The larger of the two p-values; None if the pairs show no variation.
         """
-        if self.half_width is None or not self.shows_variation:
+        if self.half_width is None or not 2 * self.half_width >= _NO_WIDTH:  # It may be NaN.
             return None
         freedom = self.pairs - 1
         error = self.half_width / float(stdtrit(freedom, 0.975))
@@ -288,6 +284,19 @@ def cost_to_reach(run: Run, accuracy: float) -> tuple[float, int] | None:
         if evaluated is not None and evaluated >= accuracy:
             return seconds, samples
     return None
+
+
+def boundaries_of(run: Run) -> tuple[int, ...]:
+    """Return the epochs, from 1, at whose end the run's schedule clears the counts.
+
+    The tuple is empty if the run's policy has no schedule.
+    """
+    pruning = run.recipe.get("pruning", {})
+    # Other policies ignore the schedule of a recipe.
+    has_windows = {"window", "windows_per_interval"} & pruning.keys()
+    if not follows_schedule(pruning.get("policy", "")) or not has_windows:
+        return ()
+    return make_recipe(run.recipe).schedule().boundaries
 
 
 def _row(group: Group, arm: str, margin: float) -> Row:

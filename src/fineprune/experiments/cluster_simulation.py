@@ -8,6 +8,7 @@ because what slows a node down slows all of them down.
 """
 
 import heapq
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +58,7 @@ def simulate(costs: Costs, cluster: ClusterShape, configuration: Configuration) 
     Workers fill the nodes one after another. Shared servers are spread over the workers' nodes, and
     each dedicated server has a node of its own.
     """
-    if "staleness_bound" in configuration.settings:
+    if configuration.distributed.staleness_bound is not None:
         raise InputError(
             f"expected a configuration without bound= for a prediction, got {configuration.text!r}"
         )
@@ -83,7 +84,7 @@ def _all_reduce(costs: Costs, cluster: ClusterShape, ranks: int) -> Simulated:
     hidden = min(ring * (parts - 1) / parts, _BACKWARD * costs.step)
     total = slowest + ring - hidden
     waits = {"compute": costs.step, "waiting": slowest - costs.step, "link": ring - hidden}
-    limit = max(waits, key=lambda name: waits[name])
+    limit = max(waits, key=waits.__getitem__)
     return Simulated(ranks * costs.samples / total, 0.0, 0.0, limit, {"link": ring / total})
 
 
@@ -132,9 +133,8 @@ class _Training:
     def __init__(self, costs: Costs, cluster: ClusterShape, configuration: Configuration) -> None:
         self._costs = costs
         self._cluster = cluster
-        group = configuration.settings.get("group", 1)
-        self._groups = configuration.workers // group
-        self._backup = configuration.settings.get("backup", 0)
+        group, strategy = configuration.group, configuration.distributed
+        self._groups, self._quorum = strategy.groups, strategy.quorum
         self._samples = costs.samples * group
         self._servers = configuration.servers
         workers = [index * group // cluster.accelerators for index in range(self._groups)]
@@ -146,12 +146,15 @@ class _Training:
             hosts = np.arange(self._servers) % worker_nodes
         # The nodes with servers, and the share of the parameters that each of them holds.
         self._hosts, counts = np.unique(hosts, return_counts=True)
-        self._share = counts / self._servers
+        share = counts / self._servers
         # Which groups use a link to which of these nodes.
         self._remote = self._node[:, None] != self._hosts
         nodes = int(max(self._node.max(), self._hosts.max())) + 1
         # When the link of each node is free, and how long it has been busy: outward, then inward.
         self._link_free, self._link_busy = np.zeros((2, nodes)), np.zeros((2, nodes))
+        # How long the part of each node with servers occupies a link, in seconds.
+        whole = cluster.seconds(costs.megabytes), cluster.seconds(costs.megabytes * costs.gradients)
+        self._parts = {outward: seconds * share for outward, seconds in enumerate(whole)}
         self._server, self._coordinator = _Resource(), _Resource()
         self._rng = np.random.default_rng(0)
         many = -(-_MOST_STEPS_IN_ALL // self._groups)
@@ -167,45 +170,41 @@ class _Training:
     def asynchronous(self) -> Simulated:
         """Each gradient is an update of its own, in the order of their arrival."""
         costs = self._costs
-        read = np.zeros(self._groups, dtype=np.int64)
-        count = np.zeros(self._groups, dtype=np.int64)
-        version, now = 0, 0.0
+        # The updates that each worker has read, and its steps.
+        read, count = [0] * self._groups, [0] * self._groups
         stale: list[int] = []
         times: list[float] = []
         # Time, order of events at the same time, worker, and what is done now.
         events: list[tuple[float, int, int, int]] = []
-        order = 0
+        order = itertools.count()
 
         def later(time: float, worker: int, stage: int) -> None:
-            nonlocal order
-            order += 1
-            heapq.heappush(events, (time, order, worker, stage))
+            heapq.heappush(events, (time, next(order), worker, stage))
 
         # Workers that start at the same time would stay in step.
         for worker in range(self._groups):
             later(costs.step * worker / self._groups, worker, 0)
-        in_all = self._steps * self._groups
-        while len(times) < in_all:
+        while len(times) < self._steps * self._groups:
             now, _, worker, stage = heapq.heappop(events)
             if stage == 0:  # read the parameters, and compute
-                later(now + self._draw(worker, int(count[worker])), worker, 1)
+                drawn = self._drawn[count[worker] % len(self._drawn), self._node[worker]]
+                later(now + float(drawn), worker, 1)
                 count[worker] += 1
             elif stage == 1:  # push
                 later(self._transfer(worker, now, outward=True) + self._before(), worker, 2)
             elif stage == 2:  # update
                 told = self._coordinator.take(now, costs.coordinate)
                 done = self._server.take(told, (costs.serve + costs.apply) / self._servers)
-                stale.append(version - int(read[worker]))
-                version += 1
-                read[worker] = version  # The servers send it together with the update.
-                later(done, worker, 3)
+                stale.append(len(times) - read[worker])
                 times.append(done)
+                read[worker] = len(times)  # The servers send it together with the update.
+                later(done, worker, 3)
             else:  # pull
                 later(self._transfer(worker, now, outward=False), worker, 0)
         warm = len(times) * _WARM_UP // self._steps
         each = (times[-1] - times[warm - 1]) / (len(times) - warm)  # the time per update
         busy = self._busy(times[-1])
-        limit = max(busy, key=lambda name: busy[name])
+        limit = max(busy, key=busy.__getitem__)
         if busy[limit] < _SATURATED:
             # No queue is long, so a worker's own time counts.
             beyond = each * self._groups - costs.step
@@ -216,12 +215,12 @@ class _Training:
 
     def synchronous(self) -> Simulated:
         """An update takes the first gradients; the others are discarded when they have come."""
-        costs, quorum = self._costs, self._groups - self._backup
+        costs, quorum = self._costs, self._quorum
         begin = np.zeros(self._groups)
         times: list[float] = []
         slowest = 0.0
         for number in range(self._steps):
-            drawn = np.array([self._draw(worker, number) for worker in range(self._groups)])
+            drawn = self._drawn[number, self._node]
             pushed = self._transfers(begin + drawn, outward=True) + self._before()
             for time in np.sort(pushed)[:quorum]:
                 told = self._coordinator.take(float(time), costs.coordinate)
@@ -241,12 +240,12 @@ class _Training:
         parts = {name: share * cycle for name, share in busy.items()}
         parts["compute"] = costs.step
         parts["waiting"] = slowest / self._steps - costs.step
-        limit = max(parts, key=lambda name: parts[name])
+        limit = max(parts, key=parts.__getitem__)
         return Simulated(throughput, 0.0, 0.0, limit, _shares(busy))
 
     def _transfers(self, times: Array, *, outward: bool) -> Array:
         """Let each worker send to all servers or receive from them; return when all has arrived."""
-        parts = self._parts(outward=outward)
+        parts = self._parts[outward]
         own_busy, hosts_busy = self._link_busy if outward else self._link_busy[::-1]
         ends = times.copy()
         for host, seconds, using in zip(self._hosts, parts, self._remote.T, strict=True):
@@ -262,15 +261,6 @@ class _Training:
         latency: Array = self._cluster.latency * self._remote.any(axis=1)
         return ends + latency
 
-    def _parts(self, *, outward: bool) -> Array:
-        """Return how long the part of each node with servers occupies a link, in seconds."""
-        megabytes = self._costs.megabytes * (self._costs.gradients if outward else 1.0)
-        parts: Array = self._cluster.seconds(megabytes) * self._share
-        return parts
-
-    def _draw(self, worker: int, number: int) -> float:
-        return float(self._drawn[number % len(self._drawn), self._node[worker]])
-
     def _before(self) -> float:
         """Return the part of an exchange during which no resource is busy."""
         costs = self._costs
@@ -283,7 +273,7 @@ class _Training:
         remote = self._remote[worker]
         if not remote.any():
             return time
-        parts = self._parts(outward=outward)[remote]
+        parts = self._parts[outward][remote]
         own_busy, others_busy = self._link_busy if outward else self._link_busy[::-1]
         own, others = self._link_free if outward else self._link_free[::-1]
         hosts = self._hosts[remote]

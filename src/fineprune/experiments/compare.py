@@ -1,7 +1,7 @@
 """Comparisons: trains every arm with every seed, and writes all runs to one folder."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,17 @@ from fineprune.distributed.all_reduce import check_not_launched
 from fineprune.errors import InputError, RunError
 from fineprune.experiments.controls import MATCHED, arm_recipe, check_arms, default_arms
 from fineprune.experiments.cooldowns import plan_curve
-from fineprune.experiments.planned_run import PlannedRun, check_own_folder, epochs_done, with_seed
+from fineprune.experiments.planned_run import (
+    Digests,
+    OnProgress,
+    PlannedRun,
+    check_begun_with,
+    check_finished,
+    check_own_folder,
+    epochs_done,
+    with_seed,
+)
 from fineprune.experiments.run_pool import train_runs
-from fineprune.experiments.same_inputs import Digests, check_begun_with, check_finished
 from fineprune.experiments.tuning import (
     TRIALS,
     check_can_tune,
@@ -36,8 +44,6 @@ from fineprune.writing import write_atomically
 
 # All runs of a comparison are planned before the first one is trained.
 _MOST_SEEDS = 1000
-
-OnProgress = Callable[[str, int, int], None]
 
 
 def plan_runs(
@@ -70,14 +76,14 @@ def plan_runs(
     num_samples = data.num_samples
     check_arms(recipe, arms, num_samples)
     # A shorter arm must not be left uncompiled where the others are compiled: times are compared.
-    recipe = recipe.replaced("run", compile=whole.run.compile)
+    # And if the recipe is that of a run with --tune, its rate is the recipe's own here.
+    recipe = recipe.replaced("run", compile=whole.run.compile, rate_factor=None)
     runs: list[PlannedRun] = []
     for number in range(seeds):
         seeded = with_seed(recipe, number)
         planned = {}
         for arm in arms:
-            run_recipe = arm_recipe(seeded, arm, num_samples)
-            run_recipe = run_recipe.replaced("run", arm=arm, rate_factor=None)
+            run_recipe = arm_recipe(seeded, arm, num_samples).replaced("run", arm=arm)
             if run_recipe.pruning.other_run and number == 0:
                 check_same_samples(*run_recipe.pruning.other_run, data)
             if number == 0 and arm != MATCHED:  # It has the numbers of another arm.
@@ -123,8 +129,7 @@ def compare(
             ``experiments.cooldowns``.
         tune: Whether to choose the learning rate of each arm first; see ``experiments.tuning``. A
             rate that was chosen is kept when arms or seeds are added.
-        on_progress: Called with a line of text (which may be empty), the number of epochs trained
-            so far, and the number of all epochs.
+        on_progress: See ``OnProgress``.
     """
     check_not_launched("fineprune compare", "the runs")
     check_own_folder(folder, COMPARISON, "a comparison")
@@ -143,7 +148,10 @@ def compare(
         trials, trial_digests = _plan_trials(recipe, folder, arms, data) if tune else ([], digests)
         # If there are trials, the rates of the runs are not known yet.
         unfinished = [] if trials else _unfinished(runs, folder, tune=tune)
-        diverged = _diverged_earlier(folder, runs)
+        # What is noted of the runs that diverged, except for those that are trained again.
+        planned = {run.folder.name for run in runs}
+        noted = diverged_runs(folder).items()
+        diverged = {path: text for path, text in noted if path not in planned}
 
         def list_runs(named: Sequence[PlannedRun]) -> Any:
             """Write which runs there are: those named, and those that were finished earlier."""
@@ -245,12 +253,6 @@ def _check_recipe(folder: Path, recipe: Recipe) -> None:
             f"expected a comparison of this recipe in {folder}, got one whose {RECIPE} differs "
             f"({'; '.join(changed)}): give another --out"
         )
-
-
-def _diverged_earlier(folder: Path, runs: Sequence[PlannedRun]) -> dict[str, str]:
-    """Return what is noted of the runs that diverged, except for those that are trained again."""
-    planned = {run.folder.name for run in runs}
-    return {path: text for path, text in diverged_runs(folder).items() if path not in planned}
 
 
 def _listing(folder: Path, runs: Sequence[PlannedRun]) -> dict[str, Any]:

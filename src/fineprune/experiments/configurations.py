@@ -41,8 +41,7 @@ class Configuration:
         strategy: The strategy: ``one`` (a single process), ``all-reduce``, ``sync``, ``async`` or
             ``mixed``.
         workers: The number of replicas of the model.
-        servers: The number of parameter servers.
-        settings: The settings of the recipe's ``distributed`` section.
+        distributed: The ``distributed`` section of a recipe with these workers and servers.
         group: The number of workers per node: those of a group, whose gradients are averaged there.
         training: The settings of the recipe's ``training`` section that differ: ``lr`` and
             ``epochs``.
@@ -52,16 +51,26 @@ class Configuration:
     text: str
     strategy: str
     workers: int
-    servers: int
-    settings: dict[str, Any]
+    distributed: Strategy
     group: int = 1
     training: dict[str, Any] = dataclasses.field(default_factory=dict)
     seeds: int = 1
 
     @property
+    def servers(self) -> int:
+        """The number of parameter servers."""
+        return self.distributed.servers if self.distributed.served else 0
+
+    @property
     def dedicated(self) -> bool:
         """Whether the servers have nodes of their own."""
-        return self.settings.get("placement") == "dedicated"
+        return self.distributed.placement == "dedicated"
+
+    @property
+    def averaged(self) -> int:
+        """The number of workers whose gradients an update averages."""
+        reduced = self.strategy == ALL_REDUCE
+        return self.workers if reduced else self.distributed.batches_per_update
 
     @property
     def nodes(self) -> int:
@@ -91,7 +100,7 @@ def configuration(text: str) -> Configuration:
     words = " ".join(text.split())
     if found := _ALONE.fullmatch(words):
         _, training, seeds = _options(found[1], (), text)
-        return Configuration(words, ONE, 1, 0, {}, 1, training, seeds)
+        return Configuration(words, ONE, 1, Strategy(), 1, training, seeds)
     if found := _REDUCED.fullmatch(words):
         workers = int(found[1])
         if workers < 2:
@@ -100,31 +109,25 @@ def configuration(text: str) -> Configuration:
         group = own.get("group", 1)
         if group < 1 or workers % group:
             raise InputError(f"expected group= to divide the {workers} processes, got {text!r}")
-        return Configuration(words, ALL_REDUCE, workers, 0, {}, group, training, seeds)
+        return Configuration(words, ALL_REDUCE, workers, Strategy(), group, training, seeds)
     found = _FORM.fullmatch(words)
     if found is None:
         raise InputError(f"expected a configuration such as {_EXAMPLES}, got {text!r}: {_SYNTAX}")
-    strategy, workers, servers = found[1], int(found[2]), int(found[3])
     own, training, seeds = _options(found[5], tuple(OF_SERVERS), text)
-    settings: dict[str, Any] = {"strategy": strategy, "workers": workers, "servers": servers}
-    settings["placement"] = (found[4] or "shared").strip()
-    settings |= {OF_SERVERS[name]: value for name, value in own.items()}
-    Strategy(**settings)  # Raises an error if they are out of range, or do not fit together.
-    return Configuration(
-        words.replace(" shared", ""),
-        strategy,
-        workers,
-        servers,
-        settings,
-        own.get("group", 1),
-        training,
-        seeds,
+    made = Strategy(
+        strategy=found[1],
+        workers=int(found[2]),
+        servers=int(found[3]),
+        placement=(found[4] or "shared").strip(),
+        **{OF_SERVERS[name]: value for name, value in own.items()},
     )
+    words = words.replace(" shared", "")
+    return Configuration(words, made.strategy, made.workers, made, made.group, training, seeds)
 
 
 def _options(
     words: str, own: tuple[str, ...], text: str
-) -> tuple[dict[str, int], dict[str, Any], int]:
+) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Return the options of a form, the settings of the training, and the number of seeds."""
     found: dict[str, Any] = {}
     known = (*own, *_OF_TRAINING)
@@ -161,22 +164,18 @@ def configured(recipe: Recipe, chosen: Configuration, *, same_update: bool) -> R
     asynchronous = chosen.strategy in ("async", "mixed")
     kept = (*OF_ANY_SERVERS, *_OF_ASYNCHRONOUS) if asynchronous else OF_ANY_SERVERS
     given = {name: getattr(recipe.distributed, name) for name in kept}
-    result = dataclasses.replace(recipe, distributed=Strategy(**given, **chosen.settings))
+    distributed = dataclasses.replace(chosen.distributed, **given)
+    result = dataclasses.replace(recipe, distributed=distributed)
     if "epochs" in chosen.training:
         result = with_epochs(result, chosen.training["epochs"])
     if "lr" in chosen.training:
         result = result.replaced("training", lr=chosen.training["lr"])
     if same_update:
-        averaged = (
-            chosen.workers
-            if chosen.strategy == ALL_REDUCE
-            else result.distributed.batches_per_update
-        )
-        size, rest = divmod(recipe.training.batch_size, averaged)
+        size, rest = divmod(recipe.training.batch_size, chosen.averaged)
         if rest:
             raise InputError(
-                f"expected training.batch_size to be a multiple of the {averaged} gradients that "
-                f"an update of {chosen.text!r} averages, got {recipe.training.batch_size}"
+                f"expected training.batch_size to be a multiple of the {chosen.averaged} gradients "
+                f"that an update of {chosen.text!r} averages, got {recipe.training.batch_size}"
             )
         result = result.replaced("training", batch_size=size)
     return result

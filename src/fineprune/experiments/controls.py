@@ -183,7 +183,6 @@ def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
 
 def _with_schedule(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
     """Return the recipe of a policy whose schedule saves as much as a recipe without a schedule."""
-    _check_cost_is_known(recipe, num_samples, arm)
     _check_saves(recipe, num_samples, arm)
     training, save = recipe.training, saved_share(recipe, num_samples)
     settings = schedule_for_saving(training.epochs, training.milestones, save)
@@ -198,7 +197,6 @@ def _shorter(recipe: Recipe, arm: str, num_samples: int) -> Recipe:
     epochs are removed from the interval with the smallest rate until one is left there, then from
     the interval before it, and so on.
     """
-    _check_cost_is_known(recipe, num_samples, arm)
     _check_saves(recipe, num_samples, arm)
     training = recipe.training
     has_intervals = training.schedule == "milestones" and bool(training.milestones)
@@ -235,6 +233,7 @@ def _check_cost_is_known(recipe: Recipe, num_samples: int, arm: str) -> None:
 
 
 def _check_saves(recipe: Recipe, num_samples: int, arm: str) -> None:
+    _check_cost_is_known(recipe, num_samples, arm)
     if predicted_cost(recipe, num_samples).skipped_share <= 0:
         raise InputError(
             f"expected a recipe that skips samples for the arm {arm!r}, got policy = "

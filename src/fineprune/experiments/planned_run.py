@@ -1,18 +1,29 @@
-"""A run of an experiment: its recipe, its folder, and its progress."""
+"""A run of an experiment: its recipe, its folder, its progress, and what it has to read.
+
+The file that lists the runs of an experiment contains the digests with which it began, as
+``training.summary.input_digests`` returns them.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fineprune.errors import InputError
+from fineprune.errors import InputError, RunError
 from fineprune.experiments.controls import matched_recipe
-from fineprune.runs.files import METRICS, RECIPE, REPORT, RESULTS, SUMMARY
+from fineprune.runs.files import METRICS, RECIPE, REPORT, RESULTS, SUMMARY, read_json
 from fineprune.runs.run import read_run
+from fineprune.runs.summary import read_summary
 from fineprune.training.recipe import Recipe, read_written_recipe
 
 # The sample order of an epoch is drawn from seed + epoch, as in DistributedSampler. Two seeds whose
 # difference is smaller than the number of epochs would therefore share most of their orders.
 _SEED_STEP = 1_000_003
+
+# Called with a line of text (which may be empty), the number of epochs trained so far, and the
+# number of all epochs.
+OnProgress = Callable[[str, int, int], None]
+
+Digests = Mapping[str, str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +96,39 @@ def check_own_folder(folder: Path, listing: str, what: str) -> None:
             f"expected a folder for {what}, got {folder}, which holds {', '.join(foreign)}: give "
             f"another --out"
         )
+
+
+def check_begun_with(listing: Path, digests: Digests, what: str) -> None:
+    """Check that an experiment goes on with the files with which it began.
+
+    The runs are not enough, because runs that are added have nothing to check yet. If the file that
+    lists them does not exist, has no digests or is damaged, nothing is known and nothing checked.
+    """
+    try:
+        begun = dict(read_json(listing)["sha256"])
+    except (InputError, KeyError, TypeError, ValueError):
+        return
+    changed = _changed(begun, digests)
+    if changed:
+        raise InputError(
+            f"expected {changed} with which the {what} in {listing.parent} began, got others: "
+            f"restore the files, or give another --out"
+        )
+
+
+def check_finished(run: Path, digests: Digests, what: str) -> None:
+    """Check that the run in a folder has just trained with what its experiment began with."""
+    changed = _changed(digests, read_summary(run / SUMMARY).digests)
+    if changed:
+        raise RunError(
+            f"{changed} changed while the {what} trained: remove {run}, restore what changed (a "
+            f"function must return the same data on every call), and run the same command again"
+        )
+
+
+def _changed(digests: Digests, others: Digests) -> str:
+    """Return what has other digests; an empty text if nothing has."""
+    return " and ".join(f"the {name}" for name in digests if digests[name] != others.get(name))
 
 
 def epochs_done(runs: Sequence[PlannedRun]) -> int:

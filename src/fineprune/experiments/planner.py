@@ -108,9 +108,8 @@ def plan_cluster(
     def predicted(chosen: Configuration) -> Predicted:
         simulated = simulate(costs, cluster, chosen)
         nodes = chosen.nodes_with(cluster.accelerators)
-        factor = aim.factor(
-            costs.samples, costs.samples * _averaged(chosen), simulated.staleness_mean
-        )
+        update = costs.samples * chosen.averaged
+        factor = aim.factor(costs.samples, update, simulated.staleness_mean)
         hours = samples * factor / simulated.throughput / 3600
         pruned = None if saved is None else hours * (1 - saved)
         speedup = simulated.throughput / base
@@ -193,7 +192,7 @@ def _check(chosen: Configuration, cluster: ClusterShape) -> None:
 
 def _kind(chosen: Configuration) -> str:
     words = [chosen.strategy]
-    words += ["backup"] if chosen.settings.get("backup") else []
+    words += ["backup"] if chosen.distributed.backup else []
     words += ["dedicated"] if chosen.dedicated else []
     return " ".join(words)
 
@@ -216,13 +215,6 @@ def _choices(
     numbers = sorted({min(nodes, fewest), min(nodes, 2 * fewest)})
     made = [configuration(f"{strategy} {workers}+{number}{tail}") for number in numbers]
     return [each for each in made if each.nodes_with(cluster.accelerators) <= cluster.nodes]
-
-
-def _averaged(chosen: Configuration) -> int:
-    """Return the number of workers whose gradients an update averages."""
-    if chosen.strategy in (ALL_REDUCE, "sync"):
-        return chosen.workers - int(chosen.settings.get("backup", 0))
-    return int(chosen.settings.get("group", 1))
 
 
 def _last_that_pays(chain: Sequence[Predicted]) -> Predicted:

@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fineprune.distributed.all_reduce import check_not_launched
@@ -11,20 +11,20 @@ from fineprune.errors import InputError
 from fineprune.experiments.configurations import OF_SERVERS, Configuration, configured
 from fineprune.experiments.launched_run import launch
 from fineprune.experiments.planned_run import (
+    OnProgress,
     PlannedRun,
+    check_begun_with,
+    check_finished,
     check_own_folder,
     epochs_done,
     with_seed,
 )
-from fineprune.experiments.same_inputs import check_begun_with, check_finished
 from fineprune.runs.files import SCALING, write_json
 from fineprune.runs.lock import only_writer
 from fineprune.training.data import load_data
 from fineprune.training.hardware import available_cores, resolved
 from fineprune.training.recipe import Recipe
 from fineprune.training.summary import input_digests
-
-OnProgress = Callable[[str, int, int], None]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -50,8 +50,7 @@ def scale(
         title: The title of the experiment in the report.
         same_update: Whether an update uses the same number of samples in every configuration; see
             ``configured``.
-        on_progress: Called with a line of text (which may be empty), the number of epochs trained
-            so far, and the number of all epochs.
+        on_progress: See ``OnProgress``.
     """
     check_not_launched("fineprune scale", "the runs")
     check_own_folder(folder, SCALING, "scale")

@@ -148,7 +148,7 @@ def most_skipped_tenth(samples: KnownSamples) -> npt.NDArray[np.int64]:
     If nothing was skipped, it is the most suspected tenth.
     """
     values = samples.times_skipped if samples.times_skipped.any() else suspicion_in(samples.run)
-    return largest(values, max(1, len(values) // 10), seed=0)
+    return largest(values)
 
 
 def _found(

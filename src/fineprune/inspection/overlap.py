@@ -1,8 +1,8 @@
 """How far two runs skip, or suspect, the same samples, compared with chance."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -35,31 +35,25 @@ class Overlap:
     rank_correlation: float | None
 
 
-Overlapping = Callable[[list[Inspected], int], list[Overlap]]
-
-
-def skipped_overlaps(runs: list[Inspected], size: int) -> list[Overlap]:
+def skipped_overlaps(runs: Sequence[Inspected], size: int | None = None) -> list[Overlap]:
     """Return the overlap of the most skipped samples for each pair of runs that skip samples.
 
     Runs on other training samples, or with other labels, are not compared with each other.
+
+    Args:
+        runs: The runs.
+        size: The number of samples to compare; None for a tenth of all.
     """
     counts = [(run, run.times_skipped().astype(np.float64)) for run in runs]
-    return _overlaps([(run, values) for run, values in counts if values.any()], size)
+    return _overlaps(((run, values) for run, values in counts if values.any()), size)
 
 
-def suspect_overlaps(runs: list[Inspected], size: int) -> list[Overlap]:
+def suspect_overlaps(runs: Sequence[Inspected], size: int | None = None) -> list[Overlap]:
     """Return the overlap of the most suspicious samples for each pair of runs.
 
     The arguments are those of ``skipped_overlaps``.
     """
-    return _overlaps([(run, suspicion_in(run).astype(np.float64)) for run in runs], size)
-
-
-def tenth_overlaps(runs: Sequence[Inspected], overlaps: Overlapping) -> list[Overlap]:
-    """Return the overlaps of a tenth of the samples, between runs with as many samples."""
-    by_number = split_by(lambda run: len(run.labels), runs)
-    parts = [overlaps(of_number, max(1, number // 10)) for number, of_number in by_number.items()]
-    return list(chain.from_iterable(parts))
+    return _overlaps(((run, suspicion_in(run).astype(np.float64)) for run in runs), size)
 
 
 def expected_jaccard(size: int, samples: int) -> float:
@@ -68,42 +62,44 @@ def expected_jaccard(size: int, samples: int) -> float:
     return common / (2 * size - common) if size else 0.0
 
 
-def largest(values: npt.NDArray[Any], size: int, seed: int) -> npt.NDArray[np.int64]:
+def largest(
+    values: npt.NDArray[Any], size: int | None = None, seed: int = 0
+) -> npt.NDArray[np.int64]:
     """Return the samples with the largest values.
 
     Args:
         values: The value of each sample, NaN for the smallest one; shape (N,).
-        size: How many samples to return.
+        size: How many samples to return; None for a tenth of all, at least one.
         seed: Seeds the choice among samples with equal values, which favours no kind of them.
     """
+    size = max(1, len(values) // 10) if size is None else size
     chance = np.random.default_rng(seed).random(len(values))
     return np.lexsort((chance, -np.nan_to_num(values, nan=-np.inf)))[:size]
 
 
 def _overlaps(
-    rankings: list[tuple[Inspected, npt.NDArray[np.float64]]], size: int
+    rankings: Iterable[tuple[Inspected, npt.NDArray[np.float64]]], size: int | None
 ) -> list[Overlap]:
-    # Each run breaks ties with its own random numbers. With the same ones, equal samples would be
-    # chosen alike in all runs, and the overlap would exceed chance.
-    tops = [largest(values, size, seed) for seed, (_, values) in enumerate(rankings)]
     result = []
-    for i, j in combinations(range(len(rankings)), 2):
-        (one, values), (other, others) = rankings[i], rankings[j]
-        if not np.array_equal(one.labels, other.labels):
-            continue
-        common = len(np.intersect1d(tops[i], tops[j], assume_unique=True))
-        union = len(tops[i]) + len(tops[j]) - common
-        known = ~np.isnan(values) & ~np.isnan(others)
-        result.append(
-            Overlap(
-                one.name,
-                other.name,
-                size,
-                common / union if union else 0.0,
-                expected_jaccard(size, len(values)),
-                _rank_correlation(values[known], others[known]),
+    for number, as_many in split_by(lambda ranking: len(ranking[1]), rankings).items():
+        # Each run breaks ties with its own random numbers. With the same ones, equal samples would
+        # be chosen alike in all runs, and the overlap would exceed chance.
+        ranked = [(*of, largest(of[1], size, seed)) for seed, of in enumerate(as_many)]
+        for (one, values, top), (other, others, other_top) in combinations(ranked, 2):
+            if not np.array_equal(one.labels, other.labels):
+                continue
+            common = len(np.intersect1d(top, other_top, assume_unique=True))
+            known = ~np.isnan(values) & ~np.isnan(others)
+            result.append(
+                Overlap(
+                    one.name,
+                    other.name,
+                    len(top),
+                    common / (2 * len(top) - common) if len(top) else 0.0,
+                    expected_jaccard(len(top), number),
+                    _rank_correlation(values[known], others[known]),
+                )
             )
-        )
     return result
 
 

@@ -29,7 +29,10 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
         return lambda sample: image_of(pictures[sample])  # It takes fewer bytes than an array.
     data = make_recipe(samples.run.run.recipe).data
     if data.name == "images" and data.train is not None:
-        return _shown_files(Path(data.train), samples)
+        source = Path(data.train)
+        index = load_index(source, keep=False)
+        files = _places(index.keys(), samples, str(source))
+        return lambda sample: _file(index, files[sample])
     if not data.own:
         raise InputError(f"expected the data {data.name} as they were trained, got others or none")
     if not own_data:
@@ -54,12 +57,6 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
             data.name,
         )
     return lambda sample: plain[int(number[sample])]
-
-
-def _shown_files(source: Path, samples: KnownSamples) -> Show:
-    index = load_index(source, keep=False)
-    files = _places(index.keys(), samples, str(source))
-    return lambda sample: _file(index, files[sample])
 
 
 def _places(keys: Sequence[str], samples: KnownSamples, source: str) -> list[int | None]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from markupsafe import Markup
 
 from fineprune.errors import InputError
@@ -20,7 +21,7 @@ from fineprune.inspection.inspected_arm import (
     most_skipped_tenth,
 )
 from fineprune.inspection.known_samples import KnownSamples, known_samples
-from fineprune.inspection.overlap import skipped_overlaps, suspect_overlaps, tenth_overlaps
+from fineprune.inspection.overlap import skipped_overlaps, suspect_overlaps
 from fineprune.inspection.per_class import confusion
 from fineprune.inspection.shown_samples import Show, shown_samples
 from fineprune.inspection.suspects import Suspects, suspects_of
@@ -28,7 +29,6 @@ from fineprune.labels.label_watch import MOST_REVIEWED
 from fineprune.labels.review_page import review_section
 from fineprune.report.facts import distinct, facts
 from fineprune.report.inspection_tables import (
-    Matrix,
     class_table,
     confused_pairs,
     overlap_table,
@@ -45,9 +45,8 @@ from fineprune.runs.run import split_by, told_apart
 
 _LOGGER = logging.getLogger(__name__)
 
-# A confusion matrix in the page: the caption, and for each row its name and the cells (the text,
-# the shade from 0 to 1, and whether the prediction is right).
-Heat = tuple[str, list[tuple[str, list[tuple[str, str, bool]]]]]
+# A confusion matrix in the page: the caption, and the share of each cell in its row.
+Heat = tuple[str, npt.NDArray[np.float64]]
 
 # The largest size of a page with up to ten networks and arms, in bytes, and what the tables and the
 # texts of the cards of an arm take of it. Pictures that do not fit are left out.
@@ -104,8 +103,7 @@ def write_inspection(
         views = SampleViews(show, left // len(arms) - _TEXT_BYTES)
         figures.append(arm)
         sections.append(_section(samples, ranked, arm, full, f"arm-{number}", views))
-    skipped = tenth_overlaps(runs, skipped_overlaps)
-    suspected = tenth_overlaps(runs, suspect_overlaps)
+    skipped, suspected = skipped_overlaps(runs), suspect_overlaps(runs)
     networks = split_by(
         lambda run: (run.summary.network, run.summary.dataset), [r.run for r in runs]
     )
@@ -272,24 +270,12 @@ def _confusions(
     beside = None if full is None else confusion(full, len(names))
     if len(names) > _MOST_CLASSES:
         return [], confused_pairs(matrix, beside, names)
-    heats = [_heat(run.name, matrix, names)]
+    pairs = [(run, matrix)]
     if full is not None and beside is not None:
-        heats.append(_heat(full.name, beside, names))
-    return heats, None
-
-
-def _heat(caption: str, matrix: Matrix, names: tuple[str, ...]) -> Heat:
-    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
-
-    def cell(share: float) -> tuple[str, str]:
-        # The square root makes small shares visible, which most errors are.
-        return (f"{100 * share:.0f}", f"{0.75 * share**0.5:.2f}") if share else ("", "0")
-
-    rows = [
-        (names[label], [(*cell(share), label == place) for place, share in enumerate(row)])
-        for label, row in enumerate(shares)
-    ]
-    return caption, rows
+        pairs.append((full, beside))
+    return [
+        (one.name, of / np.maximum(of.sum(axis=1, keepdims=True), 1)) for one, of in pairs
+    ], None
 
 
 def _full_of(run: Inspected, runs: Sequence[Inspected]) -> Inspected | None:

@@ -8,8 +8,7 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter
 
 from fineprune.errors import InputError
-from fineprune.experiments.arm_table import Group
-from fineprune.experiments.run_schedule import boundaries_of
+from fineprune.experiments.arm_table import Group, boundaries_of
 from fineprune.report.figures.drawing import Drawing, svg_text
 from fineprune.report.figures.style import colour_of, new_panels, whole_ticks
 from fineprune.runs.run import Run

@@ -1,6 +1,6 @@
 """The prediction for a cluster: tables, a figure, and the page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fineprune.experiments.cluster_costs import ClusterShape, Costs
@@ -16,11 +16,11 @@ def planned_tables(plan: ClusterPlan, *, every: bool = False) -> list[Table]:
     """Return the tables of where scaling stops paying; with ``every``, of all predictions too."""
     tables = []
     if plan.stops:
-        tables.append(_throughput("Where scaling stops paying", plan.stops, _STOPS))
-        tables.append(_time("Time there", plan.stops))
+        tables.append(table_of("Where scaling stops paying", plan.stops, _THROUGHPUT, _STOPS))
+        tables.append(table_of("Time there", plan.stops, _TIME, _TARGET))
     if every or not plan.stops:
-        tables.append(_throughput("Predicted configurations", plan.rows, _SPEEDUP))
-        tables.append(_time("Predicted time", plan.rows))
+        tables.append(table_of("Predicted configurations", plan.rows, _THROUGHPUT, _SPEEDUP))
+        tables.append(table_of("Predicted time", plan.rows, _TIME, _TARGET))
     return tables
 
 
@@ -32,6 +32,28 @@ _STOPS = (
     "For each strategy, the configuration with the most workers whose last doubling paid: it "
     "shortened the training by a third per doubling of the nodes. " + _SPEEDUP
 )
+_TARGET = (
+    "The time to the target, or else that of the recipe's epochs: on all data, and with the "
+    "pruning of the recipe. Samples needed: relative to one worker."
+)
+
+_THROUGHPUT: Sequence[tuple[str, Callable[[Predicted], str]]] = (
+    ("configuration", lambda row: row.configuration),
+    ("nodes", lambda row: f"{row.nodes:,}"),
+    ("samples/s", lambda row: format(row.throughput, ",.0f" if row.throughput >= 100 else ".3g")),
+    ("speedup", lambda row: f"{row.speedup:,.2f}"),
+    ("efficiency", lambda row: f"{row.efficiency:.2f}"),
+    ("staleness", lambda row: f"{row.staleness_mean:,.3g}"),
+    ("limit", lambda row: row.limit),
+)
+_TIME: Sequence[tuple[str, Callable[[Predicted], str]]] = (
+    ("configuration", lambda row: row.configuration),
+    ("samples needed", lambda row: f"{row.samples_factor:.2f}"),
+    ("hours", lambda row: f"{row.hours:,.3g}"),
+    ("node-hours", lambda row: f"{row.node_hours:,.3g}"),
+    ("pruned: hours", lambda row: number(row.hours_pruned, ",.3g")),
+    ("node-hours", lambda row: number(row.node_hours_pruned, ",.3g")),
+)
 
 _CAVEATS = (
     "A simulation predicts the throughput. Its steps have the durations that were measured on one "
@@ -42,43 +64,6 @@ _CAVEATS = (
     "Unless a critical batch size and a cost of staleness are given, every configuration is taken "
     "to need the same number of samples. Larger updates and stale gradients need more.",
 )
-
-
-def _throughput(title: str, rows: Sequence[Predicted], note: str) -> Table:
-    return table_of(
-        title,
-        rows,
-        (
-            ("configuration", lambda row: row.configuration),
-            ("nodes", lambda row: f"{row.nodes:,}"),
-            (
-                "samples/s",
-                lambda row: format(row.throughput, ",.0f" if row.throughput >= 100 else ".3g"),
-            ),
-            ("speedup", lambda row: f"{row.speedup:,.2f}"),
-            ("efficiency", lambda row: f"{row.efficiency:.2f}"),
-            ("staleness", lambda row: f"{row.staleness_mean:,.3g}"),
-            ("limit", lambda row: row.limit),
-        ),
-        note,
-    )
-
-
-def _time(title: str, rows: Sequence[Predicted]) -> Table:
-    return table_of(
-        title,
-        rows,
-        (
-            ("configuration", lambda row: row.configuration),
-            ("samples needed", lambda row: f"{row.samples_factor:.2f}"),
-            ("hours", lambda row: f"{row.hours:,.3g}"),
-            ("node-hours", lambda row: f"{row.node_hours:,.3g}"),
-            ("pruned: hours", lambda row: number(row.hours_pruned, ",.3g")),
-            ("node-hours", lambda row: number(row.node_hours_pruned, ",.3g")),
-        ),
-        "The time to the target, or else that of the recipe's epochs: on all data, and with the "
-        "pruning of the recipe. Samples needed: relative to one worker.",
-    )
 
 
 def draw_planned(plan: ClusterPlan) -> Drawing:
