@@ -99,6 +99,13 @@ def long_tail(chance: torch.Generator) -> Case:
     return Case(x, mistaken(true, 0.1, 60, chance), true, 60, 20)
 
 
+def neighbours(chance: torch.Generator) -> Case:
+    """A hundred classes, of which mistakes take one for the next."""
+    x, true = points([20] * 100, chance)
+    labels = torch.where(torch.rand(len(true), generator=chance) < 0.2, (true + 1) % 100, true)
+    return Case(x, labels, true, 100, 30)
+
+
 def singles(chance: torch.Generator) -> Case:
     x, true = points([max(1, int(400 / (k + 1) ** 1.4)) for k in range(60)], chance)
     return Case(x, mistaken(true, 0.05, 60, chance), true, 60, 30)
@@ -129,6 +136,7 @@ CASES: dict[str, Callable[[torch.Generator], Case]] = {
     "the same, 64 outputs": unused,
     "digits, ten mistyped": typos,
     "200 classes of 5, 10 % wrong": few,
+    "100 classes of 20, 20 % taken for the next": neighbours,
     "60 classes of 400 to 4, 10 % wrong": long_tail,
     "60 classes of 400 to 1, 5 % wrong": singles,
     "20 classes of 75 in five groups, 10 % wrong": siblings,

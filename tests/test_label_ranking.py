@@ -32,7 +32,7 @@ def rule(shares, labels, classes):
     samples = [i for i, label in enumerate(labels) if label >= 0]
     of = {k: [i for i in samples if labels[i] == k] for k in every}
     present = [k for k in every if of[k]]
-    small = {k: len(of[k]) < 20 for k in present}
+    small = {k: len(of[k]) < max(20, len(samples) / len(present) / 2) for k in present}
     mean_share = sum(shares[i][labels[i]] for i in samples) / len(samples)
     t = {}
     for k in present:
@@ -84,15 +84,15 @@ def rule(shares, labels, classes):
     unlearned = min(1, max(0, (0.2 - learned) / 0.1))
     clearly = [k for k in every if n[k]]
     right = sum(rates[k][k] for k in clearly) / max(len(clearly), 1)
+    sparse = [max(1 / max(n[k], 1), (12 / max(n[k], 1)) ** 3) for k in every]
+    drawn = [min(1, 3 * (even + sparse[k])) for k in every]
     prior = [[0.0] * classes for _ in every]
     for y in every:
         for k in every:
-            sparse = max(1 / max(n[k], 1), (8 / max(n[k], 1)) ** 2)
-            part = min(1, 3 * (even + sparse))
-            part += (1 - part) * unlearned
+            part = drawn[k] + (1 - drawn[k]) * unlearned
             prior[y][k] = (1 - part) * rates[y][k] + part * mean + 2**-24
-        drawn = rates[y][y] + unlearned * (right - rates[y][y]) if n[y] else rates[y][y]
-        prior[y][y] = max(drawn, 2**-24)
+        kept = rates[y][y] + unlearned * (right - rates[y][y]) if n[y] else rates[y][y]
+        prior[y][y] = max(kept, 2**-24)
 
     scores, suggestions = [-math.inf] * len(labels), [-1] * len(labels)
     by_rates = [[rates[y][k] * len(of[y]) for k in every] for y in every]
@@ -105,7 +105,14 @@ def rule(shares, labels, classes):
         suggestions[i] = max(others, key=lambda k: weight[k])
         strongest = max(shares[i][k] / t[k] if k in t else 0 for k in others)
         by_samples[y][suggestions[i] if strongest > 2 * shares[i][y] / t[y] else y] += 1
+    # After a single visit, no sample was answered otherwise more than once, so none is late.
     joint = max(by_rates, by_samples, key=lambda numbers: sum(numbers[y][k] for y, k in pairs))
+    agreed = {i: max(shares[i]) == shares[i][labels[i]] for i in samples}
+    little = sum(drawn[k] for k in clearly) / max(len(clearly), 1)
+    begins = 0.95 - 0.05 * little**2
+    by_heart = min(1, max(0, (sum(agreed.values()) / len(samples) - begins) / 0.03))
+    for i in samples:
+        scores[i] += by_heart * math.log((1.5 - agreed[i]) / 2)
     ranked = sorted((scores[i] for i in samples), reverse=True)
 
     def level(numbers):
@@ -115,11 +122,6 @@ def rule(shares, labels, classes):
     confused = [even < 1 / 3 and score > level(by_rates) for score in scores]
     consistent = joint is by_rates
     scores = [float(score - level(joint)) for score in scores]
-    agreed = {i: max(shares[i]) == shares[i][labels[i]] for i in samples}
-    by_heart = min(1, max(0, (sum(agreed.values()) / len(samples) - 0.95) / 0.03))
-    for i in samples:
-        if scores[i] <= 0:
-            scores[i] += by_heart * math.log((1.5 - agreed[i]) / 2)
     return scores, suggestions, joint, confused, consistent
 
 
@@ -159,19 +161,40 @@ def test_parts_of_any_size_give_the_same_ranking(monkeypatch):
     assert torch.equal(whole.suggestions, parts.suggestions)
 
 
-def test_wrong_labels_that_were_learned_by_heart_last_rank_first():
-    """The weights of late visits leave nothing else to tell them by."""
-    evidence = Evidence(400, 4, None)
-    labels = torch.arange(400) % 4
-    learned_in = torch.where(torch.arange(400) < 20, 10, 2)  # The first twenty labels are wrong.
+def learned_in(epochs):
+    """Return the ranking after 60 epochs in a network that answers otherwise so many times.
+
+    After that, it answers each of the samples as it is labelled, and is sure of it.
+    """
+    samples = len(epochs)
+    evidence = Evidence(samples, 4, None)
+    labels = torch.arange(samples) % 4
     for epoch in range(60):
-        strongest = torch.where(learned_in <= epoch, labels, (labels + 1) % 4)
+        strongest = torch.where(epochs <= epoch, labels, (labels + 1) % 4)
         logits = 12.0 * torch.nn.functional.one_hot(strongest, 4)
-        evidence.record(torch.arange(400), logits, labels, 1)
+        evidence.record(torch.arange(samples), logits, labels, 1)
     evidence.flush()
-    found = rank(evidence)
+    return rank(evidence)
+
+
+def test_wrong_labels_that_were_learned_by_heart_last_rank_first_and_are_counted():
+    """The weights of late visits leave nothing else to tell them by."""
+    found = learned_in(torch.where(torch.arange(400) < 20, 10, 2))
     assert found.answered == 1
     assert sorted(found.suspects()[0][:20].tolist()) == list(range(20))
+    assert found.num_suspects == int((found.scores > 0).sum()) == 20
+    assert found.joint.diagonal(1).sum() + found.joint[3, 0] == 20
+
+
+def test_the_wrong_labels_that_were_learned_by_heart_are_a_second_hill():
+    """Right labels that are hard are the tail of the first one."""
+    chance = np.random.default_rng(0)
+    right = torch.from_numpy(chance.geometric(0.4, 2000))
+    wrong = torch.from_numpy(chance.normal(16, 3, 200).round().astype(np.int64))
+    assert learned_in(right).num_suspects == 0
+    assert 160 <= learned_in(torch.cat([right, wrong])).num_suspects <= 220
+    # If they are most, it does not know them from the others.
+    assert learned_in(torch.cat([right[:200], wrong.repeat(3)])).num_suspects == 0
 
 
 def noisy_shares(classes, wrong_pairs, seed=0, samples=4000, share=0.3):

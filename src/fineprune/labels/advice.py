@@ -119,8 +119,9 @@ def advice_of(
     elif answered >= BY_HEART:
         sentences.append(
             f"The network answers {answered:.0%} of the samples as they are labelled. If labels "
-            f"are wrong, it has learned them by heart, and they are far more than this estimate: "
-            f"look at the first suspects, which it learned last, or watch fewer epochs."
+            f"are wrong, it has learned them by heart, and the estimate counts those that it "
+            f"learned clearly later than most, which may be too few: look at the first suspects, "
+            f"or watch fewer epochs."
         )
     elif visits < _ENOUGH:
         sentences.append(

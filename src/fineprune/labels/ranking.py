@@ -12,9 +12,10 @@ class k in the evidence on a sample with the label y. Then
   label, clearly belong to class k. ``clear_counts`` counts them. A threshold, like t[k], is at
   least half of the share that each class has in an untrained network, because any share would be
   large beside that of a label which was mistyped once and never learned.
-- A class with fewer than 20 samples is often not learned, and any share would be large beside its
-  own. So a sample belongs to it clearly only if q[k] is at least half of q[y], too, and its t[k] is
-  at least half of the mean of q[y] over all samples.
+- A class with fewer than 20 samples, or fewer than half of the mean of all classes, is small. It is
+  often not learned, and any share would be large beside its own. So a sample belongs to it clearly
+  only if q[k] is at least half of q[y], too, and its t[k] is at least half of the mean of q[y] over
+  all samples.
 - J[y, k] is the share of the samples labelled y that belong to class k. ``mistake_rates`` estimates
   it from these counts.
 - P[k] is proportional to q[k] / t[k] * J'[y, k], where J' is J with the rates of the mistakes drawn
@@ -24,24 +25,27 @@ class k in the evidence on a sample with the label y. Then
   all rates are their mean.
 - The score is the log of (1 - P[y]) / P[y] plus a constant, and the suggestion is the other class
   with the largest P[k].
+- A network that answers nearly all samples as they are labelled has learned the wrong labels by
+  heart, and what tells them is how often it answered otherwise before. So the log of this share of
+  the visits is added to the score, the less J says of single mistakes the earlier. ``by_heart``
+  says to which part it is added.
 - A sample contradicts its label if q[k] / t[k] of another class is more than twice q[y] / t[y]. The
-  number of wrong labels is estimated both by J and by counting the samples that contradict, and the
-  larger estimate counts. Wrong labels that are learned by heart or rarely trained belong to no
-  class clearly, so J misses them; frequent mistakes between two classes are learned as if they were
-  right, so few of their samples contradict.
+  number of wrong labels is estimated by J, by counting the samples that contradict, and, if they
+  were learned by heart, by counting those that were ``learned_late``. The largest estimate counts.
+  Wrong labels that are rarely trained belong to no class clearly, so J misses them; frequent
+  mistakes between two classes are learned as if they were right, so few of their samples
+  contradict; and nothing contradicts that was learned by heart long ago.
 - The constant makes as many scores positive as labels are estimated to be wrong. It changes the
   prior of a mistake, which J alone would make too small where it misses labels.
 - If mistakes are in few pairs of classes, the samples that rank first are called confused, as many
   as J estimates to be wrong. If mistakes are spread evenly, the loss ranks them better.
 - Mistakes are consistent if J estimates more of them than samples contradict. In trainings with
   correct labels, it estimates fewer, at the latest one epoch after most samples are learned.
-- A network that answers nearly all samples as they are labelled has learned the wrong labels by
-  heart, and what tells them is how often it answered otherwise before. The scores of the samples
-  that are no suspects are lowered by this, so that the right labels among them come last.
 - The other samples, which are no suspects, are learned if their labels have more than half of the
   evidence, on average. Then, some wrong labels may have been learned, too, and are among them.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -55,25 +59,32 @@ _CLEAR, _LEAST_CLEAR = 0.2, 10
 # The least threshold and the least t[k], as a multiple of the share of an untrained network.
 _LEAST_SHARE = 0.5
 
-# In classes with fewer samples than this, the least share of a sample that clearly belongs to them,
-# beside that of its label, and the least t[k], beside the mean share of all labels.
-_SMALL_CLASS, _LEAST_OF_SMALL = 20, 0.5
+# A class is small with fewer samples than this, or than this part of the mean of all classes.
+_SMALL_CLASS, _SMALL_PART = 20, 0.5
+
+# In small classes, the least share of a sample that clearly belongs to them, beside that of its
+# label, and the least t[k], beside the mean share of all labels.
+_LEAST_OF_SMALL = 0.5
 
 # How far above chance the largest threshold is in a network that has learned something: 0 if it is
 # that of an untrained network, and 1 for certainty. Below the first number, it has learned nothing.
 _UNLEARNED, _SOMETHING = 0.1, 0.2
 
 # The share of the samples that are answered as they are labelled from which on a network begins to
-# have learned its labels by heart, and from which on it has.
-_BEGINS_BY_HEART, BY_HEART = 0.95, 0.98
+# have learned its labels by heart, and from which on it has. Both are smaller by up to the last
+# number if J says nothing of single mistakes.
+_BEGINS_BY_HEART, BY_HEART, _EARLIER = 0.95, 0.98, 0.05
+
+# By how many standard deviations more samples must have been learned late than in between.
+_DEVIATIONS = 2.5
 
 # Steps in which the number of samples of each class is estimated. Few, because what is estimated
 # from few clear samples would be taken too far.
 _STEPS = 2
 
 # If a few dozen samples clearly belong to a class, a single one of them would make its mistake seem
-# far more frequent than one that none has. From 64 on, only the first of two parts counts.
-_FEW = 8
+# far more frequent than one that none has. From 42 on, only the first of two parts counts.
+_FEW = 12
 
 # From this spread on (0 for mistakes in one pair of classes, 1 for equally many in all pairs), all
 # mistakes are taken to be equally frequent.
@@ -92,10 +103,9 @@ class Ranking:
     """What the evidence says of each sample.
 
     Attributes:
-        scores: The log odds that the label is wrong, lowered for samples that are no suspects if
-            the labels were learned by heart; float32, shape (N,). As many are positive as labels
-            are estimated to be wrong, unless scores are equal. -inf for a sample that was never
-            recorded.
+        scores: The log odds that the label is wrong; float32, shape (N,). As many are positive as
+            labels are estimated to be wrong, unless scores are equal. -inf for a sample that was
+            never recorded.
         suggestions: The most probable class besides the label; int64, shape (N,). -1 for a sample
             that was never recorded.
         joint: The estimated number of samples labelled y that belong to class k, for each y and k;
@@ -140,11 +150,13 @@ def rank(evidence: Evidence) -> Ranking:
     known = labels >= 0
     classes = evidence.num_classes
     sizes = torch.bincount(labels[known], minlength=classes)
-    small = sizes < _SMALL_CLASS
+    mean_size = sizes.sum() / (sizes > 0).sum()
+    small = sizes < (_SMALL_PART * mean_size).clamp(min=_SMALL_CLASS)
     threshold = thresholds(own[known], labels[known], classes)
     clear = clear_counts(evidence, threshold, small)
     estimated = mistake_rates(clear, sizes)
-    rates = drawn_together(estimated, clear, unlearned_part(threshold))
+    drawn = drawn_part(clear)
+    rates = drawn_together(estimated, clear, drawn, unlearned_part(threshold))
     usual = usual_shares(own[known], labels[known], sizes, small)
     factors = (rates / usual).float()
     scores = torch.full_like(own, -torch.inf)
@@ -167,13 +179,20 @@ def rank(evidence: Evidence) -> Ranking:
     by_samples = pair_counts(labels[known], seeming[known], classes)
     by_rates = estimated * sizes[:, None]
     joint = max(by_rates, by_samples, key=num_wrong)
+    share_answered = answered / int(known.sum())
+    used = clear.sum(0) > 0
+    mean_drawn = float(drawn[used].sum() / used.sum().clamp(min=1))
+    heart = by_heart(share_answered, mean_drawn)
+    scores += heart * otherwise_part(evidence).log()
+    if heart == 1:
+        late = torch.where(learned_late(evidence), suggestions, labels)
+        joint = max(joint, pair_counts(labels[known], late[known], classes), key=num_wrong)
     scores -= level_between(scores[known], round(num_wrong(joint)))
     number = round(num_wrong(by_rates)) if spread(clear) < _EVEN else 0
     confused = scores > level_between(scores[known], number)
     others = own[known & (scores <= 0)]
-    share_answered = answered / int(known.sum())
     return Ranking(
-        torch.where(scores > 0, scores, scores + by_answers(evidence, share_answered)),
+        scores,
         suggestions,
         joint,
         confused,
@@ -202,15 +221,50 @@ def usual_shares(own: Tensor, labels: Tensor, sizes: Tensor, small: Tensor) -> T
     return torch.where(sizes > 0, usual.clamp(min=_LEAST_SHARE / len(sizes)), torch.inf)
 
 
-def by_answers(evidence: Evidence, answered: float) -> Tensor:
-    """Return what a network that has learned its labels by heart adds to the scores, shape (N,).
+def by_heart(answered: float, drawn: float) -> float:
+    """Return to which part a network has learned its labels by heart.
 
-    This is the log of the share of the visits in which it answered otherwise. It is 0 for each
-    sample if the network answers a usual part of the samples as they are labelled.
+    Args:
+        answered: The share of the samples that it answers as they are labelled.
+        drawn: The mean of ``drawn_part`` over the classes to which samples clearly belong.
     """
-    by_heart = (answered - _BEGINS_BY_HEART) / (BY_HEART - _BEGINS_BY_HEART)
-    otherwise = (evidence.visits - evidence.agreed + 0.5) / (evidence.visits + 1)
-    return min(max(by_heart, 0.0), 1.0) * otherwise.log()
+    begins = _BEGINS_BY_HEART - _EARLIER * drawn**2
+    return min(max((answered - begins) / (BY_HEART - _BEGINS_BY_HEART), 0.0), 1.0)
+
+
+def otherwise_part(evidence: Evidence) -> Tensor:
+    """Return in which share of its visits each sample was answered otherwise, shape (N,).
+
+    Half a visit is added for each answer, so that no share is 0.
+    """
+    return (evidence.visits - evidence.agreed + 0.5) / (evidence.visits + 1)
+
+
+def learned_late(evidence: Evidence) -> Tensor:
+    """Return which samples were learned clearly later than most; bool, shape (N,).
+
+    Of the samples with right labels, fewer were answered otherwise n times the larger n is, and
+    their number falls at least as fast as 1 / n. Wrong labels take longer: if there are some, a
+    second hill follows a valley. Both are as wide as their first n, divided by two. The valley is
+    sought beside which the hill is highest, and a sample behind it was learned late. None was if no
+    hill is clearly higher than 1 / n allows, or if most samples lie behind the valley.
+    """
+    otherwise = evidence.visits - evidence.agreed
+    counts = otherwise[evidence.visits > 0].bincount()
+    at_least = counts.flip(0).cumsum(0).flip(0).tolist()
+    most = len(at_least)
+    at_least += [0] * (2 * most)
+    rise, first = 1.0, most
+    for start in range(2, most):
+        middle = start + start // 2
+        end = middle + middle // 2
+        wider = math.log(end / middle) / math.log(middle / start)
+        valley = wider * (at_least[start] - at_least[middle])
+        hill = at_least[middle] - at_least[end]
+        clearly = hill - valley > _DEVIATIONS * math.sqrt(hill + wider * valley)
+        if clearly and at_least[start] <= at_least[0] / 2 and (hill + 1) / (valley + 1) > rise:
+            rise, first = (hill + 1) / (valley + 1), middle
+    return otherwise >= first
 
 
 def level_between(scores: Tensor, number: int) -> float:
@@ -342,33 +396,43 @@ def unlearned_part(threshold: Tensor) -> float:
     return min(max((_SOMETHING - learned) / (_SOMETHING - _UNLEARNED), 0.0), 1.0)
 
 
-def drawn_together(rates: Tensor, clear: Tensor, unlearned: float) -> Tensor:
-    """Draw the rates of the mistakes towards their mean.
+def drawn_part(clear: Tensor) -> Tensor:
+    """Return by which part the rates of the mistakes of each class are drawn; float64, shape (C,).
 
     With s as the result of ``spread``, n[k] as the number of samples that clearly belong to class
-    k, and f as the larger one of 1 / n[k] and (8 / n[k])^2, the rates of class k are drawn by the
-    part 3 * (s + f), at most completely. In a network that has learned nothing, all are drawn
-    completely, and so are those of right labels.
+    k, and f as the larger one of 1 / n[k] and (12 / n[k])^3, this is 3 * (s + f), at most 1.
+
+    Args:
+        clear: The result of ``clear_counts``; float64, shape (C, C).
+    """
+    number = clear.sum(0).clamp(min=1)
+    few = (1 / number).maximum((_FEW / number) ** 3)
+    return ((spread(clear) + few) / _EVEN).clamp(max=1)
+
+
+def drawn_together(rates: Tensor, clear: Tensor, drawn: Tensor, unlearned: float) -> Tensor:
+    """Draw the rates of the mistakes towards their mean.
+
+    In a network that has learned nothing, all are drawn completely, and so are those of right
+    labels.
 
     Args:
         rates: The result of ``mistake_rates``; float64, shape (C, C).
         clear: The result of ``clear_counts``; float64, shape (C, C).
+        drawn: The result of ``drawn_part``; float64, shape (C,).
         unlearned: The result of ``unlearned_part``.
 
     Returns:
         The rates; float64, shape (C, C). Each row sums to one.
     """
     mean = (1 - rates.diagonal()).sum() / max(_pairs(clear), 1)
-    number = clear.sum(0).clamp(min=1)
-    few = (1 / number).maximum((_FEW / number) ** 2)
-    part = ((spread(clear) + few) / _EVEN).clamp(max=1)
-    part += (1 - part) * unlearned
-    drawn = torch.lerp(rates, mean.expand_as(rates), part.expand_as(rates)) + _SMALLEST
+    part = drawn + (1 - drawn) * unlearned
+    result = torch.lerp(rates, mean.expand_as(rates), part.expand_as(rates)) + _SMALLEST
     right = rates.diagonal()
     used = clear.sum(0) > 0
     right = torch.where(used, torch.lerp(right, right[used].mean(), unlearned), right)
-    drawn.diagonal().copy_(right.clamp(min=_SMALLEST))
-    return drawn / drawn.sum(1, keepdim=True)
+    result.diagonal().copy_(right.clamp(min=_SMALLEST))
+    return result / result.sum(1, keepdim=True)
 
 
 def _pairs(clear: Tensor) -> int:
