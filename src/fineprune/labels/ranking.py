@@ -243,11 +243,12 @@ def otherwise_part(evidence: Evidence) -> Tensor:
 def learned_late(evidence: Evidence) -> Tensor:
     """Return which samples were learned clearly later than most; bool, shape (N,).
 
-    Of the samples with right labels, fewer were answered otherwise n times the larger n is, and
-    their number falls at least as fast as 1 / n. Wrong labels take longer: if there are some, a
-    second hill follows a valley. Both are as wide as their first n, divided by two. The valley is
-    sought beside which the hill is highest, and a sample behind it was learned late. None was if no
-    hill is clearly higher than 1 / n allows, or if most samples lie behind the valley.
+    Count how many samples were answered otherwise n times before they were learned. Where labels
+    are right, this number falls at least as fast as 1 / n. Wrong labels take longer to learn, so
+    there is a valley, and behind it a hill. Each of the two ends where n is half as large again as
+    at its beginning. The valley is chosen that makes the hill the highest beside it, and the
+    samples behind the valley were learned late. None was if no hill is clearly higher than 1 / n
+    allows, or if fewer than half of the samples lie before the valley.
     """
     otherwise = evidence.visits - evidence.agreed
     counts = otherwise[evidence.visits > 0].bincount()
