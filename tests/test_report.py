@@ -360,6 +360,19 @@ def test_a_recipe_without_its_first_section_is_one_line(tmp_path):
         read_runs([folder])
 
 
+def test_runs_of_another_format_and_a_comparison_without_its_file_are_errors(tmp_path):
+    folder = make_compare(tmp_path / "c", arms=["full"], seeds=[0])
+    file = folder / "full-0" / "summary.json"
+    summary = json.loads(file.read_text())
+    file.write_text(json.dumps({**summary, "version": 99}))
+    wrote = summary["versions"]["fineprune"]
+    with pytest.raises(InputError, match=f"got 99: read it with the version .* wrote it, {wrote}"):
+        read_runs([folder])
+    (folder / "compare.json").unlink()
+    with pytest.raises(InputError, match=r"got several without compare\.json: restore this file"):
+        read_runs([folder])
+
+
 def test_a_damaged_history_is_not_drawn(tmp_path):
     folder = make_compare(tmp_path / "c", counts=False)
     np.save(folder / "full-0" / "history" / "epoch-0001.npy", np.zeros(3))

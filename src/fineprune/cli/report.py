@@ -11,10 +11,14 @@ from fineprune.cli.exits import exits
 from fineprune.cli.options import AsJson, Margin, Runs, margin_fraction, path_option
 from fineprune.cli.outputs import check_file, inputs_of
 from fineprune.cli.results import show_results
+from fineprune.errors import InputError
 from fineprune.runs.run import read_runs
 from fineprune.runs.unfinished import read_followed, state_of
 
 _POLL_SECONDS = 1.0
+
+# So many looks in a row may fail: files may be copied from elsewhere at the same time.
+_FAILED_LOOKS = 30
 
 
 @exits()
@@ -55,16 +59,22 @@ def _follow(paths: Sequence[Path], page: Path, margin: float) -> None:
     recipes = [run.recipe for run in finished] + [run.recipe for run in unfinished]
     check_file("--out", page, inputs_of(*recipes))
     typer.echo(f"unfinished runs: {len(unfinished)}; following them in {page}", err=True)
-    shown = None
+    shown, failed = None, 0
     try:
         while unfinished:
             # Before the files are read, so that no change between the two is missed.
             state = state_of(paths)
             if state != shown:
-                finished, unfinished = read_followed(paths)
-                if finished or unfinished:
-                    write_report(finished, page, margin, unfinished, reloads=bool(unfinished))
-                shown = state
+                try:
+                    finished, unfinished = read_followed(paths)
+                except InputError:
+                    failed += 1
+                    if failed == _FAILED_LOOKS:
+                        raise
+                else:
+                    if finished or unfinished:
+                        write_report(finished, page, margin, unfinished, reloads=bool(unfinished))
+                    shown, failed = state, 0
             if unfinished:
                 time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:

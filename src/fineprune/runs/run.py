@@ -186,6 +186,8 @@ def _instead(path: Path, *, listed: bool) -> str:
         return "got a comparison: give one of its runs"
     if (path / SCALING).exists():
         return "got a scaling experiment: run fineprune scale again to write its report"
+    if any(path.glob(f"*/{SUMMARY}")):
+        return f"got several without {COMPARISON}: restore this file, or give the folders of runs"
     if (path / RECIPE).exists():
         return "got an unfinished one: finish the run with --resume"
     return "found none: give the folder of a run or of a comparison"

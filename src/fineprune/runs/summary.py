@@ -153,7 +153,13 @@ def shortened(digest: str | None) -> str | None:
 
 def read_summary(path: Path) -> Summary:
     """Read and check the summary of a run."""
-    return _record(Summary, read_json(path), str(path))
+    summary = _record(Summary, read_json(path), str(path))
+    if summary.version != _VERSION:
+        raise InputError(
+            f"expected format {_VERSION} of {path}, got {summary.version}: read it with the "
+            f"version of fineprune that wrote it, {summary.versions.get('fineprune')}"
+        )
+    return summary
 
 
 def write_summary(path: Path, summary: Summary) -> None:
