@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fineprune.errors import InputError, check_above, check_whole_number
+from fineprune.errors import InputError, check_positive, check_whole_number
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.schedule import Schedule
 from fineprune.pruning.step_counts import BatchShape, StepCounts
@@ -119,7 +119,7 @@ def predict_savings(
         InputError: A value is out of range, or the numbers of the policy depend on data.
     """
     if step_time is not None:
-        check_above("step_time (seconds)", step_time, 0)
+        check_positive("step_time (seconds)", step_time)
     if not overhead >= 0:
         raise InputError(f"expected overhead in seconds of at least 0, got {overhead}")
     check_whole_number("num_samples", num_samples, 1)
