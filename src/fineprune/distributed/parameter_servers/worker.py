@@ -204,8 +204,8 @@ class Worker:
             self._join_group(request.name)
         if self._member == 0:
             for server in range(self._layout.servers):
-                link = f"{request.name}-server{server}"
-                self._links.append(self._rendezvous.link(self._layout, server, link, 0, self._host))
+                link = self._rendezvous.link(self._layout, server, request.name, 0, self._host)
+                self._links.append(link)
 
     def _disconnect(self) -> None:
         """Close all links and leave the process group, if there are any."""
