@@ -25,11 +25,11 @@ from fineprune.distributed.parameter_servers.link import Link, LinkBroken, Trans
 from fineprune.distributed.parameter_servers.messages import (
     Admit,
     Contribution,
+    Done,
     Forget,
     Message,
     Read,
     Restore,
-    Restored,
     Snapshot,
     Update,
     Values,
@@ -127,7 +127,7 @@ class ParameterServer:
                 return Written(request.number, seconds)
             case Restore():
                 self.restore(request)
-                return Restored()
+                return Done()
             case Read():
                 return Values(self._parameters.numpy())
             case _:

@@ -25,7 +25,7 @@ from fineprune.distributed.parameter_servers.messages import (
     Arrays,
     Broken,
     Connect,
-    Connected,
+    Done,
     Message,
     Received,
     Save,
@@ -139,7 +139,7 @@ class Worker:
                 match request:
                     case Connect():
                         self._connect(request)
-                        answer = Connected()
+                        answer = Done()
                     case Step():
                         answer = self.step(request, channel)
                     case Save():
