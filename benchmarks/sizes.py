@@ -37,7 +37,7 @@ import fineprune as fp
 from fineprune.pruning.dropping_count import threshold_of
 from fineprune.pruning.epoch_cycle import EpochCycle
 from fineprune.pruning.replicas import Number, Replicas
-from fineprune.pruning.sample_counts import SampleCounts
+from fineprune.pruning.sharded.fine_pruning import OwnedFinePruning
 from fineprune.pruning.sharded.sampler import ShardedSampler
 from fineprune.pruning.sharded.selection import pruned_share
 from fineprune.pruning.sharded.share import Share, owned_samples
@@ -121,10 +121,9 @@ def measure(samples: int, ranks: int) -> dict[str, Any]:
     warm_up(cycle, sampler)
     peak_bytes(reset=True)
     before = peak_bytes()
-    held = SampleCounts(own, COUNTS)
-    fill(held, np.random.default_rng(0))
+    held = counted(own)
     rounds = max(1, min(ROUNDS, 20_000_000 // own))  # Small sizes take too little time for one.
-    select = partial(pruned_share, 0, samples, num_kept, held.counts, replicas, seed=0)
+    select = partial(pruned_share, 0, samples, num_kept, held.owned_counts, replicas, seed=0)
     peak_bytes(reset=True)
     selecting, selecting_cpu = clock(select, rounds)
     selected = peak_bytes()
@@ -143,7 +142,7 @@ def measure(samples: int, ranks: int) -> dict[str, Any]:
         "selection, CPU s": selecting_cpu,
         "epoch, s": reading,
         "epoch, CPU s": reading_cpu,
-        "counts and marks, bytes": held.counts.nbytes + held.marks.nbytes,
+        "counts and marks, bytes": held._counts.nbytes + held._marks.nbytes,
         "kept indices, bytes": share.kept.nbytes + share.received.nbytes,
         "peak growth, selection, bytes": selected - before,
         "peak growth, epoch, bytes": read - before,
@@ -158,19 +157,23 @@ def follow(cycle: EpochCycle[Share], sampler: ShardedSampler, share: Share) -> N
 
 
 def warm_up(cycle: EpochCycle[Share], sampler: ShardedSampler) -> None:
-    held = SampleCounts(100_000, COUNTS)
-    fill(held, np.random.default_rng(0))
-    share = pruned_share(0, 100_000, 75_000, held.counts, FirstOfMany(100_000, 1, 75_000), 0)
+    counts = counted(100_000).owned_counts
+    share = pruned_share(0, 100_000, 75_000, counts, FirstOfMany(100_000, 1, 75_000), 0)
     follow(cycle, sampler, share)
     collections.deque(sampler, maxlen=0)
 
 
-def fill(held: SampleCounts, rng: np.random.Generator) -> None:
-    """Draw the counts in pieces, and touch the marks, so that all of them are in memory."""
-    for begin in range(0, len(held.counts), 1 << 20):
-        piece = held.counts[begin : begin + (1 << 20)]
+def counted(own: int) -> OwnedFinePruning:
+    """Return what a rank holds of its samples, with random counts, all of it in memory."""
+    rng = np.random.default_rng(0)
+    policy = fp.FinePruning(fp.Schedule(COUNTS, COUNTS, 1), prune=1 - KEPT)
+    held = OwnedFinePruning(policy, range(own))
+    held.bind(own)
+    for begin in range(0, own, 1 << 20):
+        piece = held.owned_counts[begin : begin + (1 << 20)]
         piece[:] = rng.integers(0, COUNTS, len(piece), dtype=np.uint8)
-    held.marks[:] = False
+    held._marks[:] = False
+    return held
 
 
 def measured_apart(samples: int, ranks: int, repeats: int) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from fineprune.errors import InputError
 from fineprune.pruning.learning_rates import rates_of_epochs, relative_rates
 from fineprune.pruning.savings import planned_numbers
 from fineprune.pruning.step_budget import smooth_weights, steps_of_epoch
-from fineprune.pruning.step_counts import BatchShape, bind
+from fineprune.pruning.step_counts import BatchShape, StepCounts
 from fineprune.training.recipe import make_recipe
 
 CHANCE = 2.0
@@ -99,7 +99,7 @@ def test_an_epoch_has_no_more_steps_than_one_with_a_larger_rate():
 
 def test_epochs_are_shortened_in_proportion_to_rates_that_fall_in_steps():
     policy = fp.Adaptive(10, 0.2, milestones)
-    bind(policy, 100_000, BatchShape(FIRST_BATCH, 1, 1, False))
+    StepCounts(policy, 100_000, BatchShape(FIRST_BATCH, 1, 1, False)).bind()
     numbers = np.array(policy.planned_numbers())
     assert (numbers[:6] == 100_000).all()
     assert numbers[6] == pytest.approx(5 * numbers[8], rel=0.01)
@@ -112,10 +112,9 @@ def test_the_planned_numbers_are_those_of_a_training_in_which_no_sample_contradi
 
     pruner = fp.Pruner(203, policy(), batch_size=FIRST_BATCH)
     kept, _ = trained(pruner, lambda epoch, index: torch.full((len(index),), CHANCE))
-    bound = policy()
-    shape = BatchShape(FIRST_BATCH, 1, 1, False)
-    bind(bound, 203, shape)
-    assert planned_numbers(bound, 203, shape) == [len(samples) for samples in kept]
+    counts = StepCounts(policy(), 203, BatchShape(FIRST_BATCH, 1, 1, False))
+    counts.bind()
+    assert planned_numbers(counts) == [len(samples) for samples in kept]
 
 
 @pytest.mark.parametrize("rates", [[1, 2], [0, 0, 0], [1, -1, 1], [1, math.nan, 1]])

@@ -31,8 +31,9 @@ def test_whatever_happens_each_batch_ends_applied_once_or_lost(batches, data):
             leased = [key for key in leased if key not in gone]
         elif event == "undo":
             ledger.undo(ledger.applied[-2:], lose=data.draw(st.booleans()))
-        assert len(ledger.applied) + len(ledger.lost) + ledger.queued + len(leased) == batches
-        assert ledger.remaining == ledger.queued + len(leased)
+        unfinished = len(ledger._queue) + len(ledger._announced) + len(leased)
+        assert len(ledger.applied) + len(ledger.lost) + unfinished == batches
+        assert ledger.remaining == unfinished
     for key in leased:
         if key not in ledger.staged:
             ledger.stage(key)

@@ -22,8 +22,8 @@ from fineprune.distributed.parameter_servers.link import open_store
 from fineprune.distributed.parameter_servers.messages import (
     Admit,
     Connect,
-    Connected,
     Contribution,
+    Done,
     Read,
     Received,
     Step,
@@ -257,7 +257,7 @@ def test_a_worker_and_two_servers_train_like_one_process(tmp_path):
 
         tell_servers(Admit("w"))
         buffers = {name: tensor.numpy().copy() for name, tensor in kept.items()}
-        assert isinstance(ask_worker(Connect("w", buffers)), Connected)
+        assert isinstance(ask_worker(Connect("w", buffers)), Done)
         tell_servers(Update([], ["w"], 0.0))
         for number, rate in enumerate((0.05, 0.05, 0.01)):
             key, indices = BatchKey(0, number), torch.arange(16 * number, 16 * number + 16)

@@ -757,7 +757,7 @@ def test_at_most_sixteen_bytes_per_known_sample():
         "mask": stream.shared_plan.mask.nbytes,
         "kept": pruner.plan.kept.nbytes,
         "counts": pruner.counts.nbytes,
-        "marks": policy._samples.marks.nbytes,
+        "marks": policy._marks.nbytes,
     }
     assert sum(held.values()) == 15 * number
     # A loader process that is spawned receives the index; it shares the mask, and has no pruner.

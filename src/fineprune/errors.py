@@ -85,11 +85,11 @@ def check_at_least(name: str, value: float, least: float) -> None:
         raise InputError(f"expected {name} to be {finite}at least {least}, got {value}")
 
 
-def check_above(name: str, value: float, bound: float) -> None:
-    """Raise InputError unless ``value`` is finite and above ``bound``."""
-    if not (math.isfinite(value) and value > bound):
+def check_positive(name: str, value: float) -> None:
+    """Raise InputError unless ``value`` is finite and above 0."""
+    if not (math.isfinite(value) and value > 0):
         finite = "" if math.isfinite(value) else "a finite number "
-        raise InputError(f"expected {name} to be {finite}above {bound}, got {value}")
+        raise InputError(f"expected {name} to be {finite}above 0, got {value}")
 
 
 def check_between(name: str, value: float, low: float, high: float) -> None:

@@ -21,7 +21,7 @@ from fineprune.cli.options import (
     split_changes,
 )
 from fineprune.cli.outputs import check_file, inputs_of
-from fineprune.errors import InputError, check_above, check_at_least
+from fineprune.errors import InputError, check_at_least, check_positive
 from fineprune.inspection.inspected import advice_for
 from fineprune.runs.files import COMPARISON, RECIPE, SUMMARY
 from fineprune.runs.run import read_run
@@ -162,7 +162,7 @@ def plan(
         if samples > _MOST_SAMPLES:
             raise InputError(f"expected --samples of at most {_MOST_SAMPLES:,}, got {samples:,}")
     if step_time is not None:
-        check_above("--step-time", step_time, 0)
+        check_positive("--step-time", step_time)
     check_at_least("--overhead", overhead, 0)
     changed = all_changes(changes, more)
     recipe = _recipe(file, settings, changed)

@@ -19,7 +19,7 @@ from fineprune.cli.options import (
 from fineprune.cli.outputs import check_folder
 from fineprune.cli.progress import progress
 from fineprune.cli.scale_predict import cluster_of, predict
-from fineprune.errors import InputError, check_above, check_one_of
+from fineprune.errors import InputError, check_one_of, check_positive
 from fineprune.experiments import scale as scaling
 from fineprune.experiments.configurations import configuration
 from fineprune.experiments.scale_table import read_scaling, scale_rows
@@ -109,7 +109,7 @@ def scale(
     folder = out or Path("runs") / f"{recipe.stem}-scale"
     check_folder(folder, recipe)
     if target_loss is not None:
-        check_above("--target-loss", target_loss, 0)
+        check_positive("--target-loss", target_loss)
     flags = {
         "nodes": nodes,
         "accelerators": accelerators,

@@ -7,7 +7,7 @@ This is the only description of a distributed training. The ``distributed`` sect
 import dataclasses
 from collections.abc import Collection
 
-from fineprune.errors import InputError, check_above, check_at_least, check_between, check_one_of
+from fineprune.errors import InputError, check_at_least, check_between, check_one_of, check_positive
 
 STRATEGIES = ("none", "sync", "async", "mixed")
 PLACEMENTS = ("shared", "dedicated")
@@ -109,7 +109,7 @@ class Strategy:
         check_one_of("distributed.gradients", self.gradients, GRADIENT_TYPES)
         check_one_of("distributed.undone_batches", self.undone_batches, UNDONE_BATCHES)
         for name in ("silence_seconds", "startup_seconds"):
-            check_above(f"distributed.{name}", getattr(self, name), 0)
+            check_positive(f"distributed.{name}", getattr(self, name))
         # Sockets count milliseconds in 32 bits.
         check_between("distributed.link_seconds", self.link_seconds, 0.01, 1e6)
         check_at_least("distributed.silence_factor", self.silence_factor, 1)
@@ -174,7 +174,7 @@ class Strategy:
     def _check_steps(self) -> None:
         check_at_least("distributed.step_spread", self.step_spread, 0)
         for seconds in self.step_seconds:
-            check_above("distributed.step_seconds", seconds, 0)
+            check_positive("distributed.step_seconds", seconds)
         if not self.step_seconds and not self.step_spread:
             return
         if not self.simulate or self.simulate_as == "sync":

@@ -7,9 +7,9 @@ from typing import Any
 
 from fineprune.errors import (
     InputError,
-    check_above,
     check_at_least,
     check_between,
+    check_positive,
     check_whole_number,
     explaining,
 )
@@ -83,7 +83,7 @@ class Costs:
         if not self.steps:
             raise InputError("expected costs.steps with at least one duration, got none")
         for step in self.steps:
-            check_above("costs.steps", step, 0)
+            check_positive("costs.steps", step)
         check_whole_number("costs.samples", self.samples, 1)
         for name in ("megabytes", "overhead", "serve", "apply", "coordinate", "gradients"):
             check_at_least(f"costs.{name}", getattr(self, name), 0)
@@ -114,7 +114,7 @@ class Target:
         for name in ("epochs", "critical_batch"):
             value = getattr(self, name)
             if value is not None:
-                check_above(f"target.{name}", value, 0)
+                check_positive(f"target.{name}", value)
         check_at_least("target.per_staleness", self.per_staleness, 0)
 
     def factor(self, alone: int, update: int, staleness: float) -> float:

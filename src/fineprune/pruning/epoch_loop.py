@@ -43,15 +43,7 @@ from fineprune.pruning.replicas import Replicas
 from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.run_report import RunReport, as_html
 from fineprune.pruning.schedule import check_epoch
-from fineprune.pruning.step_counts import (
-    BatchShape,
-    batches_of,
-    bind,
-    check_rounding,
-    num_kept,
-    steps_of,
-    total_steps,
-)
+from fineprune.pruning.step_counts import BatchShape, StepCounts
 
 
 @dataclass(frozen=True)
@@ -102,11 +94,13 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     ) -> None:
         super().__init__()
         policy = copy.deepcopy(policy)
-        bind(policy, num_samples, shape)
-        check_rounding(policy, num_samples, shape)
+        counts = StepCounts(policy, num_samples, shape)
+        counts.bind()
+        counts.check_rounding()
         policy.bind_seed(seed)
         self.sampler = sampler
         self.nonfinite = 0
+        self._counts = counts
         self._policy = policy
         self._dataset = dataset
         self._num_samples = num_samples
@@ -116,23 +110,15 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._cycle = cycle
         cycle.count = self._count
         self._recorder = Recorder(policy, replicas, num_samples, flush_every)
-        self._checks = LoopChecks(policy, num_samples, shape, replicas, cycle)
-        self._warnings = LoopWarnings(
-            policy,
-            num_samples,
-            shape,
-            replicas,
-            self._checks.num_ranks,
-            cycle,
-            sampler,
-            dataset is not None,
-        )
+        self._checks = LoopChecks(counts, replicas, cycle)
+        num_ranks, has_dataset = self._checks.num_ranks, dataset is not None
+        self._warnings = LoopWarnings(counts, replicas, num_ranks, cycle, sampler, has_dataset)
         self._samples_per_batch: int | None = None
         if shape.batch_size is not None:
             self._samples_per_batch = shape.batch_size * shape.num_replicas
         self._rescaling: Rescaling | None = None
         self._loaders = PrunedLoaders(sampler, num_samples, batch_size, shape.drop_last)
-        self._report = RunReport(policy, num_samples, shape, dataset)
+        self._report = RunReport(counts, dataset)
         self._watch: LabelWatch | None = None
         self._total_steps: int | None = None  # None if it is not known, or may have changed.
         self._said_steps: int | None = None  # What the loop was told last.
@@ -536,8 +522,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             InputError: ``batch_size`` was not given, or the numbers of the policy depend on data.
         """
         if self._total_steps is None:  # A loop may ask for the steps that are left in each step.
-            planned = total_steps(self._policy, self._num_samples, self._shape)
-            self._total_steps = planned + self._report.totals.extra
+            self._total_steps = self._counts.total_steps() + self._report.totals.extra
             self._said_steps = self._total_steps
         return self._total_steps
 
@@ -584,7 +569,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             InputError: The epoch is outside the training.
         """
         check_epoch(epoch, self._policy.epochs)
-        return num_kept(self._policy, self._num_samples, epoch, self._shape)
+        return self._counts.num_kept(epoch)
 
     def batches(self, epoch: int) -> int:
         """Return the number of batches per rank of ``epoch``, exact, also before the training.
@@ -593,7 +578,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             InputError: The epoch is outside the training, ``batch_size`` was not given, or the
                 length of the epoch depends on data and it is not the current one.
         """
-        return batches_of(self._length(epoch), self._shape)
+        return self._shape.batches_of(self._length(epoch))
 
     def steps(self, epoch: int) -> int:
         """Return the number of optimizer steps of ``epoch``, exact, also before the training.
@@ -601,7 +586,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         Raises:
             InputError: As for ``batches``.
         """
-        return steps_of(self._length(epoch), self._shape)
+        return self._shape.steps_of(self._length(epoch))
 
     # -- reports ----------------------------------------------------------------------------------
 
@@ -832,7 +817,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 self._learn(progress.plan)
                 planned = None
                 if self._shape.batch_size is not None and not progress.restored:
-                    planned = batches_of(number, self._shape)
+                    planned = self._shape.batches_of(number)
                 messages = self._warnings.end_epoch(
                     progress, planned, self._recorder, self._report.totals, self._said_steps
                 )

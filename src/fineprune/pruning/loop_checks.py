@@ -13,12 +13,11 @@ import torch
 
 from fineprune.errors import InputError
 from fineprune.pruning.plan import fingerprint
-from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.replicas import Replicas
 
 if TYPE_CHECKING:  # It raises the errors of this file.
     from fineprune.pruning.epoch_cycle import EpochCycle
-    from fineprune.pruning.step_counts import BatchShape
+    from fineprune.pruning.step_counts import StepCounts
 
 
 def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
@@ -89,7 +88,7 @@ class LoopChecks:
     """Raises the errors of what one rank does.
 
     Args:
-        policy, num_samples, shape, replicas, cycle: Those of the ``EpochLoop``.
+        counts, replicas, cycle: Those of the ``EpochLoop``.
 
     Attributes:
         num_ranks: Number of ranks, each of which records a loss when this one does.
@@ -97,18 +96,11 @@ class LoopChecks:
         ranks_compared: Whether ``compare_ranks`` has nothing to do any more.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        num_samples: int,
-        shape: "BatchShape",
-        replicas: Replicas,
-        cycle: "EpochCycle[Any]",
-    ) -> None:
-        self._policy = policy
-        self._num_samples = num_samples
-        self._shape = shape
-        self.num_ranks = max(shape.num_replicas, replicas.size)
+    def __init__(self, counts: "StepCounts", replicas: Replicas, cycle: "EpochCycle[Any]") -> None:
+        self._policy = counts.policy
+        self._num_samples = counts.num_samples
+        self._shape = counts.shape
+        self.num_ranks = max(counts.shape.num_replicas, replicas.size)
         self._replicas = replicas
         self._cycle = cycle
         self.numbering = 0

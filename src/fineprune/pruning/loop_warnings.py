@@ -14,14 +14,13 @@ import torch
 from torch.nn import functional
 
 from fineprune.errors import warn_user
-from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.replicas import Replicas
 
 if TYPE_CHECKING:
     from fineprune.pruning.epoch_cycle import EpochCycle, Progress
     from fineprune.pruning.recorder import Recorder
     from fineprune.pruning.run_report import RunTotals
-    from fineprune.pruning.step_counts import BatchShape
+    from fineprune.pruning.step_counts import StepCounts
 
 # Number of epochs in a row that recorded nothing before a warning is given. In a loop that has not
 # recorded anything before, one epoch that read the sampler is enough.
@@ -111,7 +110,7 @@ class LoopWarnings:
     """Compares what one rank trains with the plans of the epochs. Each kind is warned of once.
 
     Args:
-        policy, num_samples, shape, replicas, cycle, sampler: Those of the ``EpochLoop``.
+        counts, replicas, cycle, sampler: Those of the ``EpochLoop``.
         num_ranks: Number of ranks, each of which records a loss when this one does.
         has_dataset: Whether the pruner was made of a data set. A loop over arrays in memory may
             leave out epochs without a sign.
@@ -123,21 +122,19 @@ class LoopWarnings:
 
     def __init__(
         self,
-        policy: Policy,
-        num_samples: int,
-        shape: "BatchShape",
+        counts: "StepCounts",
         replicas: Replicas,
         num_ranks: int,
         cycle: "EpochCycle[Any]",
         sampler: Any,
         has_dataset: bool,
     ) -> None:
-        self._policy = policy
-        self._num_samples = num_samples
-        self._shape = shape
+        self._policy = counts.policy
+        self._num_samples = counts.num_samples
+        self._shape = counts.shape
         self._num_ranks = num_ranks
         # Whether a framework is to divide the batches of the sampler over the ranks.
-        self._sharded = shape.num_replicas < num_ranks
+        self._sharded = counts.shape.num_replicas < num_ranks
         self._replicas = replicas
         self._cycle = cycle
         self._sampler = sampler
@@ -147,7 +144,7 @@ class LoopWarnings:
         self._first_batches = -1  # 0 if the loop broke off the first epoch.
         self._cut = 0
         self._warned: set[str] = set()
-        if not policy.needs_losses:
+        if not self._policy.needs_losses:
             self._warned.add("silent")
         if not has_dataset:
             self._warned.add("unused")

@@ -31,7 +31,7 @@ from fineprune.pruning.replicas import AllGather, Replicas, share_of_rank
 from fineprune.pruning.rescaling import Rescaling
 from fineprune.pruning.run_report import RunTotals
 from fineprune.pruning.sampler import PruningSampler
-from fineprune.pruning.step_counts import BatchShape, batches_of, steps_before, steps_of
+from fineprune.pruning.step_counts import BatchShape
 
 STATE_VERSION = 1
 
@@ -373,21 +373,21 @@ class Pruner(EpochLoop[EpochPlan]):
         shape, cycle = self._shape, self._cycle
         if before == shape or None in (before.batch_size, shape.batch_size):
             return
-        steps = steps_before(self._policy, self._num_samples, shape, cycle.next_epoch)
+        steps = self._counts.steps_before(cycle.next_epoch)
         totals = self._report.totals
         if steps is not None:
             totals.steps, totals.extra = steps, 0
         progress = cycle.unfinished
         if progress is not None:
             plan = progress.plan
-            whole = batches_of(plan.number, shape)
-            progress.batches = whole - batches_of(progress.left, shape)
+            whole = shape.batches_of(plan.number)
+            progress.batches = whole - shape.batches_of(progress.left)
             if steps is not None:
                 # It keeps its plan, which was rounded to steps of the size before.
                 planned = self.num_kept(plan.epoch)
                 if planned is None:
                     planned = self._choose(plan.epoch).number
-                totals.extra += steps_of(plan.number, shape) - steps_of(planned, shape)
+                totals.extra += shape.steps_of(plan.number) - shape.steps_of(planned)
         if before.multiple != shape.multiple and self.steps_done:
             warn_user(
                 f"a step has {shape.multiple} samples (batch x ranks x accumulation), and "

@@ -12,8 +12,7 @@ from fineprune.errors import InputError, check_one_of
 from fineprune.labels.advice import FullCost
 from fineprune.labels.dataset_attributes import classes_of
 from fineprune.labels.label_watch import LabelWatch
-from fineprune.pruning.policies.policy import Policy
-from fineprune.pruning.step_counts import BatchShape, known_steps, predicted_saving, steps_of
+from fineprune.pruning.step_counts import StepCounts
 
 # Number of samples that a summary lists as the most suspicious.
 _SUSPECTS = 10
@@ -46,18 +45,19 @@ class RunReport:
     """Adds up what the epochs of a training cost, and reports it.
 
     Args:
-        policy, num_samples, shape: Those of the ``EpochLoop``.
+        counts: Those of the ``EpochLoop``.
         dataset: The data set, which may name the classes; None if there is none.
 
     Attributes:
         totals: The sums over the epochs that ended.
     """
 
-    def __init__(self, policy: Policy, num_samples: int, shape: BatchShape, dataset: Any) -> None:
+    def __init__(self, counts: StepCounts, dataset: Any) -> None:
         self.totals = RunTotals()
-        self._policy = policy
-        self._num_samples = num_samples
-        self._shape = shape
+        self._counts = counts
+        self._policy = counts.policy
+        self._num_samples = counts.num_samples
+        self._shape = counts.shape
         self._dataset = dataset
         self._seconds = self._seconds_written = 0.0
         self._writers: list[tuple[Write, bool]] = []
@@ -84,7 +84,7 @@ class RunReport:
         """
         steps = math.ceil(batches / self._shape.accumulation)
         if not batches and self._shape.batch_size is not None:
-            steps = steps_of(trained, self._shape)
+            steps = self._shape.steps_of(trained)
         self.totals.epochs += 1
         self.totals.samples += trained
         self.totals.batches += batches
@@ -121,13 +121,13 @@ class RunReport:
             watch: The evidence on the labels, if logits are recorded.
         """
         suspects, advice = self._findings(watch)
-        planned = known_steps(self._policy, self._num_samples, self._shape)
+        planned = self._counts.known_steps()
         return {
             "policy": self._policy.name,
             "epochs": self._policy.epochs,
             "epochs_done": self.totals.epochs,
             "skipped": self.skipped,
-            "predicted_saving": predicted_saving(self._policy, self._num_samples, self._shape),
+            "predicted_saving": self._counts.predicted_saving(),
             "steps": steps_done,
             "total_steps": None if planned is None else planned + self.totals.extra,
             "record_calls": self.totals.batches + batches,
@@ -141,7 +141,7 @@ class RunReport:
         policy = self._policy
         steps = None
         if self._shape.batch_size is not None:
-            steps = policy.epochs * steps_of(self._num_samples, self._shape)
+            steps = policy.epochs * self._shape.steps_of(self._num_samples)
         cost = FullCost(policy.epochs, steps)
         suspects: list[int] = []
         if watch is not None:

@@ -5,17 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fineprune.errors import InputError, check_above, check_whole_number
+from fineprune.errors import InputError, check_positive, check_whole_number
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.schedule import Schedule
-from fineprune.pruning.step_counts import (
-    BatchShape,
-    bind,
-    check_rounding,
-    num_kept,
-    steps_of,
-    total_steps,
-)
+from fineprune.pruning.step_counts import BatchShape, StepCounts
 
 
 def closed_form_pruned_epochs(schedule: Schedule) -> int:
@@ -76,23 +69,22 @@ class Savings:
         return 1 - self.time / self.time_full
 
 
-def planned_numbers(policy: Policy, num_samples: int, shape: BatchShape) -> list[int]:
+def planned_numbers(counts: StepCounts) -> list[int]:
     """Return how many samples each epoch keeps.
 
     If the numbers depend on data but the number of all steps does not, they are those of a training
     in which nothing is learned from the losses.
 
     Args:
-        policy: The policy, bound to the number of samples. It must not be used afterwards.
-        num_samples: Number of samples N in the data set.
-        shape: How samples are grouped into batches and optimizer steps.
+        counts: Those of the policy, which is bound and must not be used afterwards.
     """
+    policy = counts.policy
     planned = policy.planned_numbers()
     if planned is not None:
         return planned
     numbers = []
     for epoch in range(policy.epochs):
-        number = num_kept(policy, num_samples, epoch, shape)
+        number = counts.num_kept(epoch)
         if number is None:
             number = len(policy.select(epoch, None, np.random.default_rng(0)).kept)
             policy.end_epoch(epoch)
@@ -127,22 +119,23 @@ def predict_savings(
         InputError: A value is out of range, or the numbers of the policy depend on data.
     """
     if step_time is not None:
-        check_above("step_time (seconds)", step_time, 0)
+        check_positive("step_time (seconds)", step_time)
     if not overhead >= 0:
         raise InputError(f"expected overhead in seconds of at least 0, got {overhead}")
     check_whole_number("num_samples", num_samples, 1)
     shape = BatchShape(batch_size, accumulation, num_replicas, drop_last)
-    policy = copy.deepcopy(policy)  # The caller's policy must not be bound to N.
-    bind(policy, num_samples, shape)
-    check_rounding(policy, num_samples, shape)
-    steps = total_steps(policy, num_samples, shape)
-    steps_full = policy.epochs * steps_of(num_samples, shape)
+    # The caller's policy must not be bound to N.
+    counts = StepCounts(copy.deepcopy(policy), num_samples, shape)
+    counts.bind()
+    counts.check_rounding()
+    steps = counts.total_steps()
+    steps_full = policy.epochs * shape.steps_of(num_samples)
     if not steps_full:
         raise InputError(
             f"expected batch_size of at most {num_samples // num_replicas}, the samples of each "
             f"rank, with drop_last, got {batch_size}: every batch would be dropped"
         )
-    kept = planned_numbers(policy, num_samples, shape)
+    kept = planned_numbers(counts)
     pruned_epochs = sum(number < num_samples for number in kept)
     return Savings(
         pruned_epochs=pruned_epochs,

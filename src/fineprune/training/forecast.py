@@ -17,7 +17,7 @@ from fineprune.pruning.savings import (
     predict_savings,
 )
 from fineprune.pruning.schedule import Schedule
-from fineprune.pruning.step_counts import BatchShape, bind, check_rounding
+from fineprune.pruning.step_counts import BatchShape, StepCounts
 from fineprune.training.policies import takes_save
 from fineprune.training.recipe import Recipe
 
@@ -100,7 +100,7 @@ def forecast(
             f"expected a policy of fineprune, got {recipe.pruning.policy!r}: planning does not run "
             f"code of your own; use fineprune.predict_savings"
         )
-    policy, shape = _bound(recipe, num_samples, ranks)
+    policy = _bound(recipe, num_samples, ranks).policy
     if isinstance(policy, FullData):
         raise InputError(
             f"expected a policy with a schedule, got policy = {recipe.pruning.policy!r}: "
@@ -118,12 +118,14 @@ def forecast(
             recipe, num_samples, ranks=ranks, step_time=step_time, overhead=overhead
         )
     # It steps through the epochs with a policy of its own.
-    kept = planned_numbers(_bound(recipe, num_samples, ranks)[0], num_samples, shape)
+    counts = _bound(recipe, num_samples, ranks)
+    kept = planned_numbers(counts)
+    samples_per_step = counts.shape.multiple
     strategy = recipe.distributed
     at_once = strategy.groups if strategy.served and not strategy.synchronous else 1
     if savings is not None and step_time is not None and at_once > 1:
         rounds, rounds_full = (
-            sum(math.ceil(number / (shape.multiple * at_once)) for number in numbers)
+            sum(math.ceil(number / (samples_per_step * at_once)) for number in numbers)
             for numbers in (kept, [num_samples] * len(kept))
         )
         savings = dataclasses.replace(
@@ -136,7 +138,7 @@ def forecast(
         num_samples=num_samples,
         kept=kept,
         batch_size=recipe.training.batch_size,
-        samples_per_step=shape.multiple,
+        samples_per_step=samples_per_step,
         steps_at_once=at_once,
         savings=savings,
     )
@@ -162,17 +164,17 @@ def predicted_cost(
 
 def cost_is_known(recipe: Recipe, num_samples: int) -> bool:
     """Return whether the number of sample-steps of a recipe is known before it is trained."""
-    policy, _ = _bound(recipe, num_samples)
+    policy = _bound(recipe, num_samples).policy
     numbers = (policy.num_kept(epoch) for epoch in range(policy.epochs))
     return policy.total_steps is not None or all(number is not None for number in numbers)
 
 
 def check_rounds(recipe: Recipe, num_samples: int) -> None:
     """Raise InputError if rounding to whole steps leaves nothing to skip."""
-    policy, shape = _bound(recipe, num_samples)
+    counts = _bound(recipe, num_samples)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The training says how much the rounding costs.
-        check_rounding(policy, num_samples, shape)
+        counts.check_rounding()
 
 
 def saved_share(recipe: Recipe, num_samples: int) -> float:
@@ -215,14 +217,14 @@ def known_training_samples(recipe: Recipe) -> int:
     return data.limited(total - data.validation)
 
 
-def _bound(recipe: Recipe, num_samples: int, ranks: int = 1) -> tuple[Policy, BatchShape]:
-    """Return the policy of a recipe, bound to the samples and the steps, and how they are grouped.
+def _bound(recipe: Recipe, num_samples: int, ranks: int = 1) -> StepCounts:
+    """Return the counts of a recipe, whose policy is bound to the samples and the steps.
 
     What rounding to whole steps costs is not checked; ``predicted_cost`` does this.
     """
-    policy, shape = recipe.policy(), _shape(recipe, ranks)
-    bind(policy, num_samples, shape)
-    return policy, shape
+    counts = StepCounts(recipe.policy(), num_samples, _shape(recipe, ranks))
+    counts.bind()
+    return counts
 
 
 def _shape(recipe: Recipe, ranks: int) -> BatchShape:

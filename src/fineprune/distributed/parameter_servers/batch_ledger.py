@@ -56,11 +56,6 @@ class BatchLedger:
         return sorted(self._lost)
 
     @property
-    def queued(self) -> int:
-        """The number of batches that wait for a worker."""
-        return len(self._queue) + len(self._announced)
-
-    @property
     def staged(self) -> list[BatchKey]:
         """The batches whose gradients all servers have received, in the order of arrival."""
         return list(self._staged)

@@ -62,6 +62,11 @@ class Ready(Message):
 
 
 @dataclass
+class Done(Message):
+    """The process has executed ``Connect`` or ``Restore``."""
+
+
+@dataclass
 class Ping(Message):
     """Answer ``Pong`` at once, even while another request is executed."""
 
@@ -76,7 +81,7 @@ class Pong(Message):
 
 @dataclass
 class Connect(Message):
-    """Close the old links, join the group, and make links to all servers: ``Connected``.
+    """Close the old links, join the group, and make links to all servers: ``Done``.
 
     Attributes:
         name: The name of this generation of the group, which names its links.
@@ -125,11 +130,6 @@ class Save(Message):
 
 
 # -- from a worker --------------------------------------------------------------------------------
-
-
-@dataclass
-class Connected(Message):
-    """All links are made."""
 
 
 @dataclass
@@ -217,7 +217,7 @@ class Snapshot(Message):
 
 @dataclass
 class Restore(Message):
-    """Close all links, and return to a snapshot or to the state of a checkpoint: ``Restored``.
+    """Close all links, and return to a snapshot or to the state of a checkpoint: ``Done``.
 
     Attributes:
         path: The file of the snapshot; None if there is a state.
@@ -247,11 +247,6 @@ class Written(Message):
 
     number: int
     seconds: dict[str, float]
-
-
-@dataclass
-class Restored(Message):
-    """The state is restored."""
 
 
 @dataclass

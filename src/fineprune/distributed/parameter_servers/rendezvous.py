@@ -27,7 +27,7 @@ class Rendezvous:
         """Make one end of a link to a server. The other end must be made at the same time.
 
         Args:
-            name: The name of the link, which is the same at both ends and is used only once.
+            name: The name of the group, which has another one whenever it makes its links.
             side: 0 for the worker, 1 for the server.
             host: The address of this process for links.
         """
@@ -35,7 +35,7 @@ class Rendezvous:
         elements = part.stop - part.start
         return Link(
             join_store(self.host, self.port, timeout_seconds=self.timeout_seconds),
-            name,
+            f"{name}-server{server}",
             side,
             up=WireFormat(elements, layout.dtype, torch.bfloat16 if self.bfloat16 else None),
             down=WireFormat(elements, layout.dtype),

@@ -25,11 +25,11 @@ from fineprune.distributed.parameter_servers.link import Link, LinkBroken, Trans
 from fineprune.distributed.parameter_servers.messages import (
     Admit,
     Contribution,
+    Done,
     Forget,
     Message,
     Read,
     Restore,
-    Restored,
     Snapshot,
     Update,
     Values,
@@ -127,7 +127,7 @@ class ParameterServer:
                 return Written(request.number, seconds)
             case Restore():
                 self.restore(request)
-                return Restored()
+                return Done()
             case Read():
                 return Values(self._parameters.numpy())
             case _:
@@ -198,9 +198,7 @@ class ParameterServer:
     def _receive(self, name: str, reader: _Reader) -> None:
         """Make the link to a group, and receive its gradients, until the link breaks."""
         try:
-            link = self._rendezvous.link(
-                self._layout, self._index, f"{name}-server{self._index}", 1, self._host
-            )
+            link = self._rendezvous.link(self._layout, self._index, name, 1, self._host)
             with self._changed:
                 reader.link = link
                 self._changed.notify_all()

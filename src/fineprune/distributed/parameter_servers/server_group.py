@@ -17,12 +17,12 @@ from fineprune.distributed.parameter_servers.flat_layout import FlatLayout
 from fineprune.distributed.parameter_servers.messages import (
     Array,
     Contribution,
+    Done,
     Hello,
     Message,
     Read,
     Ready,
     Restore,
-    Restored,
     Snapshot,
     Update,
     Values,
@@ -205,7 +205,7 @@ class ServerGroup:
                 kind = EventKind.STARTED if server.starts == 1 else EventKind.RESTARTED
                 report(server.process.event(kind))
                 self._restore(index)
-            case Restored():
+            case Done():
                 server.restores -= 1
             case Written():
                 self._note_snapshot(message.number, index)

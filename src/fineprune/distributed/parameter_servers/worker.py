@@ -25,7 +25,7 @@ from fineprune.distributed.parameter_servers.messages import (
     Arrays,
     Broken,
     Connect,
-    Connected,
+    Done,
     Message,
     Received,
     Save,
@@ -139,7 +139,7 @@ class Worker:
                 match request:
                     case Connect():
                         self._connect(request)
-                        answer = Connected()
+                        answer = Done()
                     case Step():
                         answer = self.step(request, channel)
                     case Save():
@@ -204,8 +204,8 @@ class Worker:
             self._join_group(request.name)
         if self._member == 0:
             for server in range(self._layout.servers):
-                link = f"{request.name}-server{server}"
-                self._links.append(self._rendezvous.link(self._layout, server, link, 0, self._host))
+                link = self._rendezvous.link(self._layout, server, request.name, 0, self._host)
+                self._links.append(link)
 
     def _disconnect(self) -> None:
         """Close all links and leave the process group, if there are any."""

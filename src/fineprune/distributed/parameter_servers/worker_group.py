@@ -18,7 +18,7 @@ from fineprune.distributed.parameter_servers.messages import (
     Arrays,
     Broken,
     Connect,
-    Connected,
+    Done,
     Hello,
     Message,
     Ready,
@@ -285,7 +285,7 @@ class WorkerGroup:
                 kind = EventKind.STARTED if self._starts == 1 else EventKind.RESTARTED
                 report(self.processes[place].event(kind))
                 self._answered(place)
-            case Connected():
+            case Done():
                 self._answered(place)
             case Received():
                 self._note_receipt(message.server)

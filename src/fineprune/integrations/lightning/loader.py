@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader
 
 from fineprune.pruning.indexed import IndexedCollate
 from fineprune.pruning.pruner import Pruner
-from fineprune.pruning.step_counts import batches_of
 
 # What the user's loader keeps.
 _KEPT = [
@@ -42,7 +41,7 @@ class PrunedLoader(DataLoader[Any]):
         super().__init__(pruner.dataset, sampler=pruner.sampler, collate_fn=collate_fn, **options)
         self.index: torch.Tensor | None = None
         self.shows_all = False
-        self._all = batches_of(pruner.num_samples, pruner.shape)
+        self._all = pruner.shape.batches_of(pruner.num_samples)
 
     def __iter__(self) -> Any:
         # This is a generator, so the iterator of the loader is made at the first batch.

@@ -5,16 +5,22 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fineprune.errors import InputError
-from fineprune.pruning.dropping_count import exceeds, keep_least_counted
+from fineprune.pruning.dropping_count import (
+    Counts,
+    add_marks,
+    counts_dtype,
+    exceeds,
+    keep_least_counted,
+)
 from fineprune.pruning.plan import EpochPlan
 from fineprune.pruning.plan_options import Options, check_share
 from fineprune.pruning.policies.policy import LossRecords, prune_count
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.replicas import Replicas
-from fineprune.pruning.sample_counts import SampleCounts
 from fineprune.pruning.schedule import Schedule
 
 # A schedule for a given saving skips at most this share of the samples per epoch, if possible.
@@ -49,7 +55,7 @@ class FinePruning(ScheduledPolicy):
         if not math.isfinite(tolerance):
             raise InputError(f"expected tolerance to be a finite number, got {tolerance}")
         self.tolerance = float(tolerance)
-        self._samples = SampleCounts(0, schedule.longest_window)
+        self._allocate(0)
 
     @classmethod
     def for_saving(
@@ -82,27 +88,34 @@ class FinePruning(ScheduledPolicy):
     def bind(self, num_samples: int) -> None:
         """Allocate N counts and N marks."""
         super().bind(num_samples)
-        self._samples = SampleCounts(num_samples, self.schedule.longest_window)
+        self._allocate(num_samples)
+
+    def _allocate(self, number: int) -> None:
+        """Begin with counts of 0: two bytes per sample, if no window exceeds 255 epochs."""
+        self._counts: Counts = np.zeros(number, dtype=counts_dtype(self.schedule.longest_window))
+        self._marks: npt.NDArray[np.bool_] = np.zeros(number, dtype=np.bool_)
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Keep the ``num_kept`` samples with the smallest counts; ties are broken at random."""
         assert num_kept is not None
-        kept = keep_least_counted(self._samples.counts, num_kept, rng)
+        kept = keep_least_counted(self._counts, num_kept, rng)
         return EpochPlan(epoch, torch.from_numpy(kept))
 
     def observe(self, epoch: int, records: LossRecords) -> None:
         """Mark the samples above the mean of their batch, at most once per sample and epoch."""
         marked = exceeds(records.losses, records.batch_means, self.tolerance)
-        self._samples.marks[records.index[marked]] = True
+        self._marks[records.index[marked]] = True
 
     def merge(self, replicas: Replicas) -> None:
         """Mark every sample that any rank marked."""
-        marks = self._samples.marks
-        self._samples.marks = replicas.maximum(marks.view(np.uint8)).view(np.bool_)
+        self._marks = replicas.maximum(self._marks.view(np.uint8)).view(np.bool_)
 
     def end_epoch(self, epoch: int) -> None:
         """Clear the counts if the epoch is a boundary, then add the marks of the epoch."""
-        self._samples.end_epoch(clear=self.schedule.clears(epoch))
+        if self.schedule.clears(epoch):
+            self._counts[:] = 0
+        add_marks(self._counts, self._marks)
+        self._marks[:] = False
 
     @property
     def counts(self) -> torch.Tensor:
@@ -110,11 +123,11 @@ class FinePruning(ScheduledPolicy):
 
         The dtype is uint8 if no window is longer than 255 epochs, else int16 or int32.
         """
-        return self._samples.copied()
+        return torch.from_numpy(self._counts.copy())
 
     def suspicion(self) -> torch.Tensor:
         """Return the DroppingCounts as of the last epoch that ended, float32, shape (N,)."""
-        return torch.from_numpy(self._samples.counts.astype(np.float32))
+        return torch.from_numpy(self._counts.astype(np.float32))
 
     def num_suspects(self) -> int | None:
         """Return how many samples a pruning epoch skips; None if it skips none."""
@@ -126,12 +139,15 @@ class FinePruning(ScheduledPolicy):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts, and the marks of an epoch in progress as packed bits."""
-        return {**super().state_dict(), **self._samples.state_dict()}
+        marks = torch.from_numpy(np.packbits(self._marks))
+        return {**super().state_dict(), "counts": self.counts, "marks": marks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counts and the marks."""
         super().load_state_dict(state)
-        self._samples.load_state_dict(state)
+        self._counts = state["counts"].numpy().copy()
+        marks = np.unpackbits(state["marks"].numpy(), count=len(self._counts))
+        self._marks = marks.view(np.bool_)
 
 
 def start_and_prune(

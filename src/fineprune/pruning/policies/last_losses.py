@@ -1,6 +1,6 @@
 """LastLosses: the common part of the policies that remember the last loss of each sample."""
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ class LastLosses(Policy):
             (N,).
     """
 
+    _array_names = ("losses",)
     needs_losses: bool = True
 
     def __init__(self, epochs: float, **options: Unpack[Options]) -> None:
@@ -54,14 +55,6 @@ class LastLosses(Policy):
     def suspicion(self) -> torch.Tensor:
         """Return the last loss of each sample, float32, shape (N,), a copy; NaN if unknown."""
         return torch.from_numpy(self.losses.copy())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the last loss of each sample, float32, shape (N,)."""
-        return {"losses": torch.from_numpy(self.losses.copy())}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the losses."""
-        self.losses = state["losses"].numpy().copy()
 
     def _whole_steps(self, number: int) -> int:
         """Return a number of samples, rounded up to whole optimizer steps, but at most N."""

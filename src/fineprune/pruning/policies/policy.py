@@ -68,6 +68,7 @@ class Policy(ABC):
 
     name: ClassVar[str]
     _setting_names: ClassVar[tuple[str, ...]] = ()
+    _array_names: ClassVar[tuple[str, ...]] = ()
     needs_losses: bool = False
     needs_ranking: bool = False
     needs_logits: bool = False
@@ -317,11 +318,17 @@ class Policy(ABC):
         return {"policy": self.name, **{name: listed(value) for name, value in values.items()}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learned: tensors, numbers, strings, lists and dicts only."""
-        return {}
+        """Return what was learned: tensors, numbers, strings, lists and dicts only.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        These are copies of the arrays that ``_array_names`` lists, by their names.
+        """
+        arrays = {name: getattr(self, name) for name in self._array_names}
+        return {name.lstrip("_"): torch.tensor(array) for name, array in arrays.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the result of ``state_dict``. This is called after ``bind``."""
+        for name in self._array_names:
+            setattr(self, name, state[name.lstrip("_")].numpy().copy())
 
 
 def check_is_policy(policy: object) -> None:

@@ -1,6 +1,6 @@
 """UCB: train the samples whose loss is high or uncertain."""
 
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,7 @@ class UCB(EvenSaving):
 
     name: ClassVar[str] = "ucb"
     _setting_names = ("epochs", "save", "smoothing", "exploration", "period", "epsilon")
+    _array_names = ("_mean", "_variance", "_scores", "_new")
     needs_losses: bool = True
 
     def __init__(
@@ -115,19 +116,3 @@ class UCB(EvenSaving):
             known = np.flatnonzero(~np.isnan(self._mean))
             bound = self._mean[known] + self.exploration * self._variance[known].astype(np.float64)
             self._scores[known] = np.minimum(bound, _LARGEST)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the means, the variances, the scores and the losses of the epoch in progress."""
-        return {
-            "mean": torch.from_numpy(self._mean.copy()),
-            "variance": torch.from_numpy(self._variance.copy()),
-            "scores": torch.from_numpy(self._scores.copy()),
-            "new": torch.from_numpy(self._new.copy()),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what was learned."""
-        self._mean = state["mean"].numpy().copy()
-        self._variance = state["variance"].numpy().copy()
-        self._scores = state["scores"].numpy().copy()
-        self._new = state["new"].numpy().copy()

@@ -8,7 +8,6 @@ from fineprune.pruning.policies.fine_pruning import FinePruning
 from fineprune.pruning.policies.policy import LossRecords
 from fineprune.pruning.policies.scheduled import ScheduledPolicy
 from fineprune.pruning.replicas import Replicas
-from fineprune.pruning.sample_counts import SampleCounts
 from fineprune.pruning.sharded.share import Indices
 
 
@@ -30,13 +29,13 @@ class OwnedFinePruning(FinePruning):
     def bind(self, num_samples: int) -> None:
         """Allocate a count and a mark for each sample that this rank owns."""
         ScheduledPolicy.bind(self, num_samples)  # That of ``FinePruning`` allocates N of them.
-        self._samples = SampleCounts(len(self._owned), self.schedule.longest_window)
+        self._allocate(len(self._owned))
         self.foreign: Indices = np.empty(0, dtype=np.int64)
 
     @property
     def owned_counts(self) -> Counts:
         """The counts of the owned samples, not a copy; integers, shape (len(owned),)."""
-        return self._samples.counts
+        return self._counts
 
     def observe(self, epoch: int, records: LossRecords) -> None:
         """Mark own samples above the mean of their batch, and note those of other ranks."""
@@ -56,7 +55,7 @@ class OwnedFinePruning(FinePruning):
     def _mark(self, index: Indices) -> npt.NDArray[np.bool_]:
         """Mark the samples that this rank owns, and return which of them these are."""
         is_own = (index >= self._owned.start) & (index < self._owned.stop)
-        self._samples.marks[index[is_own] - self._owned.start] = True
+        self._marks[index[is_own] - self._owned.start] = True
         return is_own
 
     def suspicion(self) -> None:  # type: ignore[override]

@@ -26,7 +26,7 @@ from fineprune.pruning.sharded.fine_pruning import OwnedFinePruning
 from fineprune.pruning.sharded.sampler import ShardedSampler
 from fineprune.pruning.sharded.selection import MOST_TIES, full_share, pruned_share
 from fineprune.pruning.sharded.share import Share, owned_samples
-from fineprune.pruning.step_counts import BatchShape, num_kept
+from fineprune.pruning.step_counts import BatchShape, StepCounts
 
 STATE_VERSION = 1
 
@@ -217,7 +217,7 @@ class ShardedPruner(EpochLoop[Share]):
         numbers = copy.copy(self._policy)
         if isinstance(numbers, ScheduledPolicy):  # Its windows say how many samples are kept.
             ScheduledPolicy.load_state_dict(numbers, state["learned"])
-        kept = num_kept(numbers, self._num_samples, state["epoch"], self._shape)
+        kept = StepCounts(numbers, self._num_samples, self._shape).num_kept(state["epoch"])
         if state["batches"] and kept != state["kept"]:
             raise InputError(
                 f"expected a pruner state of an epoch that keeps {kept} samples, got one that "

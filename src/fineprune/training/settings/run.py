@@ -3,7 +3,7 @@
 import dataclasses
 import re
 
-from fineprune.errors import InputError, check_above, check_at_least, check_one_of
+from fineprune.errors import InputError, check_at_least, check_one_of, check_positive
 
 # TOML's integers are signed and have 64 bits, and an epoch's order is drawn from seed + epoch.
 _LARGEST_SEED = 2**63 - 1
@@ -63,7 +63,7 @@ class RunSettings:
         for name in ("seed", "threads", "checkpoint_steps"):
             check_at_least(f"run.{name}", getattr(self, name), 0)
         if self.rate_factor is not None:
-            check_above("run.rate_factor", self.rate_factor, 0)
+            check_positive("run.rate_factor", self.rate_factor)
         if self.threads > _MOST_THREADS:
             raise InputError(f"expected run.threads of at most {_MOST_THREADS}, got {self.threads}")
         if self.seed > _LARGEST_SEED:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fineprune.errors import InputError, check_above, check_at_least, check_between, check_one_of
+from fineprune.errors import InputError, check_at_least, check_between, check_one_of, check_positive
 
 # A schedule is planned epoch by epoch before the training, which takes seconds for this number.
 _MOST_EPOCHS = 100_000
@@ -76,18 +76,18 @@ class TrainingSettings:
             )
         check_one_of("training.optimizer", self.optimizer, OPTIMIZERS)
         check_one_of("training.schedule", self.schedule, SCHEDULES)
-        check_above("training.lr", self.lr, 0)
+        check_positive("training.lr", self.lr)
         for prefix, factor in (self.lr_scale or {}).items():
             if isinstance(factor, bool) or not isinstance(factor, int | float):
                 raise InputError(
                     f"expected training.lr_scale.{prefix} to be a number, got {factor!r}"
                 )
-            check_above(f"training.lr_scale.{prefix}", factor, 0)
-        check_above("training.gamma", self.gamma, 0)
+            check_positive(f"training.lr_scale.{prefix}", factor)
+        check_positive("training.gamma", self.gamma)
         check_between("training.momentum", self.momentum, 0, 1)
         check_between("training.decay", self.decay, 0, 1)
         if self.epsilon is not None:
-            check_above("training.epsilon", self.epsilon, 0)
+            check_positive("training.epsilon", self.epsilon)
         check_between("training.label_smoothing", self.label_smoothing, 0, 1)
         if self.ema is not None and not 0 < self.ema < 1:
             raise InputError(f"expected training.ema above 0 and below 1, got {self.ema}")
