@@ -102,7 +102,7 @@ def test_samples_that_were_never_recorded_are_counted():
     watch = fp.LabelWatch(N, CLASSES)
     index = torch.arange(N - 191)  # A framework may hold out a part without saying so.
     watch.record(index, 6.0 * F.one_hot(index % CLASSES, CLASSES), index % CLASSES)
-    said = "191 of 600 samples were never recorded with a finite loss, so nothing is known of"
+    said = "191 of 600 samples were never recorded with a label and a finite loss, so nothing is"
     assert said in " ".join(watch.advice())
     assert "never recorded" not in " ".join(watch_with(0.0).advice())
 

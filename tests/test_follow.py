@@ -84,14 +84,24 @@ def test_the_page_follows_the_runs_and_ends_with_them(trainings, tmp_path, monke
     assert result.stdout.splitlines()[-1].startswith("Fine-pruning: ")
 
 
+@pytest.mark.parametrize("name", ["fine-pruning-0/summary.json", "compare.json"])
 @pytest.mark.parametrize("looks", [3, 30])
-def test_a_file_that_is_half_copied_is_looked_at_again(trainings, tmp_path, monkeypatch, looks):
+def test_a_file_that_is_half_copied_is_looked_at_again(
+    trainings, tmp_path, monkeypatch, looks, name
+):
+    whole = (trainings.folder / "compare.json").read_bytes()
+
     def copy_a_half():
         trainings.finish()
-        (trainings.run / "summary.json").write_bytes(trainings.summary[:300])
+        file = trainings.folder / name
+        file.write_bytes(file.read_bytes()[:60])
+
+    def copy_all():
+        trainings.finish()
+        (trainings.folder / "compare.json").write_bytes(whole)
 
     page, waits = tmp_path / "page.html", [copy_a_half] + [lambda: None] * (looks - 1)
-    result = follow(trainings, page, monkeypatch, [*waits, trainings.finish])
+    result = follow(trainings, page, monkeypatch, [*waits, copy_all])
     assert result.exit_code == (0 if looks < 30 else 2), result.output
     assert (RELOADS in page.read_text()) == (looks == 30)
     assert ("expected JSON in" in result.stderr) == (looks == 30)

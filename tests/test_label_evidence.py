@@ -169,6 +169,20 @@ def test_records_without_a_label_are_left_out(strongest, first):
     torch.testing.assert_close(*shares, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("labels", [[2, -100], [-100, 2], [2, -100, 2], [2, 2, -100, -100]])
+@pytest.mark.parametrize("apart", [False, True])
+def test_some_records_of_a_sample_may_have_no_label(labels, apart):
+    evidence = Evidence(4, 3, None)
+    evidence.record(torch.tensor([0]), logits_of(0, 1, 3), torch.tensor([1]), 1)
+    batches = torch.tensor(labels).split(1 if apart else len(labels))
+    for batch in batches:
+        index = torch.full_like(batch, 3)
+        evidence.record(index, logits_of(1, len(batch), 3), batch, 1)
+    evidence.flush()
+    assert evidence.labels.tolist() == [1, -1, -1, 2]
+    assert evidence.visits.tolist() == [1, 0, 0, labels.count(2)]
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_a_label_that_changes_is_an_error(together):
     evidence = Evidence(4, 3, None)

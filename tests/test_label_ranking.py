@@ -193,6 +193,9 @@ def test_the_wrong_labels_that_were_learned_by_heart_are_a_second_hill():
     wrong = torch.from_numpy(chance.normal(16, 3, 200).round().astype(np.int64))
     assert learned_in(right).num_suspects == 0
     assert 160 <= learned_in(torch.cat([right, wrong])).num_suspects <= 220
+    # A class that is learned late as a whole has right labels, and its own hill.
+    late = torch.where(torch.arange(2000) % 4 == 3, right + 14, right)
+    assert learned_in(late).num_suspects == 0
     # If they are most, it does not know them from the others.
     assert learned_in(torch.cat([right[:200], wrong.repeat(3)])).num_suspects == 0
 

@@ -125,6 +125,23 @@ def test_losses_that_are_weighted_by_class_are_said(kind, warned):
     )
 
 
+@pytest.mark.parametrize("policy", [fp.InfoBatch(EPOCHS), fp.FullData(EPOCHS)])
+def test_a_policy_that_learns_from_losses_needs_labels(policy):
+    """A loss of 0 that stands for no label looks like that of a sample which was learned."""
+    logits = torch.randn(32, CLASSES, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(32) % CLASSES
+    y[::4] = -100
+    weight = torch.linspace(1, 9, CLASSES)
+    losses = F.cross_entropy(logits, y, reduction="none", weight=weight)
+    pruner = pruner_of(policy)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pruner.record(torch.arange(32), losses, logits, y)
+    said = " ".join(str(one.message) for one in caught)
+    assert ("8 of 32 samples have no label, and policy 'infobatch'" in said) == policy.needs_losses
+    assert ("weighted by class (3.67 to 9 times" in said) == policy.needs_losses
+
+
 def test_a_copy_of_a_pruner_watches_for_itself():
     pruner = pruner_of()
     train(pruner, until=5)

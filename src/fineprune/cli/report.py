@@ -62,19 +62,19 @@ def _follow(paths: Sequence[Path], page: Path, margin: float) -> None:
     shown, failed = None, 0
     try:
         while unfinished:
-            # Before the files are read, so that no change between the two is missed.
-            state = state_of(paths)
-            if state != shown:
-                try:
+            try:
+                # Before the files are read, so that no change between the two is missed.
+                state = state_of(paths)
+                if state != shown:
                     finished, unfinished = read_followed(paths)
-                except InputError:
-                    failed += 1
-                    if failed == _FAILED_LOOKS:
-                        raise
-                else:
-                    if finished or unfinished:
-                        write_report(finished, page, margin, unfinished, reloads=bool(unfinished))
-                    shown, failed = state, 0
+            except InputError:
+                failed += 1
+                if failed == _FAILED_LOOKS:
+                    raise
+            else:
+                if state != shown and (finished or unfinished):
+                    write_report(finished, page, margin, unfinished, reloads=bool(unfinished))
+                shown, failed = state, 0
             if unfinished:
                 time.sleep(_POLL_SECONDS)
     except KeyboardInterrupt:

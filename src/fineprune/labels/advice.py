@@ -97,7 +97,7 @@ def advice_of(
     if samples < evidence.num_samples:
         sentences.append(
             f"{evidence.num_samples - samples:,} of {evidence.num_samples:,} samples were never "
-            f"recorded with a finite loss, so nothing is known of their labels."
+            f"recorded with a label and a finite loss, so nothing is known of their labels."
         )
     learned = evidence.loss[recorded] < _LEARNED * math.log(evidence.num_classes)
     part = float(learned.float().mean())

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from fineprune.errors import InputError, first_line, shown
 
+# The label of a sample without one, which torch's losses ignore unless told otherwise.
+NO_LABEL = -100
+
 
 def as_numbers(name: str, values: Any) -> Tensor:
     """Return the indices or the labels of a batch as a tensor.

@@ -12,16 +12,13 @@ from torch import Tensor
 
 from fineprune.errors import InputError
 from fineprune.interrupts import uninterrupted
-from fineprune.labels.batch import for_buffer
+from fineprune.labels.batch import NO_LABEL, for_buffer
 from fineprune.labels.class_shares import ClassShares
 from fineprune.labels.ranks import exchange_device
 
 # So many logits are buffered before they are added to the sums, because an operation on a small
 # tensor takes almost as long as one on a tensor of this size.
 _BLOCK = 1 << 17
-
-# The label that torch's losses ignore unless told otherwise.
-_NO_LABEL = -100
 
 # At most so many batches are buffered, because a state with thousands of small tensors is slow.
 _MOST_BATCHES = 128
@@ -194,7 +191,7 @@ class Evidence:
                 f"expected indices in 0..{self.num_samples - 1} and labels in "
                 f"0..{self.num_classes - 1}, got {out_of_range} records with others: give "
                 f"LabelWatch the numbers of samples and classes of the data set, and samples "
-                f"without a label the label {_NO_LABEL}"
+                f"without a label the label {NO_LABEL}"
             )
         if changed:
             raise InputError(
@@ -357,16 +354,16 @@ class Evidence:
         """Add visits, in which a sample may occur several times, without waiting for the device."""
         in_range = (index >= 0) & (index < self.num_samples)
         known = in_range & (labels >= 0) & (labels < self.num_classes)
-        unlabelled = in_range & (labels == _NO_LABEL)
+        unlabelled = in_range & (labels == NO_LABEL)
         index = index.clamp(0, self.num_samples - 1)
         before = self.labels.index_select(0, index)
-        given = torch.where(unlabelled, before, labels.clamp(0, self.num_classes - 1).int())
-        self.labels.index_copy_(0, index, given)
+        given = torch.where(known, labels, -1).int()
+        # Of several records of a sample, some may have no label.
+        self.labels.scatter_reduce_(0, index, given, "amax")
+        now = self.labels.index_select(0, index)
         # The second comparison finds two labels of one sample among these visits.
-        changed = ((before >= 0) & (before != given)) | (
-            self.labels.index_select(0, index) != given
-        )
-        labels = given.long().clamp(min=0)
+        changed = ((before >= 0) & (before != given)) | (now != given)
+        labels = now.long().clamp(min=0)
         # On a CPU, a softmax over rows of few classes takes ten times as long as over columns.
         logs = logits.t().contiguous().log_softmax(0)
         own = logs.gather(0, labels[None])[0]

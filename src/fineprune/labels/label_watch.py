@@ -368,7 +368,8 @@ class LabelWatch(Untraced):
         if missing:
             raise InputError(
                 f"expected evidence on all {self.num_samples} samples, got none on {missing}: "
-                f"cleanlab needs probabilities of every sample, so train one epoch on all of them"
+                f"cleanlab needs probabilities of every sample, so train one epoch on all of them, "
+                f"or number the labelled ones alone if others have no label"
             )
         parts = []
         for chunk in evidence.chunks():  # One at a time, since float64 takes twice the memory.

@@ -185,7 +185,7 @@ def rank(evidence: Evidence) -> Ranking:
     heart = by_heart(share_answered, mean_drawn)
     scores += heart * otherwise_part(evidence).log()
     if heart == 1:
-        late = torch.where(learned_late(evidence), suggestions, labels)
+        late = torch.where(learned_late(evidence, labels), suggestions, labels)
         joint = max(joint, pair_counts(labels[known], late[known], classes), key=num_wrong)
     scores -= level_between(scores[known], round(num_wrong(joint)))
     number = round(num_wrong(by_rates)) if spread(clear) < _EVEN else 0
@@ -240,18 +240,31 @@ def otherwise_part(evidence: Evidence) -> Tensor:
     return (evidence.visits - evidence.agreed + 0.5) / (evidence.visits + 1)
 
 
-def learned_late(evidence: Evidence) -> Tensor:
+def learned_late(evidence: Evidence, labels: Tensor) -> Tensor:
     """Return which samples were learned clearly later than most; bool, shape (N,).
 
-    Count how many samples were answered otherwise n times before they were learned. Where labels
-    are right, this number falls at least as fast as 1 / n. Wrong labels take longer to learn, so
-    there is a valley, and behind it a hill. Each of the two ends where n is half as large again as
-    at its beginning. The valley is chosen that makes the hill the highest beside it, and the
-    samples behind the valley were learned late. None was if no hill is clearly higher than 1 / n
-    allows, or if fewer than half of the samples lie before the valley.
+    Let n be how often a sample was answered otherwise before it was learned, as a multiple of how
+    often this happened at most to the first fifth of its class, because a class may be learned late
+    as a whole. (If the class has fewer than 20 samples, which is too few to tell, n is the number
+    itself.) Where labels are right, the number of samples with n falls at least as fast as 1 / n.
+    Wrong labels take longer to learn, so there is a valley, and behind it a hill. Each of the two
+    ends where n is half as large again as at its beginning. The valley is chosen that makes the
+    hill the highest beside it, and the samples behind the valley were learned late. None was if no
+    hill is clearly higher than 1 / n allows, or if fewer than half of the samples lie before the
+    valley.
+
+    Args:
+        evidence: The evidence.
+        labels: The label of each sample; int64, shape (N,), -1 if unknown.
     """
+    known = labels >= 0
     otherwise = evidence.visits - evidence.agreed
-    counts = otherwise[evidence.visits > 0].bincount()
+    sizes = torch.bincount(labels[known], minlength=evidence.num_classes)
+    fifth = (sizes * _CLEAR).ceil().long()
+    times = nth_of_class(otherwise[known], labels[known], sizes, fifth).clamp(min=1)
+    times[sizes < _SMALL_CLASS] = 1
+    otherwise = otherwise // times[labels]
+    counts = otherwise[known].bincount()
     at_least = counts.flip(0).cumsum(0).flip(0).tolist()
     most = len(at_least)
     at_least += [0] * (2 * most)
@@ -329,13 +342,27 @@ def thresholds(own: Tensor, labels: Tensor, classes: int) -> Tensor:
         labels: The labels; int64, shape (n,).
         classes: The number of classes C.
     """
-    order = own.argsort(descending=True, stable=True)
-    order = order[labels[order].argsort(stable=True)]  # Class after class, large shares first.
     sizes = torch.bincount(labels, minlength=classes)
     number = (sizes * _CLEAR).ceil().long().clamp(min=_LEAST_CLEAR).minimum((sizes + 1) // 2)
+    reached = -nth_of_class(-own, labels, sizes, number)
+    return torch.where(sizes > 0, reached.clamp(min=_LEAST_SHARE / classes), torch.inf)
+
+
+def nth_of_class(values: Tensor, labels: Tensor, sizes: Tensor, number: Tensor) -> Tensor:
+    """Return the value of each class that so many of its samples reach at most; shape (C,).
+
+    For a class without samples, it means nothing.
+
+    Args:
+        values: The value of each sample; shape (n,).
+        labels: The labels; int64, shape (n,).
+        sizes: The number of samples with each label; int64, shape (C,).
+        number: The number of samples of each class, at least 1; int64, shape (C,).
+    """
+    order = values.argsort(stable=True)
+    order = order[labels[order].argsort(stable=True)]  # Class after class, small values first.
     last = sizes.cumsum(0) - sizes + number - 1
-    reached = own[order][last.clamp(0, len(own) - 1)].clamp(min=_LEAST_SHARE / classes)
-    return torch.where(sizes > 0, reached, torch.inf)
+    return values[order][last.clamp(0, len(values) - 1)]
 
 
 def clear_counts(evidence: Evidence, threshold: Tensor, small: Tensor) -> Tensor:

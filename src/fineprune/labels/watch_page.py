@@ -72,7 +72,7 @@ def all_labels(
         warn_user(
             f"the label of {unknown} of {len(recorded)} samples was never recorded with a finite "
             f"loss, so the table of the page leaves them out: record each sample once, or add "
-            f"their labels to it"
+            f"the labels that they have to it"
         )
     return recorded
 

@@ -25,11 +25,7 @@ from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Plan, Progress
 from fineprune.pruning.indexed import Indexed
 from fineprune.pruning.loader import PrunedLoaders
 from fineprune.pruning.loop_checks import LoopChecks, check_batch
-from fineprune.pruning.loop_warnings import (
-    LoopWarnings,
-    warn_of_class_weights,
-    warn_of_other_labels,
-)
+from fineprune.pruning.loop_warnings import LoopWarnings
 from fineprune.pruning.loss_buffer import (
     MOST_LOSSES_WAITING,
     MOST_WAITING,
@@ -747,10 +743,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         watch.record(index, logits, labels)
         first, self._watch = self._watch is None, watch
         if first:
-            labels = as_numbers("labels", labels)
-            warn_of_other_labels(self._policy.known_labels, index, labels)
-            if self._policy.needs_losses:
-                warn_of_class_weights(losses, logits, labels)
+            self._warnings.warn_of_labels(index, losses, logits, as_numbers("labels", labels))
 
     def _new_watch(self, num_classes: int) -> LabelWatch:
         """Return a watch without evidence. A subclass may refuse it."""

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from fineprune.errors import warn_user
+from fineprune.labels.batch import NO_LABEL
 from fineprune.pruning.replicas import Replicas
 
 if TYPE_CHECKING:
@@ -156,6 +157,37 @@ class LoopWarnings:
         self._watched += len(index)
         enough = self._watched >= _WATCHED_INDICES
         self.watching = not enough or len(self._batches) < _WATCHED_BATCHES
+
+    def warn_of_labels(
+        self,
+        index: torch.Tensor,
+        losses: torch.Tensor,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+    ) -> None:
+        """Warn of what the first batch with labels shows. This waits for the device.
+
+        Args:
+            index: The indices; integers, shape (B,).
+            losses: The losses; floating point, shape (B,).
+            logits: The logits; floating point, shape (B, C).
+            labels: The labels; integers, shape (B,), ``NO_LABEL`` for a sample without one.
+        """
+        has_label = (labels != NO_LABEL).cpu()
+        parts = (part[has_label.to(part.device)] for part in (index, losses, logits, labels))
+        index, losses, logits, labels = parts
+        warn_of_other_labels(self._policy.known_labels, index, labels)
+        if not self._policy.needs_losses:
+            return
+        warn_of_class_weights(losses, logits, labels)
+        missing = len(has_label) - len(labels)
+        if missing:
+            warn_user(
+                f"{missing} of {len(has_label)} samples have no label, and policy "
+                f"{self._policy.name!r} takes their losses, which are 0, for those of learned "
+                f"samples, beside which the others look wrong: give the pruner the labelled "
+                f"samples only, or a policy that needs no losses"
+            )
 
     def warn_of_missing_rates(self) -> None:
         """Warn if the policy needs learning rates and has none."""
