@@ -463,7 +463,7 @@ def began_with_suspects():
     yield CHOOSE, f"and {other} and {other} above the first training", gained
     yield ADVICE, f"was {one} one in a ResNet-9, and {other} in a thin", gained
     for page in (README, LABELS):
-        yield page, f"it was {other} points below it", beside("correct")
+        yield page, f"the ResNet-9 was {other} points below it", beside("correct")
     words = f"after 60 epochs, it was {other} points above the first one, and {other} above `fp.sh"
     yield README, words, (*beside("long"), *shorter["long"])
     yield LABELS, f"it was {other} points above a shorter schedule", shorter["long"]

@@ -364,9 +364,8 @@ def test_runs_of_another_format_and_a_comparison_without_its_file_are_errors(tmp
     folder = make_compare(tmp_path / "c", arms=["full"], seeds=[0])
     file = folder / "full-0" / "summary.json"
     summary = json.loads(file.read_text())
-    file.write_text(json.dumps({**summary, "version": 99}))
-    wrote = summary["versions"]["fineprune"]
-    with pytest.raises(InputError, match=f"got 99: read it with the version .* wrote it, {wrote}"):
+    file.write_text(json.dumps({**summary, "version": 99, "seed": "new"}))
+    with pytest.raises(InputError, match="got 99: read it with the version of fineprune that"):
         read_runs([folder])
     (folder / "compare.json").unlink()
     with pytest.raises(InputError, match=r"got several without compare\.json: restore this file"):

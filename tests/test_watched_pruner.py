@@ -142,6 +142,14 @@ def test_a_policy_that_learns_from_losses_needs_labels(policy):
     assert ("weighted by class (3.67 to 9 times" in said) == policy.needs_losses
 
 
+@pytest.mark.filterwarnings("ignore:32 of 32 samples have no label")
+def test_the_first_batch_may_have_no_label_at_all():
+    pruner = pruner_of(fp.InfoBatch(EPOCHS))
+    logits = torch.randn(32, CLASSES, generator=torch.Generator().manual_seed(0))
+    pruner.record(torch.arange(32), torch.zeros(32), logits, torch.full((32,), -100))
+    assert pruner.position.samples == 32
+
+
 def test_a_copy_of_a_pruner_watches_for_itself():
     pruner = pruner_of()
     train(pruner, until=5)

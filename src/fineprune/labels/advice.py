@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fineprune.labels.evidence import Evidence
-from fineprune.labels.ranking import BY_HEART, Ranking, num_wrong
+from fineprune.labels.ranking import Ranking, num_wrong
 
 # Saving was measured with correct labels and with 30 % wrong ones. From half of these on, labels
 # count as wrong; up to a few percent, they count as correct. Between them, nothing was measured.
@@ -116,7 +116,7 @@ def advice_of(
             f"truth is known, the estimate was up to 2.4 times too high after ten epochs, and up "
             f"to 6 times after three. Watch a longer training."
         )
-    elif answered >= BY_HEART:
+    elif ranking.by_heart:
         sentences.append(
             f"The network answers {answered:.0%} of the samples as they are labelled. If labels "
             f"are wrong, it has learned them by heart, and the estimate counts those that it "

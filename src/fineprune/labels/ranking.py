@@ -73,7 +73,7 @@ _UNLEARNED, _SOMETHING = 0.1, 0.2
 # The share of the samples that are answered as they are labelled from which on a network begins to
 # have learned its labels by heart, and from which on it has. Both are smaller by up to the last
 # number if J says nothing of single mistakes.
-_BEGINS_BY_HEART, BY_HEART, _EARLIER = 0.95, 0.98, 0.05
+_BEGINS_BY_HEART, _BY_HEART, _EARLIER = 0.95, 0.98, 0.05
 
 # By how many standard deviations more samples must have been learned late than in between.
 _DEVIATIONS = 2.5
@@ -115,6 +115,7 @@ class Ranking:
         consistent: Whether J estimates at least as many labels to be wrong as contradict.
         learned: Whether the samples that are no suspects were learned.
         answered: The share of the recorded samples whose label has the largest share.
+        by_heart: Whether wrong labels were learned by heart, so that ``learned_late`` counts them.
     """
 
     scores: Tensor
@@ -124,6 +125,7 @@ class Ranking:
     consistent: bool
     learned: bool
     answered: float
+    by_heart: bool
 
     @property
     def num_suspects(self) -> int:
@@ -179,6 +181,7 @@ def rank(evidence: Evidence) -> Ranking:
     by_samples = pair_counts(labels[known], seeming[known], classes)
     by_rates = estimated * sizes[:, None]
     joint = max(by_rates, by_samples, key=num_wrong)
+    consistent = joint is by_rates
     share_answered = answered / int(known.sum())
     used = clear.sum(0) > 0
     mean_drawn = float(drawn[used].sum() / used.sum().clamp(min=1))
@@ -196,9 +199,10 @@ def rank(evidence: Evidence) -> Ranking:
         suggestions,
         joint,
         confused,
-        consistent=joint is by_rates,
+        consistent=consistent,
         learned=len(others) > 0 and float(others.mean()) > 1 / 2,
         answered=share_answered,
+        by_heart=heart == 1,
     )
 
 
@@ -229,7 +233,7 @@ def by_heart(answered: float, drawn: float) -> float:
         drawn: The mean of ``drawn_part`` over the classes to which samples clearly belong.
     """
     begins = _BEGINS_BY_HEART - _EARLIER * drawn**2
-    return min(max((answered - begins) / (BY_HEART - _BEGINS_BY_HEART), 0.0), 1.0)
+    return min(max((answered - begins) / (_BY_HEART - _BEGINS_BY_HEART), 0.0), 1.0)
 
 
 def otherwise_part(evidence: Evidence) -> Tensor:
@@ -245,12 +249,11 @@ def learned_late(evidence: Evidence, labels: Tensor) -> Tensor:
 
     Let n be how often a sample was answered otherwise before it was learned, as a multiple of how
     often this happened at most to the first fifth of its class, because a class may be learned late
-    as a whole. (If the class has fewer than 20 samples, which is too few to tell, n is the number
-    itself.) Where labels are right, the number of samples with n falls at least as fast as 1 / n.
-    Wrong labels take longer to learn, so there is a valley, and behind it a hill. Each of the two
-    ends where n is half as large again as at its beginning. The valley is chosen that makes the
-    hill the highest beside it, and the samples behind the valley were learned late. None was if no
-    hill is clearly higher than 1 / n allows, or if fewer than half of the samples lie before the
+    as a whole. Where labels are right, the number of samples with n falls at least as fast as
+    1 / n. Wrong labels take longer to learn, so there is a valley, and behind it a hill. Each of
+    the two ends where n is half as large again as at its beginning. The valley is chosen that makes
+    the hill the highest beside it, and the samples behind the valley were learned late. None was if
+    no hill is clearly higher than 1 / n allows, or if fewer than half of the samples lie before the
     valley.
 
     Args:
@@ -262,7 +265,6 @@ def learned_late(evidence: Evidence, labels: Tensor) -> Tensor:
     sizes = torch.bincount(labels[known], minlength=evidence.num_classes)
     fifth = (sizes * _CLEAR).ceil().long()
     times = nth_of_class(otherwise[known], labels[known], sizes, fifth).clamp(min=1)
-    times[sizes < _SMALL_CLASS] = 1
     otherwise = otherwise // times[labels]
     counts = otherwise[known].bincount()
     at_least = counts.flip(0).cumsum(0).flip(0).tolist()

@@ -70,7 +70,7 @@ def warn_of_class_weights(losses: torch.Tensor, logits: torch.Tensor, labels: to
     """
     labels = labels.to(logits.device).long()
     classes, place = labels.unique(return_inverse=True)
-    if losses.shape != labels.shape or len(labels) < 2 * len(classes):
+    if losses.shape != labels.shape or len(labels) < 2 * max(len(classes), 1):
         return
     plain = functional.cross_entropy(logits.detach().float(), labels, reduction="none")
     ratios = losses.detach().float() / plain
@@ -97,8 +97,8 @@ def warn_of_other_labels(
     """
     if known is None:
         return
-    before = known[index.cpu().long()]
-    others = int(((before >= 0) & (before != labels.cpu())).sum())
+    before, labels = known[index.cpu().long()], labels.cpu().long()
+    others = int(((before >= 0) & (labels != NO_LABEL) & (before != labels)).sum())
     if others:
         warn_user(
             f"{others} of {len(labels)} samples have another label than in the training by which "
@@ -173,7 +173,7 @@ class LoopWarnings:
             logits: The logits; floating point, shape (B, C).
             labels: The labels; integers, shape (B,), ``NO_LABEL`` for a sample without one.
         """
-        has_label = (labels != NO_LABEL).cpu()
+        has_label = (labels.long() != NO_LABEL).cpu()
         parts = (part[has_label.to(part.device)] for part in (index, losses, logits, labels))
         index, losses, logits, labels = parts
         warn_of_other_labels(self._policy.known_labels, index, labels)

@@ -153,13 +153,14 @@ def shortened(digest: str | None) -> str | None:
 
 def read_summary(path: Path) -> Summary:
     """Read and check the summary of a run."""
-    summary = _record(Summary, read_json(path), str(path))
-    if summary.version != _VERSION:
+    values = read_json(path)
+    version = values.get("version") if isinstance(values, dict) else None
+    if type(version) is int and version != _VERSION:
         raise InputError(
-            f"expected format {_VERSION} of {path}, got {summary.version}: read it with the "
-            f"version of fineprune that wrote it, {summary.versions.get('fineprune')}"
+            f"expected format {_VERSION} of {path}, got {version}: read it with the version of "
+            f"fineprune that wrote it"
         )
-    return summary
+    return _record(Summary, values, str(path))
 
 
 def write_summary(path: Path, summary: Summary) -> None:

@@ -323,7 +323,7 @@ class Policy(ABC):
         These are copies of the arrays that ``_array_names`` lists, by their names.
         """
         arrays = {name: getattr(self, name) for name in self._array_names}
-        return {name.lstrip("_"): torch.tensor(array) for name, array in arrays.items()}
+        return {name.lstrip("_"): torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from the result of ``state_dict``. This is called after ``bind``."""
