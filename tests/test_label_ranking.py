@@ -161,17 +161,17 @@ def test_parts_of_any_size_give_the_same_ranking(monkeypatch):
     assert torch.equal(whole.suggestions, parts.suggestions)
 
 
-def learned_in(epochs, labels=None):
+def learned_in(epochs, labels=None, classes=4):
     """Return the ranking after 60 epochs in a network that answers otherwise so many times.
 
     After that, it answers each of the samples as it is labelled, and is sure of it.
     """
     samples = len(epochs)
-    evidence = Evidence(samples, 4, None)
-    labels = torch.arange(samples) % 4 if labels is None else labels
+    evidence = Evidence(samples, classes, None)
+    labels = torch.arange(samples) % classes if labels is None else labels
     for epoch in range(60):
-        strongest = torch.where(epochs <= epoch, labels, (labels + 1) % 4)
-        logits = 12.0 * torch.nn.functional.one_hot(strongest, 4)
+        strongest = torch.where(epochs <= epoch, labels, (labels + 1) % classes)
+        logits = 12.0 * torch.nn.functional.one_hot(strongest, classes)
         evidence.record(torch.arange(samples), logits, labels, 1)
     evidence.flush()
     return rank(evidence)
@@ -196,10 +196,10 @@ def test_the_wrong_labels_that_were_learned_by_heart_are_a_second_hill():
     # A class that is learned late as a whole has right labels, and its own hill.
     late = torch.where(torch.arange(2000) % 4 == 3, right + 14, right)
     assert learned_in(late).num_suspects == 0
-    # So is a small class, which is more often learned late.
-    few = torch.cat([right, right[:15] + 14])
-    labels = torch.cat([torch.arange(2000) % 3, torch.full((15,), 3)])
-    assert learned_in(few, labels).num_suspects == 0
+    # So do small classes, which are more often learned late.
+    few = torch.cat([right, right[:150] + 14])
+    labels = torch.cat([torch.arange(2000) % 4, 4 + torch.arange(150) % 10])
+    assert learned_in(few, labels, 14).num_suspects == 0
     # If they are most, it does not know them from the others.
     assert learned_in(torch.cat([right[:200], wrong.repeat(3)])).num_suspects == 0
 
