@@ -154,7 +154,7 @@ def rank(evidence: Evidence) -> Ranking:
     sizes = torch.bincount(labels[known], minlength=classes)
     mean_size = sizes.sum() / (sizes > 0).sum()
     small = sizes < (_SMALL_PART * mean_size).clamp(min=_SMALL_CLASS)
-    threshold = thresholds(own[known], labels[known], classes)
+    threshold = thresholds(own[known], labels[known], sizes)
     clear = clear_counts(evidence, threshold, small)
     estimated = mistake_rates(clear, sizes)
     drawn = drawn_part(clear)
@@ -188,7 +188,7 @@ def rank(evidence: Evidence) -> Ranking:
     heart = by_heart(share_answered, mean_drawn)
     scores += heart * otherwise_part(evidence).log()
     if heart == 1:
-        late = torch.where(learned_late(evidence, labels), suggestions, labels)
+        late = torch.where(learned_late(evidence, labels, sizes), suggestions, labels)
         joint = max(joint, pair_counts(labels[known], late[known], classes), key=num_wrong)
     scores -= level_between(scores[known], round(num_wrong(joint)))
     number = round(num_wrong(by_rates)) if spread(clear) < _EVEN else 0
@@ -244,7 +244,7 @@ def otherwise_part(evidence: Evidence) -> Tensor:
     return (evidence.visits - evidence.agreed + 0.5) / (evidence.visits + 1)
 
 
-def learned_late(evidence: Evidence, labels: Tensor) -> Tensor:
+def learned_late(evidence: Evidence, labels: Tensor, sizes: Tensor) -> Tensor:
     """Return which samples were learned clearly later than most; bool, shape (N,).
 
     Let n be how often a sample was answered otherwise before it was learned, as a multiple of how
@@ -259,10 +259,10 @@ def learned_late(evidence: Evidence, labels: Tensor) -> Tensor:
     Args:
         evidence: The evidence.
         labels: The label of each sample; int64, shape (N,), -1 if unknown.
+        sizes: The number of samples with each label; int64, shape (C,).
     """
     known = labels >= 0
     otherwise = evidence.visits - evidence.agreed
-    sizes = torch.bincount(labels[known], minlength=evidence.num_classes)
     fifth = (sizes * _CLEAR).ceil().long()
     times = nth_of_class(otherwise[known], labels[known], sizes, fifth).clamp(min=1)
     otherwise = otherwise // times[labels]
@@ -334,7 +334,7 @@ def labels_and_shares(evidence: Evidence) -> tuple[Tensor, Tensor]:
     return labels, own
 
 
-def thresholds(own: Tensor, labels: Tensor, classes: int) -> Tensor:
+def thresholds(own: Tensor, labels: Tensor, sizes: Tensor) -> Tensor:
     """Return the share that a sample of each class needs to belong to it clearly.
 
     They are float32, shape (C,), and infinite for a class without samples.
@@ -342,12 +342,11 @@ def thresholds(own: Tensor, labels: Tensor, classes: int) -> Tensor:
     Args:
         own: The share of its label for each sample; float32, shape (n,).
         labels: The labels; int64, shape (n,).
-        classes: The number of classes C.
+        sizes: The number of samples with each label; int64, shape (C,).
     """
-    sizes = torch.bincount(labels, minlength=classes)
     number = (sizes * _CLEAR).ceil().long().clamp(min=_LEAST_CLEAR).minimum((sizes + 1) // 2)
     reached = -nth_of_class(-own, labels, sizes, number)
-    return torch.where(sizes > 0, reached.clamp(min=_LEAST_SHARE / classes), torch.inf)
+    return torch.where(sizes > 0, reached.clamp(min=_LEAST_SHARE / len(sizes)), torch.inf)
 
 
 def nth_of_class(values: Tensor, labels: Tensor, sizes: Tensor, number: Tensor) -> Tensor:

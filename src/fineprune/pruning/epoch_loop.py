@@ -107,8 +107,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         cycle.count = self._count
         self._recorder = Recorder(policy, replicas, num_samples, flush_every)
         self._checks = LoopChecks(counts, replicas, cycle)
-        num_ranks, has_dataset = self._checks.num_ranks, dataset is not None
-        self._warnings = LoopWarnings(counts, replicas, num_ranks, cycle, sampler, has_dataset)
+        self._warnings = LoopWarnings(
+            self._checks, counts, replicas, cycle, sampler, dataset is not None
+        )
         self._samples_per_batch: int | None = None
         if shape.batch_size is not None:
             self._samples_per_batch = shape.batch_size * shape.num_replicas
@@ -194,7 +195,6 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
                 differ in it.
         """
         self._checks.numbering = digest
-        self._warnings.numbered = True
 
     def loader(
         self,

@@ -92,6 +92,7 @@ class LoopChecks:
 
     Attributes:
         num_ranks: Number of ranks, each of which records a loss when this one does.
+        sharded: Whether a framework is to divide the batches of the sampler over the ranks.
         numbering: A number that says which sample each index stands for; 0 if the data set does.
         ranks_compared: Whether ``compare_ranks`` has nothing to do any more.
     """
@@ -101,6 +102,7 @@ class LoopChecks:
         self._num_samples = counts.num_samples
         self._shape = counts.shape
         self.num_ranks = max(counts.shape.num_replicas, replicas.size)
+        self.sharded = counts.shape.num_replicas < self.num_ranks
         self._replicas = replicas
         self._cycle = cycle
         self.numbering = 0
@@ -228,7 +230,7 @@ class LoopChecks:
             "loop over pruner.epochs() or pruner.iterate(loader), give the loader "
             "sampler=pruner.sampler, and record every training batch once and no other batches"
         )
-        if self._shape.num_replicas < self.num_ranks:
+        if self.sharded:
             advice += (
                 ", leave out num_replicas and sharded_by_loader if no framework shards the "
                 "batches, and record equally many samples on every rank"

@@ -19,6 +19,7 @@ from fineprune.pruning.replicas import Replicas
 
 if TYPE_CHECKING:
     from fineprune.pruning.epoch_cycle import EpochCycle, Progress
+    from fineprune.pruning.loop_checks import LoopChecks
     from fineprune.pruning.recorder import Recorder
     from fineprune.pruning.run_report import RunTotals
     from fineprune.pruning.step_counts import StepCounts
@@ -111,35 +112,30 @@ class LoopWarnings:
     """Compares what one rank trains with the plans of the epochs. Each kind is warned of once.
 
     Args:
-        counts, replicas, cycle, sampler: Those of the ``EpochLoop``.
-        num_ranks: Number of ranks, each of which records a loss when this one does.
+        checks, counts, replicas, cycle, sampler: Those of the ``EpochLoop``.
         has_dataset: Whether the pruner was made of a data set. A loop over arrays in memory may
             leave out epochs without a sign.
 
     Attributes:
         watching: Whether ``see`` needs the next batch of the epoch.
-        numbered: Whether something else than a data set numbers the samples.
     """
 
     def __init__(
         self,
+        checks: "LoopChecks",
         counts: "StepCounts",
         replicas: Replicas,
-        num_ranks: int,
         cycle: "EpochCycle[Any]",
         sampler: Any,
         has_dataset: bool,
     ) -> None:
+        self._checks = checks
         self._policy = counts.policy
         self._num_samples = counts.num_samples
         self._shape = counts.shape
-        self._num_ranks = num_ranks
-        # Whether a framework is to divide the batches of the sampler over the ranks.
-        self._sharded = counts.shape.num_replicas < num_ranks
         self._replicas = replicas
         self._cycle = cycle
         self._sampler = sampler
-        self.numbered = False
         self._has_recorded = False
         self._silent_in_a_row = self._unused_in_a_row = self._ignored_in_a_row = 0
         self._first_batches = -1  # 0 if the loop broke off the first epoch.
@@ -250,15 +246,17 @@ class LoopWarnings:
         found = {
             "repeats": self._of_repeats(progress),
             # A rank of a stream that has too few samples repeats them.
-            "same": None if self.numbered else self._of_same_indices(progress.plan.epoch, watched),
+            "same": None
+            if self._checks.numbering
+            else self._of_same_indices(progress.plan.epoch, watched),
             "unplanned": self._of_unplanned(progress, watched),
             "gaps": self._of_gaps(progress, watched),
-            "batches": _of_batches(progress, planned_batches, self._sharded),
+            "batches": _of_batches(progress, planned_batches, self._checks.sharded),
             "dropped": _of_dropped(progress, planned_batches) if all_yielded else None,
             "cut": self._of_cut(progress, planned_batches),
             "flat": _of_flat_losses(progress) if recorder.flat else None,
             "uneven": None
-            if self._sharded or planned_batches is None
+            if self._checks.sharded or planned_batches is None
             else _of_uneven_ranks(progress, recorder.uneven),
             "rate": self._of_rate(progress.plan.epoch, totals),
         }
@@ -307,17 +305,17 @@ class LoopWarnings:
         )
 
     def _of_repeats(self, progress: "Progress[Any]") -> str | None:
-        epoch, planned = progress.plan.epoch, progress.planned
+        epoch, planned, ranks = progress.plan.epoch, progress.planned, self._checks.num_ranks
         world = self._replicas.late_world()
         if world is not None:
             return (
                 f"this pruner was made before the process group of {world} ranks, so every rank "
                 f"trains all samples and learns alone: make it after init_process_group()"
             )
-        all_of_them = progress.samples >= self._num_ranks * planned
-        if self._sharded and all_of_them and progress.batches >= _ENOUGH_BATCHES:
+        all_of_them = progress.samples >= ranks * planned
+        if self._checks.sharded and all_of_them and progress.batches >= _ENOUGH_BATCHES:
             return (
-                f"epoch {epoch} keeps {planned} samples, and each of {self._num_ranks} ranks "
+                f"epoch {epoch} keeps {planned} samples, and each of {ranks} ranks "
                 f"trained all of them: leave out num_replicas and sharded_by_loader, which are for "
                 f"frameworks that shard the batches"
             )
@@ -363,7 +361,7 @@ class LoopWarnings:
             return None
         number = sum(map(len, watched))
         # If a framework shards the batches, this rank trains every so manieth of the order.
-        per_batch = number / len(watched) * self._num_ranks / self._shape.num_replicas
+        per_batch = number / len(watched) * self._checks.num_ranks / self._shape.num_replicas
         order = self._sampler.leading(round(_SEARCHED * per_batch * len(watched)))
         if batch_distance(watched, order) <= _FAR * per_batch:
             return None
