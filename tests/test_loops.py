@@ -619,6 +619,56 @@ def test_two_iterators_over_loaders_with_workers_do_not_end_each_other():
     assert pruner.loader(num_workers=1) in (inner, outer)  # It is used again when it is free.
 
 
+@pytest.mark.parametrize(("stop", "left_out"), [(1, 5), (3, 5), (5, 5), (11, 5), (3, 0), (3, N)])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_resume_goes_on_behind_samples_that_a_collate_function_left_out(stop, left_out, ranks):
+    def collate(pairs):  # Leaves out every fifth sample, as if its file could not be read.
+        readable = [pair for pair in pairs if not left_out or pair[0] % left_out]
+        return fp.IndexedCollate(torch.utils.data.default_collate)(readable)
+
+    def begin(state=None):
+        made = fp.Pruner(
+            data(), fp.FullData(1), batch_size=BATCH // ranks, num_replicas=ranks, rank=0
+        )
+        if state is not None:
+            made.load_state_dict(state)
+        loader = DataLoader(made.dataset, BATCH // ranks, sampler=made.sampler, collate_fn=collate)
+        return made, loader
+
+    def batches_of(made, loader, stop=None):
+        for _ in made.epochs():
+            for number, (index, _) in enumerate(loader, 1):
+                made.record(index, torch.ones(len(index)))
+                yield index.tolist()
+                if number == stop:
+                    return
+
+    expected = list(batches_of(*begin()))
+    first, loader = begin()
+    before = list(batches_of(first, loader, stop))
+    second, loader = begin(first.state_dict())
+    assert before + list(batches_of(second, loader)) == expected
+
+
+def test_a_resume_goes_on_inside_a_batch_that_is_recorded_in_parts():
+    def parts_of(made, stop=None):
+        for _ in made.epochs():
+            for index in made.sampler.order().split(BATCH // 2):
+                made.record(index, torch.ones(len(index)))
+                yield index.tolist()
+                if stop is not None and made.position.batches == stop:
+                    return
+
+    with pytest.warns(RuntimeWarning, match="batches"):
+        expected = list(parts_of(new(fp.FullData(1))))
+    for stop in (1, 3):
+        first = new(fp.FullData(1))
+        before = list(parts_of(first, stop))
+        second = new(fp.FullData(1))
+        second.load_state_dict(first.state_dict())
+        assert before + list(parts_of(second)) == expected
+
+
 # --- small things --------------------------------------------------------------------------------
 
 
@@ -632,6 +682,14 @@ def test_lengths_and_epochs_may_be_other_numbers():
 def test_a_dict_of_arrays_is_no_data_set_of_two_samples():
     with pytest.raises(TypeError, match="a dict with the keys x, y: give one data set"):
         fp.Pruner({"x": [1, 2, 3], "y": [0, 1, 0]}, fp.FullData(3))
+    with pytest.raises(TypeError, match=r"the keys 1, 2, 3, \.\.\.: give one data set"):
+        fp.Indexed({key: (key, 0) for key in range(1, N + 1)})
+
+
+def test_a_dict_of_numbered_samples_is_a_data_set():
+    dataset = fp.Indexed({key: (key, 0) for key in range(N)})
+    assert len(dataset) == N
+    assert dataset[5] == (5, (5, 0))
 
 
 def test_the_indexed_data_set_has_the_attributes_of_the_users():

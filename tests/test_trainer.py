@@ -876,6 +876,22 @@ def test_an_indexed_data_set_is_refused(tmp_path):
         Watched(vit(), arguments(tmp_path), train_dataset=fp.Indexed(images()), pruning=POLICY)
 
 
+@pytest.mark.filterwarnings("ignore:Adaptive was given no learning rates:UserWarning")
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        (fp.FullData(2), "got one of 20: resume with max_steps and the settings of before"),
+        (fp.Adaptive(2), r"rates=.*; that training had 10 steps \(max_steps\), and this one "),
+    ],
+)
+def test_a_training_that_max_steps_ended_is_not_resumed_without_it(policy, said, tmp_path):
+    trained("image", tmp_path, policy, max_steps=10, save_strategy="steps", save_steps=10)
+    with pytest.raises(InputError, match=said):
+        trained(
+            "image", tmp_path, policy, num_train_epochs=2, resume=str(tmp_path / "checkpoint-10")
+        )
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [

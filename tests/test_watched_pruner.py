@@ -103,6 +103,16 @@ def made_up(pruner, step, until=None):
     return pruner.watch
 
 
+@pytest.mark.parametrize("until", [7, N // BATCH])
+def test_a_resumed_training_that_records_no_logits_any_more_says_so(until):
+    _, state = train(pruner_of(fp.FullData(EPOCHS)), until=until)
+    resumed = pruner_of(fp.FullData(EPOCHS))
+    resumed.load_state_dict(saved_and_loaded(state))
+    with pytest.warns(RuntimeWarning, match="no logits, unlike those of the loaded state") as said:
+        train(resumed, watched=False)
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize(
     ("kind", "warned"),
     [("weighted", True), ("plain", False), ("smoothed", False), ("twice", False)],

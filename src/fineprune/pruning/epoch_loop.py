@@ -113,10 +113,12 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         self._samples_per_batch: int | None = None
         if shape.batch_size is not None:
             self._samples_per_batch = shape.batch_size * shape.num_replicas
+        self._last_index: torch.Tensor | None = None  # That of the last batch that was counted.
         self._rescaling: Rescaling | None = None
         self._loaders = PrunedLoaders(sampler, num_samples, batch_size, shape.drop_last)
         self._report = RunReport(counts, dataset)
         self._watch: LabelWatch | None = None
+        self._watch_is_loaded = False  # Whether it comes from a state, and has no evidence since.
         self._total_steps: int | None = None  # None if it is not known, or may have changed.
         self._said_steps: int | None = None  # What the loop was told last.
         self._show(0)
@@ -742,6 +744,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             watch = self._new_watch(logits.shape[1])
         watch.record(index, logits, labels)
         first, self._watch = self._watch is None, watch
+        self._watch_is_loaded = False
         if first:
             self._warnings.warn_of_labels(index, losses, logits, as_numbers("labels", labels))
 
@@ -764,6 +767,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             largest = max(largest, len(losses))
             if self._warnings.watching:
                 self._warnings.see(index)
+        self._last_index = batches[-1][0]
         if self._policy.needs_losses:
             self._recorder.extend(cycle.current.plan, batches)
         # As many batches may wait as the epoch takes for certain.
@@ -803,6 +807,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         number = trained = self._number(progress.plan)
         if progress.batches and not self._is_trained(progress):  # The loop left the epoch.
             trained = round(number * progress.samples / progress.planned)
+        without_logits = self._watch_is_loaded and cycle.phase is Phase.RECORDING
         with uninterrupted():
             if progress.batches or cycle.sampler_read or cycle.plan_read:
                 self._report.add_epoch(trained, progress.batches)
@@ -824,5 +829,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             )
         for message in messages:
             warn_user(message)
+        if without_logits:
+            self._warnings.warn_of_missing_logits(progress.plan.epoch)
         if self._replicas.rank == 0:
             self._report.write(progress.plan.epoch, trained)

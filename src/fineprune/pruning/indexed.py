@@ -1,5 +1,6 @@
 """Indexed: a data set whose items come with their indices and are otherwise unchanged."""
 
+import itertools
 from collections.abc import Callable, Mapping, MutableMapping, Sequence, Sized
 from dataclasses import dataclass
 from numbers import Integral
@@ -12,6 +13,9 @@ from fineprune.errors import InputError, check_whole_number
 
 # A list of more arrays is taken for one of samples.
 _MOST_COLUMNS = 3
+
+# Of the keys of a dict, an error shows so many.
+_SHOWN_KEYS = 3
 
 
 class IndexedItem(tuple[Any, Any]):
@@ -44,14 +48,17 @@ class Indexed(Dataset[tuple[int, Any]]):
             set.
 
     Raises:
-        TypeError: The data set is iterable-style, has no length, or is a dict.
+        TypeError: The data set is iterable-style, has no length, or is a dict with other keys than
+            0 to N - 1.
     """
 
     def __init__(self, dataset: Any) -> None:
-        if isinstance(dataset, Mapping):
+        if isinstance(dataset, Mapping) and list(dataset) != list(range(len(dataset))):
+            keys = [str(key) for key in itertools.islice(dataset, _SHOWN_KEYS + 1)]
+            shown = ", ".join(keys[:_SHOWN_KEYS]) + ", ..." * (len(keys) > _SHOWN_KEYS)
             raise TypeError(
                 f"expected a data set whose items have the numbers 0 to N - 1, got a dict with the "
-                f"keys {', '.join(map(str, dataset))}: give one data set, such as "
+                f"keys {shown}: give one data set, such as "
                 f"TensorDataset(x, y), or the number of samples"
             )
         if isinstance(dataset, str):

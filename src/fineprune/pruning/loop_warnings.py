@@ -189,6 +189,15 @@ class LoopWarnings:
         """Warn if the policy needs learning rates and has none."""
         self._warn_once("rates", self._policy.without_rates, UserWarning)
 
+    def warn_of_missing_logits(self, epoch: int) -> None:
+        """Warn that an epoch recorded no logits, as those of the loaded state did."""
+        self._warn_once(
+            "logits",
+            f"epoch {epoch} recorded no logits, unlike those of the loaded state, so the suspects "
+            f"stay as they were: call pruner.record(index, losses, logits, labels), or give "
+            f"watch_labels=True to PruningTrainer",
+        )
+
     def warn_if_read_ahead(self, read: int, recorded: int) -> None:
         """Warn if the last batches of an epoch, of which so many were recorded, may follow it."""
         if 0 < recorded < read:

@@ -1,6 +1,6 @@
 """Pruner: decides which samples each epoch trains on, for a training loop of any kind."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from fineprune.errors import InputError, check_whole_number, warn_user
 from fineprune.labels.batch import as_numbers
 from fineprune.labels.dataset_attributes import labels_of
-from fineprune.pruning.epoch_cycle import EpochCycle, Phase
+from fineprune.pruning.epoch_cycle import EpochCycle, Phase, Progress
 from fineprune.pruning.epoch_loop import EpochLoop
 from fineprune.pruning.indexed import indexed_and_length
 from fineprune.pruning.learning_rates import Rates
@@ -307,8 +307,8 @@ class Pruner(EpochLoop[EpochPlan]):
             raise InputError(unsynchronized(epoch))
         progress = None
         if unfinished is not None:
-            trained = self._is_trained(unfinished)
-            progress = pack_progress(unfinished, self._num_samples, trained)
+            loaded = replace(unfinished, samples=self._samples_loaded(unfinished))
+            progress = pack_progress(loaded, self._num_samples, self._is_trained(loaded))
         self._warnings.warn_before_saving()
         packed = {
             **self._identity(),
@@ -356,6 +356,7 @@ class Pruner(EpochLoop[EpochPlan]):
         if state["watch"] is not None:
             self._watch = self._new_watch(state["watch"]["num_classes"])
             self._watch.load_state_dict(state["watch"])
+        self._watch_is_loaded = self._watch is not None
         if progress is not None:
             plan, recorded = progress
             self._restore(plan, Phase.RESTORED, **recorded)
@@ -367,6 +368,24 @@ class Pruner(EpochLoop[EpochPlan]):
         self._count_anew(BatchShape(**state["shape"]))
 
     # -- internals ----------------------------------------------------------------------------
+
+    def _samples_loaded(self, progress: Progress[EpochPlan]) -> int:
+        """Return how many samples of the order of all ranks are behind the last recorded batch.
+
+        These are the recorded ones, and those that a collate function left out, such as files that
+        cannot be read. Where the last batch lies in the order tells whether there are such samples,
+        and not merely smaller batches.
+        """
+        recorded, batch, last = progress.samples, self._samples_per_batch, self._last_index
+        if batch is None or last is None or not self._cycle.sampler_read or self._checks.sharded:
+            return recorded
+        loaded, ranks = min(progress.batches * batch, progress.planned), self._shape.num_replicas
+        if recorded >= loaded:
+            return recorded
+        places = self.sampler.places(last)
+        in_its_place = places // (batch // ranks) == progress.batches - 1
+        left_out = len(places) and in_its_place.all() and places.max() >= recorded // ranks
+        return loaded if left_out else recorded
 
     def _count_anew(self, before: BatchShape) -> None:
         """Count what a loaded state has trained in the batches and steps of today."""

@@ -184,9 +184,15 @@ class PlannedEpochs(_Base):
         if not (differs and changed):
             # This says which setting has changed, and is the first to say so, except for the sizes
             # of batches and steps: with them, the learning rates have changed, too.
-            self.pruner.load_state_dict(state)
+            try:
+                self.pruner.load_state_dict(state)
+            except InputError as error:
+                if not differs:
+                    raise
+                steps = f"that training had {before} steps (max_steps), and this one {max_steps}"
+                raise InputError(f"{error}; {steps}") from error
         if differs:
-            settings = " and ".join(changed) or "the settings"
+            settings = " and ".join(changed) or "max_steps and the settings"
             raise InputError(
                 f"expected to resume a training of {before} steps, got one of {max_steps}: resume "
                 f"with {settings} of before (batch_size is that of all processes together)"
