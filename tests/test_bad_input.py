@@ -509,7 +509,7 @@ CALLS = [
     (lambda: pruner().record(torch.tensor([0, 1]), torch.zeros(3)), "shape", "(3,)"),
     (lambda: pruner().record(torch.tensor([100]), torch.zeros(1)), "99", "100"),
     (lambda: pruner().total_steps(), "batch_size=...", "got None"),
-    (lambda: pruner().dataset, "pruner of a data set", "100 samples"),
+    (lambda: pruner().dataset, "pruner that was given a data set", "100 samples"),
     (lambda: pruner().load_state_dict({"version": 0}), "version", "got 0"),
     (lambda: fp.predict_savings(fp.FullData(3), 0, 10), "num_samples", "got 0"),
     (lambda: fp.predict_savings(fp.FullData(3), 9, 3, step_time=0), "step_time", "got 0"),

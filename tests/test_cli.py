@@ -328,7 +328,7 @@ def test_plan_says_how_many_samples_a_step_has(more, steps):
 
 
 def test_plan_warns_once_about_rounding():
-    with pytest.warns(UserWarning, match="but whole steps of 512 samples") as given:
+    with pytest.warns(UserWarning, match="rounding to whole steps of 512 samples") as given:
         result = run("plan", "recipes/digits.toml", "--set", *SYNC)
     assert result.exit_code == 0, result.output
     assert len(given) == 1

@@ -192,7 +192,9 @@ def test_epochs_that_all_end_where_the_first_one_did_are_noticed():
     """Some frameworks read the length of the loader once; later epochs may have more batches."""
     pruner = fp.Pruner(torch.arange(N), fp.Adaptive(12, 0.35, rates=[1] * 12), batch_size=8)
     first = pruner.batches(0)
-    with pytest.warns(RuntimeWarning, match=rf"ended after {first} batches as the first") as caught:
+    with pytest.warns(
+        RuntimeWarning, match=rf"ended after {first} batches, as the first"
+    ) as caught:
         train_at_most(pruner, first)
     assert len(caught) == 1
 
@@ -506,7 +508,7 @@ def kept(*indices, dtype=torch.int64, weights=None):
         (kept(0, 1, 2, 8), r"indices in 0\.\.7, got 8"),
         (kept(0, 1, 2), "expected 4 kept samples, got 3"),
         (kept(0, 1, 2, 3, 4), "expected 4 kept samples, got 5"),
-        (kept(), "at least one index"),
+        (kept(), "one or more indices"),
         (kept(0, 1, 2, 3, dtype=torch.int32), "torch.int64"),
         (kept(0, 1, 2, 3, dtype=torch.float32), "torch.int64"),
         (lambda epoch: fp.EpochPlan(epoch, torch.zeros(2, 2, dtype=torch.int64)), "one dimension"),

@@ -952,7 +952,7 @@ def test_a_loader_without_indices_is_refused(tmp_path):
     with pytest.raises(InputError, match="do not override get_train_dataloader"):
         trained("image", tmp_path, made=OwnLoader)
     tuples = {"data_collator": lambda items: [item["labels"] for item in items]}
-    with pytest.raises(InputError, match="expected a dict from the collate function"):
+    with pytest.raises(InputError, match="expected the collate function to return a dict"):
         trained("image", tmp_path, more=tuples)
 
 

@@ -167,9 +167,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """
         if self._dataset is None:
             raise InputError(
-                f"expected a pruner with a data set, got one that knows only the number "
-                f"{self._num_samples}: give {type(self).__name__} the data set, or index your own "
-                f"arrays with plan.kept"
+                f"expected a pruner that was given a data set, got one of {self._num_samples} "
+                f"samples: give {type(self).__name__} the data set, or index your own arrays with "
+                f"plan.kept"
             )
         return self._dataset
 
