@@ -354,7 +354,7 @@ COMMANDS = [
         "plan --epochs 20 --windows-per-interval 9 --milestones 4,8",
         "at most 4 windows_per_interval",
     ),
-    (f"plan {QUICK} --set {own('pair')}", "expected --samples with data of your own"),
+    (f"plan {QUICK} --set {own('pair')}", "expected --samples with your own data"),
     # Batch scripts.
     (f"slurm {QUICK} --nodes 0", "expected nodes to be at least 1, got 0"),
     (f"slurm {QUICK} --nodes 2 --strategy sink", "did you mean 'sync'"),

@@ -375,4 +375,4 @@ def test_the_worker_of_a_measurement_reads_data_from_an_absolute_path(monkeypatc
 def test_options_of_a_training_are_refused_with_a_prediction(tmp_path, options):
     done = predict(tmp_path, "--predict", "--bandwidth", "25", *options)
     assert done.exit_code == 2
-    assert f"expected {options[0]} with a training, got it with --predict" in done.output
+    assert f"expected {options[0]} without --predict" in done.output

@@ -408,7 +408,9 @@ def test_max_steps_that_end_a_saving_training_early_do_not_give_it_their_rates(t
     with pytest.warns(UserWarning, match="Adaptive was given no learning rates"):
         trainer = trained("image", tmp_path, SAVING, max_steps=20, lr_scheduler_type="linear")
     (line,) = said(capsys)
-    assert "constant, since max_steps ends the training after 20 of its 35 steps" in line
+    assert (
+        "constant learning rate, since max_steps ends the training after 20 of its 35 steps" in line
+    )
     lengths = [len(plan) for plan in trainer.plans.values()]
     assert max(lengths) - min(lengths) <= BATCH
     assert trainer.state.global_step == 20
