@@ -501,7 +501,7 @@ CALLS = [
     (lambda: fp.Pruner(10, fp.FinePruning(SCHEDULE, prune=10)), "prune", "10"),
     (lambda: pruner(seed=-1), "seed", "got -1"),
     (lambda: pruner(batch_size=0), "batch_size", "got 0"),
-    (lambda: pruner(accumulation=2), "batch_size beside accumulation=2", "got None"),
+    (lambda: pruner(accumulation=2), "batch_size with accumulation=2", "got None"),
     (lambda: pruner(batch_size=100), "batch_size", "100 samples"),
     (lambda: pruner(num_replicas=2, rank=2), "rank in 0..1", "got 2"),
     (lambda: pruner().set_epoch(4), "epoch", "got 4"),

@@ -528,7 +528,7 @@ GOOD = (torch.arange(4), torch.zeros(4, CLASSES), torch.zeros(4, dtype=torch.int
         (1, torch.zeros(4, CLASSES, dtype=torch.int64), "floating-point logits"),
         (2, torch.zeros(4, CLASSES), r"such as labels\.argmax\(1\)"),
         (2, torch.zeros(4), "whole numbers"),
-        (2, torch.full((4,), -1), "records with others"),
+        (2, torch.full((4,), -1), "records out of range"),
         (0, ["a.png", "b.png", "c.png", "d.png"], "expected indices as whole numbers.*'a.png'"),
         (2, ["cat", "dog", "cat", "dog"], "expected labels as whole numbers.*numbered from 0"),
     ],

@@ -327,10 +327,12 @@ def test_a_function_that_returns_other_data_later_is_refused(workers, tmp_path, 
     with pytest.raises(InputError, match="the data with which the run began, got different data"):
         own_data(changed, begun.samples_digest)
     if workers:
-        with pytest.raises(InputError, match="the data with which the run began, got others"):
+        with pytest.raises(
+            InputError, match="the data with which the run began, got different data"
+        ):
             begun.make_fetch()(torch.tensor([0]), 0)
     monkeypatch.setattr(RankGroup, "gather", lambda ranks, own: [own, "that of another rank"])
-    with pytest.raises(InputError, match=r"the same data from .* on all ranks, got different ones"):
+    with pytest.raises(InputError, match=r"the same data from .* on all ranks, got different data"):
         train(changed, tmp_path / "run")
 
 

@@ -388,7 +388,7 @@ def test_one_collate_function_serves_training_and_evaluation():
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [(lambda items: items, "expected a dict .* got list"), (lambda items: {"i": 0}, "without 'i'")],
+    [(lambda items: items, "return a dict, .* got list"), (lambda items: {"i": 0}, "without 'i'")],
 )
 def test_indices_need_a_dict_with_a_free_key(function, message):
     with pytest.raises(InputError, match=message):
@@ -761,7 +761,7 @@ def test_batches_that_are_recorded_before_the_epoch_are_refused():
     """Such as those of a trial, or of a validation with the same function."""
     pruner = made()
     pruner.record(torch.arange(BATCH), torch.rand(BATCH))
-    with pytest.raises(InputError, match=r"before the loop .* 1 batches of epoch 0, such as"):
+    with pytest.raises(InputError, match=r"before the loop .* 1 batches of epoch 0, perhaps"):
         run(pruner)
 
 

@@ -768,7 +768,7 @@ def test_a_wrong_batch_fails_at_once(index, losses, message):
         ({"length": 0}, "number of samples"),
         ({"seed": -1}, "seed"),
         ({"batch_size": 0}, "batch_size"),
-        ({"accumulation": 2}, "batch_size beside"),
+        ({"accumulation": 2}, "batch_size with accumulation"),
         ({"num_replicas": 2, "rank": 2}, "rank in 0..1"),
         ({"policy": fp.FinePruning(SCHEDULE, prune=N)}, "leave at least one"),
         ({"batch_size": 128}, "larger prune or save, or a smaller batch_size"),
@@ -786,7 +786,7 @@ def test_a_wrong_prune_fails_at_the_start(prune):
 
 
 def test_warnings_name_the_users_line():
-    with pytest.warns(UserWarning, match="32 of 128 .* leave 8 skipped") as rounding:
+    with pytest.warns(UserWarning, match="32 of 128 .* only 8 after rounding") as rounding:
         fp.Pruner(N, fp.FinePruning(SCHEDULE, 32), batch_size=30)
     pruner = made()
     pruner.record([0, 1], torch.tensor([torch.nan, 1.0]))

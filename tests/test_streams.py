@@ -669,7 +669,7 @@ def test_a_rank_alone_leaves_out_only_what_is_dropped():
 
 def test_shards_without_an_order_are_refused():
     shards: Any = {"a", "b"}
-    with pytest.raises(InputError, match=r"in an order, .* got a set.*sorted\("):
+    with pytest.raises(InputError, match=r"in a fixed order, .* got a set.*sorted\("):
         KeyIndex.scan(shards, keys)
 
 

@@ -881,8 +881,8 @@ def test_an_indexed_data_set_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("gradient_accumulation_steps", "accumulation=1 of before"),
-        ("per_device_train_batch_size", "batch_size=8 of before"),
+        ("gradient_accumulation_steps", "accumulation=1"),
+        ("per_device_train_batch_size", "batch_size=8"),
     ],
 )
 def test_a_training_with_other_steps_is_not_resumed(name, remedy, tmp_path):

@@ -237,6 +237,6 @@ class LoopChecks:
                 "batches, and record equally many samples on every rank"
             )
         raise InputError(
-            f"expected at most the {cycle.current.planned} samples that the plan of epoch "
-            f"{cycle.epoch} keeps, got more: {advice}"
+            f"expected at most {cycle.current.planned} samples in epoch {cycle.epoch}, all that "
+            f"its plan keeps, got more: {advice}"
         )

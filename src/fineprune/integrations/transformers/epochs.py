@@ -185,10 +185,10 @@ class PlannedEpochs(_Base):
             # of batches and steps: with them, the learning rates have changed, too.
             self.pruner.load_state_dict(state)
         if differs:
-            settings = " and ".join(changed) or "the settings"
+            settings = " and ".join(changed) or "the same settings"
             raise InputError(
                 f"expected to resume a training of {before} steps, got one of {max_steps}: resume "
-                f"with the same {settings} (batch_size is that of all processes together)"
+                f"with {settings} (batch_size is that of all processes together)"
             )
 
     def _find_rates(self, max_steps: int) -> None:
