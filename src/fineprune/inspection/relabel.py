@@ -49,7 +49,7 @@ def label_table(
     unknown = np.flatnonzero(training_set.labels == UNKNOWN)
     if len(unknown):
         raise InputError(
-            f"expected the label of every sample in {runs[0].run.path}, got none of sample "
+            f"expected the label of every sample in {runs[0].run.path}, got none for sample "
             f"{unknown[0]}, which was not trained: give the training set an attribute targets"
         )
     ranked = suspects_of(*runs)

@@ -71,7 +71,7 @@ def _places(keys: Sequence[str], samples: KnownSamples, source: str) -> list[int
         )
     if gone:
         _LOGGER.warning(
-            "%s: %d of the %d samples of the run are not there any more, and are not shown",
+            "%s: %d of the %d samples of the run no longer exist, and are not shown",
             *(source, gone, len(samples)),
         )
     return found

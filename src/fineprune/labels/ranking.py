@@ -110,8 +110,8 @@ class Ranking:
             that was never recorded.
         joint: The estimated number of samples labelled y that belong to class k, for each y and k;
             float64, shape (C, C). Row y sums to the number of samples labelled y.
-        confused: Which labels are probably confused with another class; bool, shape (N,). None is
-            unless most mistakes are in few pairs of classes.
+        confused: Which labels are probably confused with another class, if most mistakes are in few
+            pairs of classes (otherwise, none); bool, shape (N,).
         consistent: Whether the estimate in ``joint`` is at least the number of samples that
             contradict their labels.
         learned: Whether the samples that are not suspects were learned.
