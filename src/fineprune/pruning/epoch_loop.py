@@ -189,8 +189,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         return self._policy
 
     def number_by(self, digest: int) -> None:
-        """Declare that something other than a data set, such as a ``KeyIndex``, numbers the
-        samples.
+        """Declare that something else than a data set, such as a ``KeyIndex``, numbers the samples.
 
         Args:
             digest: A number that is the same for equal numberings. All ranks must give the same.
@@ -253,18 +252,19 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def epochs(self, start: int | None = None) -> Iterator[int]:
         """Iterate over the epochs: start each one, yield its number, and end it.
 
-        After a state was loaded, the iteration continues where that state was saved. In the middle
-        of an epoch, the sampler yields the rest of this epoch. After the last batch of an epoch,
-        the epoch is ended at once, and the iteration continues with the next one. (If the loop
-        rescores skipped samples, which some policies need, an epoch that was not rescored yet is
-        yielded again.) Leaving the loop by ``break`` leaves the epoch open.
+        After a state was loaded, the iteration continues where that state was saved. If this was in
+        the middle of an epoch, the sampler yields the rest of the epoch. If it was after the last
+        batch, the epoch is ended at once, and the iteration continues with the next one. (If the
+        loop rescores skipped samples, which some policies need, an epoch that was not rescored yet
+        is yielded again.) Leaving the loop by ``break`` leaves the epoch open.
 
         Args:
             start: The first epoch, counted from 0. By default, the epoch that is still open, or
                 else the next one. If losses of another epoch have been recorded, that epoch is
-                ended first. Epochs that are left out count as trained as planned. The epoch
-                ``start`` is yielded even if it has no batches left, so
-                ``epochs(pruner.position.epoch)`` runs what the loop does after the last batch.
+                ended first, and ``start`` begins with its first batch. Epochs that are left out
+                count as trained as planned. The epoch ``start`` is yielded even if it has no
+                batches left, so ``epochs(pruner.position.epoch)`` runs what the loop does after the
+                last batch.
 
         Raises:
             InputError: ``start`` is not an epoch of the training, or no ``start`` is given and this
@@ -534,8 +534,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
 
     @property
     def steps_left(self) -> int:
-        """The steps of ``total_steps`` that were not taken, including those of epochs that were
-        left out.
+        """The steps of ``total_steps`` that were not taken, including those of omitted epochs.
 
         It is 0 if epochs are trained again after the last one.
 

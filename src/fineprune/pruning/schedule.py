@@ -112,7 +112,8 @@ class Schedule:
         Args:
             epochs: Number of training epochs.
             milestones: The epochs (counted from 1, ascending) after which the rate falls, as in
-                ``MultiStepLR``. Milestones at or after the last epoch have no effect.
+                ``MultiStepLR``. The first one beyond the training ends the last interval, which the
+                training then does not complete; any later ones have no effect.
             windows_per_interval: Number m of windows between two milestones.
             start: The start as a share of each window, in [0, 1].
             attenuation: The factor by which the start is reduced, as in ``Schedule``.

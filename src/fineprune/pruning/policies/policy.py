@@ -274,8 +274,8 @@ class Policy(ABC):
     def suspects(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the samples in the order in which their labels should be checked.
 
-        The network contradicts the first ones most. If labels are wrong, these are mostly wrong
-        ones; if all are correct, these are the hardest or least typical samples.
+        The network contradicts the labels of the first ones most. If labels are wrong, these are
+        mostly wrong ones; if all are correct, these are the hardest or least typical samples.
 
         Returns:
             The indices of the samples, the most suspicious first, int64, shape (n,), and the
@@ -302,8 +302,7 @@ class Policy(ABC):
         return None
 
     def advice(self, epochs: int, cost: FullCost) -> list[str]:
-        """Say which means of saving fits best, based on what was learned; nothing if that does not
-        tell.
+        """Return sentences on which means of saving fits best, if what was learned tells.
 
         Args:
             epochs: The number of epochs that were trained.
