@@ -360,7 +360,7 @@ COMMANDS = [
     (f"slurm {QUICK} --nodes 2 --strategy sink", "did you mean 'sync'"),
     (f"slurm {QUICK} --nodes 2 --time tomorrow", "got 'tomorrow'"),
     (f"slurm {QUICK} --nodes 2 --partition 'a b'", "got 'a b'"),
-    (f"slurm {QUICK} --nodes 2 --processes 8 --gpus 4", "got 8 on 4"),
+    (f"slurm {QUICK} --nodes 2 --processes 8 --gpus 4", "got 8 processes on 4 GPUs"),
     (f"slurm {QUICK} --nodes 9 --strategy async", "expected work for all 9 nodes"),
 ]
 

@@ -337,7 +337,7 @@ def test_earlier_evidence_must_be_a_watch_that_recorded(earlier, message):
 
 
 def test_earlier_evidence_on_other_samples_is_refused():
-    with pytest.raises(InputError, match=r"the same 321 samples, got 320: .*fp.Ranked"):
+    with pytest.raises(InputError, match=r"the same 321 samples, got one on 320: .*fp.Ranked"):
         fp.Pruner(N + 1, begun(earlier_watch()), batch_size=BATCH)
 
 

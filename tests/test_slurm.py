@@ -494,7 +494,10 @@ def test_the_verb_makes_a_name_of_any_files_name(tmp_path):
         (["--nodes", "1", "--verb", "compare", "--options", "'"], "No closing quotation"),
         (["--nodes", "1", "--verb", "compare", "--options", "--out x"], "the folder with --run"),
         (["--nodes", "1", "--verb", "scale", "one", "--options", "--predict"], "needs no job"),
-        (["--nodes", "1", "--processes", "8", "--cpus", "4"], "got 8 on 4: ask for more CPUs"),
+        (
+            ["--nodes", "1", "--processes", "8", "--cpus", "4"],
+            "got 8 processes on 4 CPUs: ask for more CPUs",
+        ),
         (["--nodes", "1", "--verb", "compare", "--options", "a.b=1"], "changes and configurations"),
         (["--nodes", "2", "--verb", "scale", "all-reduce 4"], "'all-reduce 4' on 4: give group="),
     ],

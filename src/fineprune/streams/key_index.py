@@ -226,8 +226,8 @@ class KeyIndex:
             listed = _checksum(name, key) in self.expected(shard)
             what = "listed at another place" if listed else "not listed"
             problem = (
-                f"expected the keys of the index in their order in shard {name!r}, got the key "
-                f"{key!r} at place {place}, which is {what}"
+                f"expected the keys of the index in their order in shard {name!r}, got at place "
+                f"{place} the key {key!r}, which is {what}"
             )
         return InputError(
             f"{problem}: restore the shard, or make a new index and begin a new training"
