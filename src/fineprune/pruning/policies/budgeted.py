@@ -124,8 +124,8 @@ class BudgetedPolicy(Policy):
         self._budget = round((1 - self.save) * full)
         if self._budget < least:
             raise InputError(
-                f"expected save of at most {1 - least / full:.3g}, with which each epoch has one "
-                f"step of {samples_per_step} samples (batch x ranks x accumulation), got "
+                f"expected save of at most {1 - least / full:.3g} with one step of "
+                f"{samples_per_step} samples (batch x ranks x accumulation) in each epoch, got "
                 f"{self.save}: save less, or set a smaller batch_size or anneal"
             )
 
