@@ -354,13 +354,13 @@ COMMANDS = [
         "plan --epochs 20 --windows-per-interval 9 --milestones 4,8",
         "at most 4 windows_per_interval",
     ),
-    (f"plan {QUICK} --set {own('pair')}", "expected --samples with data of your own"),
+    (f"plan {QUICK} --set {own('pair')}", "expected --samples with your own data"),
     # Batch scripts.
     (f"slurm {QUICK} --nodes 0", "expected nodes to be at least 1, got 0"),
     (f"slurm {QUICK} --nodes 2 --strategy sink", "did you mean 'sync'"),
     (f"slurm {QUICK} --nodes 2 --time tomorrow", "got 'tomorrow'"),
     (f"slurm {QUICK} --nodes 2 --partition 'a b'", "got 'a b'"),
-    (f"slurm {QUICK} --nodes 2 --processes 8 --gpus 4", "got 8 on 4"),
+    (f"slurm {QUICK} --nodes 2 --processes 8 --gpus 4", "got 8 processes on 4 GPUs"),
     (f"slurm {QUICK} --nodes 9 --strategy async", "expected work for all 9 nodes"),
 ]
 
@@ -501,7 +501,7 @@ CALLS = [
     (lambda: fp.Pruner(10, fp.FinePruning(SCHEDULE, prune=10)), "prune", "10"),
     (lambda: pruner(seed=-1), "seed", "got -1"),
     (lambda: pruner(batch_size=0), "batch_size", "got 0"),
-    (lambda: pruner(accumulation=2), "batch_size beside accumulation=2", "got None"),
+    (lambda: pruner(accumulation=2), "batch_size with accumulation=2", "got None"),
     (lambda: pruner(batch_size=100), "batch_size", "100 samples"),
     (lambda: pruner(num_replicas=2, rank=2), "rank in 0..1", "got 2"),
     (lambda: pruner().set_epoch(4), "epoch", "got 4"),
@@ -509,7 +509,7 @@ CALLS = [
     (lambda: pruner().record(torch.tensor([0, 1]), torch.zeros(3)), "shape", "(3,)"),
     (lambda: pruner().record(torch.tensor([100]), torch.zeros(1)), "99", "100"),
     (lambda: pruner().total_steps(), "batch_size=...", "got None"),
-    (lambda: pruner().dataset, "pruner of a data set", "100 samples"),
+    (lambda: pruner().dataset, "pruner that was given a data set", "100 samples"),
     (lambda: pruner().load_state_dict({"version": 0}), "version", "got 0"),
     (lambda: fp.predict_savings(fp.FullData(3), 0, 10), "num_samples", "got 0"),
     (lambda: fp.predict_savings(fp.FullData(3), 9, 3, step_time=0), "step_time", "got 0"),

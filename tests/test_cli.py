@@ -328,7 +328,7 @@ def test_plan_says_how_many_samples_a_step_has(more, steps):
 
 
 def test_plan_warns_once_about_rounding():
-    with pytest.warns(UserWarning, match="but whole steps of 512 samples") as given:
+    with pytest.warns(UserWarning, match="rounding to whole steps of 512 samples") as given:
         result = run("plan", "recipes/digits.toml", "--set", *SYNC)
     assert result.exit_code == 0, result.output
     assert len(given) == 1
@@ -345,7 +345,7 @@ def test_plan_warns_once_about_rounding():
 def test_plan_refuses_numbers_that_depend_on_the_losses(policy, advice):
     result = run("plan", "recipes/digits.toml", "--set", f"pruning.policy={policy}")
     assert result.exit_code == 2
-    assert f"got policy = '{policy}', whose numbers depend on the losses: {advice}" in result.stderr
+    assert f"got policy = '{policy}', whose number depends on the losses: {advice}" in result.stderr
 
 
 @pytest.mark.parametrize("changes", [["policy=ucb"], ["policy=progressive-dropout", "form=scalar"]])

@@ -332,7 +332,7 @@ def test_the_index_of_a_run_that_has_begun_is_used_although_the_source_has_chang
     content = gone.read_bytes()
     gone.unlink()
     assert load_index(root, digest).digest == digest
-    assert "the run goes on with the images that it had then" in caplog.text
+    assert "the run goes on with the images of then" in caplog.text
     assert len(scans) == 1
     root.rename(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="found no such file or folder"):

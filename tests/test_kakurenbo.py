@@ -130,7 +130,7 @@ def test_samples_without_a_finite_loss_are_not_hidden():
 def test_what_cannot_be_rescored_is_refused():
     pruner = fp.Pruner(N, fp.InfoBatch(EPOCHS))
     assert pruner.to_rescore() is None
-    with pytest.raises(InputError, match="expected losses of trained samples only"):
+    with pytest.raises(InputError, match="needs losses of trained samples only"):
         pruner.rescore([1], torch.ones(1))
     pruner = fp.Pruner(N, fp.Kakurenbo(EPOCHS))
     with pytest.raises(InputError, match="expected one loss for each index"):

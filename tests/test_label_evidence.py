@@ -191,7 +191,7 @@ def test_a_label_that_changes_is_an_error(together):
     else:
         evidence.record(torch.tensor([1]), logits_of(0, 1, 3), torch.tensor([0]), 1)
         index, labels = torch.tensor([1]), torch.tensor([2])
-    with pytest.raises(InputError, match="the same label of a sample each time"):
+    with pytest.raises(InputError, match="the same label for a sample each time"):
         record_and_flush(evidence, index, logits_of(0, len(index), 3), labels)
 
 
@@ -265,7 +265,7 @@ def test_evidence_of_another_data_set_is_not_added():
         evidence.add(Evidence(5, 3, None))
     other = Evidence(4, 3, None)
     other.record(torch.arange(4), logits_of(0, 4, 3), (labels_of(4, 3) + 1) % 3, 1)
-    with pytest.raises(InputError, match="got other ones of 4 samples"):
+    with pytest.raises(InputError, match="got different ones for 4 samples"):
         evidence.add(other)
 
 

@@ -309,7 +309,7 @@ def test_other_numbers_within_an_epoch_and_checkpoints_without_pruning_are_refus
     per_epoch = partial(runs.Scheduled, {"interval": "epoch"})
     saving = runs.every_step(tmp_path), runs.every_epoch(tmp_path)
     runs.fit(pruning(runs.POLICY), *saving, net=per_epoch())
-    said = "the number of steps is another one"
+    said = "the number of steps has changed"
     with (
         pytest.warns(UserWarning, match=said),
         pytest.raises(InputError, match="with the same batch size and number of ranks"),
@@ -401,7 +401,7 @@ def test_settings_that_fit_the_shortest_epoch_are_accepted(runs, pruning):
 
 def test_numbers_that_depend_on_the_losses_are_refused_where_they_are_needed(runs, pruning):
     policy = fp.InfoBatch(runs.EPOCHS, prune=0.5)
-    with pytest.raises(InputError, match="drive the learning rate by progress instead"):
+    with pytest.raises(InputError, match="compute the learning rate from the progress"):
         runs.fit(pruning(policy))
     with pytest.raises(InputError, match="expected val_check_interval as a fraction"):
         runs.fit(pruning(policy), net=runs.Net(steps=100), val_check_interval=4)
@@ -422,7 +422,7 @@ LOADERS = {
         ),
         "expected a training loader with batch_size",
     ),
-    "several": (lambda data: [DataLoader(data, 16)] * 2, "expected one DataLoader of torch"),
+    "several": (lambda data: [DataLoader(data, 16)] * 2, "expected one torch DataLoader"),
     "indexed": (lambda data: DataLoader(fp.Indexed(data), 16), "the data set itself"),
     "stream": (lambda data: DataLoader(Stream(), 16), "expected a map-style data set"),
 }

@@ -144,7 +144,7 @@ def test_what_all_ranks_have_rescored_together_is_known_to_be_complete():
 
     state, _ = on_both_ranks(stop)
     alone = fp.Pruner(N, Observing(), seed=4, batch_size=BATCH)
-    with pytest.warns(UserWarning, match="the number of steps is another one"):
+    with pytest.warns(UserWarning, match="the number of steps has changed"):
         alone.load_state_dict(state)
     assert next(iter(alone.epochs())) == 2  # The second epoch is the one that skips samples.
 

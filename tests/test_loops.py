@@ -774,5 +774,5 @@ def test_a_batch_inside_of_torch_func_is_refused(logits):
         more = (values[:, None].expand(4, 2), index % 2) if logits else ()
         return pruner.record(index, values, *more)
 
-    with pytest.raises(InputError, match=r"outside of the transforms of torch\.func"):
+    with pytest.raises(InputError, match=r"outside the transforms of torch\.func"):
         torch.func.grad(loss)(torch.ones(4))

@@ -324,13 +324,15 @@ def unseeded():
 def test_a_function_that_returns_other_data_later_is_refused(workers, tmp_path, monkeypatch):
     changed = recipe("network.classes=2", f"data.workers={workers}", function="unseeded")
     begun = own_data(changed)
-    with pytest.raises(InputError, match="the data with which the run began, got others: return"):
+    with pytest.raises(InputError, match="the data with which the run began, got different data"):
         own_data(changed, begun.samples_digest)
     if workers:
-        with pytest.raises(InputError, match="the data with which the run began, got others"):
+        with pytest.raises(
+            InputError, match="the data with which the run began, got different data"
+        ):
             begun.make_fetch()(torch.tensor([0]), 0)
     monkeypatch.setattr(RankGroup, "gather", lambda ranks, own: [own, "that of another rank"])
-    with pytest.raises(InputError, match=r"the same data from .* on all ranks, got different ones"):
+    with pytest.raises(InputError, match=r"the same data from .* on all ranks, got different data"):
         train(changed, tmp_path / "run")
 
 
@@ -499,7 +501,9 @@ def with_equal_keys():
 
 
 def test_keys_that_name_no_single_sample_are_refused_at_the_start(tmp_path):
-    with pytest.raises(InputError, match=r"one key for each of the 96 samples .* 1 of them diff"):
+    with pytest.raises(
+        InputError, match=r"a unique key for each of the 96 samples .* 1 of them diff"
+    ):
         train(recipe(function="with_equal_keys"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -352,7 +352,7 @@ def test_missing_or_wrong_labels_are_refused(labels, message):
 
 
 def test_a_share_per_class_that_leaves_nothing_to_skip_is_refused():
-    with pytest.raises(InputError, match="expected keep_per_class to leave samples to skip"):
+    with pytest.raises(InputError, match="expected keep_per_class to need at most the"):
         made(fp.RS2(EPOCHS, 0.5, keep_per_class=0.9))
 
 

@@ -273,7 +273,7 @@ per_staleness = 0.01
         ("[cluster]\nnodes = 0\n", "cluster.nodes"),
         ("[cluster]\nnodes = 'two'\n", "expected cluster.nodes to be int, got 'two'"),
         ("[costs]\nsteps = ['a']\n", "expected costs.steps to be float, got 'a'"),
-        ("[costs]\nsteps = []\n", "expected numbers of seconds as costs.steps, got []"),
+        ("[costs]\nsteps = []\n", "expected costs.steps as a list of seconds, got []"),
         ("[costs]\nstep = 1.0\nsteps = [2.0]\n", "expected costs.step or costs.steps, got both"),
         ("[costs]\noverhead = true\n", "expected costs.overhead to be float, got True"),
         ("[target]\ncritical_batch = 0\n", "target.critical_batch"),
@@ -375,4 +375,4 @@ def test_the_worker_of_a_measurement_reads_data_from_an_absolute_path(monkeypatc
 def test_options_of_a_training_are_refused_with_a_prediction(tmp_path, options):
     done = predict(tmp_path, "--predict", "--bandwidth", "25", *options)
     assert done.exit_code == 2
-    assert f"expected {options[0]} with a training, got it with --predict" in done.output
+    assert f"expected {options[0]} without --predict" in done.output

@@ -212,7 +212,7 @@ def test_a_recipe_names_a_policy_and_its_arguments(own_policies, tmp_path):
         ("own_policies:no_policy", {}, "to make a fineprune.Policy, got int"),
         ("own_policies:no_policy", {"x": 1}, r"when called with \(8, x=1\)"),
         ("own_policies:other_length", {}, "for 8 epochs, got 9"),
-        ("own_policies:WithoutMethods", {}, "base class, it lacks num_kept, select"),
+        ("own_policies:WithoutMethods", {}, "base class, got one without num_kept, select"),
     ],
 )
 def test_what_is_no_policy_is_refused(name, arguments, message, own_policies):

@@ -192,7 +192,9 @@ def test_epochs_that_all_end_where_the_first_one_did_are_noticed():
     """Some frameworks read the length of the loader once; later epochs may have more batches."""
     pruner = fp.Pruner(torch.arange(N), fp.Adaptive(12, 0.35, rates=[1] * 12), batch_size=8)
     first = pruner.batches(0)
-    with pytest.warns(RuntimeWarning, match=rf"ended after {first} batches as the first") as caught:
+    with pytest.warns(
+        RuntimeWarning, match=rf"ended after {first} batches, as the first"
+    ) as caught:
         train_at_most(pruner, first)
     assert len(caught) == 1
 
@@ -506,7 +508,7 @@ def kept(*indices, dtype=torch.int64, weights=None):
         (kept(0, 1, 2, 8), r"indices in 0\.\.7, got 8"),
         (kept(0, 1, 2), "expected 4 kept samples, got 3"),
         (kept(0, 1, 2, 3, 4), "expected 4 kept samples, got 5"),
-        (kept(), "at least one index"),
+        (kept(), "one or more indices"),
         (kept(0, 1, 2, 3, dtype=torch.int32), "torch.int64"),
         (kept(0, 1, 2, 3, dtype=torch.float32), "torch.int64"),
         (lambda epoch: fp.EpochPlan(epoch, torch.zeros(2, 2, dtype=torch.int64)), "one dimension"),
@@ -766,7 +768,7 @@ def test_a_wrong_batch_fails_at_once(index, losses, message):
         ({"length": 0}, "number of samples"),
         ({"seed": -1}, "seed"),
         ({"batch_size": 0}, "batch_size"),
-        ({"accumulation": 2}, "batch_size beside"),
+        ({"accumulation": 2}, "batch_size with accumulation"),
         ({"num_replicas": 2, "rank": 2}, "rank in 0..1"),
         ({"policy": fp.FinePruning(SCHEDULE, prune=N)}, "leave at least one"),
         ({"batch_size": 128}, "larger prune or save, or a smaller batch_size"),
@@ -784,7 +786,7 @@ def test_a_wrong_prune_fails_at_the_start(prune):
 
 
 def test_warnings_name_the_users_line():
-    with pytest.warns(UserWarning, match="32 of 128 .* leave 8 skipped") as rounding:
+    with pytest.warns(UserWarning, match="32 of 128 .* only 8 after rounding") as rounding:
         fp.Pruner(N, fp.FinePruning(SCHEDULE, 32), batch_size=30)
     pruner = made()
     pruner.record([0, 1], torch.tensor([torch.nan, 1.0]))

@@ -120,7 +120,9 @@ def test_the_watch_of_other_data_is_said_if_the_labels_are_recorded(moved):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pruner.record(index, torch.ones(BATCH), logits[index], (labels[index] + moved) % 4)
-    found = ["another label than in the training" in str(warning.message) for warning in caught]
+    found = [
+        "another label than in the earlier training" in str(warning.message) for warning in caught
+    ]
     assert found == [True] * moved
 
 
@@ -221,7 +223,7 @@ GIVEN: dict[str, Any] = {"epochs": 3, "scores": SCORES, "suspects": 0.2}
         ({"scores": ["a"]}, "scores as numbers"),
         ({"scores": fp.LabelWatch(N, 4).state_dict()}, "not .dict.: give a LabelWatch"),
         ({"scores": [0.0, np.nan]}, "scores without NaN, got 1"),
-        ({"scores": SCORES[:9]}, "for each of 320 samples, got 9: .*new samples are -inf"),
+        ({"scores": SCORES[:9]}, "for each of 320 samples, got 9: .*-inf for new ones"),
         ({"suspects": None}, r"expected suspects, .* the samples \(watch.scores\(\)\)"),
         ({"suspects": 1.5}, "expected suspects as a share"),
         ({"suspects": N}, "expected suspects to leave at least one of 320"),
@@ -325,7 +327,7 @@ def test_adaptive_continues_with_the_same_earlier_suspects_only():
     ("earlier", "message"),
     [
         (SCORES, "expected earlier as the LabelWatch of another training, got ndarray"),
-        (fp.LabelWatch(N, 4), "expected a training that was recorded"),
+        (fp.LabelWatch(N, 4), "expected a recorded training"),
     ],
 )
 def test_earlier_evidence_must_be_a_watch_that_recorded(earlier, message):
@@ -335,7 +337,7 @@ def test_earlier_evidence_must_be_a_watch_that_recorded(earlier, message):
 
 
 def test_earlier_evidence_on_other_samples_is_refused():
-    with pytest.raises(InputError, match=r"the same 321 samples, got 320: .*fp.Ranked"):
+    with pytest.raises(InputError, match=r"the same 321 samples, got one on 320: .*fp.Ranked"):
         fp.Pruner(N + 1, begun(earlier_watch()), batch_size=BATCH)
 
 

@@ -91,10 +91,10 @@ def test_the_scheduler_of_an_own_loop_may_be_given_before_the_training_only(name
     ("rates", "message"),
     [
         ([1, 2], "one learning rate for each of 10 epochs, got 2"),
-        ([0.0] * EPOCHS, "at least 0 and one above 0"),
-        ([1.0] * 9 + [-1.0], "at least 0 and one above 0"),
-        ([1.0] * 9 + [math.nan], "at least 0 and one above 0"),
-        (lambda progress: math.inf, "at least 0 and one above 0"),
+        ([0.0] * EPOCHS, "at least 0, one of them above 0"),
+        ([1.0] * 9 + [-1.0], "at least 0, one of them above 0"),
+        ([1.0] * 9 + [math.nan], "at least 0, one of them above 0"),
+        (lambda progress: math.inf, "at least 0, one of them above 0"),
         ("cosine", "a torch learning-rate scheduler, got str"),
         (0.1, "a torch learning-rate scheduler, got float"),
         (

@@ -101,7 +101,7 @@ def test_nine_of_ten_is_an_agreement_of_nine_tenths(run, tmp_path, monkeypatch):
 
 def test_two_classes_with_one_name_are_refused(tmp_path):
     (tmp_path / "labels.csv").write_text("index,label\n0,crane\n1,dog\n")
-    with pytest.raises(InputError, match=r"a name of its own for each class .*'crane' more than"):
+    with pytest.raises(InputError, match=r"a unique name for each class .*'crane' more than"):
         read_labels(tmp_path / "labels.csv", ["crane", "dog", "crane"], 2)
 
 

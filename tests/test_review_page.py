@@ -205,7 +205,7 @@ def test_wrong_arguments_of_a_page_are_refused(watch, tmp_path):
         ({"dataset": [0, 1]}, "a data set of 60 samples, got one of 2"),
         ({"keys": ["a"]}, "a list of keys of 60 samples, got one of 1"),
         ({"names": ["a", "b"]}, "the names of 3 classes, got 2"),
-        ({"names": {"a", "b", "c"}}, "the names of the classes in a list, .* got a set"),
+        ({"names": {"a", "b", "c"}}, "the names of the classes as a list .* got a set"),
     ]
     for arguments, message in wrong:
         with pytest.raises(InputError, match=message):
@@ -245,7 +245,7 @@ def test_names_in_a_dict_belong_to_their_numbers(watch, tmp_path):
         watch.page(page, names=names)
         assert '"classes": ["cats", "dogs", "birds"]' in page.read_text(encoding="utf-8")
     for names, given in (({1: "a", 2: "b", 3: "c"}, "{1: 'a'}"), ({"cats": 0}, "{'cats': 0}")):
-        with pytest.raises(InputError, match=f"0 to 2, got a dict without 0, such as {given}"):
+        with pytest.raises(InputError, match=f"0 to 2, got one without 0, beginning with {given}"):
             watch.page(page, names=names)
 
 

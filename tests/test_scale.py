@@ -476,8 +476,8 @@ def test_settings_of_the_recipe_that_do_not_count_are_named(tmp_path, caplog):
     with pytest.raises(InputError, match="at least 2"):
         scale(recipe, tmp_path / "out", [configuration("one")], title="t")
     (message,) = caplog.messages
-    assert message.startswith("distributed.backup of the recipe does not count")
-    assert "says backup=1 itself" in message
+    assert message.startswith("distributed.backup of the recipe is ignored")
+    assert "add backup=1 to each configuration" in message
 
 
 def test_a_recipe_of_one_epoch_is_refused_before_the_training(tmp_path):

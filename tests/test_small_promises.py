@@ -87,8 +87,8 @@ def test_what_must_precede_the_end_of_an_epoch_names_itself_and_the_epoch(call, 
 
 
 TOO_LATE = (
-    "expected set_rates() before the training, got it after losses were recorded: call it before "
-    "the first epoch and before load_state_dict()"
+    "expected set_rates() before the training, got a call after losses were recorded: call it "
+    "before the first epoch and before load_state_dict()"
 )
 
 
@@ -160,7 +160,7 @@ def test_a_state_is_refused_inside_the_loop_with_the_number_of_the_epoch():
     for epoch in pruner.epochs():
         pruner.record(torch.arange(N), torch.ones(N))
         if epoch == 2:
-            with pytest.raises(InputError, match="got it inside of epoch 2: load the state first"):
+            with pytest.raises(InputError, match="got a call in epoch 2: load the state first"):
                 pruner.load_state_dict(state)
 
 
@@ -171,7 +171,7 @@ def test_a_resumed_epoch_may_have_another_number_of_batches():
             half.record(index, torch.ones(4))
         break
     resumed = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=6)
-    with pytest.warns(UserWarning, match="a step has 6 samples .*, and 4 in the loaded state"):
+    with pytest.warns(UserWarning, match="a step has 6 samples .*, and had 4 in the loaded state"):
         resumed.load_state_dict(half.state_dict())
     epochs = []
     for epoch in resumed.epochs():  # A warning would be an error here.
@@ -191,7 +191,7 @@ def test_a_state_holds_what_it_must_agree_with():
 
 
 def test_batches_that_a_framework_divides_need_their_size():
-    message = "expected batch_size, that of one rank, with sharded_by_loader, got None"
+    message = "expected batch_size (that of one rank) with sharded_by_loader, got None"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         fp.Pruner(N, fp.FullData(EPOCHS), sharded_by_loader=True)
 
@@ -250,8 +250,8 @@ def test_an_epoch_that_is_read_and_not_recorded_counts_with_its_planned_steps():
 def test_logits_come_with_their_labels():
     pruner = fp.Pruner(N, fp.FullData(EPOCHS))
     message = (
-        "expected logits and labels together, got one of them only: give record both, so that the "
-        "labels are watched, or none"
+        "expected logits and labels together, got only one of them: give record both, to "
+        "watch the labels, or neither"
     )
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         pruner.record(torch.arange(4), torch.ones(4), torch.ones(4, 2))
@@ -437,7 +437,7 @@ def test_a_trained_epoch_stays_trained_with_other_ranks_or_batches(changed):
         break
     for start, rest in ((None, (1, True)), (0, (0, False))):
         resumed = fp.Pruner(105, fp.FullData(2), **{**options, **changed})
-        with pytest.warns(UserWarning, match="the number of steps is another one"):
+        with pytest.warns(UserWarning, match="the number of steps has changed"):
             resumed.load_state_dict(pruner.state_dict())
         epoch = next(iter(resumed.epochs(start)))
         assert (epoch, bool(list(resumed.sampler))) == rest
@@ -462,7 +462,7 @@ def test_all_steps_are_taken_after_a_resume_with_larger_or_smaller_ones(name, be
     pruner = fp.Pruner(200, policy_named(name), **{"num_replicas": 1, "rank": 0, **before})
     steps_of_a_training(pruner, stop)
     resumed = fp.Pruner(200, policy_named(name), **{"num_replicas": 1, "rank": 0, **after})
-    with pytest.warns(UserWarning, match="make schedulers that count steps anew"):
+    with pytest.warns(UserWarning, match="make new schedulers if they count steps"):
         resumed.load_state_dict(pruner.state_dict())
     assert resumed.steps_done + resumed.steps_left == resumed.total_steps()
     left = resumed.steps_left
@@ -501,7 +501,7 @@ def test_an_epoch_that_keeps_its_plan_counts_with_the_steps_that_it_takes(name, 
             if epoch == ended:
                 break  # As a loop that saves at its end.
         resumed = fp.Pruner(samples, policy_named(name), batch_size=after)
-        with pytest.warns(UserWarning, match="make schedulers that count steps anew"):
+        with pytest.warns(UserWarning, match="make new schedulers if they count steps"):
             resumed.load_state_dict(pruner.state_dict())
         again = fp.Pruner(samples, policy_named(name), batch_size=after)
         again.load_state_dict(resumed.state_dict())
@@ -550,7 +550,7 @@ def test_a_loop_that_begins_no_epoch_is_noticed():
     pruner = fp.Pruner(TensorDataset(torch.zeros(N)), fp.RS2(EPOCHS, 0.5), batch_size=4)
     list(pruner.loader())
     list(pruner.loader())
-    with pytest.warns(RuntimeWarning, match=r"loaded 3 times, .*: loop over pruner.epochs\(\)"):
+    with pytest.warns(RuntimeWarning, match=r"loaded 3 times .*: loop over pruner.epochs\(\)"):
         list(pruner.loader())
 
 
@@ -620,7 +620,7 @@ def test_arrays_in_memory_continue_where_they_were():
 def test_losses_below_zero_cannot_tell_what_was_learned():
     pruner = fp.Pruner(N, fp.Adaptive(EPOCHS, 0.0), batch_size=4)
     pruner.record(torch.arange(4), torch.full((4,), -2.0))
-    with pytest.raises(InputError, match=r"losses that are at least 0, .* the mean -2: give Adap"):
+    with pytest.raises(InputError, match=r"losses of at least 0, .* mean is -2: give Adap"):
         pruner.end_epoch()
     pruner = fp.Pruner(N, fp.Adaptive(EPOCHS, 0.0, patience=0), batch_size=4)
     pruner.record(torch.arange(4), torch.full((4,), -2.0))
@@ -694,7 +694,7 @@ def test_class_names_are_never_equal():
     [
         ({"most": -5}, "most to be a whole number"),
         ({"most": 2.5}, "most to be a whole number"),
-        ({"keys": ["a", "b", "a"]}, "a key of its own for each sample, got 'a' for 2 samples"),
+        ({"keys": ["a", "b", "a"]}, "a unique key for each sample, got 'a' for 2 samples"),
         ({"dataset": iter([])}, "a data set of 3 samples, got one of unknown"),
         ({"path": "page.html/audit.html"}, "expected a file to write the page to, cannot write"),
     ],

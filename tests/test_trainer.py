@@ -408,7 +408,9 @@ def test_max_steps_that_end_a_saving_training_early_do_not_give_it_their_rates(t
     with pytest.warns(UserWarning, match="Adaptive was given no learning rates"):
         trainer = trained("image", tmp_path, SAVING, max_steps=20, lr_scheduler_type="linear")
     (line,) = said(capsys)
-    assert "constant, since max_steps ends the training after 20 of its 35 steps" in line
+    assert (
+        "constant learning rate, since max_steps ends the training after 20 of its 35 steps" in line
+    )
     lengths = [len(plan) for plan in trainer.plans.values()]
     assert max(lengths) - min(lengths) <= BATCH
     assert trainer.state.global_step == 20
@@ -880,7 +882,7 @@ def test_an_indexed_data_set_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        (fp.FullData(2), "got one of 20: resume with max_steps and the settings of before"),
+        (fp.FullData(2), "got one of 20: resume with the same max_steps and settings"),
         (fp.Adaptive(2), r"rates=.*; that training had 10 steps \(max_steps\), and this one "),
     ],
 )
@@ -895,8 +897,8 @@ def test_a_training_that_max_steps_ended_is_not_resumed_without_it(policy, said,
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("gradient_accumulation_steps", "accumulation=1 of before"),
-        ("per_device_train_batch_size", "batch_size=8 of before"),
+        ("gradient_accumulation_steps", "accumulation=1"),
+        ("per_device_train_batch_size", "batch_size=8"),
     ],
 )
 def test_a_training_with_other_steps_is_not_resumed(name, remedy, tmp_path):
@@ -968,7 +970,7 @@ def test_a_loader_without_indices_is_refused(tmp_path):
     with pytest.raises(InputError, match="do not override get_train_dataloader"):
         trained("image", tmp_path, made=OwnLoader)
     tuples = {"data_collator": lambda items: [item["labels"] for item in items]}
-    with pytest.raises(InputError, match="expected a dict from the collate function"):
+    with pytest.raises(InputError, match="expected the collate function to return a dict"):
         trained("image", tmp_path, more=tuples)
 
 

@@ -259,7 +259,9 @@ def test_arms_whose_rates_cannot_be_chosen_are_refused(arms, curve, said, tmp_pa
 
 def test_an_arm_that_reads_a_run_needs_held_out_samples(tmp_path):
     changes = ("pruning.policy=adaptive", "pruning.save=0.3", "pruning.earlier=first")
-    with pytest.raises(InputError, match="--tune and the arm 'adaptive', got 0: it reads a run"):
+    with pytest.raises(
+        InputError, match="--tune and the arm 'adaptive', got 0: set it, since this arm reads"
+    ):
         tune(tmp_path / "c", *changes, arms=["full", "adaptive"])
 
 

@@ -39,7 +39,8 @@ def call_attribute(name: str, makes: str, /, *args: Any, **values: Any) -> Any:
     if inspect.isabstract(make):
         lacks = ", ".join(sorted(make.__abstractmethods__))
         raise InputError(
-            f"expected {name!r} to have all methods of its base class, it lacks {lacks}"
+            f"expected {name!r} to have all methods of its base class, got one without {lacks}: "
+            f"implement them"
         )
     called = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in values.items())])
     expected = f"expected {name!r} to make {makes} when called with ({called})"

@@ -32,28 +32,28 @@ def compare(
     out: Annotated[
         Path | None, path_option("The folder of all runs [runs/<recipe>-compare].")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="The number of runs of each arm.")] = 1,
+    seeds: Annotated[int, typer.Option(help="The number of runs (seeds) of each arm.")] = 1,
     arms: Annotated[
         str | None,
         typer.Option(
             help="The arms, separated by commas [full, the recipe's policy and its controls]."
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(help="The number of runs at the same time.")] = 1,
+    jobs: Annotated[int, typer.Option(help="The number of runs to train at the same time.")] = 1,
     curve: Annotated[
         bool,
         typer.Option(
             "--curve",
-            help="Also train on all data for 25, 50, 75 and 100 % of the epochs, as cooldowns of "
-            "one training at a constant rate.",
+            help="Also train on all data for 25, 50, 75 and 100 % of the epochs, as cooldowns "
+            "from one training at a constant learning rate.",
         ),
     ] = False,
     tune: Annotated[
         bool,
         typer.Option(
             "--tune",
-            help="First choose the learning rate of each arm, out of 1, 1.5 and 2 times that of "
-            "the recipe, on training samples that are held out.",
+            help="First choose the learning rate of each arm on held-out training samples, from "
+            "1, 1.5 and 2 times that of the recipe.",
         ),
     ] = False,
     margin: Margin = 0.4,

@@ -30,14 +30,15 @@ def inspect(
     most: Annotated[
         int | None,
         typer.Option(
-            help="How many suspects to review [the estimated number of wrong labels, at least 20]."
+            help="The number of suspects to review [the estimated number of wrong labels, at "
+            "least 20]."
         ),
     ] = None,
     network: Annotated[
         bool,
         typer.Option(
-            help="Pass the samples through the trained network, for its final predictions and the "
-            "nearest neighbours."
+            help="Pass the samples through the trained network, to show its final predictions and "
+            "the nearest neighbours."
         ),
     ] = True,
     csv: Annotated[
@@ -50,8 +51,8 @@ def inspect(
         bool,
         typer.Option(
             "--own-data",
-            help="Run the code of user-defined data to show its samples, and that of a "
-            "user-defined network to pass samples through it.",
+            help="Run the code of user-defined data, to show samples, and of a user-defined "
+            "network, to pass samples through it.",
         ),
     ] = False,
     as_json: AsJson = False,

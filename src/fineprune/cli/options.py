@@ -37,7 +37,7 @@ MoreChanges = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="SECTION.KEY=VALUE",
-        help="More changes. One --set may be followed by several.",
+        help="More changes of settings, as for --set.",
         show_default=False,
     ),
 ]
@@ -45,7 +45,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 Margin = Annotated[
     float,
     typer.Option(
-        help="The difference of the accuracies, in percentage points, within which two arms are "
+        help="The difference in accuracy, in percentage points, up to which two arms count as "
         "equivalent."
     ),
 ]

@@ -26,8 +26,7 @@ def check_file(option: str, path: Path, inputs: Iterable[Path] = ()) -> None:
     for source in inputs:
         if _same(path, source) or (there and target.is_relative_to(os.path.realpath(source))):
             raise InputError(
-                f"expected {option} to be another file than {source}, which is an input, got "
-                f"{path}: give another name"
+                f"expected {option} not to be the input {source}, got {path}: give another name"
             )
     if is_run_file(path) and there:
         raise InputError(

@@ -35,8 +35,8 @@ _MOST_SAMPLES = 1_000_000_000
 
 # Options that are settings of the recipe: the setting, the type, and the help.
 _SETTINGS: dict[str, tuple[str, type, str]] = {
-    "epochs": ("training.epochs", int, "The length of the training."),
-    "window": ("pruning.window", int, "The epochs per window."),
+    "epochs": ("training.epochs", int, "The number of training epochs."),
+    "window": ("pruning.window", int, "The number of epochs per window."),
     "milestones": (
         "training.milestones",
         str,
@@ -45,7 +45,7 @@ _SETTINGS: dict[str, tuple[str, type, str]] = {
     "windows_per_interval": (
         "pruning.windows_per_interval",
         int,
-        "The windows between two milestones, instead of --window.",
+        "The number of windows between two milestones, instead of --window.",
     ),
     "start": (
         "pruning.start",
@@ -56,24 +56,24 @@ _SETTINGS: dict[str, tuple[str, type, str]] = {
     "attenuation": (
         "pruning.attenuation",
         float,
-        "The divisor of the start, applied again and again.",
+        "The divisor by which the start is reduced repeatedly.",
     ),
     "attenuate": (
         "pruning.attenuate",
         str,
-        "Apply the divisor per window (as in the paper's text) or per epoch (as in its listing).",
+        "When the start is reduced: per window (the paper's text) or per epoch (its listing).",
     ),
     "block": ("pruning.block", int, "The paper's PruningBlock, in epochs."),
     "count": ("pruning.count", int, "The paper's PruningCount: pruned epochs per block."),
     "prune": (
         "pruning.prune",
         str,
-        "The share of the samples to skip, or their number if it is whole [0.25].",
+        "The samples that a pruned epoch skips: a share, or a whole number [0.25].",
     ),
     "save": (
         "pruning.save",
         float,
-        "The share of the steps to save, instead of a schedule (adaptive).",
+        "The share of the steps that the adaptive policy saves, instead of a schedule.",
     ),
     "batch_size": ("training.batch_size", int, "The number of samples per batch [128]."),
 }
@@ -110,15 +110,15 @@ def plan(
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE or RUN] [SECTION.KEY=VALUE]...",
-            help="The recipe, or no recipe but options; and more changes. One --set may be "
-            "followed by several. Or the folder of a finished run, and nothing else.",
+            help="A recipe and changes of its settings; or no recipe, but the options below; or "
+            "the folder of a finished run, and nothing else.",
             show_default=False,
         ),
     ] = None,
     samples: Annotated[
         int | None, typer.Option(help="The number of training samples [50000].")
     ] = None,
-    ranks: Annotated[int, typer.Option(min=1, help="The number of processes of torchrun.")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, help="The number of torchrun processes.")] = 1,
     step_time: Annotated[
         float | None,
         typer.Option(help="The seconds per optimizer step, of one worker if they do not wait."),
@@ -134,11 +134,11 @@ def plan(
 
     Example: fineprune plan --epochs 200 --window 60 --start 30 --attenuation 2 --block 3 --count 2
 
-    With --save, it is the adaptive policy that saves so much.
+    With --save, the policy is adaptive, and saves this share.
 
     Example: fineprune plan --epochs 40 --milestones 12,24,32 --save 0.35
 
-    For a finished run, say which means of saving fits best, by the evidence on its labels.
+    For a finished run, say which means of saving fits best, given the evidence on its labels.
 
     Example: fineprune plan runs/quick-fine-pruning
     """
@@ -150,8 +150,8 @@ def plan(
         numbers = samples is not None or step_time is not None or overhead or ranks != 1
         if settings or more or changes or numbers or svg:
             raise InputError(
-                f"expected the folder of a run alone, or with --json, got {files[0]} with other "
-                f"options: its recipe says how it was trained"
+                f"expected the folder of a run without other options than --json, got {files[0]} "
+                f"with some: leave them out, since its recipe says how it was trained"
             )
         advice = advice_for(read_run(file))
         told = [json.dumps({"run": str(file), "advice": advice})] if as_json else advice

@@ -22,27 +22,27 @@ from fineprune.writing import make_folder, write_atomically
 def relabel(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="The folders of finished runs on the same labels, such as seeds."),
+        typer.Argument(
+            help="The folders of finished runs on the same labels, such as several seeds."
+        ),
     ],
     out: Annotated[Path, path_option("The table to write; it must not exist.")] = Path(
         "labels.csv"
     ),
     most: Annotated[
         int | None,
-        typer.Option(
-            help="How many suspects to list; by default the estimated number of wrong labels."
-        ),
+        typer.Option(help="The number of suspects to list [the estimated number of wrong labels]."),
     ] = None,
     accept: Annotated[
         float | None,
-        typer.Option(help="Accept the suggestions with at least this agreement, such as 0.9."),
+        typer.Option(help="Accept suggestions with at least this agreement, such as 0.9."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the labels of a run's data to a table, with suspected wrong labels first.
 
     Edit the column "label" (a class, or "drop" to leave a sample out), and train with the command
-    that is printed. Without --accept, no label is changed. The evidence of several runs is added.
+    that is printed. Without --accept, no label is changed. The evidence of several runs is summed.
 
     Example: fineprune relabel runs/first --out labels.csv
     """
@@ -86,7 +86,7 @@ def relabel(
     typer.echo(f"labels: {out} ({table.suspects:,} suspects first{accepted})")
     if most is None and not table.suspects:
         typer.echo(
-            "no label is estimated to be wrong, which is also so if the network has learned the "
-            "wrong ones by heart: --most 50 lists the 50 most suspicious"
+            "no label is estimated to be wrong, perhaps because the network has learned wrong "
+            "labels by heart: --most 50 lists the 50 most suspicious ones"
         )
     typer.echo(f"train with it: {to_train}")

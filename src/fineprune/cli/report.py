@@ -29,7 +29,7 @@ def report(
         bool,
         typer.Option(
             "--follow",
-            help="Also show unfinished runs, and write the page again until all are finished.",
+            help="Also show unfinished runs, and update the page until all runs are finished.",
         ),
     ] = False,
     margin: Margin = 0.4,
@@ -37,7 +37,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML file about finished runs. Trains nothing.
 
-    With --follow, the page loads itself again while the runs train. Ctrl-C ends the command.
+    With --follow, the page reloads itself while the runs train. Ctrl-C ends the command.
 
     Example: fineprune report runs/quick-compare --out report.html
     """

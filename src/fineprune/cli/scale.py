@@ -36,9 +36,8 @@ def scale(
         list[str] | None,
         typer.Argument(
             help="The configurations, as workers+servers: one, 'all-reduce 2', "
-            "'sync 3+1 backup=1', 'async 4+3 dedicated', 'async 2+1 bound=1', "
-            f"'mixed 4+2 group=2', also with settings: 'one lr=0.05 epochs=40 seeds=3' "
-            f"[{', '.join(_USUAL)}].",
+            f"'sync 3+1 backup=1', 'async 4+3 dedicated', 'async 2+1 bound=1', 'mixed 4+2 "
+            f"group=2'; also with settings: 'one lr=0.05 epochs=40 seeds=3' [{', '.join(_USUAL)}].",
             show_default=False,
         ),
     ] = None,
@@ -48,7 +47,7 @@ def scale(
     target_loss: Annotated[
         float | None,
         typer.Option(
-            help="The training loss to which the time is measured [the lowest loss that all "
+            help="The training loss up to which the time is measured [the lowest loss that all "
             "configurations reach]."
         ),
     ] = None,
@@ -60,16 +59,16 @@ def scale(
         bool,
         typer.Option(
             "--same-update",
-            help="Divide the batch size by the number of gradients that an update averages. "
-            "Without this option, each worker trains batches of the recipe's size.",
+            help="Divide the batch size by the number of gradients that an update averages. By "
+            "default, each worker trains batches of the recipe's size.",
         ),
     ] = False,
     prediction: Annotated[
         bool,
         typer.Option(
             "--predict",
-            help="Measure steps on this machine for about a minute, train nothing, and predict the "
-            "configurations, or if there are none, where scaling stops paying.",
+            help="Train nothing: measure steps on this machine for about a minute, and predict "
+            "the configurations or, without any, where scaling stops paying off.",
         ),
     ] = False,
     cluster: Annotated[
@@ -77,16 +76,18 @@ def scale(
         typer.Option(help="With --predict: a TOML file with [cluster], [costs] and [target]."),
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(help="With --predict: the most nodes [1024].")
+        int | None, typer.Option(help="With --predict: the largest number of nodes [1024].")
     ] = None,
     accelerators: Annotated[
-        int | None, typer.Option(help="With --predict: the workers per node [1].")
+        int | None, typer.Option(help="With --predict: the number of workers per node [1].")
     ] = None,
     bandwidth: Annotated[
-        float | None, typer.Option(help="With --predict: the Gbit/s of a node's link [10].")
+        float | None,
+        typer.Option(help="With --predict: the bandwidth of a node's link, in Gbit/s [10]."),
     ] = None,
     latency: Annotated[
-        float | None, typer.Option(help="With --predict: the ms of an empty message [0.05].")
+        float | None,
+        typer.Option(help="With --predict: the latency of an empty message, in ms [0.05]."),
     ] = None,
     changes: Changes = None,
     as_json: AsJson = False,
@@ -124,9 +125,7 @@ def scale(
         }
         for option, given in measured.items():
             if given:
-                raise InputError(
-                    f"expected {option} with a training, got it with --predict: leave one out"
-                )
+                raise InputError(f"expected {option} without --predict, got both: leave one out")
         predict(
             made,
             cluster_of(cluster, flags),

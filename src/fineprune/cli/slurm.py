@@ -42,8 +42,8 @@ def slurm(
         list[str] | None,
         typer.Argument(
             metavar="[CONFIGURATION]... [SECTION.KEY=VALUE]...",
-            help="With --verb scale: the configurations; and more changes. One --set may be "
-            "followed by several.",
+            help="More changes of settings, as for --set. With --verb scale, also the "
+            "configurations.",
             show_default=False,
         ),
     ] = None,
@@ -53,20 +53,23 @@ def slurm(
     ] = "",
     strategy: Annotated[
         str | None,
-        typer.Option(help=f"{', '.join(JOB_STRATEGIES)} [as in the recipe, or all-reduce]."),
+        typer.Option(
+            help=f"The strategy: {', '.join(JOB_STRATEGIES)} [that of the recipe, or all-reduce]."
+        ),
     ] = None,
     run: Annotated[
         Path | None,
-        path_option("The folder of the run or the experiment [as without Slurm]."),
+        path_option("The folder of the run or experiment [as without Slurm]."),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(help="The processes per node [one per GPU, or one].")
+        int | None, typer.Option(help="The number of processes per node [one per GPU, or one].")
     ] = None,
-    gpus: Annotated[int, typer.Option(help="The GPUs per node.")] = 0,
+    gpus: Annotated[int, typer.Option(help="The number of GPUs per node.")] = 0,
     cpus: Annotated[
         int | None,
         typer.Option(
-            help="The CPUs per node [as many as its processes use; with servers, one more]."
+            help="The number of CPUs per node [those that its processes use; with servers, one "
+            "more]."
         ),
     ] = None,
     time: Annotated[
@@ -103,8 +106,8 @@ def slurm(
     changed = all_changes(changes, more)
     if strategy is not None and verb == "scale":
         raise InputError(
-            f"expected the strategies of --verb scale as configurations, such as 'async 4+2', got "
-            f"--strategy {strategy}: leave it out"
+            f"expected configurations with --verb scale, such as 'async 4+2', got --strategy "
+            f"{strategy}: leave it out"
         )
     if strategy is not None:
         check_one_of("--strategy", strategy, JOB_STRATEGIES)
@@ -179,7 +182,7 @@ def _further_options(context: typer.Context, verb: str, recipe: Path, options: s
                 f"{verb} itself"
             )
     if made.params.get("prediction"):
-        raise InputError(f"{told}: run fineprune scale --predict itself, which needs no job")
+        raise InputError(f"{told}: run fineprune scale --predict directly, since it needs no job")
     return words
 
 

@@ -204,8 +204,8 @@ def load_index(source: Path, digest: str | None = None, *, keep: bool = True) ->
         if digest is not None:
             shards_of(source)  # It raises an error if the whole source is gone.
             _LOGGER.warning(
-                "%s has changed since the run began: the run goes on with the images that it had "
-                "then, and those that are gone count as broken",
+                "%s has changed since the run began: the run goes on with the images of then, and "
+                "missing ones count as broken",
                 source,
             )
             return ImageIndex(*known, file)

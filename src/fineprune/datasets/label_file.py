@@ -63,7 +63,7 @@ def check_class_names(classes: Sequence[str], table: str) -> None:
     twice = next((name for name, number in Counter(classes).items() if number > 1), None)
     if twice is not None:
         raise InputError(
-            f"expected a name of its own for each class with labels of {table}, got {twice!r} "
+            f"expected a unique name for each class with labels of {table}, got {twice!r} "
             f"more than once: rename these classes"
         )
 

@@ -255,8 +255,8 @@ def joined(device: str) -> Iterator[RankGroup]:
         )
     if on_gpu and device != "cuda":
         raise InputError(
-            f"expected run.device without a number for several processes, each of which has a GPU "
-            f"of its own, got {device!r}: set run.device=cuda"
+            f"expected run.device without a number for several processes, each with its own GPU, "
+            f"got {device!r}: set run.device=cuda"
         )
     if on_gpu:
         local = int(os.environ["LOCAL_RANK"])

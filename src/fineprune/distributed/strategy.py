@@ -102,7 +102,7 @@ class Strategy:
         if self.strategy == "all-reduce":
             raise InputError(
                 f"expected distributed.strategy to be one of {', '.join(STRATEGIES)}, got "
-                f"'all-reduce': leave it at none, and start the command with torchrun"
+                f"'all-reduce': set none, and start the command with torchrun"
             )
         check_one_of("distributed.strategy", self.strategy, STRATEGIES)
         check_one_of("distributed.placement", self.placement, PLACEMENTS)
@@ -179,8 +179,9 @@ class Strategy:
             return
         if not self.simulate or self.simulate_as == "sync":
             raise InputError(
-                "expected distributed.step_seconds and step_spread with distributed.simulate and "
-                "simulate_as async or mixed only: synchronous updates do not depend on them"
+                "expected distributed.step_seconds and step_spread only with distributed.simulate "
+                "and simulate_as async or mixed, since synchronous updates do not depend on them: "
+                "remove them"
             )
         if self.step_seconds and len(self.step_seconds) != self.simulated_groups:
             raise InputError(

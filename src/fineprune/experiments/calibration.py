@@ -63,7 +63,7 @@ def calibrated(
     if not {"overhead", "coordinate"} <= given.keys():
         if importlib.util.find_spec("ray") is None:
             raise InputError(
-                "expected Ray to measure an exchange with a server, found none: pip install "
+                "expected Ray, to measure an exchange with a server, found none: pip install "
                 "'fineprune[cluster]', or give costs.overhead and costs.coordinate with --cluster"
             )
         on_progress("measuring an exchange with a server")

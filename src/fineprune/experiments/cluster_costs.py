@@ -151,7 +151,7 @@ def read_cluster(path: Path) -> ClusterFile:
             raise InputError("expected costs.step or costs.steps, got both: remove one of them")
         costs["steps"] = [costs.pop("step")]
     if isinstance(costs, dict) and costs.get("steps") == []:
-        raise InputError("expected numbers of seconds as costs.steps, got []: give one at least")
+        raise InputError("expected costs.steps as a list of seconds, got []: give at least one")
     kinds = {"cluster": ClusterShape, "target": Target, "costs": Costs}
     given = convert_sections(kinds, sections)
     cluster, target = ClusterShape(**given.get("cluster", {})), Target(**given.get("target", {}))

@@ -227,7 +227,7 @@ def _check_cost_is_known(recipe: Recipe, num_samples: int, arm: str) -> None:
         advice = "set pruning.save, or " if takes_save(recipe.pruning.policy) else ""
         raise InputError(
             f"expected a recipe whose cost is known in advance for the arm {arm!r}, got policy = "
-            f'"{recipe.pruning.policy}", whose numbers of samples depend on the data: '
+            f'"{recipe.pruning.policy}", whose number of samples depends on the data: '
             f"{advice}use the arm {MATCHED!r}"
         )
 

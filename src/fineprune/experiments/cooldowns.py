@@ -49,9 +49,9 @@ def plan_curve(recipe: Recipe, number: int, folder: Path) -> list[PlannedRun]:
         runs.append(PlannedRun(arm, number, made, folder / f"{arm}-{number}", trunk=trunk))
     if len(runs) < 2:
         raise InputError(
-            f"expected a training for a curve of which two lengths or more begin their cooldowns "
-            f"after the warm-up, got {recipe.training.epochs} epochs with a warm-up of "
-            f"{recipe.training.warmup}: set a larger training.epochs, or a smaller training.warmup"
+            f"expected a curve with at least two cooldowns that begin after the warm-up, got "
+            f"{recipe.training.epochs} epochs with a warm-up of {recipe.training.warmup}: set a "
+            f"larger training.epochs, or a smaller training.warmup"
         )
     begins = [begin_of_cooldown(run.recipe.training) for run in runs[1:]]
     every = math.gcd(runs[0].recipe.run.checkpoint_every, *begins)

@@ -67,8 +67,8 @@ def scale(
         value = getattr(recipe.distributed, name)
         if value != getattr(Strategy, name):
             _LOGGER.warning(
-                "distributed.%s of the recipe does not count: a configuration that is to have it "
-                "says %s=%s itself",
+                "distributed.%s of the recipe is ignored: add %s=%s to each configuration that "
+                "needs it",
                 *(name, option, value),
             )
     if not recipe.run.threads:

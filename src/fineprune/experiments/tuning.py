@@ -58,8 +58,8 @@ def check_can_tune(recipe: Recipe, arms: Sequence[str], *, curve: bool) -> None:
     """Check that the learning rates of all arms can be chosen."""
     if curve:
         raise InputError(
-            "expected --tune or --curve, got both: the trainings of the curve share one rate, so "
-            "train it into another --out"
+            "expected --tune or --curve, got both: the trainings of the curve share one learning "
+            "rate, so train it into another --out"
         )
     multiples = [arm for arm in arms if arm in MULTIPLES]
     if multiples:
@@ -71,8 +71,9 @@ def check_can_tune(recipe: Recipe, arms: Sequence[str], *, curve: bool) -> None:
     reading = [arm for arm in arms if arm in ("ranked", own)]
     if reading and not recipe.data.validation:
         raise InputError(
-            f"expected data.validation with --tune and the arm {reading[0]!r}, got 0: it reads a "
-            f"run that must have held out the same samples; or leave this arm out"
+            f"expected data.validation with --tune and the arm {reading[0]!r}, got 0: set it, "
+            f"since this arm reads a run that must have held out the same samples, or leave the "
+            f"arm out"
         )
 
 

@@ -49,7 +49,7 @@ def label_table(
     unknown = np.flatnonzero(training_set.labels == UNKNOWN)
     if len(unknown):
         raise InputError(
-            f"expected the label of every sample in {runs[0].run.path}, got none of sample "
+            f"expected the label of every sample in {runs[0].run.path}, got none for sample "
             f"{unknown[0]}, which was not trained: give the training set an attribute targets"
         )
     ranked = suspects_of(*runs)
@@ -94,7 +94,7 @@ def _common(runs: Sequence[Inspected]) -> TrainingSet:
         )
         if not same:
             raise InputError(
-                f"expected runs on the same samples and labels, got others in {run.run.path} than "
-                f"in {runs[0].run.path}: relabel them one after the other"
+                f"expected runs on the same samples and labels, got different ones in "
+                f"{run.run.path} and {runs[0].run.path}: relabel one after the other"
             )
     return first

@@ -52,8 +52,8 @@ def shown_samples(samples: KnownSamples, *, own_data: bool) -> Show:
     begun = samples.run.run.summary.data_sha256
     if begun not in (None, samples_digest(data, train, test, plain)):
         _LOGGER.warning(
-            "%s returns other data than in the run, so the page may show other samples than those "
-            "that were trained: give its training set an attribute keys, by which they are found",
+            "%s returns other data than in the run, so the page may not show the samples that were "
+            "trained: give its training set an attribute keys, to find them",
             data.name,
         )
     return lambda sample: plain[int(number[sample])]
@@ -71,7 +71,7 @@ def _places(keys: Sequence[str], samples: KnownSamples, source: str) -> list[int
         )
     if gone:
         _LOGGER.warning(
-            "%s: %d of the %d samples of the run are not there any more, and are not shown",
+            "%s: %d of the %d samples of the run no longer exist, and are not shown",
             *(source, gone, len(samples)),
         )
     return found

@@ -11,13 +11,13 @@ from fineprune.pruning.pruner import Pruner
 def give_rates(pruner: Pruner, scheduler: Any, by: str | None) -> str:
     """Give the policy of a pruner the rates of a scheduler, and return one line that says so.
 
-    The scheduler stays as it is, because a copy is stepped. If its rates are not known in advance,
-    the line says this, and the policy takes the rate to be constant.
+    The scheduler is not changed: a copy is stepped. If its rates are not known in advance, the line
+    says so, and the policy assumes a constant rate.
 
     Args:
-        pruner: A pruner that recorded nothing so far.
-        scheduler: A scheduler of torch that took no step so far.
-        by: Whether it is stepped per "epochs" or "steps"; None if it is neither.
+        pruner: A pruner that has recorded nothing yet.
+        scheduler: A torch scheduler that has taken no step yet.
+        by: What the scheduler is stepped by: "epochs", "steps", or None for neither.
 
     Raises:
         InputError: The scheduler is not one for the steps of this training.

@@ -33,12 +33,12 @@ class PruningSFTTrainer(PruningMixin, SFTTrainer):
 class PruningDPOTrainer(PruningMixin, DPOTrainer):
     """Direct preference optimization with pruning. The loss of a pair of answers is its DPO loss.
 
-    ``sample_losses``, if they are given, find the log-probabilities of the answers under the
-    reference model in their inputs: ``ref_chosen_logps`` and ``ref_rejected_logps``, shape (B,).
+    If you give ``sample_losses``, its inputs contain the log-probabilities of the answers under the
+    reference model: ``ref_chosen_logps`` and ``ref_rejected_logps``, shape (B,).
 
     Raises:
-        InputError: The loss is not DPO's own (``loss_type="sigmoid"``, with the other options as
-            they are by default), and no ``sample_losses`` are given.
+        InputError: The loss is not DPO's own (``loss_type="sigmoid"`` and the defaults of the other
+            options), and no ``sample_losses`` is given.
     """
 
     def _models(self, model: Any) -> list[Any]:
@@ -55,7 +55,7 @@ class PruningDPOTrainer(PruningMixin, DPOTrainer):
         for name, (given, usual) in options.items():
             if given != usual:
                 raise InputError(
-                    f"expected {name}={usual!r}, with which the losses of pairs are known, got "
+                    f"expected {name}={usual!r}, for which the losses of pairs are known, got "
                     f"{given!r}: give the trainer sample_losses=function(outputs, inputs) that "
                     f"returns one loss per pair"
                 )

@@ -35,7 +35,7 @@ def as_local(name: str, values: Tensor) -> Tensor:
     whole: Any = values
     if not all(placement.is_replicate() for placement in whole.placements):
         raise InputError(
-            f"expected {name} that each rank has as a whole, got a DTensor with the placements "
+            f"expected {name} that are whole on each rank, got a DTensor with the placements "
             f"{whole.placements}: give record {name}.full_tensor(), or {name}.to_local() if each "
             f"rank records the samples of its own part"
         )
@@ -61,8 +61,8 @@ def for_buffer(values: Tensor) -> tuple[Tensor, int | None]:
         whole = memory.nbytes() <= values.nbytes and memory.resizable()
     except NotImplementedError as error:
         raise InputError(
-            f"expected a batch outside of the transforms of torch.func, got a tensor without "
-            f"memory ({first_line(error)}): return it from the function, such as with "
+            f"expected a batch outside the transforms of torch.func, got a tensor without memory "
+            f"({first_line(error)}): return it from the function, for example by "
             f"torch.func.grad(..., has_aux=True), and record it afterwards"
         ) from None
     if values.is_cpu and whole and not values.is_inference():

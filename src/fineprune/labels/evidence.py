@@ -189,15 +189,15 @@ class Evidence:
         if out_of_range:
             raise InputError(
                 f"expected indices in 0..{self.num_samples - 1} and labels in "
-                f"0..{self.num_classes - 1}, got {out_of_range} records with others: give "
-                f"LabelWatch the numbers of samples and classes of the data set, and samples "
-                f"without a label the label {NO_LABEL}"
+                f"0..{self.num_classes - 1}, got {out_of_range} records out of range: give "
+                f"LabelWatch the numbers of samples and classes of the data set, and label samples "
+                f"without a label as {NO_LABEL}"
             )
         if changed:
             raise InputError(
-                f"expected the same label of a sample each time, got {changed} records of "
-                f"samples with two labels: give record the indices that belong to the labels and "
-                f"no validation batches, and start a new LabelWatch when labels are corrected"
+                f"expected the same label for a sample each time, got {changed} records of samples "
+                f"with two labels: give record the indices that belong to the labels and no "
+                f"validation batches, and start a new LabelWatch when labels are corrected"
             )
 
     @property
@@ -346,8 +346,8 @@ class Evidence:
         if any(batch.logits._version != batch.version for batch in waiting):
             self._empty_buffer()  # What was changed does not count.
             raise InputError(
-                "expected the logits of a batch to stay as they were recorded, got some that were "
-                "changed in place afterwards: record a copy, such as logits.clone()"
+                "expected recorded logits to stay unchanged, got some that were changed in place "
+                "afterwards: record a copy, such as logits.clone()"
             )
 
     def _add(self, index: Tensor, logits: Tensor, labels: Tensor, weights: Tensor) -> None:
@@ -433,8 +433,8 @@ def _check_equal(different: int) -> None:
     """Raise InputError unless the number of samples with different labels is 0."""
     if different:
         raise InputError(
-            f"expected the same labels in all parts, got other ones of {different} samples: merge "
-            f"the evidence of trainings on the same samples, which have the same numbers and "
+            f"expected the same labels in all parts, got different ones for {different} samples: "
+            f"merge the evidence of trainings on the same samples, with the same indices and "
             f"labels on every rank"
         )
 
@@ -445,6 +445,6 @@ def _check_no_probabilities(logits: Tensor) -> None:
     sums_to_one = ((rows.sum(1) - 1).abs() < _ROUNDING) & (rows >= 0).all(1)
     if len(rows) >= _ENOUGH_ROWS and bool(sums_to_one.all()):
         raise InputError(
-            "expected logits, got probabilities, since each row sums to 1: give record what the "
-            "network computes before the softmax, or the logarithm of the probabilities"
+            "expected logits, got probabilities, since each row sums to 1: give record the output "
+            "of the network before the softmax, or the logarithm of the probabilities"
         )

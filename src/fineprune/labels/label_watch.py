@@ -49,30 +49,31 @@ class LabelWatch(Untraced):
                 watch.record(index, logits, y)
         indices, scores, suggestions = watch.suspects()
 
-    Nothing is skipped, and the weights are bit for bit those of the same training without it.
+    Nothing is skipped, and the weights of the network are bit for bit those of a training without
+    the watch.
 
-    The evidence on a sample is a weighted mean of the softmax over its visits, in which a later
-    visit counts more: its weight is the square of the number of passes over all samples that have
-    been recorded until then. So there is no epoch to be told: the weight grows more slowly while
-    samples are skipped, a sample that is skipped keeps its evidence, and a training that resumes
-    from ``state_dict`` continues where it stopped. See ``Evidence``.
+    The evidence on a sample is the mean of its softmax over its visits. Each visit is weighted by
+    the square of the number of passes over all samples recorded until then, so later visits count
+    more. The watch need not be told where epochs begin: while samples are skipped, the weight grows
+    more slowly, and a skipped sample keeps its evidence. A training that resumes from
+    ``state_dict`` continues where it stopped. See ``Evidence``.
 
-    With several ranks, each records its own batches, and ``merge`` adds the evidence of all.
+    With several ranks, each rank records its own batches, and ``merge`` adds the evidence of all.
 
-    Memory per sample: two bytes per class and 20 bytes; with more than 64 classes, the probability
-    of the label and of the 16 strongest other classes is stored, in 86 bytes; with more than
-    32,767 classes, in 118. All of this lies on the device of the logits. There, ranking takes
-    another 60 to 90 bytes for each pair of classes (up to 90 MB with 1,000 classes, 9 GB with
-    10,000) and some 100 bytes per sample.
+    The watch takes 20 bytes per sample and two more per class. With more than 64 classes, it stores
+    only the probabilities of the label and of the 16 strongest other classes, in 86 bytes per
+    sample (118 with more than 32,767 classes). This memory is on the device of the logits. There,
+    ranking takes another 60 to 90 bytes per pair of classes (up to 90 MB with 1,000 classes, 9 GB
+    with 10,000) and some 100 bytes per sample.
 
     Args:
-        num_samples: Number of samples N of the data set; indices are 0..N - 1.
+        num_samples: Number of samples N in the data set; indices are 0..N - 1.
         num_classes: Number of classes C; labels are 0..C - 1.
-        process_group: The ``torch.distributed`` group whose ranks share the samples. None stands
-            for the initialised world.
+        process_group: The ``torch.distributed`` group whose ranks share the samples. By default,
+            the initialised world.
 
     Warns:
-        UserWarning: There are so many classes that ranking takes more than 32 GB.
+        UserWarning: With so many classes, ranking takes more than 32 GB.
 
     Raises:
         InputError: ``num_samples`` is below 1 or ``num_classes`` below 2.
@@ -116,17 +117,17 @@ class LabelWatch(Untraced):
     def record(self, index: Any, logits: Tensor, labels: Any) -> None:
         """Record a batch of the training.
 
-        On a CPU, the logits are kept for some steps and not copied; do not change them in place.
-        Everything else is copied. Nothing waits for the device, except in the first call,
-        which checks its batch; errors in later batches are raised some batches later, or, on a GPU,
-        when the evidence is used. Records whose loss is NaN or infinite are left out.
+        On a CPU, the logits are kept for some steps without a copy: do not change them in place.
+        Everything else is copied. Only the first call waits for the device, to check its batch.
+        Errors in later batches are raised some batches later or, on a GPU, when the evidence is
+        used. Records whose loss is NaN or infinite are left out.
 
         Args:
             index: The indices of the samples; integers, shape (B,).
             logits: The output of the network for them, before a softmax; floating point, shape
                 (B, C).
-            labels: Their labels; integers, shape (B,). They must be the same in each epoch. Records
-                with the label -100, which torch's losses ignore, are left out.
+            labels: Their labels, the same in each epoch; integers, shape (B,). Records with the
+                label -100, which torch's losses ignore, are left out.
 
         Raises:
             InputError: A shape or a type is wrong, the logits are probabilities, an index or a
@@ -136,8 +137,8 @@ class LabelWatch(Untraced):
         """
         if not isinstance(logits, Tensor):
             raise InputError(
-                f"expected logits as a tensor of torch, got {type(logits).__name__}: give record "
-                f"the output of the network"
+                f"expected logits as a torch.Tensor, got {type(logits).__name__}: give record the "
+                f"output of the network"
             )
         logits = as_local("logits", logits)
         index, labels = as_numbers("indices", index), as_numbers("labels", labels)
@@ -150,9 +151,9 @@ class LabelWatch(Untraced):
         """Return all samples, the most suspicious first.
 
         Returns:
-            The indices of the samples, int64; their scores, float32; and for each the class that
-            contradicts its label most, int64; all of shape (N,), on the CPU. The score is a log
-            odds of this class against the label, and is above 0 for as many samples as labels are
+            The indices of the samples, int64; their scores, float32; and suggestions, int64: the
+            class that contradicts each label most. All have the shape (N,) and are on the CPU. The
+            score is the log odds that the label is wrong; as many scores are above 0 as labels are
             estimated to be wrong. Samples that were never recorded come last, with the score -inf
             and the suggestion -1.
 
@@ -163,7 +164,7 @@ class LabelWatch(Untraced):
         return self.ranking().suspects()
 
     def ranking(self) -> Ranking:
-        """Return all that the evidence says at once, on the device of the evidence.
+        """Return the scores, suggestions and estimates together, on the device of the evidence.
 
         Raises:
             InputError: As for ``suspects``.
@@ -173,7 +174,7 @@ class LabelWatch(Untraced):
     def ranking_so_far(self) -> Ranking | None:
         """Return ``ranking`` in the middle of a training; None if nothing finite was recorded.
 
-        With several ranks, it is that of all ranks right after ``merge`` only.
+        With several ranks, it covers all ranks only right after ``merge``.
         """
         self._evidence.flush()
         return rank(self._evidence) if self._evidence.visits.any() else None
@@ -208,7 +209,7 @@ class LabelWatch(Untraced):
     def labels(self) -> Tensor:
         """Return the label of each sample as it was recorded; int64, shape (N,), on the CPU.
 
-        It is -1 for a sample that was never recorded.
+        Samples that were never recorded have the label -1.
 
         Raises:
             InputError: As for ``suspects``.
@@ -216,7 +217,7 @@ class LabelWatch(Untraced):
         return self._usable().labels.long().cpu()
 
     def num_suspects(self) -> int:
-        """Return how many of the samples that ``suspects`` names first to call suspicious.
+        """Return how many of the first samples of ``suspects`` to call suspicious.
 
         This is the estimate of the number of wrong labels that ``joint`` gives, rounded.
 
@@ -228,8 +229,8 @@ class LabelWatch(Untraced):
     def joint(self) -> Tensor:
         """Estimate how many labels are wrong, for each pair of classes.
 
-        ``joint.sum() - joint.trace()`` is the estimate for all labels. How well it held where the
-        truth is known is measured in docs/results/labels.md.
+        ``joint.sum() - joint.trace()`` is the estimate for all labels. docs/results/labels.md
+        compares it with known true numbers.
 
         Returns:
             For a label y and a class k, the estimated number of samples that are labelled y and
@@ -246,16 +247,17 @@ class LabelWatch(Untraced):
         *,
         cost: FullCost | None = None,
     ) -> list[str]:
-        """Say in plain words what the evidence allows, one sentence each.
+        """Say in plain words what follows from the evidence, one sentence each.
 
         The sentences say how many labels contradict what the network learned, and how far to trust
         this number; which classes are confused; how many samples were learned; and which means of
         saving steps fits best. They say no more than was measured (docs/results). The evidence is
-        not changed, also if recording goes on.
+        not changed, so recording can go on.
 
         Args:
-            names: The name of each class; None for their numbers.
-            cost: What the training costs on all data; None to name the cost of the means as shares.
+            names: The name of each class. By default, its number.
+            cost: The cost of the training on all data. By default, the cost of each means is given
+                as a share.
 
         Raises:
             InputError: As for ``suspects``, or there are fewer names than classes.
@@ -275,30 +277,33 @@ class LabelWatch(Untraced):
     ) -> None:
         """Write a page on which a person reviews the suspects, as one HTML file.
 
-        The page loads nothing from elsewhere. It can be read without JavaScript. With it, the keys
-        a, k, d, u, n and p accept a suggestion, keep or drop a label, undo, and go on or back;
-        progress stays in the browser; and a button writes ``labels.csv``, a table with the columns
-        ``key``, ``index`` and ``label`` for all samples, in which ``drop`` leaves one out. So it
-        does with samples whose label neither was recorded nor is given by the data set.
+        The page loads nothing from elsewhere, and can be read without JavaScript. With JavaScript,
+        the keys a, k and d accept a suggestion, keep a label or drop a sample; u undoes, and n and
+        p go on and back. Progress stays in the browser. A button writes ``labels.csv``, a table of
+        all samples with the columns ``key``, ``index`` and ``label``, where the label ``drop``
+        leaves a sample out. It also leaves out samples whose label was not recorded and is not
+        given by the data set.
 
         Args:
-            path: The HTML file. An existing one is replaced.
-            dataset: The data set whose samples are shown: ``dataset[index]`` for each suspect. None
-                for no pictures and texts.
-            names: The name of each class, which may be a dict of them by their numbers; None for
-                those that the data set has (its attribute ``classes``, or those of Hugging Face's
-                column ``label``), or the one that it is a ``Subset`` of, or else for their numbers.
-            keys: What names each sample, such as its path; shape (N,). None for the attribute
-                ``keys`` of the data set or the paths of torchvision's ``ImageFolder``, or else for
-                indices.
-            show: Turns ``dataset[index]`` into an image (of Pillow, or a tensor or array) or a
-                text. By default, the first part of the item is shown if it is one of these.
-            most: The largest number of suspects; None for the estimated number of wrong labels, at
-                least 20 and at most 500.
+            path: The HTML file to write. An existing file is replaced.
+            dataset: The data set whose samples are shown: ``dataset[index]`` for each suspect.
+                Without it, the page has no pictures and texts.
+            names: The name of each class, as a sequence or a dict by class number. By default, the
+                names that the data set has, or the data set of which it is a ``Subset`` (the
+                attribute ``classes``, or Hugging Face's column ``label``); without these, the class
+                numbers.
+            keys: A name for each sample, such as its path; shape (N,). By default, the attribute
+                ``keys`` of the data set or the paths of torchvision's ``ImageFolder``; without
+                these, the indices.
+            show: A function that turns ``dataset[index]`` into an image (a Pillow image, a tensor
+                or an array) or a text. By default, the first part of the item is shown if it is one
+                of these.
+            most: The largest number of suspects. By default, the estimated number of wrong labels,
+                at least 20 and at most 500.
 
         Raises:
-            InputError: As for ``suspects``; there are fewer names than classes; the keys or the
-                data set have another number of samples; or two samples have the same key.
+            InputError: As for ``suspects``; there are fewer names than classes; the number of keys,
+                or of samples in the data set, is not N; or two samples have the same key.
         """
         if most is not None:
             most = check_whole_number("most", most, 0)
@@ -328,14 +333,13 @@ class LabelWatch(Untraced):
             missing = [label for label in range(self.num_classes) if str(label) not in by_number]
             if missing:
                 raise InputError(
-                    f"expected the names of the classes by their numbers, 0 to "
-                    f"{self.num_classes - 1}, got a dict without {missing[0]}, such as "
-                    f"{dict(list(names.items())[:1])}"
+                    f"expected a dict of class names by class number, 0 to {self.num_classes - 1}, "
+                    f"got one without {missing[0]}, beginning with {dict(list(names.items())[:1])}"
                 )
             names = [by_number[str(label)] for label in range(self.num_classes)]
         if isinstance(names, str | set | frozenset):  # The keys of a dict have an order.
             raise InputError(
-                f"expected the names of the classes in a list, in their order, got a "
+                f"expected the names of the classes as a list in class order, got a "
                 f"{type(names).__name__}"
             )
         named = [str(name) for name in names]
@@ -350,15 +354,14 @@ class LabelWatch(Untraced):
         """Return the arguments ``labels`` and ``pred_probs`` of cleanlab's functions.
 
         The probabilities are **in-sample**: the network was trained on the labels that they are
-        compared with. cleanlab's documentation asks for probabilities of samples that the network
-        was not trained on, which take several trainings. Those returned here are means over the
-        training, in which wrong labels have not been learned yet for most of the time; how they
-        compare is measured in docs/results/labels.md.
+        compared with. cleanlab's documentation asks for out-of-sample probabilities, which take
+        several trainings. The ones returned here are means over the training, during most of which
+        wrong labels have not been learned yet. docs/results/labels.md compares the two.
 
         Returns:
             The labels, int64, shape (N,), and the weighted mean of the softmax of each sample,
-            float32, shape (N, C), whose rows sum to one. Making them takes some 10 bytes per class
-            and sample: 10 kB per sample with 1,000 classes.
+            float32, shape (N, C), whose rows sum to one. Computing them takes some 10 bytes per
+            class and sample: 10 kB per sample with 1,000 classes.
 
         Raises:
             InputError: As for ``suspects``, or a sample was never recorded.
@@ -368,8 +371,8 @@ class LabelWatch(Untraced):
         if missing:
             raise InputError(
                 f"expected evidence on all {self.num_samples} samples, got none on {missing}: "
-                f"cleanlab needs probabilities of every sample, so train one epoch on all of them, "
-                f"or number the labelled ones alone if others have no label"
+                f"cleanlab needs probabilities for every sample, so train one epoch on all of them "
+                f"or, if some have no label, number only the labelled ones"
             )
         parts = []
         for chunk in evidence.chunks():  # One at a time, since float64 takes twice the memory.
@@ -379,25 +382,26 @@ class LabelWatch(Untraced):
 
     @property
     def is_complete(self) -> bool:
-        """Whether this is the evidence of all ranks, so that any of them may save it."""
+        """Whether this is the evidence of all ranks, so that any rank may save it."""
         return self._merged or self._rank_and_ranks()[1] == 1
 
     def merge(self, other: "LabelWatch | Mapping[str, Any] | None" = None) -> None:
         """Add the evidence of another watch, or of all ranks, to this one.
 
-        Without ``other``, all ranks must call this, and each then has the evidence of all. It may
-        be called several times: if recording goes on, rank 0 keeps what was merged, and the other
-        ranks begin anew, so that nothing is counted twice. In a single process, nothing happens.
+        Without ``other``, all ranks must call this, and each then has the evidence of all. This may
+        be repeated: if recording goes on, rank 0 keeps the merged evidence, and the other ranks
+        start again from nothing, so that nothing is counted twice. A single process has nothing to
+        merge.
 
         Args:
-            other: A watch, or its state dict, of another training on the same labels, for example
-                with another seed. Its evidence must not be in this watch already. To go on with one
-                training, load its state instead: a new watch would give the first passes that it
-                records the smallest weights.
+            other: The watch, or its state dict, of another training on the same labels, for example
+                with another seed. Its evidence must not be in this watch already. To resume a
+                training, load its state instead: a new watch would give the next passes the
+                smallest weights.
 
         Raises:
-            InputError: The numbers of samples or classes or the labels differ, something wrong was
-                recorded, or ``other`` is a state dict that cannot be read.
+            InputError: The number of samples, the number of classes or the labels differ; something
+                wrong was recorded; or ``other`` is a state dict that cannot be read.
         """
         rank, ranks = self._rank_and_ranks()
         if other is None:
@@ -406,8 +410,9 @@ class LabelWatch(Untraced):
             return
         if ranks > 1 and not self._merged:
             raise InputError(
-                "expected merge() on every rank before the evidence of another training is added, "
-                "got ranks with evidence of their own: the other one would be counted once per rank"
+                "expected merged ranks before the evidence of another training is added, got ranks "
+                "with evidence of their own: call merge() on every rank first, or the other "
+                "training counts once per rank"
             )
         complete = True
         if isinstance(other, LabelWatch):
@@ -418,16 +423,16 @@ class LabelWatch(Untraced):
         if ranks > 1 and not complete:
             raise InputError(
                 "expected the evidence of all ranks of the other training, got that of one: call "
-                "merge() of the other watch on every rank first"
+                "merge() on the other watch on every rank first"
             )
         self._evidence.add(other._evidence)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the evidence as tensors, numbers and lists, which ``torch.save`` can write.
 
-        This never communicates. With several ranks, either call ``merge`` first on every rank, save
-        the state of rank 0, and load it on every rank; or save the state of each rank, and load it
-        on the same one.
+        This does not communicate. With several ranks, either call ``merge`` on every rank, save the
+        state of rank 0 and load it on every rank; or save the state of each rank and load it on the
+        same rank.
         """
         rank, ranks = self._rank_and_ranks()
         return {
@@ -442,19 +447,19 @@ class LabelWatch(Untraced):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, which replaces what was recorded so far.
 
-        With the same batches after it, the evidence is bit for bit that of an undisturbed training.
+        If the same batches follow, the evidence is bit for bit that of an uninterrupted training.
 
         Raises:
-            InputError: The state is not one of ``state_dict``, has another number of samples or
-                classes, or is that of another rank.
+            InputError: The state does not come from ``state_dict``, has another number of samples
+                or classes, or belongs to another rank.
         """
         rank, ranks = self._rank_and_ranks()
         saved = self._restore(state)
         if saved not in ((0, 1), (rank, ranks)):
             raise InputError(
                 f"expected a state with the evidence of all ranks, got that of rank {saved[0]} of "
-                f"{saved[1]}: call merge() on every rank before state_dict(), or load on each rank "
-                f"its own state"
+                f"{saved[1]}: call merge() on every rank before state_dict(), or load each rank's "
+                f"own state"
             )
         self._merged = saved == (0, 1) and ranks > 1
 
@@ -508,10 +513,10 @@ class LabelWatch(Untraced):
             found = "no record: call record(index, logits, labels) in each step"
             if evidence.nonfinite:
                 found = f"{evidence.nonfinite} records, whose losses are all NaN or infinite"
-            raise InputError(f"expected a training that was recorded, got {found}")
+            raise InputError(f"expected a recorded training, got {found}")
         if evidence.nonfinite:
             warn_user(
-                f"{evidence.nonfinite} records with a loss that is NaN or infinite were left out",
+                f"{evidence.nonfinite} records with a NaN or infinite loss were left out",
             )
         return evidence
 
@@ -526,7 +531,7 @@ class LabelWatch(Untraced):
         if given != expected:
             raise InputError(
                 f"expected the state of a LabelWatch with {expected}, got {given or type(state)}: "
-                f"load what its state_dict() returned into a LabelWatch with the same numbers"
+                f"load what state_dict() returned into a LabelWatch with the same numbers"
             )
         advice = ": load a whole state, as its state_dict() returned it"
         with explaining("expected the state of a LabelWatch, got a part", KeyError, advice):

@@ -100,21 +100,22 @@ _SMALLEST = 2.0**-24
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """What the evidence says of each sample.
+    """What the evidence says about each sample.
 
     Attributes:
-        scores: The log odds that the label is wrong; float32, shape (N,). As many are positive as
+        scores: The log odds that each label is wrong; float32, shape (N,). As many are positive as
             labels are estimated to be wrong, unless scores are equal. -inf for a sample that was
             never recorded.
         suggestions: The most probable class besides the label; int64, shape (N,). -1 for a sample
             that was never recorded.
         joint: The estimated number of samples labelled y that belong to class k, for each y and k;
             float64, shape (C, C). Row y sums to the number of samples labelled y.
-        confused: Which samples have labels that are probably confused with another class, if most
-            mistakes are in few pairs of classes; bool, shape (N,). Else, none.
-        consistent: Whether J estimates at least as many labels to be wrong as contradict.
-        learned: Whether the samples that are no suspects were learned.
-        answered: The share of the recorded samples whose label has the largest share.
+        confused: Which labels are probably confused with another class, if most mistakes are in few
+            pairs of classes (otherwise, none); bool, shape (N,).
+        consistent: Whether the estimate in ``joint`` is at least the number of samples that
+            contradict their labels.
+        learned: Whether the samples that are not suspects were learned.
+        answered: The share of the recorded samples whose label has the largest mean softmax.
         by_heart: Whether wrong labels were learned by heart, so that ``learned_late`` counts them.
     """
 

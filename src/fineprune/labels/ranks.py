@@ -28,8 +28,8 @@ def rank_and_size(group: Any, before: str) -> tuple[int, int]:
     rank = dist.get_rank(group)
     if rank < 0:
         raise InputError(
-            "expected a process_group to which this process belongs, got one to which it does "
-            "not: give each process its own group"
+            "expected a process_group to which this process belongs, got another one: give each "
+            "process its own group"
         )
     return rank, dist.get_world_size(group)
 

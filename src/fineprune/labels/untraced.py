@@ -7,7 +7,7 @@ import torch
 
 
 class Untraced:
-    """An object whose method ``_record`` keeps books, which a compiled step must not trace.
+    """An object whose method ``_record`` a compiled step must not trace.
 
     A compiled step calls ``self._record_untraced(self, ...)`` instead. What the compiler returns
     cannot be pickled, as a launcher does that spawns its ranks, so a copy makes its own. It is not

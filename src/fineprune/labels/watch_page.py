@@ -44,8 +44,8 @@ def cards_of(
     if keys is not None and len(set(keys)) < len(keys):
         twice, times = Counter(keys).most_common(1)[0]
         raise InputError(
-            f"expected a key of its own for each sample, got {twice!r} for {times} samples: give "
-            f"keys such as paths below one folder, by which the table can be read"
+            f"expected a unique key for each sample, got {twice!r} for {times} samples: give keys "
+            f"such as paths below one folder"
         )
     items = [None if dataset is None else _item(dataset, index) for index in ranked[0]]
     shown = torch.tensor(ranked[0], dtype=torch.int64, device=evidence.labels.device)
@@ -72,7 +72,7 @@ def all_labels(
         warn_user(
             f"the label of {unknown} of {len(recorded)} samples was never recorded with a finite "
             f"loss, so the table of the page leaves them out: record each sample once, or add "
-            f"the labels that they have to it"
+            f"their labels to the table"
         )
     return recorded
 
@@ -95,8 +95,8 @@ def _compare_labels(recorded: Sequence[int], items: Sequence[Any]) -> None:
     if others:
         warn_user(
             f"{others} of {len(pairs)} samples on the page have another label in the data set than "
-            f"was recorded: unless the training changed their labels, this is another data set or "
-            f"another split, and the page shows the wrong samples",
+            f"was recorded: unless the training changed labels, this is another data set or split, "
+            f"and the page shows the wrong samples",
             UserWarning,
         )
 

@@ -213,8 +213,8 @@ def batch_script(
     check_at_least("cpus_per_task (--cpus)", cpus, 1)
     if not servers and cpus < processes:
         raise InputError(
-            f"expected a CPU for each process of a node, got {processes} on {cpus}: ask for more "
-            f"CPUs or fewer processes"
+            f"expected a CPU for each process of a node, got {processes} processes on {cpus} CPUs: "
+            f"ask for more CPUs or fewer processes"
         )
     if time is not None and not _TIME.fullmatch(time):
         raise InputError(
@@ -223,8 +223,8 @@ def batch_script(
         )
     if time is not None and 0 < _seconds(time) <= _STOP_SECONDS:  # 0 is no limit.
         raise InputError(
-            f"expected time above {_STOP_SECONDS} seconds, which are left to a job when it is told "
-            f"to stop, got {time!r}: give it more"
+            f"expected time above {_STOP_SECONDS} seconds, which a job has left when it is told to "
+            f"stop, got {time!r}: ask for more time"
         )
     for what, name in (("partition", partition), ("account", account), ("job_name", job_name)):
         if name is not None and not _NAME.fullmatch(name):
@@ -296,13 +296,13 @@ def _processes(strategy: str, given: int | None, gpus: int) -> int:
     check_at_least("processes per node", given, 1)
     if strategy != "all-reduce":
         raise InputError(
-            f"expected processes per node with all-reduce only, got {given} with {strategy}: "
-            f"set distributed.workers in the recipe"
+            f"expected processes per node only with all-reduce, got {given} with {strategy}: set "
+            f"distributed.workers in the recipe"
         )
     if gpus and given > gpus:
         raise InputError(
-            f"expected a GPU for each process of a node, got {given} on {gpus}: ask for more GPUs "
-            f"or fewer processes"
+            f"expected a GPU for each process of a node, got {given} processes on {gpus} GPUs: ask "
+            f"for more GPUs or fewer processes"
         )
     return given
 

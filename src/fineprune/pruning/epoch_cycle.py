@@ -204,8 +204,8 @@ class EpochCycle(Generic[Plan]):
         if self.phase is Phase.RECORDING and not self.named:
             raise InputError(
                 f"expected no losses before the loop over the epochs, got those of "
-                f"{self.current.batches} batches of epoch {self.epoch}, such as of a trial: make a "
-                f"new Pruner for the training"
+                f"{self.current.batches} batches of epoch {self.epoch}, perhaps from a trial: make "
+                f"a new Pruner for the training"
             )
 
     def read_sampler(self) -> None:
@@ -213,16 +213,16 @@ class EpochCycle(Generic[Plan]):
         if self.phase is Phase.RECORDING and not self.sampler_read and not self.plan_read:
             raise InputError(
                 f"expected losses of the batches of epoch {self.epoch} only, got those of "
-                f"{self.current.samples} samples before its first batch was loaded: record no "
-                f"other batches, such as those of a validation or a trial, and make a new Pruner"
+                f"{self.current.samples} samples before its first batch was loaded: make a new "
+                f"Pruner, and record no validation or trial batches"
             )
         self.sampler_read = True
         self._times_read += not self.named
         if self._times_read == _MOST_READS and self.phase is Phase.PLANNED:
             warn_user(
-                f"the samples of epoch {self.epoch} were loaded {_MOST_READS} times, and no epoch "
-                f"was begun, so the same samples are trained each time: loop over "
-                f"pruner.epochs(), or call pruner.set_epoch(epoch)"
+                f"the samples of epoch {self.epoch} were loaded {_MOST_READS} times without a new "
+                f"epoch, so the same samples are trained each time: loop over pruner.epochs(), or "
+                f"call pruner.set_epoch(epoch)"
             )
         self._limit()
 

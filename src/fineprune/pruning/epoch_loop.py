@@ -47,10 +47,10 @@ class Position:
     """Where one rank is in its training.
 
     Attributes:
-        epoch: The epoch in progress, counted from 0; if it has ended, the next one. At the end of
-            the training, it is the number of epochs.
-        batches: Number of batches that this rank has recorded in this epoch.
-        samples: Number of samples that this rank has recorded in this epoch.
+        epoch: The epoch in progress, counted from 0, or the next one if it has ended. After the
+            last epoch, it is the number of epochs.
+        batches: Number of batches of this epoch that this rank has recorded.
+        samples: Number of samples of this epoch that this rank has recorded.
     """
 
     epoch: int
@@ -169,8 +169,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """
         if self._dataset is None:
             raise InputError(
-                f"expected a pruner of a data set, got one of {self._num_samples} samples: give "
-                f"{type(self).__name__} the data set, or index your own arrays with plan.kept"
+                f"expected a pruner that was given a data set, got one of {self._num_samples} "
+                f"samples: give {type(self).__name__} the data set, or index your own arrays with "
+                f"plan.kept"
             )
         return self._dataset
 
@@ -190,11 +191,10 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         return self._policy
 
     def number_by(self, digest: int) -> None:
-        """Say that something else than a data set, such as a ``KeyIndex``, numbers the samples.
+        """Declare that something else than a data set, such as a ``KeyIndex``, numbers the samples.
 
         Args:
-            digest: A number that is the same for equal numberings. It is an error if the ranks
-                differ in it.
+            digest: A number that is the same for equal numberings. All ranks must give the same.
         """
         self._checks.numbering = digest
 
@@ -209,26 +209,26 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     ) -> DataLoader[Any]:
         """Return a ``DataLoader`` over this pruner's samples, whose batches are ``(index, batch)``.
 
-        It may stand in the loop over the epochs. If you keep it in a variable, its workers persist
-        from epoch to epoch (and see no change of the data set between epochs, unless you give
-        ``persistent_workers=False``); as long as you keep it, a call with the same arguments
-        returns it again, unless it is in the middle of an epoch. Its attribute ``pruner`` is this
-        pruner, so that a function that is given the loader can record losses.
+        You may call this inside the loop over the epochs. While you keep the loader in a variable,
+        its workers persist from epoch to epoch, and a call with the same arguments returns it
+        again, unless it is in the middle of an epoch. (Persistent workers see no change of the data
+        set between epochs: give ``persistent_workers=False`` if there are any.) The loader has this
+        pruner as its attribute ``pruner``, for functions that are given only the loader.
 
         Args:
-            dataset: Another data set with the same N samples. The default is that of the pruner.
-            batch_size: Number of samples per batch and rank. The default is that of the pruner.
+            dataset: Another data set with the same N samples. By default, that of the pruner.
+            batch_size: Number of samples per batch and rank. By default, that of the pruner.
             num_workers: Number of worker processes.
-            collate_fn: Your collate function, which receives the items without their indices and
-                must keep their order. With ``IndexedCollate(function, key="index")``, the batches
-                are dicts that contain the indices.
+            collate_fn: Your collate function. It receives the items without their indices, and must
+                keep their order. With ``IndexedCollate(function, key="index")``, the batches are
+                dicts that contain the indices.
             options: Further keyword arguments of ``DataLoader``, such as ``pin_memory``.
 
         Raises:
             InputError: An option would undo the pruning (``shuffle``, ``sampler``,
-                ``batch_sampler``, ``in_order=False``, another ``drop_last`` or another batch size
-                than the pruner's); there is no batch size or no data set; or the data set has
-                another number of samples.
+                ``batch_sampler``, ``in_order=False``, or a ``drop_last`` or batch size that differs
+                from the pruner's); there is no batch size or no data set; or the data set has a
+                different number of samples.
         """
         loader = self._loaders.get(
             self.dataset if dataset is None else dataset,
@@ -254,23 +254,23 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def epochs(self, start: int | None = None) -> Iterator[int]:
         """Iterate over the epochs: start each one, yield its number, and end it.
 
-        After a state was loaded, the iteration continues where that state was taken. If that was in
-        the middle of an epoch, the sampler yields the rest of this epoch. If it was after the last
-        batch of an epoch, that epoch is ended at once, and the iteration continues with the next
-        one. (If the loop rescores skipped samples, which some policies need, an epoch that was not
-        rescored yet is yielded again.) Leaving the loop by ``break`` leaves the epoch open.
+        After a state was loaded, the iteration continues where that state was saved. If this was in
+        the middle of an epoch, the sampler yields the rest of the epoch. If it was after the last
+        batch, the epoch is ended at once, and the iteration continues with the next one. (If the
+        loop rescores skipped samples, which some policies need, an epoch that was not rescored yet
+        is yielded again.) Leaving the loop by ``break`` leaves the epoch open.
 
         Args:
-            start: The first epoch, counted from 0. The default is the epoch that is still open, or
+            start: The first epoch, counted from 0. By default, the epoch that is still open, or
                 else the next one. If losses of another epoch have been recorded, that epoch is
                 ended first, and ``start`` begins with its first batch. Epochs that are left out
-                count as trained as planned. An epoch that is named here is yielded even if it has
-                no batches left: ``epochs(pruner.position.epoch)`` runs the end of the loop's body
-                for it.
+                count as trained as planned. The epoch ``start`` is yielded even if it has no
+                batches left, so ``epochs(pruner.position.epoch)`` runs what the loop does after the
+                last batch.
 
         Raises:
-            InputError: ``start`` is outside the training, or this process has trained all epochs
-                and no ``start`` is given.
+            InputError: ``start`` is not an epoch of the training, or no ``start`` is given and this
+                process has trained all epochs.
         """
         cycle, epochs = self._cycle, self._policy.epochs
         if start is not None and not 0 <= start < epochs:
@@ -292,11 +292,11 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             self.end_epoch()
 
     def iterate(self, loader: Any) -> Iterator[Any]:
-        """Iterate over all batches of the training that are left, for loops that count iterations.
+        """Iterate over all remaining batches of the training, for loops that count iterations.
 
-        The epochs are started and ended as in ``epochs``. An epoch is ended when the batch after
-        its last one is asked for, so record each batch before; ``steps_left`` is 0 after the last
-        batch of the training.
+        Epochs are started and ended as in ``epochs``. An epoch is ended when the first batch of the
+        next one is requested, so record each batch before you request another. After the last batch
+        of the training, ``steps_left`` is 0.
 
         Args:
             loader: A loader over the samples of this pruner, such as ``pruner.loader()``.
@@ -305,7 +305,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             The batches of the loader, such as ``(index, batch)``.
 
         Warns:
-            RuntimeWarning: Batches were not recorded when the one after them was asked for.
+            RuntimeWarning: Batches were not recorded before the next one was requested.
 
         Raises:
             InputError: This process has trained all epochs.
@@ -320,9 +320,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def start_epoch(self, epoch: int) -> None:
         """Begin ``epoch`` (counted from 0), or continue it where the losses recorded so far end.
 
-        This is one pass of ``epochs``, for loops of frameworks: call ``end_epoch`` after the last
-        batch. Until then, ``set_epoch`` to another epoch is an error. If losses of another epoch
-        have been recorded, that epoch is ended first.
+        For the loops of frameworks, this replaces one pass of ``epochs``: call ``end_epoch`` after
+        the last batch. Until then, ``set_epoch`` with another epoch is an error. If losses of
+        another epoch have been recorded, that epoch is ended first.
 
         Raises:
             InputError: The epoch is outside the training.
@@ -339,14 +339,14 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         cycle.drive(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` (counted from 0) current, and plan it from the counts as they are.
+        """Make ``epoch`` (counted from 0) current, and plan it from the current counts.
 
-        This changes no count and keeps the plan of an epoch in progress, so it may be called any
-        number of times and in any order. If losses of another epoch have been recorded, that epoch
-        is ended first.
+        This changes no counts and keeps the plan of an epoch in progress, so it may be called any
+        number of times, in any order. If losses of another epoch have been recorded, that epoch is
+        ended first.
 
         Raises:
-            InputError: The epoch is outside the training, or ``epochs`` or ``start_epoch`` has
+            InputError: The epoch is not one of the training, or ``epochs`` or ``start_epoch`` has
                 another one in progress.
         """
         check_epoch(epoch, self._policy.epochs)
@@ -369,28 +369,28 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     ) -> torch.Tensor:
         """Record the losses of a batch, and return the scalar to backpropagate.
 
-        With the logits and labels, the training is also watched for wrong labels, and
-        ``watch.suspects()`` names them. ``Adaptive`` then also skips samples whose classes are
-        confused; no other policy is changed by this.
+        If you also give logits and labels, the training is watched for wrong labels: see
+        ``watch.suspects()``. ``Adaptive`` then also skips samples whose labels are confused; other
+        policies ignore this.
 
-        On a CPU, the losses and logits are kept for some steps and not copied; do not change them
-        in place. Everything else is copied, without synchronisation.
+        On a CPU, losses and logits are kept for some steps without a copy: do not change them in
+        place. Everything else is copied, without synchronisation.
 
         Args:
-            index: Indices of the samples, integers, shape (B,): the first part of each batch.
+            index: The indices of the samples, integers, shape (B,): the first part of each batch.
             losses: One loss per sample, floating point, shape (B,) (``reduction="none"``).
             logits: The output of a classifier for them; floating point, shape (B, C).
-            labels: Their labels, given together with ``logits``; integers, shape (B,). -100 stands
-                for a sample without one.
+            labels: Their labels, required with ``logits``; integers, shape (B,); -100 for a sample
+                without a label.
 
         Returns:
-            The mean of the losses, shape (). If the plan has weights, each loss is multiplied by
-            its weight first.
+            The mean of the losses, shape (). If the plan has weights, each loss is first multiplied
+            by its weight.
 
         Raises:
-            InputError: A shape, a type or an index is wrong; the epoch has ended or has recorded
-                all samples of its plan; an earlier batch was changed in place; or the ranks do not
-                exchange the losses from which the policy learns.
+            InputError: A shape, a type or an index is wrong; the epoch has ended, or all samples of
+                its plan have been recorded; an earlier batch was changed in place; or the ranks do
+                not exchange the losses from which the policy learns.
             RuntimeError: The plan has weights, but the returned scalars were not backpropagated.
         """
         index = as_numbers("indices", index)
@@ -418,8 +418,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     ) -> None:
         """Record losses that were backpropagated elsewhere, such as in another process.
 
-        If the plan has weights, they must have been applied there; ``record`` would miss the
-        gradient. The arguments are those of ``record``.
+        Unlike ``record``, this does not check that a gradient arrives: if the plan has weights,
+        apply them where you backpropagate. The arguments are those of ``record``.
 
         Raises:
             InputError: As for ``record``.
@@ -429,12 +429,11 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def end_epoch(self) -> None:
         """End the current epoch: batch means, marks, one exchange, clear, add (Algorithm 1).
 
-        A second call in the same epoch does nothing. If there are several ranks, all of them must
-        call this method.
+        A second call in the same epoch does nothing. All ranks must call this method.
 
         Warns:
-            RuntimeWarning: Losses were NaN or infinite, or the loop does not do what the plan says;
-                see ``loop_warnings``.
+            RuntimeWarning: Losses were NaN or infinite, or the loop does not follow the plan; see
+                ``loop_warnings``.
 
         Raises:
             InputError: An index is out of range, or the ranks have different plans.
@@ -454,8 +453,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def open_window(self) -> None:
         """Clear the counts at the end of the current epoch and begin a new window.
 
-        This is for learning rates that fall while training: call it on every rank in the epoch in
-        which the plateau scheduler reduced the rate.
+        This is for learning rates that fall during training: call it on every rank in the epoch in
+        which a plateau scheduler reduces the rate.
 
         Raises:
             InputError: The epoch has ended, or the policy has no windows.
@@ -469,9 +468,9 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def synchronize(self) -> None:
         """Exchange what was recorded so far, so that ``state_dict`` includes all ranks.
 
-        If there is more than one rank, this must precede a ``state_dict()`` in the middle of an
-        epoch, and each ``state_dict()`` if logits are recorded. All ranks must call it after the
-        same batch.
+        With several ranks, call this before a ``state_dict()`` in the middle of an epoch and, if
+        logits are recorded, before every ``state_dict()``. All ranks must call it after the same
+        batch.
         """
         self._checks.compare_ranks(self._seed)
         if self._watch is not None:
@@ -489,8 +488,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def state_bytes(self) -> bytes:
         """Return ``state_dict()`` as bytes, for formats that need a state of constant structure.
 
-        An example is ``torch.distributed.checkpoint``, which loads only the keys and shapes that
-        the new pruner's own state has.
+        ``torch.distributed.checkpoint``, for example, loads only keys and shapes that the state of
+        the new pruner has.
 
         Raises:
             InputError: As for ``state_dict``.
@@ -501,7 +500,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """Continue from the result of ``state_bytes``, as ``load_state_dict`` does.
 
         Raises:
-            InputError: These are not such bytes, or ``load_state_dict`` refuses the state.
+            InputError: The bytes are not those of a state, or ``load_state_dict`` refuses the
+                state.
         """
         self.load_state_dict(from_bytes(data))
 
@@ -517,7 +517,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """Return the number of optimizer steps of the whole training, known before it starts.
 
         Raises:
-            InputError: ``batch_size`` was not given, or the numbers of the policy depend on data.
+            InputError: ``batch_size`` was not given, or the number of steps depends on data.
         """
         if self._total_steps is None:  # A loop may ask for the steps that are left in each step.
             self._total_steps = self._counts.total_steps() + self._report.totals.extra
@@ -528,15 +528,15 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def steps_done(self) -> int:
         """The number of optimizer steps so far, for schedulers that count steps.
 
-        A step counts from the moment in which the losses of its last batch are recorded. Incomplete
-        accumulation at the end of an epoch is a step, too.
+        A step counts as soon as the losses of its last batch are recorded. Incomplete accumulation
+        at the end of an epoch counts as a step.
         """
         whole, rest = divmod(self.position.batches, self._shape.accumulation)
         return self._report.totals.steps + whole + (rest > 0 and self._is_complete())
 
     @property
     def steps_left(self) -> int:
-        """The steps of ``total_steps`` that were not trained, those of epochs left out included.
+        """The steps of ``total_steps`` that were not taken, including those of omitted epochs.
 
         It is 0 if epochs are trained again after the last one.
 
@@ -549,8 +549,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def step_is_due(self) -> bool:
         """Whether the batch that was recorded last completes an optimizer step.
 
-        With ``accumulation``, this is so after that many batches, and after the last batch of an
-        epoch.
+        This is true after every ``accumulation`` batches, and after the last batch of an epoch.
         """
         batches = self.position.batches
         if not batches:
@@ -560,8 +559,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def num_kept(self, epoch: int) -> int | None:
         """Return how many samples all ranks together train in ``epoch``, without padding.
 
-        The number is rounded up to whole batches if some samples are skipped. It is None if it
-        depends on data.
+        If some samples are skipped, the number is rounded up to whole batches. None if it depends
+        on data.
 
         Raises:
             InputError: The epoch is outside the training.
@@ -570,16 +569,16 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         return self._counts.num_kept(epoch)
 
     def batches(self, epoch: int) -> int:
-        """Return the number of batches per rank of ``epoch``, exact, also before the training.
+        """Return the exact number of batches per rank of ``epoch``, even before the training.
 
         Raises:
-            InputError: The epoch is outside the training, ``batch_size`` was not given, or the
-                length of the epoch depends on data and it is not the current one.
+            InputError: The epoch is not one of the training; ``batch_size`` was not given; or the
+                length of the epoch depends on data, and it is not the current epoch.
         """
         return self._shape.batches_of(self._length(epoch))
 
     def steps(self, epoch: int) -> int:
-        """Return the number of optimizer steps of ``epoch``, exact, also before the training.
+        """Return the exact number of optimizer steps of ``epoch``, even before the training.
 
         Raises:
             InputError: As for ``batches``.
@@ -589,24 +588,25 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     # -- reports ----------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """Return what the training has cost so far and what it will save: JSON values only.
+        """Return what the training has cost so far and what it will save, as JSON values.
 
         Returns:
-            - ``policy``: its name;
-            - ``epochs``, ``epochs_done``: the epochs of the training, and those that were trained;
-            - ``skipped``: the share of the sample-steps of these epochs that was skipped;
+            - ``policy``: the name of the policy;
+            - ``epochs``, ``epochs_done``: the number of epochs of the training, and of those
+              trained so far;
+            - ``skipped``: the share of the sample-steps of the trained epochs that was skipped;
             - ``predicted_saving``: the share of the steps that the whole training saves (of the
               sample-steps, without ``batch_size``); None if it depends on data;
             - ``steps``, ``total_steps``: the optimizer steps so far, and of the whole training
               (None if they are not known);
             - ``record_calls``: the number of batches that this rank recorded;
-            - ``bookkeeping_seconds``: the time that this process spent on choosing samples and on
-              ending epochs, without ``record``; with a GPU, it includes waiting for it;
-            - ``suspects``: the samples whose labels should be checked first, at most ten: the first
-              ones of ``watch.suspects`` if logits are recorded and the ranks have merged, or else
-              of ``Policy.suspects``. Empty if the policy suspects none;
-            - ``advice``: sentences on which means of saving fits best and what each costs, from the
-              evidence on the labels, or else from the losses that ``Adaptive`` has seen; see
+            - ``bookkeeping_seconds``: the time that this process spent on choosing samples and
+              ending epochs, without ``record``; it includes waiting for the GPU;
+            - ``suspects``: at most ten samples whose labels should be checked first: the first ones
+              of ``watch.suspects`` if logits are recorded and the ranks have merged, or else of
+              ``Policy.suspects``. Empty if the policy suspects none;
+            - ``advice``: sentences on which means of saving fits best and what each costs, based on
+              the evidence on the labels, or else on the losses that ``Adaptive`` has seen; see
               ``LabelWatch.advice``. Empty if there are neither, or the ranks have not merged.
         """
         return self._report.summary(self.position.batches, self.steps_done, self._watch)
@@ -620,13 +620,12 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         ``fineprune/suspects`` (their number).
 
         Args:
-            target: Any ``callable(dict, step)``, such as ``wandb.log``, ``mlflow.log_metrics`` or
+            target: A ``callable(dict, step)``, such as ``wandb.log``, ``mlflow.log_metrics`` or
                 ``trackio.log``, or TensorBoard's ``SummaryWriter``.
-            by: What ``step`` counts: "steps" for the optimizer steps so far, or "epochs" for the
-                epochs so far.
+            by: What ``step`` counts: the optimizer "steps" or the "epochs" so far.
 
         Raises:
-            InputError: ``target`` or ``by`` is neither of these.
+            InputError: ``target`` or ``by`` is something else.
         """
         self._report.add_writer(target, by)
 
@@ -674,7 +673,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         if kept is None:
             raise InputError(
                 f"expected an epoch whose length is known in advance, got epoch {epoch} of policy "
-                f"{self._policy.name!r}, which depends on data: ask when it is the current one"
+                f"{self._policy.name!r}, whose length depends on data: ask when it is the current "
+                f"one"
             )
         return kept
 
@@ -729,8 +729,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     ) -> None:
         if logits is None or labels is None:
             raise InputError(
-                "expected logits and labels together, got one of them only: give record both, so "
-                "that the labels are watched, or none"
+                "expected logits and labels together, got only one of them: give record both, to "
+                "watch the labels, or neither"
             )
         logits = as_local("logits", logits)
         watch = self._watch
@@ -738,8 +738,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             if logits.ndim != 2 or logits.shape[1] < 2:
                 raise InputError(
                     f"expected logits of shape (B, C) for at least two classes, got "
-                    f"{tuple(logits.shape)}: give record one row of logits per sample, or leave "
-                    f"out logits and labels, since only classifiers can be watched"
+                    f"{tuple(logits.shape)}: give record one row of logits per sample, or no "
+                    f"logits and labels if this is not a classifier"
                 )
             watch = self._new_watch(logits.shape[1])
         watch.record(index, logits, labels)
@@ -784,7 +784,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
             # It comes from a loaded state, and the user went back before it.
             assert cycle.unfinished is not None
             warn_user(
-                f"epoch {cycle.epoch} is trained again, since the loaded state is in epoch "
+                f"epoch {cycle.epoch} is trained again, although the loaded state is in epoch "
                 f"{cycle.unfinished.plan.epoch}: begin with pruner.position.epoch, or loop over "
                 f"pruner.epochs()"
             )

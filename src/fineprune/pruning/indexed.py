@@ -37,10 +37,10 @@ def _are_columns(dataset: Any) -> bool:
 class Indexed(Dataset[tuple[int, Any]]):
     """A map-style data set whose items are ``(index, item)``.
 
-    The index assigns a loss to its sample. The position of the sampler could not, because loaders
-    fetch batches in advance. The items themselves (tuples, dicts, tensors) are unchanged.
+    The index assigns a loss to its sample; the position of the sampler could not, because loaders
+    prefetch batches. The items themselves (tuples, dicts, tensors) are unchanged.
 
-    Other attributes, such as ``classes``, are those of the data set, also if they are set, as in
+    Other attributes, such as ``classes``, are read from and set on the data set itself, as in
     ``loader.dataset.transform = ...``.
 
     Args:
@@ -57,9 +57,8 @@ class Indexed(Dataset[tuple[int, Any]]):
             keys = [str(key) for key in itertools.islice(dataset, _SHOWN_KEYS + 1)]
             shown = ", ".join(keys[:_SHOWN_KEYS]) + ", ..." * (len(keys) > _SHOWN_KEYS)
             raise TypeError(
-                f"expected a data set whose items have the numbers 0 to N - 1, got a dict with the "
-                f"keys {shown}: give one data set, such as "
-                f"TensorDataset(x, y), or the number of samples"
+                f"expected a data set with items 0 to N - 1, got a dict with the keys {shown}: give "
+                f"one data set, such as TensorDataset(x, y), or the number of samples"
             )
         if isinstance(dataset, str):
             raise TypeError(
@@ -82,7 +81,7 @@ class Indexed(Dataset[tuple[int, Any]]):
             raise TypeError(
                 f"expected a map-style data set with __getitem__ and __len__, got "
                 f"{type(dataset).__name__}: the samples of a stream have no indices; see "
-                f"fineprune.streams or, for a LabelWatch, yield the number of each sample with it"
+                f"fineprune.streams or, for a LabelWatch, yield the index of each sample with it"
             )
         self.dataset = dataset
 
@@ -142,18 +141,19 @@ def indexed_and_length(dataset_or_length: Any) -> tuple[Indexed | None, int]:
 
 @dataclass(frozen=True)
 class IndexedCollate:
-    """Adapts the user's collate function to an ``Indexed`` data set.
+    """Adapts a collate function to an ``Indexed`` data set.
 
     The function receives the items without their indices. Without ``key``, each batch is
     ``(index, collate_fn(items))``, where ``index`` is an int64 tensor of shape (B,). With ``key``,
     the function must return a dict, and ``index`` is put into it under this key.
 
-    Items of a data set without indices are passed to the function unchanged, so that the same
-    object serves for the training and for the evaluation.
+    Items without indices are passed to the function unchanged, so the same object works for
+    training and evaluation.
 
     Args:
-        collate_fn: The user's function, which receives a list of items.
-        key: The key of the indices in batches that are dicts, such as "index".
+        collate_fn: Your collate function, which receives a list of items.
+        key: The key of the indices in batches that are dicts, such as "index". By default, batches
+            are pairs.
     """
 
     collate_fn: Callable[[list[Any]], Any]
@@ -174,8 +174,8 @@ class IndexedCollate:
             return indices, collated
         if not isinstance(collated, MutableMapping):
             raise InputError(
-                f"expected a dict from the collate function, to which {self.key!r} can be added, "
-                f"got {type(collated).__name__}: leave out key to get (index, batch)"
+                f"expected the collate function to return a dict, to which {self.key!r} can be "
+                f"added, got {type(collated).__name__}: leave out key to get (index, batch)"
             )
         if self.key in collated:
             raise InputError(

@@ -29,9 +29,9 @@ def rates_of_epochs(rates: Rates, epochs: int) -> list[float]:
     """Return the learning rate of each epoch.
 
     Args:
-        rates: One number per epoch; a function of the progress in epochs, which is evaluated in the
-            middle of each epoch; or a scheduler of torch that is stepped once per epoch.
-        epochs: Number of epochs in the training.
+        rates: One number per epoch; a function of the progress in epochs, evaluated in the middle
+            of each epoch; or a torch scheduler that is stepped once per epoch.
+        epochs: Number of training epochs.
     """
     if isinstance(rates, LRScheduler):
         if isinstance(rates, OneCycleLR) and rates.total_steps > epochs:
@@ -58,7 +58,7 @@ def rates_of_epochs(rates: Rates, epochs: int) -> list[float]:
 
 
 class FollowedScheduler:
-    """Compares the rate of an optimizer with the one that its scheduler was to give it.
+    """Compares the rate of an optimizer with the one that its scheduler should have set.
 
     Copies follow the same two, which stay the user's alone; another process follows none.
 
@@ -106,8 +106,8 @@ class FollowedScheduler:
         if min(near) * (1 - _SAME) <= rate <= max(near) * (1 + _SAME):
             return None
         return (
-            f"the learning rate was {rate:.3g}, but the scheduler that was given should have made "
-            f"it {self._rates[taken - 1]:.3g}: call scheduler.step() once per epoch (with "
+            f"the learning rate was {rate:.3g}, but the given scheduler should have set it to "
+            f"{self._rates[taken - 1]:.3g}: call scheduler.step() once per epoch (with "
             f"set_rates(scheduler, by='steps'), once per optimizer step, and give Pruner "
             f"accumulation=... if gradients are accumulated), or give the policy the rates that "
             f"you use"
@@ -145,7 +145,7 @@ def rates_of_steps(rates: Rates, steps: int, unpruned: int = 0) -> list[float]:
         if isinstance(rates, OneCycleLR) and rates.total_steps > steps:
             raise InputError(
                 f"expected a OneCycleLR for {steps} steps, got one for {rates.total_steps}, whose "
-                f"rate would not fall to its end: make it with pruner.total_steps()"
+                f"rate would not fall completely: make it with pruner.total_steps()"
             )
         # Where a falling rate ends is known only from what comes after.
         found = _stepped(rates, steps, unpruned + 2 * (unpruned // 20) + 2)
@@ -231,7 +231,7 @@ def _checked(rates: Sequence[float]) -> list[float]:
     except (TypeError, ValueError):
         raise InputError(f"expected learning rates as numbers, got {rates[0]!r}") from None
     if not all(math.isfinite(rate) and rate >= 0 for rate in listed) or not any(listed):
-        raise InputError(f"expected learning rates of at least 0 and one above 0, got {rates}")
+        raise InputError(f"expected learning rates of at least 0, one of them above 0, got {rates}")
     return listed
 
 
@@ -256,14 +256,14 @@ def _stepped(scheduler: LRScheduler, number: int, most: int = 0) -> list[float]:
     if isinstance(scheduler, ReduceLROnPlateau):
         raise InputError(
             "expected learning rates that are known in advance, got ReduceLROnPlateau: give the "
-            "rates that you expect as one number per epoch"
+            "rates that you expect, as one number per epoch"
         )
     taken = _steps_taken(scheduler)
     if taken > 0:
         raise InputError(
-            f"expected a scheduler that was not stepped, since the rates of the whole training are "
-            f"needed, got one after {taken} steps: give the rates before the training and before "
-            f"the state of the scheduler is loaded, or as numbers"
+            f"expected a scheduler that was not stepped yet, since the rates of the whole training "
+            f"are needed, got one after {taken} steps: give it before the training and before its "
+            f"state is loaded, or give numbers"
         )
     stand_in = stand_in_of(scheduler.optimizer)
     copied = copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})

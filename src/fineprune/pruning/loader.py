@@ -54,7 +54,7 @@ def _unfinished(batches: Iterator[Any]) -> Generator[Any, None, None]:
 
 
 class PrunedLoaders:
-    """Makes the loaders of a pruner, and remembers the last one as long as somebody uses it.
+    """Makes the loaders of a pruner, and remembers the last one while it is in use.
 
     It holds no reference to a loader. A pruner is part of reference cycles, and to stop workers
     while a cycle is collected takes torch five seconds for each of them.
@@ -144,7 +144,7 @@ class PrunedLoaders:
         check_whole_number("batch_size", size, 1)
         if own is not None and size != own:
             raise InputError(
-                f"expected batch_size={own}, for which the pruner plans whole batches and counts "
-                f"steps, got {size}: give it to Pruner instead"
+                f"expected batch_size={own}, with which the pruner plans batches and counts steps, "
+                f"got {size}: give it to Pruner instead"
             )
         return size

@@ -1,9 +1,9 @@
 """Errors about a training loop that does not do what the plan of the epoch says.
 
-They are raised as soon as the loop does something that cannot be right. That an epoch records more
-samples than it was to train, for example, shows a loop that forgets ``pruner.epochs()``, that
-records validation losses, that makes two passes per epoch, or whose loader lacks the sampler. What
-may be intended is in ``loop_warnings``.
+They are raised as soon as the loop does something that cannot be right. If an epoch records more
+samples than planned, for example, the loop does not iterate over ``pruner.epochs()``, records
+validation losses, makes two passes per epoch, or has a loader without the sampler. What may be
+intended is in ``loop_warnings``.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
     """Raise InputError unless these are B integer indices and B floating-point losses."""
     if not isinstance(losses, torch.Tensor):
         raise InputError(
-            f"expected losses as a tensor of torch, got {type(losses).__name__}: give one loss per "
+            f"expected losses as a torch.Tensor, got {type(losses).__name__}: give one loss per "
             f"sample, such as torch.as_tensor(losses)"
         )
     if losses.ndim != 1 or index.shape != losses.shape:
@@ -39,7 +39,8 @@ def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
         raise InputError(f"expected floating-point losses, got {losses.dtype}")
     if index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise InputError(
-            f"expected integer indices, got {index.dtype}: a large index is not exact in a float"
+            f"expected integer indices, got {index.dtype}: give them as int64, since a float is "
+            f"not exact for a large index"
         )
 
 
@@ -65,11 +66,11 @@ def check_range(lowest: int, highest: int, num_samples: int) -> None:
 
 
 def check_length(dataset: Any, num_samples: int) -> None:
-    """Raise InputError if a data set has not the number of samples that it had at the start."""
+    """Raise InputError if the number of samples in a data set has changed."""
     if len(dataset) != num_samples:
         raise InputError(
-            f"expected a data set of {num_samples} samples, as it was when the Pruner was made, "
-            f"got one of {len(dataset)}: make a new Pruner for a data set that has changed"
+            f"expected a data set of {num_samples} samples, as when the Pruner was made, got "
+            f"{len(dataset)} samples: make a new Pruner if the data set has changed"
         )
 
 
@@ -123,16 +124,16 @@ class LoopChecks:
         if self._cycle.driven and wanted != epoch:
             raise InputError(
                 f"expected set_epoch({epoch}), since this epoch is in progress, got {wanted}: call "
-                f"end_epoch() first, or let the framework count from epoch {epoch} on"
+                f"end_epoch() first, or let the framework count from epoch {epoch}"
             )
 
     def check_may_load(self) -> None:
         """Raise InputError if a state is loaded although an epoch is in progress."""
         if self._cycle.driven:
             raise InputError(
-                f"expected load_state_dict() before the loop over the epochs, got it inside of "
-                f"epoch {self._cycle.epoch}: load the state first, and the loop continues where it "
-                f"was taken"
+                f"expected load_state_dict() before the loop over the epochs, got a call in epoch "
+                f"{self._cycle.epoch}: load the state first, and the loop continues where it was "
+                f"saved"
             )
 
     def check_in_progress(self, method: str) -> None:
@@ -146,9 +147,9 @@ class LoopChecks:
     def compare_ranks(self, seed: int) -> None:
         """Raise InputError if the ranks differ in what must be the same. All of them must call it.
 
-        They are compared once: with the first batch of the training, because ranks that differ
-        might later wait for each other in other exchanges, such as that of gradients; or before the
-        first exchange of a rank that has recorded no batch.
+        They are compared once, with the first batch of the training, because ranks that differ
+        might later wait for each other elsewhere, for example when they exchange gradients. A rank
+        that has recorded no batch compares before its first exchange.
 
         Args:
             seed: The seed of the pruner.
@@ -168,14 +169,14 @@ class LoopChecks:
                 ),
                 "KeyIndex": (
                     self.numbering,
-                    "other ones give the samples other numbers, so let one rank make and save it, "
-                    "and load it on all",
+                    "different ones number the samples differently, so let one rank make and save "
+                    "it, and load it on all ranks",
                 ),
                 "seed": (seed, "seed anything else by the rank, such as augmentation or dropout"),
                 "policy": (
                     _text_of([policy.settings(), policy.plan_options.settings()]),
-                    "give it the same settings, and the same scores or earlier training if it has "
-                    "one",
+                    "give it the same settings on all ranks, and the same scores or earlier "
+                    "training, if any",
                 ),
                 "epoch": (plan.epoch, "loop over pruner.epochs(), and load the state on all ranks"),
                 "plan": (fingerprint(plan), "let select() draw from its argument rng only"),
@@ -194,7 +195,7 @@ class LoopChecks:
         if not self._cycle.is_open:
             raise InputError(
                 f"expected no more losses of epoch {self._cycle.epoch}, which has ended, got some: "
-                f"loop over pruner.epochs(), and record training batches only"
+                f"loop over pruner.epochs(), and record only training batches"
             )
         if policy.needs_losses and len(losses) > 1 and losses.stride() == (0,):
             raise InputError(
@@ -218,7 +219,7 @@ class LoopChecks:
             raise InputError(
                 f"expected logits, since the settings of policy {self._policy.name!r} need them, "
                 f"got none in a whole epoch: call pruner.record(index, losses, logits, labels), or "
-                f"give watch_labels=True to PruningTrainer"
+                f"give PruningTrainer watch_labels=True"
             )
 
     def check_room(self, samples: int) -> None:
@@ -236,6 +237,6 @@ class LoopChecks:
                 "batches, and record equally many samples on every rank"
             )
         raise InputError(
-            f"expected at most {cycle.current.planned} samples in epoch {cycle.epoch}, which are "
-            f"all that its plan keeps, got more: {advice}"
+            f"expected at most {cycle.current.planned} samples in epoch {cycle.epoch}, all that "
+            f"its plan keeps, got more: {advice}"
         )

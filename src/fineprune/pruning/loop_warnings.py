@@ -1,9 +1,9 @@
 """Warnings about a training loop that does not do what the plan of the epoch says.
 
-They are given at the end of an epoch, for what may be intended. For them, the indices of the first
-batches of each epoch are kept and compared with the plan. This is cheap, needs no synchronisation
-inside the epoch, and works for policies that need no losses too. What cannot be right is an error;
-see ``loop_checks``.
+They are given at the end of an epoch for what may be intended: the indices of the first batches of
+each epoch are kept and compared with the plan. This is cheap, needs no synchronisation within the
+epoch, and also works for policies that need no losses. What cannot be right is an error; see
+``loop_checks``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -102,9 +102,10 @@ def warn_of_other_labels(
     others = int(((before >= 0) & (labels != NO_LABEL) & (before != labels)).sum())
     if others:
         warn_user(
-            f"{others} of {len(labels)} samples have another label than in the training by which "
-            f"samples are skipped, so these may be the wrong ones: give the evidence of a training "
-            f"on the same samples and labels, or train on all samples if the labels were corrected"
+            f"{others} of {len(labels)} samples have another label than in the earlier training "
+            f"that decides which samples are skipped, so the wrong samples may be skipped: give "
+            f"the evidence of a training on the same samples and labels, or train on all samples "
+            f"if labels were corrected"
         )
 
 
@@ -180,9 +181,9 @@ class LoopWarnings:
         if missing:
             warn_user(
                 f"{missing} of {len(has_label)} samples have no label, and policy "
-                f"{self._policy.name!r} takes their losses, which are 0, for those of learned "
-                f"samples, beside which the others look wrong: give the pruner the labelled "
-                f"samples only, or a policy that needs no losses"
+                f"{self._policy.name!r} takes them for learned samples because their loss is 0, so "
+                f"the others look wrong: give the pruner only the labelled samples, or a policy "
+                f"that needs no losses"
             )
 
     def warn_of_missing_rates(self) -> None:
@@ -205,9 +206,9 @@ class LoopWarnings:
                 "ahead",
                 f"{read - recorded} of {read} batches of epoch {self._cycle.epoch} were not "
                 f"recorded when iterate() was asked for the next epoch. If they are recorded "
-                f"later, they count for that one: record each batch before the next one is read, "
-                f"and prefetch inside of `for epoch in pruner.epochs()` only. If they were left "
-                f"out or recorded together, nothing is wrong",
+                f"later, they count for that epoch: record each batch before you read the next "
+                f"one, and prefetch only within `for epoch in pruner.epochs()`. If they were left "
+                f"out or recorded together, ignore this",
             )
 
     def forget(self) -> None:
@@ -224,8 +225,8 @@ class LoopWarnings:
             self._warn_once(
                 "saved",
                 f"all samples of epoch {cycle.epoch} were loaded and none was recorded, so a "
-                f"training that continues from this state trains the epoch again: call record() "
-                f"in each step, or end_epoch() before state_dict()",
+                f"training that resumes from this state trains the epoch again: call record() in "
+                f"each step, or end_epoch() before state_dict()",
             )
 
     def end_epoch(
@@ -347,8 +348,8 @@ class LoopWarnings:
             return None
         return (
             f"in {_IGNORED_EPOCHS} pruning epochs up to epoch {plan.epoch}, the samples to skip "
-            f"were trained all the same: give the loader sampler=pruner.sampler, and give record "
-            f"the indices that the loader yields, not numbers within the batch"
+            f"were trained anyway: give the loader sampler=pruner.sampler, and give record the "
+            f"indices that the loader yields, not numbers within the batch"
         )
 
     def _of_same_indices(self, epoch: int, watched: list[npt.NDArray[np.int64]]) -> str | None:
@@ -358,7 +359,7 @@ class LoopWarnings:
             return None
         return (
             f"the batches of epoch {epoch} were recorded with the same indices, so losses are "
-            f"counted for the wrong samples: give record the indices that the loader yields, not "
+            f"attributed to the wrong samples: give record the indices that the loader yields, not "
             f"numbers within the batch"
         )
 
@@ -393,9 +394,9 @@ class LoopWarnings:
         if self._cut < _CUT_EPOCHS:
             return None
         return (
-            f"{_CUT_EPOCHS} epochs up to epoch {progress.plan.epoch} ended after {batches} batches "
-            f"as the first one did, but had more ({planned} in this one), so fewer steps are taken "
-            f"than total_steps() says: have your framework read len(loader) in each epoch"
+            f"{_CUT_EPOCHS} epochs up to epoch {progress.plan.epoch} ended after {batches} "
+            f"batches, as the first one did, but had more ({planned} in this one), so fewer steps "
+            f"are taken than total_steps() says: let your framework read len(loader) in each epoch"
         )
 
     def _of_missing_steps(self, epoch: int, steps: int | None, totals: "RunTotals") -> str | None:
@@ -438,8 +439,8 @@ def _of_batches(progress: "Progress[Any]", planned: int | None, sharded: bool) -
         return None
     return (
         f"epoch {progress.plan.epoch} was recorded in {batches} batches instead of {planned}, so "
-        f"total_steps() counts other optimizer steps than were taken: give Pruner the batch size "
-        f"of {'one process' if sharded else 'the loader'}"
+        f"total_steps() is not the number of optimizer steps that are taken: give Pruner the batch "
+        f"size of {'one process' if sharded else 'the loader'}"
     )
 
 
@@ -468,9 +469,9 @@ def _of_uneven_ranks(progress: "Progress[Any]", uneven: tuple[int, int] | None) 
         return None
     return (
         f"some ranks recorded {uneven[0]} batches of epoch {progress.plan.epoch} and others "
-        f"{uneven[1]}, so losses may have been compared with those of other batches than the ones "
-        f"that were trained together: record every batch on every rank, also one that takes no "
-        f"step (its losses may be NaN)"
+        f"{uneven[1]}, so losses may have been compared with those of batches that were not "
+        f"trained together: record every batch on every rank, even one without a step (its losses "
+        f"may be NaN)"
     )
 
 

@@ -67,9 +67,8 @@ class LossBuffer:
         for _, losses, version in batches:
             if version is not None and losses._version != version:
                 raise InputError(
-                    "expected the losses of a batch to stay as they were recorded, got some that "
-                    "were changed in place afterwards: record a copy, such as losses.clone(), or "
-                    "change a copy"
+                    "expected recorded losses to stay unchanged, got some that were changed in "
+                    "place afterwards: record a copy, such as losses.clone(), or change a copy"
                 )
         indices, values, _ = zip(*batches, strict=True)
         self._joined.append((_cat(indices).long(), _cat(values).float()))

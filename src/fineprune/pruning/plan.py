@@ -22,8 +22,8 @@ class EpochPlan:
         epoch: The epoch, counted from 0.
         kept: Indices of the samples to train on, sorted, without repetitions, at least one; int64,
             shape (number kept,), on the CPU.
-        weights: A factor for the loss of each sample, finite, float32, shape (N,), on the CPU; None
-            if the policy does not weight the losses.
+        weights: The factor of the loss of each sample, finite, float32, shape (N,), on the CPU;
+            None if the policy does not weight the losses.
 
     Raises:
         InputError: An attribute is not as described.
@@ -38,8 +38,8 @@ class EpochPlan:
         _check_vector("kept", self.kept, torch.int64)
         if not len(self.kept) or self.kept[0] < 0 or not _ascends(self.kept):
             raise InputError(
-                "expected kept as at least one index of at least 0, in ascending order and without "
-                f"repetitions, got {_beginning(self.kept)}: use torch.unique(kept)"
+                f"expected kept to be one or more indices of at least 0, in ascending order "
+                f"without repetitions, got {_beginning(self.kept)}: use torch.unique(kept)"
             )
         if self.weights is not None:
             _check_vector("weights", self.weights, torch.float32)
@@ -81,8 +81,8 @@ def check_plan(plan: object, epoch: int, num_kept: int | None, num_samples: int)
         raise InputError(f"expected kept indices in 0..{num_samples - 1}, got {int(plan.kept[-1])}")
     if num_kept is not None and len(plan.kept) != num_kept:
         raise InputError(
-            f"expected {num_kept} kept samples, got {len(plan.kept)}: keep as many as the argument "
-            f"num_kept of select() says, which includes the rounding to whole batches"
+            f"expected {num_kept} kept samples, got {len(plan.kept)}: keep as many samples as the "
+            f"argument num_kept of select() says, which is rounded to whole batches"
         )
     if plan.weights is not None and len(plan.weights) != num_samples:
         raise InputError(

@@ -48,13 +48,13 @@ class PlanOptions:
 
     Attributes:
         anneal: The share of the last epochs, in [0, 1], that train all samples.
-        rescale: Whether the losses are weighted such that the weighted sum over the kept samples
-            has the expectation of the sum over all samples. The mean weight is then above one,
-            which raises the effective learning rate.
-        keep_per_class: The share of each class's samples, in [0, 1], that every epoch trains at
-            least. It needs ``Pruner(..., labels=...)``.
-        max_skips: A sample that was skipped in this many epochs in a row (1 to 255) is trained in
-            the next one; None for no limit.
+        rescale: Whether the losses are weighted so that the expected weighted sum over the kept
+            samples is the sum over all samples. The mean weight is then above one, which raises the
+            effective learning rate.
+        keep_per_class: The smallest share of each class's samples, in [0, 1], that every epoch
+            trains. It needs ``Pruner(..., labels=...)``.
+        max_skips: The largest number of epochs in a row (1 to 255) in which a sample may be
+            skipped; None for no limit.
 
     Raises:
         InputError: A value is out of range.
@@ -83,7 +83,7 @@ class PlanOptions:
         return self.keep_per_class > 0 or self.max_skips is not None
 
     def settings(self) -> dict[str, Any] | None:
-        """Return the options, with which a saved state must agree; None if all are off."""
+        """Return the options, which a saved state must match; None if all are off."""
         return None if self == PlanOptions() else asdict(self)
 
 
@@ -177,9 +177,9 @@ class AppliedOptions:
         for epoch, number in enumerate(numbers):
             if number is not None and number < needed:
                 raise InputError(
-                    f"expected keep_per_class to leave samples to skip, got "
-                    f"{self._options.keep_per_class}, which needs {needed} samples, while epoch "
-                    f"{epoch} keeps {number}: set a smaller keep_per_class"
+                    f"expected keep_per_class to need at most the {number} samples that epoch "
+                    f"{epoch} keeps, got {self._options.keep_per_class}, which needs {needed}: set "
+                    f"a smaller keep_per_class"
                 )
 
     def apply(self, plan: EpochPlan, rng: np.random.Generator) -> EpochPlan:
@@ -267,7 +267,7 @@ class AppliedOptions:
             self._has_warned = True
             warn_user(
                 f"keep_per_class={self._options.keep_per_class} needs {needed} samples, but epoch "
-                f"{plan.epoch} kept only {len(plan.kept)}, so it trained fewer of some classes: "
+                f"{plan.epoch} kept only {len(plan.kept)}, so it trained too few of some classes: "
                 f"set a smaller keep_per_class"
             )
 

@@ -53,46 +53,46 @@ _KEYS = (
 class Pruner(EpochLoop[EpochPlan]):
     """Decides which samples each epoch trains on, based on the losses of earlier epochs.
 
-    A training loop needs the loop ``for epoch in pruner.epochs()``, a loader, which is
-    ``pruner.loader()`` or one over ``pruner.dataset`` with ``sampler=pruner.sampler``, and the loss
-    ``pruner.record(index, losses)``. While an epoch runs, its losses are only kept; the counts
-    change at its end ([P] section 4, in the order select, train, clear, add).
+    A training loop iterates over ``pruner.epochs()``, reads its batches from ``pruner.loader()`` or
+    from a loader over ``pruner.dataset`` with ``sampler=pruner.sampler``, and backpropagates
+    ``pruner.record(index, losses)``. Losses are only stored during an epoch; the counts change at
+    its end ([P] section 4, in the order select, train, clear, add).
 
     Args:
-        dataset_or_length: The data set (map-style), or the number of samples N for a loop that
+        dataset_or_length: The map-style data set; or the number of samples N, for a loop that
             indexes its own arrays with ``sampler.order()``.
-        policy: Chooses the samples. The pruner works on a copy of it, which has learned nothing.
+        policy: The policy that chooses the samples. The pruner works on a copy of it that has
+            learned nothing.
         labels: The class of each sample, for a policy with the option ``keep_per_class``: integers,
             shape (N,), as a sequence, an array or a tensor.
-        seed: Seeds the order of the samples, as in ``DistributedSampler``, and the random streams
-            that break ties.
-        batch_size: Number of samples per batch and rank. If it is given, an epoch that skips
-            samples keeps a whole number of batches on every rank, rounded up.
-        accumulation: Number of batches per optimizer step. After the last batch of an epoch, a step
-            must be taken, too; ``step_is_due`` says when.
+        seed: The seed of the order of the samples, as in ``DistributedSampler``, and of the random
+            streams that break ties.
+        batch_size: Number of samples per batch and rank. If it is given, the number of samples of
+            an epoch that skips some is rounded up to whole batches on every rank.
+        accumulation: Number of batches per optimizer step. A step must also be taken after the last
+            batch of an epoch; see ``step_is_due``.
         drop_last: Whether the loader drops an incomplete last batch.
-        num_replicas: Number of ranks that share the samples of an epoch. The default is the size of
+        num_replicas: Number of ranks that share the samples of an epoch. By default, the size of
             the process group.
-        rank: Number of this rank among them. The default is its number in the process group. If
-            ``num_replicas`` is neither 1 nor the size of the group, it must be given.
-        process_group: The group whose ranks merge their counts. The default is the initialised
-            world.
+        rank: Number of this rank among them. By default, its rank in the process group. It is
+            required if ``num_replicas`` is neither 1 nor the size of the group.
+        process_group: The group whose ranks merge their counts. By default, the initialised world.
         all_gather: A function that takes an array and returns those of all ranks, such as
-            ``hvd.allgather_object``, for frameworks without a process group of torch.
-            ``num_replicas`` and ``rank`` must be given, too.
-        sharded_by_loader: Whether a framework (Accelerate, Hugging Face's Trainer) divides the
-            batches of one sampler over the ranks of the group itself. ``batch_size`` is then still
-            that of one rank, and must be given.
-        log: Where to report each epoch; see the method ``log``. The default is nowhere.
+            ``hvd.allgather_object``, for frameworks without a torch process group. It requires
+            ``num_replicas`` and ``rank``.
+        sharded_by_loader: Whether a framework (Accelerate, Hugging Face's Trainer) itself divides
+            the batches of one sampler over the ranks of the group. It requires ``batch_size``,
+            which is still that of one rank.
+        log: The target to which each epoch is reported; see the method ``log``. By default, none.
 
     Attributes:
         sampler: The ``PruningSampler`` of this rank.
-        nonfinite: Number of losses that all ranks together recorded in the last epoch that ended
-            and that were NaN or infinite. It is 0 if the policy needs no losses.
+        nonfinite: Number of NaN or infinite losses that all ranks together recorded in the last
+            epoch that ended; 0 if the policy needs no losses.
 
     Raises:
-        InputError: A value is out of range, rounding to whole batches would skip nothing, the
-            labels are missing or do not fit, or this process does not belong to ``process_group``.
+        InputError: A value is out of range; rounding to whole batches leaves nothing to skip; the
+            labels are missing or do not fit; or this process does not belong to ``process_group``.
         TypeError: The data set is not map-style, or the policy is not a ``Policy`` with a name.
         RuntimeError: ``WORLD_SIZE`` is above 1, but no process group is initialised.
     """
@@ -155,7 +155,7 @@ class Pruner(EpochLoop[EpochPlan]):
             self.log(log)
 
     def _compare_labels(self, labels: Any) -> None:
-        """Compare the labels with those by which samples are chosen, if the data set says them."""
+        """Compare the labels with those by which samples are chosen, if the data set has labels."""
         if labels is None and self._dataset is not None:
             labels = labels_of(self._dataset.dataset)
         if labels is not None:
@@ -177,13 +177,13 @@ class Pruner(EpochLoop[EpochPlan]):
     def set_rates(self, rates: Rates, by: str = "epochs") -> None:
         """Give the policy the learning rates of the training, before anything is recorded.
 
-        This is for schedulers that are made after the pruner, because they need its number of
-        steps. The scheduler and its optimizer stay as they are: a copy is stepped.
+        This is for schedulers that need the number of steps of the pruner, and so are made after
+        it. The scheduler and its optimizer are not changed: a copy is stepped.
 
         Args:
             rates: One number per epoch or step; a function of the progress in epochs, or of the
-                number of steps; or a learning-rate scheduler of torch.
-            by: Whether the rate changes per "epochs" or per "steps".
+                number of steps; or a torch learning-rate scheduler.
+            by: What the rates belong to: "epochs" or "steps".
 
         Raises:
             InputError: The policy takes no learning rates, the rates do not fit the training, or
@@ -192,8 +192,8 @@ class Pruner(EpochLoop[EpochPlan]):
         cycle = self._cycle
         if cycle.unfinished is not None or cycle.next_epoch or cycle.ended_here:
             raise InputError(
-                "expected set_rates() before the training, got it after losses were recorded: call "
-                "it before the first epoch and before load_state_dict()"
+                "expected set_rates() before the training, got a call after losses were recorded: "
+                "call it before the first epoch and before load_state_dict()"
             )
         self._policy.set_rates(rates, by)
         self._show(cycle.epoch)
@@ -201,8 +201,8 @@ class Pruner(EpochLoop[EpochPlan]):
     def weighted(self, index: Any, losses: torch.Tensor) -> torch.Tensor:
         """Return the losses times the weights of the plan, for a scalar of your own.
 
-        Nothing is recorded and nothing is reduced: call ``record`` too, and ignore its result. If
-        the plan has no weights, the losses are returned as they are.
+        Nothing is recorded or reduced: call ``record`` as well, and ignore its result. If the plan
+        has no weights, the losses are returned unchanged.
 
         Args:
             index: Indices of the samples, integers, shape (B,).
@@ -225,13 +225,13 @@ class Pruner(EpochLoop[EpochPlan]):
     def to_rescore(self) -> torch.Tensor | None:
         """Return the samples to evaluate between the last batch of the epoch and its end.
 
-        Some policies need the losses of samples that the epoch did not train. For them, call
-        ``rescore`` with the losses of these samples, without gradients and with the model in
-        evaluation mode. A loop that does not do so makes the policy use the last known losses.
+        Some policies need the losses of samples that the epoch skipped. Compute these losses
+        without gradients and with the model in evaluation mode, and pass them to ``rescore``.
+        Otherwise, the policy uses the last known losses.
 
         Returns:
-            Indices, int64, on the CPU: this rank's part of them. None if the policy needs none, or
-            if no later epoch depends on them.
+            The indices of this rank's part of the samples, int64, on the CPU. None if the policy
+            needs none, or if no later epoch depends on them.
         """
         self._asked_to_rescore = True
         wanted = self._to_rescore()
@@ -260,8 +260,8 @@ class Pruner(EpochLoop[EpochPlan]):
         check_batch(index, losses)
         if not self._policy.rescores:
             raise InputError(
-                f"expected losses of trained samples only, since policy {self._policy.name!r} "
-                f"needs no others: rescore what to_rescore() returns, if it is not None"
+                f"expected no call of rescore(), since policy {self._policy.name!r} needs losses "
+                f"of trained samples only: call it only if to_rescore() is not None"
             )
         self._checks.check_in_progress("rescore")
         progress = self._in_progress
@@ -296,8 +296,8 @@ class Pruner(EpochLoop[EpochPlan]):
 
         Raises:
             InputError: There are several ranks, and ``synchronize()`` was not called after the last
-                batch, which is needed after each epoch, too, if logits are recorded; or the policy
-                has a state of another kind.
+                batch (if logits are recorded, it must also be called after each epoch); or the
+                policy has a state of another kind.
         """
         if self._replicas.size == 1:
             self.synchronize()
@@ -330,8 +330,8 @@ class Pruner(EpochLoop[EpochPlan]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state. The number of ranks and the batch size may have changed.
 
-        ``steps_done`` then counts as if all steps had been as large as they are now, so that it has
-        the same part in ``total_steps()`` as before.
+        After such a change, ``steps_done`` counts as if all steps had been as large as they are
+        now, so its share of ``total_steps()`` stays the same.
 
         Raises:
             InputError: The state has another version, comes from a run with another N, seed or
@@ -388,7 +388,7 @@ class Pruner(EpochLoop[EpochPlan]):
         return loaded if left_out else recorded
 
     def _count_anew(self, before: BatchShape) -> None:
-        """Count what a loaded state has trained in the batches and steps of today."""
+        """Count what a loaded state has trained in batches and steps of the current size."""
         shape, cycle = self._shape, self._cycle
         if before == shape or None in (before.batch_size, shape.batch_size):
             return
@@ -409,9 +409,9 @@ class Pruner(EpochLoop[EpochPlan]):
                 totals.extra += shape.steps_of(plan.number) - shape.steps_of(planned)
         if before.multiple != shape.multiple and self.steps_done:
             warn_user(
-                f"a step has {shape.multiple} samples (batch x ranks x accumulation), and "
-                f"{before.multiple} in the loaded state, so the number of steps is another one: "
-                f"make schedulers that count steps anew, with pruner.total_steps(), and step them "
+                f"a step has {shape.multiple} samples (batch x ranks x accumulation) now, and had "
+                f"{before.multiple} in the loaded state, so the number of steps has changed: make "
+                f"new schedulers if they count steps, with pruner.total_steps(), and step them "
                 f"pruner.steps_done times",
                 UserWarning,
             )
@@ -470,5 +470,5 @@ def _global_batch_size(
             f"(split_batches)"
         )
     if batch_size is None:
-        raise InputError("expected batch_size, that of one rank, with sharded_by_loader, got None")
+        raise InputError("expected batch_size (that of one rank) with sharded_by_loader, got None")
     return check_whole_number("batch_size", batch_size, 1) * processes

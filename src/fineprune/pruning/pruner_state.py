@@ -63,8 +63,8 @@ def plain(value: Any, name: str) -> Any:
         return value
     raise InputError(
         f"expected {name} as a tensor, a number, a string, or a list or dict of these, which "
-        f"torch.load loads with weights_only=True, got {type(value).__name__}: return such values "
-        f"from settings() and state_dict() of the policy"
+        f"torch.load loads with weights_only=True, got {type(value).__name__}: let settings() and "
+        f"state_dict() of the policy return such values"
     )
 
 
@@ -134,6 +134,6 @@ def from_bytes(data: object) -> dict[str, Any]:
 def unsynchronized(epoch: int) -> str:
     """Return the message about a state that lacks what other ranks recorded."""
     return (
-        f"expected a state with what all ranks recorded, got one that was taken in epoch {epoch} "
-        f"without synchronize(): call it on every rank before state_dict()"
+        f"expected a state with what all ranks recorded, got one of epoch {epoch} without "
+        f"synchronize(): call it on every rank before state_dict()"
     )

@@ -153,13 +153,13 @@ class Recorder:
             self.uneven = fewest, most
         if first != last:
             raise InputError(
-                f"expected every rank in the same epoch, got some in epoch {first} and some in "
+                f"expected all ranks in the same epoch, got some in epoch {first} and some in "
                 f"epoch {last}: loop over pruner.epochs() on every rank"
             )
         if one_plan != other_plan:
             raise InputError(
                 f"expected the same plan on every rank, got different ones in epoch {epoch}: let "
-                f"select() draw from its argument rng only, and let merge() exchange all that "
+                f"select() draw only from its argument rng, and let merge() exchange all that "
                 f"observe() learns"
             )
         return int(most)

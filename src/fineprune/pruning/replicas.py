@@ -43,8 +43,8 @@ class Replicas:
         if all_gather is not None:
             if process_group is not None or num_replicas is None or rank is None:
                 raise InputError(
-                    "expected all_gather together with num_replicas and rank and without "
-                    "process_group: give the numbers of the framework whose function it is"
+                    "expected all_gather together with num_replicas and rank, and without "
+                    "process_group: give the numbers of the framework that has this function"
                 )
             self.group, self.size, self.rank = None, num_replicas, rank
             return
@@ -55,9 +55,9 @@ class Replicas:
         """Return the process group, without which logits cannot be exchanged."""
         if self._all_gather is not None:
             raise InputError(
-                "expected record() without logits if the pruner has all_gather, since logits are "
-                "exchanged by a process group of torch: use a LabelWatch of your own on each "
-                "rank, and merge their states after the training"
+                "expected record() without logits on a pruner with all_gather, since logits are "
+                "exchanged by a torch process group: use a LabelWatch of your own on each rank, "
+                "and merge their states after the training"
             )
         return self.group
 

@@ -6,9 +6,9 @@ import torch
 class Rescaling:
     """Multiplies the losses of one epoch by the weights of its plan.
 
-    A policy with weights is unbiased only if the scalar that ``record`` returns is backpropagated.
-    A loop that backpropagates another scalar would silently train another objective. A hook on the
-    scalar therefore notes whether a gradient arrives; it needs no synchronisation.
+    A loop that backpropagates another scalar than the one that ``record`` returns would silently
+    train another objective. A hook on the scalar therefore notes whether a gradient arrives; it
+    needs no synchronisation.
 
     Args:
         weights: The weight of each sample, float32, shape (N,).
@@ -52,8 +52,8 @@ class Rescaling:
         if self._returned and not self._used:
             raise RuntimeError(
                 "expected the scalar that record() returns to be backpropagated, since the policy "
-                "weights the losses, but it was not: backpropagate it, or a scalar that is made "
-                "of pruner.weighted(index, losses)"
+                "weights the losses, but it was not: backpropagate it, or a scalar made of "
+                "pruner.weighted(index, losses)"
             )
 
     def _note_use(self, gradient: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
-"""The loss of a sample, if a sample has a loss for each token, pixel or task.
+"""The loss of a sample that has a loss for each token, pixel or task.
 
-Each function returns one loss per sample, shape (B,), with its gradient. This is what
-``Pruner.record`` takes. A policy compares samples by these losses, so that a long text must not
-have a larger loss only because it is long.
+Each function returns one loss per sample, shape (B,), with its gradient, as ``Pruner.record`` takes
+it. A policy compares samples by these losses, so a long text must not have a larger loss only
+because it is long.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from fineprune.errors import InputError
 def reduce_tokens(losses: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the mean loss of the tokens of each sample, without padding.
 
-    The mean of a batch of these is not the mean over all tokens of the batch, because a short text
-    weighs as much as a long one. To backpropagate the latter, use ``Pruner.weighted``.
+    The mean of the result weighs a short text as much as a long one, so it is not the mean over all
+    tokens of the batch. To backpropagate the latter, use ``Pruner.weighted``.
 
     Args:
         losses: One loss per token, floating point, shape (B, tokens). Padding may have any value,
-            also NaN.
+            even NaN.
         mask: Which tokens count, bool, shape (B, tokens), such as ``labels != -100`` or
             ``attention_mask.bool()``. For a causal language model, these are the shifted labels.
 
@@ -51,7 +51,7 @@ def reduce_pixels(
     """Return the mean loss of the pixels of each sample, without ignored ones (segmentation).
 
     ``F.cross_entropy(..., ignore_index=255, reduction="none")`` sets the losses of ignored pixels
-    to 0. Their plain mean would be smaller the more pixels are ignored.
+    to 0, so the plain mean would be smaller the more pixels are ignored.
 
     Args:
         losses: One loss per pixel, floating point, shape (B, height, width) or (B, ...).
@@ -76,20 +76,20 @@ def reduce_pixels(
 def reduce_tasks(
     losses: Mapping[str, torch.Tensor], weights: Mapping[str, float] | None = None
 ) -> torch.Tensor:
-    """Return the sum of the losses of several tasks, for each sample.
+    """Return the sum of the losses of several tasks for each sample.
 
-    Unlike ``+``, it does not broadcast: the mean of a batch, or a column, among losses of shape
-    (B,) is an error.
+    Unlike ``+``, this does not broadcast: a scalar (the mean of a batch) or a column among losses
+    of shape (B,) is an error.
 
     Args:
         losses: The losses of each task, floating point, shape (B,) each.
-        weights: The factor of each task. The default is 1 for every task.
+        weights: The factor of each task. By default, 1 for every task.
 
     Returns:
         Shape (B,).
 
     Raises:
-        InputError: There are no tasks, a shape is wrong, or the weights are for other tasks.
+        InputError: There are no tasks, a shape is wrong, or the weights are not for the same tasks.
     """
     if not losses:
         raise InputError("expected the losses of at least one task, got none")

@@ -19,16 +19,16 @@ _CHUNK = 4096
 
 
 class PruningSampler(DistributedSampler[Any]):
-    """Yields the samples of a plan. If nothing is skipped, it equals ``DistributedSampler``.
+    """Yields the samples of a plan; if nothing is skipped, exactly as ``DistributedSampler`` does.
 
-    It is a subclass of ``DistributedSampler``, because trainers call ``set_epoch`` on that type and
-    do not replace it. ``Pruner`` creates it.
+    ``Pruner`` creates it. It subclasses ``DistributedSampler``, because trainers call ``set_epoch``
+    on that type and do not replace it.
 
     Args:
         dataset: The data set, of which only the length is used.
         num_replicas: Number of ranks that share the samples of an epoch.
         rank: Number of this rank.
-        seed: Seeds the order, together with the epoch, as in ``DistributedSampler``.
+        seed: The seed of the order, together with the epoch, as in ``DistributedSampler``.
         drop_last: Whether the last samples are dropped if they do not divide among the ranks, as in
             ``DistributedSampler``. Otherwise, some samples are repeated.
         cycle: The state of the current epoch, in which the sampler notes that it was read.
@@ -78,8 +78,8 @@ class PruningSampler(DistributedSampler[Any]):
     def order(self) -> torch.Tensor:
         """Return the indices that this rank trains in the epoch: int64, on the CPU.
 
-        If the epoch is continued from a state, these are the ones that were left then. They do not
-        get fewer as batches are recorded.
+        If the epoch was resumed from a state, these are the remaining ones at that point. Recording
+        batches does not shorten the result.
 
         Raises:
             InputError: The number of samples in the data set has changed.
@@ -88,7 +88,7 @@ class PruningSampler(DistributedSampler[Any]):
         return self._order()
 
     def leading(self, number: int) -> npt.NDArray[np.int64]:
-        """Return the first of these indices, at most ``number`` of them."""
+        """Return the first indices of ``order``, at most ``number`` of them."""
         return self._order()[:number].numpy()
 
     def places(self, index: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ def closed_form_pruned_epochs(schedule: Schedule) -> int:
     """Evaluate formula 3 as printed, or formula 4 if the window does not divide the epochs.
 
     The result is for comparison only: the formulas hold the start constant and count every
-    remainder epoch as pruned, and their last term may be negative. ``Schedule.pruned_epochs`` is
-    exact.
+    remainder epoch as pruned, and their last term may be negative. For the exact number, see
+    ``Schedule.pruned_epochs``.
 
     Raises:
         InputError: The windows differ in length, for which the paper has no formula.
@@ -37,7 +37,7 @@ class Savings:
 
     Attributes:
         pruned_epochs: Number of epochs that skip samples.
-        samples: Number of samples that are trained in all epochs together.
+        samples: Number of samples trained in all epochs together.
         samples_full: The same number if no epoch skips samples.
         steps: Number of optimizer steps (formula 5, with fewer batches in pruned epochs).
         steps_full: The same number if no epoch skips samples.
@@ -72,8 +72,8 @@ class Savings:
 def planned_numbers(counts: StepCounts) -> list[int]:
     """Return how many samples each epoch keeps.
 
-    If the numbers depend on data but the number of all steps does not, they are those of a training
-    in which nothing is learned from the losses.
+    If these numbers depend on data but the total number of steps does not, they are those of a
+    training in which nothing is learned from the losses.
 
     Args:
         counts: Those of the policy, which is bound and must not be used afterwards.
@@ -116,7 +116,7 @@ def predict_savings(
         num_replicas: Number of ranks that share the samples, as in ``Pruner``.
 
     Raises:
-        InputError: A value is out of range, or the numbers of the policy depend on data.
+        InputError: A value is out of range, or the number of samples per epoch depends on data.
     """
     if step_time is not None:
         check_positive("step_time (seconds)", step_time)

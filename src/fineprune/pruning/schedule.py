@@ -26,21 +26,21 @@ class Schedule:
     ``e``. The counts are cleared at the end of every boundary epoch.
 
     Args:
-        epochs: Number of epochs in the training.
-        window: Number of epochs per window, or the lengths of all windows in order. The last length
-            is repeated until the end of the training.
-        start: The paper's StartingPoint, which is the position in the window from which on epochs
-            may prune, before attenuation. It may be given for each window.
-        attenuation: The factor of at least 1 by which the start is reduced: each time, it becomes
+        epochs: Number of training epochs.
+        window: Number of epochs per window, or a tuple of the lengths of successive windows, the
+            last of which is repeated until the end of the training.
+        start: The paper's StartingPoint: the position in the window, before attenuation, from which
+            on epochs may prune. A tuple gives one for each window.
+        attenuation: The factor, at least 1, by which the start is reduced: each time, it becomes
             ``int(start / attenuation)``.
         block: The paper's PruningBlock, in epochs.
-        count: The paper's PruningCount, which is the number of epochs per block that prune. With 0,
-            no epoch prunes.
-        attenuate: How often the start is reduced: ``"window"`` reduces it once per window after the
-            first (the text of the paper), ``"epoch"`` once per epoch after the first window (its
-            listing, read literally).
-        opened: The epochs ``e`` (counted from 1) whose end became a boundary while they trained;
-            see ``open_window``.
+        count: The paper's PruningCount: the number of epochs per block that prune. With 0, no epoch
+            prunes.
+        attenuate: When the start is reduced: ``"window"`` for once per window after the first (the
+            text of the paper), ``"epoch"`` for once per epoch after the first window (its listing,
+            read literally).
+        opened: The epochs ``e`` (counted from 1) whose end ``open_window`` made a boundary. By
+            default, none.
 
     Raises:
         InputError: A value is out of range.
@@ -103,22 +103,23 @@ class Schedule:
     ) -> "Schedule":
         """Make the windows from the epochs after which the learning rate falls ([P] section 4.3).
 
-        Each interval of length L between milestones is cut into m windows at ``round(j*L/m)``.
-        The last interval ends with the training. There is one exception: if the milestones are
-        evenly spaced and the last interval is shorter than their spacing, it is treated as an
-        interval of full length that the training does not complete. Thus,
-        ``from_milestones(E, [W, 2 * W, ...])`` equals ``Schedule(E, W, ...)`` for every E.
+        Each interval of length L between milestones is cut into m windows at ``round(j*L/m)``. The
+        last interval ends with the training, with one exception: if the milestones are evenly
+        spaced and the last interval is shorter, it is treated as a full interval that the training
+        does not complete. Thus, ``from_milestones(E, [W, 2 * W, ...])`` equals ``Schedule(E, W,
+        ...)`` for every E.
 
         Args:
-            epochs: Number of epochs in the training.
+            epochs: Number of training epochs.
             milestones: The epochs (counted from 1, ascending) after which the rate falls, as in
-                ``MultiStepLR``. Milestones at or after the end of the training have no effect.
+                ``MultiStepLR``. The first one beyond the training ends the last interval, which the
+                training then does not complete; any later ones have no effect.
             windows_per_interval: Number m of windows between two milestones.
-            start: The start as a share of each window, from 0 to 1.
+            start: The start as a share of each window, in [0, 1].
             attenuation: The factor by which the start is reduced, as in ``Schedule``.
             block: The paper's PruningBlock, as in ``Schedule``.
             count: The paper's PruningCount, as in ``Schedule``.
-            attenuate: How often the start is reduced, as in ``Schedule``.
+            attenuate: When the start is reduced, as in ``Schedule``.
 
         Raises:
             InputError: A value is out of range, the milestones do not ascend, or an interval has
@@ -188,17 +189,17 @@ class Schedule:
     def pruned_epochs(self) -> int:
         """Return how many epochs prune, by stepping through Algorithm 2.
 
-        The result is exact, unlike those of formulas 3 and 4.
+        Unlike formulas 3 and 4, this is exact.
         """
         return sum(self.prunes(epoch) for epoch in range(self.epochs))
 
     def open_window(self, epoch: int) -> "Schedule":
         """Return this schedule with another boundary at the end of ``epoch`` (counted from 0).
 
-        This is for learning rates that fall while training (a plateau scheduler): the paper allows
-        the window to change during the training. Nothing changes for this epoch and all earlier
-        ones. The window that the new boundary cuts in two determines the length and the start of
-        the windows that follow.
+        This is for learning rates that fall at an unknown time (a plateau scheduler): the paper
+        allows the window to change during the training. Nothing changes for this epoch and earlier
+        ones. The following windows have the length and the start of the window that the new
+        boundary cuts in two.
 
         Raises:
             InputError: The epoch is outside the schedule.

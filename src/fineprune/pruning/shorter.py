@@ -11,24 +11,24 @@ from fineprune.pruning.plan_options import check_share
 def shorter(rates: Rates, save: float = 0.35, *, epochs: int | None = None) -> list[float]:
     """Return the learning rates of a shorter training on all data.
 
-    Rates that fall in steps, also after a rise, lose epochs at the smallest rate until one is left
-    there, then at the rate before it, and so on. Rates that fall smoothly become
-    ``peak * (1 - u**2)``, where u rises from 0 at the largest rate to 1 at the end; a rise before
-    it is shortened in proportion. On the first 10,000 images of CIFAR-10 these were the best of the
-    schedules of equal cost that we tried, apart from a larger rate.
+    Rates that fall in steps lose epochs at the last rate until one is left there, then at the rate
+    before it, and so on; a warm-up before them stays as it is. Rates that fall smoothly become
+    ``peak * (1 - u**2)``, where u rises from 0 at the largest rate to 1 at the end; a warm-up is
+    shortened in proportion. On the first 10,000 images of CIFAR-10, these were the best schedules
+    of equal cost that we tried, apart from a larger rate.
 
     Args:
-        rates: The learning rate of each epoch of the whole training: numbers, a function of the
-            progress in epochs, or a scheduler of torch that is stepped once per epoch.
+        rates: The learning rate of each epoch of the full training: numbers, a function of the
+            progress in epochs, or a torch scheduler that is stepped once per epoch.
         save: The share of the epochs to save, in [0, 1), rounded to whole epochs.
-        epochs: Number of epochs of the whole training. It may be left out if ``rates`` are numbers.
+        epochs: Number of epochs of the full training. By default, the number of ``rates``, if these
+            are numbers.
 
     Returns:
         One rate for each epoch that is left, at least one.
 
     Raises:
-        InputError: A value is out of range, or rates that fall in steps have more steps than epochs
-            are left.
+        InputError: A value is out of range, or rates fall in more steps than epochs are left.
     """
     check_share("save", save, "[0, 1)")
     if epochs is None:

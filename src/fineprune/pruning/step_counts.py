@@ -39,9 +39,7 @@ class BatchShape:
             if value is not None:
                 object.__setattr__(self, name, check_whole_number(name, value, 1))
         if self.accumulation > 1 and self.batch_size is None:
-            raise InputError(
-                f"expected batch_size beside accumulation={self.accumulation}, got None"
-            )
+            raise InputError(f"expected batch_size with accumulation={self.accumulation}, got None")
 
     @property
     def multiple(self) -> int:
@@ -86,9 +84,8 @@ class StepCounts:
     def num_kept(self, epoch: int) -> int | None:
         """Return how many samples an epoch keeps, rounded up to whole steps if it skips any.
 
-        Because of the rounding, pruned epochs have no padding, no incomplete batches and no
-        incomplete accumulation. Full epochs are not rounded. The result is None if it depends on
-        data.
+        Rounded epochs have no padding, no incomplete batches and no incomplete accumulation. None
+        if the number depends on data.
         """
         wanted = self._wanted(epoch)
         if wanted is None or wanted == self.num_samples:
@@ -101,8 +98,9 @@ class StepCounts:
         total = self.known_steps()
         if total is None:
             raise InputError(
-                f"expected a policy whose epochs' lengths are known in advance, got "
-                f"{self.policy.name!r}: drive the learning rate by progress instead"
+                f"expected a policy whose epochs have lengths known in advance, got "
+                f"{self.policy.name!r}: compute the learning rate from the progress in epochs "
+                f"instead"
             )
         return total
 
@@ -141,7 +139,7 @@ class StepCounts:
         if wanted == {total} and scheduled and not trial:
             warn_user(
                 f"policy {policy.name!r} skips no sample in any of its {policy.epochs} epochs: "
-                f"give a schedule that prunes some of them, and a share of at least one sample",
+                f"give a schedule that prunes some of them, and a prune of at least one sample",
                 UserWarning,
             )
         for keep in wanted:
@@ -152,9 +150,9 @@ class StepCounts:
             if left > (1 - _WORTH_A_WARNING) * skip:
                 continue
             cost = (
-                f"the policy skips {skip} of {total} samples, but whole steps of "
-                f"{self.shape.multiple} samples (batch x ranks x accumulation) leave "
-                f"{max(left, 0)} skipped"
+                f"the policy skips {skip} of {total} samples, but only {max(left, 0)} after "
+                f"rounding to whole steps of {self.shape.multiple} samples (batch x ranks x "
+                f"accumulation)"
             )
             if left <= 0:
                 raise InputError(

@@ -153,7 +153,8 @@ def needed_evidence(folder: Path, num_samples: int, purpose: str) -> LabelWatch:
     if watch is None:
         raise InputError(
             f"expected a run with {EVIDENCE} {purpose}, got {folder}, which has none: train it "
-            f"with run.history = true, and with parameter servers only up to {KEEP_ALL} classes"
+            f"with run.history = true (with parameter servers, this works only up to {KEEP_ALL} "
+            f"classes)"
         )
     return watch
 

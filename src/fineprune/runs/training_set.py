@@ -68,8 +68,8 @@ def read_training_set(folder: Path, num_samples: int) -> TrainingSet:
     file = folder / HISTORY / TRAINING_SET
     if not file.exists():
         raise InputError(
-            f"expected {file}, which says which samples the run trained with which labels, found "
-            f"none: train again with run.history = true"
+            f"expected {file}, which lists the samples and labels of the run, found none: train "
+            f"again with run.history = true"
         )
     expected = f"expected {num_samples} trained samples in {file}, cannot read it"
     # For a damaged archive, NumPy raises many types of exceptions.

@@ -55,7 +55,7 @@ def read_followed(paths: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
         else:
             raise InputError(
                 f"expected a run or a comparison (a folder with {RECIPE} or {COMPARISON}) in "
-                f"{folder}, found none: give the folder that a training writes to"
+                f"{folder}, found none: give the folder to which a training writes"
             )
     names = told_apart(
         [run.name for run in unfinished], [f" in {run.path.parent}" for run in unfinished]

@@ -1,8 +1,8 @@
 """KeyIndex: which samples the shards of a stream contain, so that each sample has a number.
 
 A sample's number is the first number of its shard plus its place in the shard. The index holds a
-checksum of each key, so that it is noticed if a shard no longer contains what it did when the index
-was made. Without this check, the losses of one sample would count for another.
+checksum of each key, so a shard that has changed since the index was made is noticed. Without this
+check, the losses of one sample would count for another.
 """
 
 import os
@@ -74,14 +74,14 @@ class KeyIndex:
         """Make an index by reading the keys of every shard once.
 
         Args:
-            shards: The names of the shards. Their order is part of the index: the same names in
-                another order give the samples other numbers.
-            keys: Function that yields the keys of a shard in stored order: text or integers that
+            shards: The names of the shards. Their order is part of the index: another order numbers
+                the samples differently.
+            keys: A function that yields the keys of a shard in stored order: text or integers that
                 are unique within the shard.
 
         Raises:
-            InputError: A key occurs twice in a shard or is neither text nor an integer, or as for
-                ``KeyIndex``.
+            InputError: As for ``KeyIndex``, or a key occurs twice in a shard or is neither text nor
+                an integer.
         """
         names = _checked_names(shards)
         sizes, parts = [], []
@@ -165,13 +165,13 @@ class KeyIndex:
         return int(self.firsts[-1])
 
     def digest(self) -> int:
-        """Return a number that is the same for equal indices, and almost certainly else differs."""
+        """Return a number that is equal for equal indices, and almost certainly not for others."""
         return self._digest(self.shards)
 
     def numbering(self) -> int:
-        """Return a number as ``digest`` does that is the same if the shards lie in other folders.
+        """Return a number like ``digest``, but the same if the shards lie in other folders.
 
-        The nodes of a cluster may each have a copy of them.
+        The nodes of a cluster may each have a copy of the shards.
         """
         return self._digest([name.rpartition("/")[2] for name in self.shards])
 
@@ -219,14 +219,14 @@ class KeyIndex:
             problem = f"expected key {wanted} at place {place} of shard {name!r}, got {key!r}"
         elif _checksum(name, _of_other_type(key)) == self.expected(shard)[place]:
             return InputError(
-                f"expected in shard {name!r} keys of the type that the index was made from, got "
-                f"{key!r} for {_of_other_type(key)!r}: yield the same keys as for KeyIndex.scan"
+                f"expected keys of the same type as in the index in shard {name!r}, got {key!r} "
+                f"for {_of_other_type(key)!r}: yield the same keys as for KeyIndex.scan"
             )
         else:
             listed = _checksum(name, key) in self.expected(shard)
             what = "listed at another place" if listed else "not listed"
             problem = (
-                f"expected in shard {name!r} the keys of the index in their order, got at place "
+                f"expected the keys of the index in their order in shard {name!r}, got at place "
                 f"{place} the key {key!r}, which is {what}"
             )
         return InputError(
@@ -243,11 +243,11 @@ def _of_other_type(key: object) -> object:
 
 def _checked_names(shards: Sequence[str]) -> tuple[str, ...]:
     if isinstance(shards, str):
-        raise InputError(f"expected the names of shards, got one text {shards!r}: give a list")
+        raise InputError(f"expected a list of shard names, got one text {shards!r}: give a list")
     if isinstance(shards, set | frozenset):
         raise InputError(
-            "expected the names of shards in an order, which numbers their samples, got a set, "
-            "which has another one in each process: give sorted(...)"
+            "expected the names of shards in a fixed order, which numbers their samples, got a "
+            "set, whose order differs between processes: give sorted(...)"
         )
     names = tuple(shards)
     for name in names:

@@ -56,24 +56,24 @@ def shuffled(items: Iterable[_T], size: int, rng: np.random.Generator) -> Iterat
 
 
 class PrunedStream(IterableDataset[tuple[int, Any]]):
-    """A stream of shards of which each epoch yields what the pruner's plan keeps.
+    """A stream of shards; each epoch yields the samples that the pruner's plan keeps.
 
-    Use ``loader`` to iterate over it, in a loop over ``pruner.epochs()``. Each worker yields the
-    items of ``Indexed``, ``(number, sample)``.
+    Iterate over ``loader`` in a loop over ``pruner.epochs()``. Each worker yields items ``(number,
+    sample)``, as ``Indexed`` does.
 
     Args:
         pruner: A pruner of ``len(index)`` samples, with a batch size: ``Pruner(len(index), ...)``.
         index: The samples of each shard.
-        read: Function that opens a shard and yields ``(key, raw)`` for each sample in stored order,
-            where ``raw`` should be cheap to make, such as undecoded bytes. It runs in the workers.
-            What it returns is closed when no more of it is needed, if it has a method ``close``.
-        decode: Function that turns ``raw`` into a sample. It is called for samples that are
-            trained only. None leaves ``raw`` as it is.
+        read: A function that opens a shard and yields ``(key, raw)`` for each sample in stored
+            order, where ``raw`` should be cheap to make, such as undecoded bytes. It runs in the
+            workers. Its result is closed when no longer needed, if it has a method ``close``.
+        decode: A function that turns ``raw`` into a sample. It is called only for samples that are
+            trained. By default, ``raw`` is the sample.
         shuffle_buffer: Number of samples, not yet decoded, among which each worker shuffles. With
             0, the samples of a shard stay in stored order; only the shards are shuffled.
 
     Raises:
-        InputError: There is no index, or the pruner is no ``Pruner``, or has another number of
+        InputError: There is no index; the pruner is not a ``Pruner``; or it has another number of
             samples or no batch size.
     """
 
@@ -95,7 +95,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         if not isinstance(pruner, Pruner):
             raise InputError(
                 f"expected a Pruner, got {type(pruner).__name__}: a stream deals whole shards to "
-                f"the ranks, anew in each epoch"
+                f"the ranks, differently in each epoch"
             )
         if pruner.num_samples != len(index):
             raise InputError(
@@ -138,7 +138,7 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         Keep it in a variable, so that its workers persist from epoch to epoch.
 
         Args:
-            num_workers: Number of worker processes. They read and decode; batches are made in this
+            num_workers: Number of worker processes, which read and decode. Batches are made in this
                 process, so that an epoch has exactly ``pruner.batches(epoch)`` of them.
             collate_fn: Your collate function, which receives the samples without their numbers.
                 With ``IndexedCollate(function, key="index")``, the batches are dicts that contain
@@ -152,10 +152,10 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         return StreamLoader(self, num_workers=num_workers, collate_fn=collate_fn, **options)
 
     def coverage(self) -> Coverage:
-        """Return how many kept samples of the last epoch begun are left out, and how many repeated.
+        """Return how many kept samples the last epoch that began leaves out and repeats.
 
-        These are the numbers of all ranks together. With one rank, they are 0, except that
-        ``drop_last`` leaves out the samples of an incomplete batch.
+        The numbers are those of all ranks together. With one rank, they are 0, except for an
+        incomplete batch that ``drop_last`` leaves out.
         """
         batch = self.pruner.shape.batch_size or 1
         return self._coverage(batch if self._drop_last else 1)
@@ -187,9 +187,10 @@ class PrunedStream(IterableDataset[tuple[int, Any]]):
         number, workers = (0, 0) if worker is None else (worker.id, worker.num_workers)
         if not begun.number or begun.workers != workers:
             raise InputError(
-                "expected iteration over PrunedStream.loader(), which says what the epoch keeps "
-                "and what was trained, got another loader (also StatefulDataLoader, which would "
-                "skip a second time what was trained): save the state of the pruner instead"
+                "expected iteration over PrunedStream.loader(), which knows what the epoch keeps "
+                "and what was trained, got another loader: use PrunedStream.loader(), and save the "
+                "state of the pruner (a StatefulDataLoader would skip trained samples a second "
+                "time)"
             )
         return self._samples(number, max(workers, 1))
 

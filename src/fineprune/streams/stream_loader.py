@@ -34,9 +34,9 @@ _MOST_MISSED = 0.05
 class StreamLoader:
     """An iterable over the batches of the pruner's current epoch; ``PrunedStream.loader`` makes it.
 
-    After a state was loaded within an epoch, the iteration yields the rest of this epoch. For this,
-    the pruner's own state suffices, if the number of workers and of ranks is the same. The state of
-    the loader is a check that this is so; it contains nothing else.
+    After a state was loaded within an epoch, the iteration yields the rest of this epoch. The
+    pruner's own state suffices for this if the numbers of workers and ranks are the same. The state
+    of the loader only serves to check that they are.
 
     Args:
         stream: The samples.
@@ -111,8 +111,8 @@ class StreamLoader:
         self._warned = True
         warn_user(
             f"no rank trains {missed} of the {kept} samples that epoch {epoch} keeps, since the "
-            f"ranks have unequal shards: write shards of equal size, a multiple of the "
-            f"{self._stream.pruner.shape.num_replicas} ranks or many more than ranks"
+            f"ranks have unequal shards: write shards of equal size, and make their number a "
+            f"multiple of the {self._stream.pruner.shape.num_replicas} ranks or much larger"
         )
 
     def state_dict(self) -> dict[str, int]:
@@ -132,9 +132,9 @@ class StreamLoader:
         """Check that the training can continue with this loader. Nothing is changed.
 
         Raises:
-            InputError: This is no such state; the index is another one; or the state was taken
-                within an epoch, and the number of workers, that of ranks or the shuffle buffer is
-                another one.
+            InputError: This is not such a state; the index has changed; or the state was saved
+                within an epoch, and the number of workers, the number of ranks or the shuffle
+                buffer has changed.
         """
         own = self.state_dict()
         if not isinstance(state, dict) or set(state) != set(own):
@@ -146,14 +146,14 @@ class StreamLoader:
             )
         if state["index"] != own["index"]:
             raise InputError(
-                "expected the index with which the training began, got another one, which gives "
-                "the samples other numbers: load the index that was saved then"
+                "expected the index with which the training began, got another one, which numbers "
+                "the samples differently: load the index that was saved then"
             )
         for name in ("num_workers", "num_replicas", "shuffle_buffer"):
             if state["within_epoch"] and state[name] != own[name]:
                 raise InputError(
                     f"expected {name}={state[name]}, with which the epoch began, since the order "
-                    f"of its samples depends on it, got {own[name]}: change it between epochs"
+                    f"of its samples depends on it, got {own[name]}: change it only between epochs"
                 )
 
     def _batches(self, this: int, samples: Iterator[Any]) -> Iterator[Any]:

@@ -97,8 +97,8 @@ def forecast(
     """
     if recipe.pruning.own:
         raise InputError(
-            f"expected a policy of fineprune, got {recipe.pruning.policy!r}: planning does not run "
-            f"code of your own; use fineprune.predict_savings"
+            f"expected a policy of fineprune, got {recipe.pruning.policy!r}, whose code planning "
+            f"does not run: use fineprune.predict_savings"
         )
     policy = _bound(recipe, num_samples, ranks).policy
     if isinstance(policy, FullData):
@@ -111,8 +111,9 @@ def forecast(
         if not cost_is_known(recipe, num_samples):
             advice = "set pruning.save" if takes_save(policy.name) else "a run's metrics show them"
             raise InputError(
-                f"expected a policy whose numbers of samples are known before the training, got "
-                f"policy = {policy.name!r}, whose numbers depend on the losses: {advice}"
+                f"expected a policy whose number of samples per epoch is known before the "
+                f"training, got policy = {policy.name!r}, whose number depends on the losses: "
+                f"{advice}"
             )
         savings = predicted_cost(
             recipe, num_samples, ranks=ranks, step_time=step_time, overhead=overhead
@@ -206,8 +207,8 @@ def known_training_samples(recipe: Recipe) -> int:
     if total is None:
         # The data set would tell, but asking it would run the user's code, which planning does not.
         raise InputError(
-            f"expected --samples with data of your own, {data.name}, got none: give the "
-            f"number of training samples"
+            f"expected --samples with your own data, {data.name}, got none: give the number of "
+            f"training samples"
         )
     if data.validation >= total:
         raise InputError(

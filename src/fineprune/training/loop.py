@@ -61,7 +61,7 @@ def train(
         resume: Whether to continue from the folder's checkpoint, which may have been written in the
             middle of an epoch. A finished run is not changed, and an empty folder starts a new run.
         sharing: The number of runs that share this machine's cores.
-        on_epoch: Called on rank 0 with the metrics of each epoch.
+        on_epoch: A function that is called on rank 0 with the metrics of each epoch.
 
     Returns:
         The run's summary.

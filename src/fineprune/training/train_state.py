@@ -183,7 +183,7 @@ def build_state(recipe: Recipe, ranks: RankGroup, saved: dict[str, Any] | None) 
     set_random_state(before, recipe.run.device)  # A user's function may seed that of the GPU.
     if len(set(ranks.gather(data.samples_digest))) > 1:
         raise InputError(
-            f"expected the same data from {recipe.data.name} on all ranks, got different ones: "
+            f"expected the same data from {recipe.data.name} on all ranks, got different data: "
             f"return the same data on every call (seed the split)"
         )
     model = recipe_network(recipe, data)

@@ -88,7 +88,7 @@ class Coordinator:
         if state is not None and state["layout"] != self._layout.contents:
             raise InputError(
                 "expected a state of the same model and number of servers, got a different one: "
-                "resume with the settings that it was made with"
+                "resume with the same settings"
             )
         self._folder = snapshots
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -137,7 +137,9 @@ def flat_layout(model: nn.Module, servers: int = 1) -> FlatLayout:
         )
     elements = sum(p.numel() for _, p in named)
     if not 1 <= servers <= elements:
-        raise InputError(f"expected 1 to {elements} servers for as many parameters, got {servers}")
+        raise InputError(
+            f"expected 1 to {elements} servers for {elements} parameters, got {servers}"
+        )
     return FlatLayout(
         names=tuple(name for name, _ in named),
         shapes=tuple(tuple(p.shape) for _, p in named),

@@ -131,8 +131,8 @@ class Link:
         try:
             if store.add(f"{name}/side{side}", 1) > 1:
                 raise InputError(
-                    f"link {name!r} was made before with this store: give every link, and every "
-                    f"new attempt at one, a name of its own"
+                    f"link {name!r} was already made with this store: give every link, and every "
+                    f"new attempt at one, a unique name"
                 )
             store.set(f"{name}/layout{side}", f"{described}\n{contents}")
             store.wait([f"{name}/layout{1 - side}"], timedelta(seconds=timeout_seconds))

@@ -198,14 +198,14 @@ def _init(options: dict[str, Any]) -> None:
         except Exception as error:  # Ray raises this class itself, when half a minute has passed.
             raise RunError(
                 f"Ray did not start on this machine: {first_line(error)} If the machine is busy, "
-                f"start the run again when there is less to do"
+                f"start the run again later"
             ) from error
         return
     expected = f"expected a Ray cluster at {address!r}, which RAY_ADDRESS names, but "
     if address.startswith("ray://"):
         raise InputError(
-            f"{expected}this is that of Ray Client, whose programs run elsewhere: give it as "
-            f"HOST:PORT, the address that `ray start --head` prints"
+            f"{expected}this is an address of Ray Client, whose programs run elsewhere: give the "
+            f"address HOST:PORT that `ray start --head` prints"
         )
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "://" not in host:

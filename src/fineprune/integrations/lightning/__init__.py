@@ -9,13 +9,13 @@ In ``training_step``, ``record`` replaces the mean of the losses::
 
     return record(self, F.cross_entropy(self(x), y, reduction="none"))
 
-The user's loader keeps its batches: the callback replaces its sampler and carries the indices of
-each batch past the module. Lightning reads the length of the loader anew before each epoch, because
-from it follow the length of the progress bar and the batch after which it validates.
+Your loader keeps its batches: the callback replaces the sampler, and keeps the indices of each
+batch from the module. Lightning reads the length of the loader again before each epoch, because the
+progress bar and the time of the validation depend on it.
 
-Lightning has no public hook for the loader that a user gives to ``fit``. The private attributes
-that are used are ``fit_loop._data_source`` and ``fit_loop._combined_loader``, and the progress of
-the loops in a checkpoint; the tests fail if a release changes them.
+Lightning has no public hook for a loader that is given to ``fit``. The callback therefore uses the
+private attributes ``fit_loop._data_source`` and ``fit_loop._combined_loader``, and the progress of
+the loops in a checkpoint; the tests fail if a release changes these.
 """
 
 from fineprune.errors import InputError

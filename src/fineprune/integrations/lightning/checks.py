@@ -55,7 +55,7 @@ def check_policy(policy: Policy) -> None:
     check_is_policy(policy)
     if policy.rescores:
         raise InputError(
-            f"expected a policy that learns from the trained samples, got {policy.name!r}, which "
+            f"expected a policy that learns only from trained samples, got {policy.name!r}, which "
             f"evaluates the skipped ones: use it in a loop of your own"
         )
 
@@ -79,7 +79,7 @@ def check_trainer(trainer: pl.Trainer, module: pl.LightningModule, own: pl.Callb
     if "dataloader_iter" in inspect.signature(module.training_step).parameters:
         raise InputError(
             "expected training_step(self, batch, ...), got one that takes dataloader_iter: take "
-            "the batch, since the indices belong to the last batch that was fetched"
+            "batch instead, since the indices are those of the last batch that was fetched"
         )
     # DeepSpeed's and XLA's strategies are subclasses of these.
     if type(trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy):
@@ -98,7 +98,7 @@ def check_epochs(trainer: pl.Trainer, policy: Policy) -> None:
     """Raise InputError unless the ``Trainer`` trains as many epochs as the policy has."""
     if trainer.max_epochs != policy.epochs and not trainer.fast_dev_run:
         raise InputError(
-            f"expected max_epochs={policy.epochs}, as the policy has it, got "
+            f"expected max_epochs={policy.epochs}, the epochs of the policy, got "
             f"{trainer.max_epochs}: make both equal"
         )
 
@@ -118,8 +118,8 @@ def check_same_steps(trainer: pl.Trainer, pruner: Pruner, state: dict[str, Any])
             raise InputError(
                 f"expected to resume with steps of {before} samples (batch x ranks x "
                 f"accumulation), since {type(config.scheduler).__name__} counts steps, got steps "
-                f"of {now}: resume with the numbers of before, or load the weights into "
-                f"the module and call fit() without ckpt_path"
+                f"of {now}: resume with the same numbers as before, or load the weights into the "
+                f"module and call fit() without ckpt_path"
             )
 
 
@@ -128,7 +128,7 @@ def check_ranks(trainer: pl.Trainer, pruner: Pruner) -> None:
     known = pruner.shape.num_replicas
     if known != trainer.world_size:
         raise InputError(
-            f"expected a process group of {trainer.world_size} ranks, as the Trainer has, got one "
+            f"expected a process group of the {trainer.world_size} ranks of the Trainer, got one "
             f"of {known}: let the Trainer start the ranks"
         )
 
@@ -141,7 +141,7 @@ def checked_loader(given: object) -> DataLoader[object]:
     """
     if not isinstance(given, DataLoader) or type(given).__iter__ is not DataLoader.__iter__:
         raise InputError(
-            f"expected one DataLoader of torch as the training loader, got {type(given).__name__}: "
+            f"expected one torch DataLoader as the training loader, got {type(given).__name__}: "
             f"give fit() a loader over one data set, without a sampler"
         )
     if isinstance(given.dataset, IterableDataset) or not hasattr(given.dataset, "__len__"):

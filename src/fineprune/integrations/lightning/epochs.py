@@ -29,18 +29,18 @@ from fineprune.pruning.pruner import Pruner
 class DataPruning(pl.Callback):
     """Prunes the training samples of ``Trainer.fit``.
 
-    It takes the training loader from the module, from the data module or from ``fit``, with any
-    batch size, collate function and number of workers. The ``Trainer`` must train as many epochs as
-    the policy has. At the end of each epoch, its loggers receive the values of ``Pruner.log``.
+    The training loader may come from the module, the data module or ``fit``, with any batch size,
+    collate function and number of workers. The ``Trainer`` must train as many epochs as the policy.
+    At the end of each epoch, its loggers receive the values of ``Pruner.log``.
 
     If the policy uses learning rates and was given none, it receives those of the first scheduler
     that ``configure_optimizers`` returns, and one line says so.
 
     Args:
-        policy: Chooses the samples of each epoch.
-        seed: Seeds the order of the samples. The default is the seed of the loader's
-            ``DistributedSampler``, or else that of ``seed_everything``, or else 0; with two or more
-            ranks, this is the order that Lightning alone has.
+        policy: The policy that chooses the samples of each epoch.
+        seed: The seed of the order of the samples. By default, the seed of the loader's
+            ``DistributedSampler``, or else that of ``seed_everything``, or else 0. With two or more
+            ranks, this default gives the order that Lightning alone has.
         labels: The class of each sample, for a policy with the option ``keep_per_class``: integers,
             shape (N,).
 
@@ -78,8 +78,8 @@ class DataPruning(pl.Callback):
             raise InputError(
                 "expected a training that has begun in this process, since the callback makes the "
                 "Pruner inside fit(), got none: in configure_optimizers, use "
-                "trainer.estimated_stepping_batches; if fit() trains in processes of its own, as "
-                "with ddp_spawn and ddp_fork, read the pruner in on_fit_end() of a callback"
+                "trainer.estimated_stepping_batches; if fit() trains in other processes, as with "
+                "ddp_spawn and ddp_fork, read the pruner in on_fit_end() of a callback"
             )
         return self._pruner
 
@@ -93,12 +93,12 @@ class DataPruning(pl.Callback):
             if self._is_backpropagated:
                 raise InputError(
                     "expected an optimizer that trains each batch once, got one that calls its "
-                    "closure, and with it training_step, more than once in a step, as LBFGS does: "
-                    "take another optimizer, or train without DataPruning"
+                    "closure, and so training_step, more than once per step, as LBFGS does: use "
+                    "another optimizer, or train without DataPruning"
                 )
             raise InputError(
-                "expected one call of record() in each training_step, got a second one: record "
-                "the losses of a sample as their sum"
+                "expected one call of record() in each training_step, got a second one: record the "
+                "sum of the losses of a sample"
             )
         of_batch = (losses, logits, labels)
         copies = (None if part is None else part.detach().clone() for part in of_batch)
@@ -284,8 +284,8 @@ class DataPruning(pl.Callback):
             raise InputError(
                 f"expected a checkpoint from within epoch {epoch} with the same batch size and "
                 f"number of ranks, got one in which a rank trained {before.samples} samples in "
-                f"{batches} batches of {loader.batch_size}: resume with the numbers of that "
-                f"training, or from the end of an epoch"
+                f"{batches} batches of {loader.batch_size}: resume with the batch size and ranks "
+                f"of that training, or from the end of an epoch"
             )
 
     def _detach(self, trainer: pl.Trainer) -> None:

@@ -15,20 +15,19 @@ def record(
 ) -> torch.Tensor:
     """Record the losses of a batch in ``training_step``, and return the scalar to backpropagate.
 
-    Outside of the training, and with a ``Trainer`` without pruning, this is the mean of the losses,
-    so a step that training and validation share may call it. With the logits and labels, the
-    training is watched for wrong labels: see ``DataPruning.pruner.watch``. With ``fp.FullData``,
-    nothing else happens.
+    Outside the training, and in a ``Trainer`` without pruning, this only returns the mean of the
+    losses, so training and validation may share a step that calls it. If you also give logits and
+    labels, the training is watched for wrong labels: see ``DataPruning.pruner.watch``. The policy
+    ``fp.FullData`` does nothing else.
 
     Args:
-        module: The module whose step calls this, ``self``.
+        module: The module whose step calls this: ``self``.
         losses: One loss per sample, floating point, shape (B,) (``reduction="none"``).
         logits: The output of a classifier for them; floating point, shape (B, C).
-        labels: Their labels; integers, shape (B,). They are given together with ``logits``.
+        labels: Their labels, required with ``logits``; integers, shape (B,).
 
     Returns:
-        The mean of the losses, shape (). If the policy weights them, it is that of the weighted
-        losses.
+        The mean of the losses, shape (); of the weighted losses if the policy has weights.
 
     Raises:
         InputError: A shape or a type is wrong, or the losses of this batch were recorded already.

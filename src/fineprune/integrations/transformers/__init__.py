@@ -5,9 +5,9 @@
     policy = fp.Adaptive(epochs=8, save=0.3)
     trainer = PruningTrainer(model, args, train_dataset=train_set, pruning=policy)
 
-The model's own loss is backpropagated, so that a policy that skips nothing gives the same weights
-as the ``Trainer`` alone. The losses of the samples are computed beside it, without gradients, from
-the outputs of the same forward pass.
+The model's own loss is backpropagated, so a policy that skips nothing gives the same weights as the
+``Trainer`` alone. The losses of the samples are computed in addition, without gradients, from the
+outputs of the same forward pass.
 
 A callback cannot change the sampler, the loss or the number of steps, so methods of the ``Trainer``
 are overridden. Some of them are private; ``checks.OVERRIDDEN`` names them.

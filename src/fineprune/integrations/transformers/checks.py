@@ -89,7 +89,8 @@ def check_arguments(trainer: Any) -> None:
     if args.world_size > 1 and not even:
         raise InputError(
             "expected even_batches=True in accelerator_config, got False: processes with different "
-            "numbers of batches wait for each other forever; or set dataloader_drop_last=True"
+            "numbers of batches would wait for each other forever; set it, or "
+            "dataloader_drop_last=True"
         )
     if args.n_gpu > 1:
         raise InputError(
@@ -109,7 +110,7 @@ def warn_of_other_samples(trainer: Any, given: Any) -> None:
     if hasattr(given, "__len__") and hasattr(made, "__len__") and len(given) != len(made):
         warn_user(
             f"{type(trainer).__name__} made {len(made)} training samples of the {len(given)} that "
-            f"it was given, so the indices of the pruner are not those of your data: look them up "
+            f"it was given, so the indices of the pruner do not refer to your data: look them up "
             f"in trainer.train_dataset",
             UserWarning,
         )

@@ -157,9 +157,8 @@ class PlannedEpochs(_Base):
         if rest:
             raise InputError(
                 f"expected to resume epoch {epoch} after whole steps of "
-                f"{self.pruner.shape.multiple} samples, got {samples} trained samples: resume "
-                f"inside an epoch with the batch size, accumulation and number of processes of "
-                f"before"
+                f"{self.pruner.shape.multiple} samples, got {samples} trained samples: to resume "
+                f"within an epoch, keep the batch size, accumulation and number of processes"
             )
         return epoch, steps * self.pruner.shape.accumulation
 
@@ -192,10 +191,10 @@ class PlannedEpochs(_Base):
                 steps = f"that training had {before} steps (max_steps), and this one {max_steps}"
                 raise InputError(f"{error}; {steps}") from error
         if differs:
-            settings = " and ".join(changed) or "max_steps and the settings"
+            settings = " and ".join(changed) or "the same max_steps and settings"
             raise InputError(
                 f"expected to resume a training of {before} steps, got one of {max_steps}: resume "
-                f"with {settings} of before (batch_size is that of all processes together)"
+                f"with {settings} (batch_size is that of all processes together)"
             )
 
     def _find_rates(self, max_steps: int) -> None:
@@ -209,9 +208,9 @@ class PlannedEpochs(_Base):
             return
         if planned is not None and max_steps < planned:
             self._say(
-                f"fineprune: {policy.name} takes the learning rate to be constant, since max_steps "
-                f"ends the training after {max_steps} of its {planned} steps: give the policy "
-                f"fewer epochs, so that it saves where the rate is small"
+                f"fineprune: {policy.name} assumes a constant learning rate, since max_steps ends "
+                f"the training after {max_steps} of its {planned} steps: give the policy fewer "
+                f"epochs, so that it saves where the rate is small"
             )
             return
         self.create_optimizer()

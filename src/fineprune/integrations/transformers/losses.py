@@ -93,7 +93,7 @@ class LossRecording(_Base):
 
         Raises:
             InputError: The ``Trainer`` would not divide the scalar by the number of accumulated
-                batches, because the model's ``forward`` takes any keyword argument.
+                batches, because the model's ``forward`` takes arbitrary keyword arguments.
         """
         if self._index is None:
             return losses.mean()
@@ -139,8 +139,8 @@ class LossRecording(_Base):
     ) -> Any:
         """Compute the loss as the trainer does and, while training, record the samples' losses.
 
-        They are computed from the outputs of the same forward pass. If the plan has weights, the
-        loss receives the difference that they make.
+        The samples' losses are computed from the outputs of the same forward pass. If the plan has
+        weights, their effect is added to the loss.
         """
         arguments = {"return_outputs": return_outputs, "num_items_in_batch": num_items_in_batch}
         if self._index is None:  # This is an evaluation.

@@ -21,24 +21,24 @@ from fineprune.pruning.pruner import Pruner
 class PruningMixin(LossRecording, PlannedEpochs):
     """Adds pruning to a ``Trainer``: ``class MyTrainer(PruningMixin, Seq2SeqTrainer)``.
 
-    The order of the bases matters. All arguments of the ``Trainer`` keep their meaning, and it
-    makes as many forward passes as without the mixin. If the policy uses learning rates and was
-    given none, it receives those of the scheduler, and one line says so.
+    The order of the bases matters. All arguments of the ``Trainer`` keep their meaning, and there
+    are no additional forward passes. If the policy uses learning rates and was given none, it
+    receives those of the scheduler, and one line says so.
 
-    A subclass that overrides ``compute_loss`` and does not call ``super().compute_loss`` passes the
-    losses of the samples to ``record``.
+    A subclass that overrides ``compute_loss`` without calling ``super().compute_loss`` must pass
+    the losses of the samples to ``record``.
 
     Args:
         args: Positional arguments of the ``Trainer``.
-        pruning: A policy, for as many epochs as ``num_train_epochs``, or a pruner of the training
-            set. The pruner must have ``num_replicas=1``, the batch size of all processes together,
-            and the arguments' accumulation and ``drop_last``, because the ``Trainer`` itself
-            divides the batches among the processes.
-        sample_losses: Computes the losses of the samples, float, shape (B,), from the outputs of
-            the model and the inputs with the labels. It is needed for models whose losses are not
-            known here, and with a ``compute_loss_func``.
-        watch_labels: Whether to watch the labels of a classifier with one label per sample:
-            ``pruner.watch`` names the wrong ones. The policy ``fp.FullData`` watches only.
+        pruning: A policy for ``num_train_epochs`` epochs, or a pruner of the training set. Because
+            the ``Trainer`` itself divides the batches among the processes, a pruner must have
+            ``num_replicas=1``, the batch size of all processes together, and the accumulation and
+            ``drop_last`` of the training arguments.
+        sample_losses: A function that computes the losses of the samples, float, shape (B,), from
+            the outputs of the model and the inputs with the labels. It is required with a
+            ``compute_loss_func``, and for models whose losses are not known here.
+        watch_labels: Whether to watch the labels of a classifier with one label per sample; see
+            ``pruner.watch``. With the policy ``fp.FullData``, this is all that happens.
         kwargs: Keyword arguments of the ``Trainer``.
 
     Attributes:
@@ -48,8 +48,8 @@ class PruningMixin(LossRecording, PlannedEpochs):
         InputError: An argument of the training would undo the pruning, or the pruner does not fit.
 
     Warns:
-        UserWarning: The trainer has dropped or packed samples of ``train_dataset``, as those of TRL
-            may, so that the indices of the pruner are those of the attribute ``train_dataset``.
+        UserWarning: The trainer has dropped or packed samples of the given data set, as those of
+            TRL may, so the indices of the pruner refer to the attribute ``train_dataset``.
     """
 
     def __init__(

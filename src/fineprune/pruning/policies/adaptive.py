@@ -45,58 +45,62 @@ _CONSISTENT_EPOCHS = 3
 
 
 class Adaptive(BudgetedPolicy):
-    """Save a given share of the optimizer steps; which ones follows from the run itself.
+    """Save a given share of the optimizer steps; the run itself decides which ones.
 
     Three rules decide:
 
-    1. *Samples that contradict the others are skipped.* These are the samples whose loss was above
+    1. *Samples that contradict the others are skipped.* These are samples whose loss was above
        chance in each of their last ``patience`` epochs, not counting epochs in which hardly
-       anything was learned. Once most samples are learned, those whose losses are above chance on
-       average are skipped, too. If logits are recorded, so are those whose labels are confused with
-       another class (``Ranking.confused``): consistent mistakes have small losses. A share of the
-       skipped samples returns per epoch, and fewer in proportion if the epoch is shortened by the
-       second rule, so that losses below chance clear a sample. With wrong labels, most of the
-       skipped samples are wrong ones. With correct labels, few samples stay above chance for
-       ``patience`` epochs, and they are hard ones that are worth training; so none is skipped
-       unless they are at least ``evidence`` of all samples, and none as confused unless they are
-       as many and mistakes were consistent in three epochs in a row. If it is known that labels
-       are wrong, ``suspects_after`` skips the suspects of the ranking without waiting for this.
-    2. *The rest of the budget is taken where the learning rate is small.* If the rate falls in
-       steps, an epoch keeps a number of samples in proportion to it. If it falls smoothly, epochs
-       are shortened so that the rate, as a function of the steps, falls as 1 - u^2, the shape of
-       ``fp.shorter``. Before the largest rate is reached (warm-up), epochs are as long as at this
+       anything was learned. Once most samples are learned, samples whose average loss is above
+       chance are skipped, too. If logits are recorded, so are samples whose labels are confused
+       with another class (``Ranking.confused``), because consistent mistakes have small losses. In
+       each epoch, a share of the skipped samples is trained all the same, so that a loss below
+       chance can clear them; if rule 2 shortens the epoch, proportionally fewer are.
+
+       If labels are wrong, most of the skipped samples are wrongly labelled. If all labels are
+       correct, only a few samples stay above chance for ``patience`` epochs, and these are hard
+       samples that are worth training. So none is skipped for its loss unless there are at least
+       ``evidence`` of all samples. None is skipped as confused unless there are as many of these
+       and mistakes were consistent in three epochs in a row. If you know that labels are wrong, set
+       ``suspects_after``: the suspects of the ranking are then skipped without waiting for
+       consistent mistakes.
+    2. *The rest of the budget is saved where the learning rate is small.* If the rate falls in
+       steps, an epoch keeps a number of samples in proportion to its rate. If the rate falls
+       smoothly, epochs are shortened so that the rate, as a function of the steps, falls as
+       1 - u^2, the shape of ``fp.shorter``. During warm-up, epochs are as long as at the largest
        rate.
     3. *A shortened epoch chooses its samples at random, without repeats until all were chosen.*
 
     The number of optimizer steps of the whole training is exact and known before the start: after
-    each epoch, the steps that are left are distributed again. If too many samples contradict, some
-    of them are trained to use up the steps.
+    each epoch, the remaining steps are distributed again. If more samples contradict than the
+    budget skips, some of them are trained.
 
     Args:
-        epochs: Number of epochs in the training.
+        epochs: Number of training epochs.
         save: The share of the optimizer steps to save, in [0, 1).
-        rates: The learning rate of each epoch: a sequence of ``epochs`` numbers, a function that
-            returns the rate at a point of the training, measured in epochs (0.0 to ``epochs``), or
-            a scheduler of torch that is stepped once per epoch. Only their ratios matter. For rates
-            that change per step, see ``Pruner.set_rates``. The default is a constant rate.
-        patience: The number of epochs in a row with a loss above chance after which a sample is
-            skipped, and of epochs before confused ones are. With 0, no sample is skipped for its
-            losses or its label.
-        returning: The share of the contradicting samples that are trained all the same per epoch.
+        rates: The learning rate of each epoch: a sequence of ``epochs`` numbers, a function of the
+            progress in epochs (0.0 to ``epochs``), or a torch scheduler that is stepped once per
+            epoch. Only the ratios of the rates matter. For rates that change per step, see
+            ``Pruner.set_rates``. By default, the rate is constant.
+        patience: The number of consecutive epochs with a loss above chance after which a sample is
+            skipped; no sample is skipped as confused before this many epochs either. With 0, no
+            sample is skipped for its losses or its label.
+        returning: The share of the contradicting samples that is trained per epoch all the same.
         evidence: The share of all samples that must stay above chance for ``patience`` epochs, or
-            be earlier suspects; with fewer, none is skipped for its losses. As many must be
-            confused, or suspects.
-        earlier: The evidence of an earlier training on the same samples and labels. Its suspects
-            are skipped from the first epoch on. If it has learned the other samples
-            (``Ranking.learned``), or this training passes over the data more often, wrong labels
-            among them can be memorised, so those that this training finds are skipped, too, unless
-            mistakes are in few pairs of classes (``Ranking.confused``). The default is None.
+            be suspects of ``earlier``, before any is skipped for its losses. The same share must be
+            confused, or suspects of ``suspects_after``, before any is skipped for its label.
+        earlier: The ``LabelWatch`` of an earlier training on the same samples and labels. Its
+            suspects are skipped from the first epoch on. Samples that this training finds by their
+            losses are skipped only if wrong labels can be memorised: if the earlier training has
+            learned the other samples (``Ranking.learned``), or if this one makes more passes over
+            the data. They are never skipped if mistakes are in few pairs of classes
+            (``Ranking.confused``).
         suspects_after: The number of epochs after which samples with a positive score in the
-            ranking of the labels are skipped, as many as labels are estimated to be wrong, unless
-            hardly anything was learned. The training loop must record logits. The default is None:
-            only confused ones are skipped.
-        chance: The loss of an untrained network, such as ``math.log(classes)``. The default is the
-            mean loss of the first batch.
+            ranking of the labels are skipped, which are as many as labels are estimated to be
+            wrong. Epochs in which hardly anything was learned change nothing. The training loop
+            must record logits. By default, only confused samples are skipped.
+        chance: The loss of an untrained network, such as ``math.log(classes)``. By default, it is
+            the mean loss of the first batch.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
             part of the budget, so the other epochs are shortened more.
 
@@ -134,12 +138,12 @@ class Adaptive(BudgetedPolicy):
             if suspects_after >= self.epochs:
                 raise InputError(
                     f"expected suspects_after below the {self.epochs} epochs of the training, got "
-                    f"{suspects_after}, after which no epoch is left"
+                    f"{suspects_after}: set it to fewer epochs"
                 )
             if not patience:
                 raise InputError(
-                    f"expected patience of at least 1 with suspects_after={suspects_after}, got 0, "
-                    f"with which no sample is skipped for its label"
+                    f"expected patience of at least 1 with suspects_after={suspects_after}, got 0: "
+                    f"with patience=0, no sample is skipped for its label"
                 )
         self.patience = patience
         self.evidence = float(evidence)
@@ -162,9 +166,9 @@ class Adaptive(BudgetedPolicy):
         """
         if self._earlier is not None and len(self._earlier) != num_samples:
             raise InputError(
-                f"expected earlier=... of a training on the same {num_samples} samples, got "
+                f"expected earlier=... of a training on the same {num_samples} samples, got one on "
                 f"{len(self._earlier)}: if samples were added or removed, give fp.Ranked the "
-                f"scores of those that are left"
+                f"scores of the current ones"
             )
         self._forget(num_samples)
         super().bind(num_samples)
@@ -182,7 +186,7 @@ class Adaptive(BudgetedPolicy):
         self._losses = EpochLosses(num_samples)
 
     def planned_numbers(self) -> list[int]:
-        """Return how many samples each epoch keeps if only earlier suspects contradict."""
+        """Return how many samples each epoch keeps if only suspects of ``earlier`` contradict."""
         return self._planned(self._num_earlier)
 
     def num_kept(self, epoch: int) -> int | None:
@@ -247,18 +251,18 @@ class Adaptive(BudgetedPolicy):
     def suspicion(self) -> torch.Tensor:
         """Return the moving average of each sample's loss, float32, shape (N,).
 
-        It finds more wrong labels than the streaks, by which samples are skipped: the streaks are
-        equal for many samples.
+        It ranks wrong labels better than the streaks that decide which samples are skipped, because
+        many samples have equal streaks.
         """
         return self._losses.averages.clone()
 
     def num_suspects(self) -> int | None:
-        """Return how many samples contradict; None without ``patience`` and ``earlier``."""
+        """Return how many samples contradict; None if ``patience`` is 0 and ``earlier`` is None."""
         known = self.patience or self._earlier is not None
         return self._number_contradicting() if known else None
 
     def advice(self, epochs: int, cost: FullCost) -> list[str]:
-        """Say by the contradicting samples which means of saving fits best."""
+        """Say which means of saving fits best, based on the contradicting samples."""
         if not 0 < self.patience <= epochs:
             return []
         found = self._number_contradicting()
@@ -309,9 +313,9 @@ class Adaptive(BudgetedPolicy):
         # Shares of it tell how much was learned, which means nothing if losses may be negative.
         if self._chance < 0 and self.patience:
             raise InputError(
-                f"expected losses that are at least 0, such as a cross-entropy, got a first batch "
-                f"with the mean {self._chance:.3g}: give Adaptive patience=0, with which no sample "
-                f"is skipped for its loss"
+                f"expected losses of at least 0, such as cross-entropies, got a first batch whose "
+                f"mean is {self._chance:.3g}: give Adaptive patience=0, so that no sample is "
+                f"skipped for its loss"
             )
 
     def _begin_with(self, watch: LabelWatch) -> None:
@@ -319,13 +323,13 @@ class Adaptive(BudgetedPolicy):
         if not isinstance(watch, LabelWatch):
             raise InputError(
                 f"expected earlier as the LabelWatch of another training, got "
-                f"{type(watch).__name__}: give fp.Ranked scores of your own"
+                f"{type(watch).__name__}: to use scores of your own, give them to fp.Ranked"
             )
         ranking = watch.ranking()
         self._earlier = (ranking.scores > 0).cpu().numpy()
         self._num_earlier = int(np.count_nonzero(self._earlier))
         if self._num_earlier == len(self._earlier):
-            raise InputError("expected samples that are not suspects, got none in earlier=...")
+            raise InputError("expected some samples that are not suspects, got none in earlier=...")
         # Other samples above chance are hard ones, which a network needs that could not learn them
         # before. One that has learned nearly everything, or is trained longer, loses more by wrong
         # labels than by hard samples (docs/results/second-training.md). The losses of confused
@@ -391,7 +395,7 @@ class Adaptive(BudgetedPolicy):
     def steps_before(self, epoch: int) -> int:
         """Return the number of steps that the epochs before this one used.
 
-        Epochs that the training left out count as if they had been trained as planned.
+        Epochs that were left out count as if they had been trained as planned.
         """
         used = 0
         for earlier, length in enumerate(self._lengths[:epoch]):

@@ -25,9 +25,9 @@ from fineprune.pruning.step_budget import rates_along_steps, smooth_weights, ste
 class BudgetedPolicy(Policy):
     """A policy that distributes a fixed number of optimizer steps over the epochs.
 
-    An epoch keeps fewer samples the smaller its learning rate is (``step_budget``), and never more
-    than there are without the samples that the policy skips for another reason. Of these, the share
-    ``returning`` is trained all the same per epoch. The other arguments are those of ``Adaptive``.
+    The smaller the learning rate of an epoch, the fewer samples it keeps (``step_budget``). As far
+    as the budget allows, it leaves out the samples that the policy skips for another reason, except
+    for the share ``returning`` of them. The other arguments are those of ``Adaptive``.
     """
 
     _setting_names = ("epochs", "save", "rates", "returning")
@@ -93,8 +93,8 @@ class BudgetedPolicy(Policy):
     def settings(self) -> dict[str, Any]:
         """Return what a state must agree on; not the rates of steps.
 
-        These depend on the number of the steps, and this on the ranks and the batch size, which may
-        change when a training continues.
+        These depend on the number of steps, and so on the number of ranks and the batch size, which
+        may change when a training is resumed.
         """
         values = super().settings()
         return {**values, "rates": "of steps"} if self._by_steps else values
@@ -108,13 +108,13 @@ class BudgetedPolicy(Policy):
         """Receive the size of an optimizer step, and compute the budget in steps.
 
         Raises:
-            InputError: There is no step, or one step in each epoch is too much to save the share.
+            InputError: An epoch has no step, or one step per epoch is already more than the budget.
         """
         if not steps_per_full_epoch:
             raise InputError(
                 f"expected at least one step of {samples_per_step} samples (batch x ranks x "
                 f"accumulation) per epoch, got {self._num_samples} samples with drop_last: set a "
-                f"smaller batch_size, or no drop_last"
+                f"smaller batch_size, or drop_last=False"
             )
         self._step_size = samples_per_step
         self._full_steps = steps_per_full_epoch

@@ -11,7 +11,7 @@ def check_save(save: float, shortened: int, epochs: int) -> float:
     Args:
         save: The share of the sample-steps of the whole training to save.
         shortened: Number of epochs that may skip samples.
-        epochs: Number of epochs in the training.
+        epochs: Number of training epochs.
     """
     check_share("save", save, "(0, 1)")
     if shortened <= 0:
@@ -30,8 +30,8 @@ def check_save(save: float, shortened: int, epochs: int) -> float:
 class EvenSaving(Policy):
     """A policy that distributes the samples to skip evenly over some epochs, in whole steps.
 
-    Together, these epochs save the given share to within half an optimizer step. The others keep
-    all samples.
+    Together, these epochs save the given share, to within half an optimizer step. All other epochs
+    keep all samples.
 
     Attributes:
         save: The share of the sample-steps of the whole training to save; None if the policy saves
@@ -56,7 +56,7 @@ class EvenSaving(Policy):
         """Distribute the samples to skip over the epochs, in whole steps.
 
         Raises:
-            InputError: The steps are too large to save anything, or to save as much, since each
+            InputError: The steps are too large to save anything, or to save that much, since each
                 epoch takes at least one.
         """
         super().bind_steps(samples_per_step, steps_per_full_epoch)
@@ -85,5 +85,5 @@ class EvenSaving(Policy):
             )
 
     def num_kept(self, epoch: int) -> int | None:
-        """With ``save``, return how many samples the epoch keeps; otherwise, it depends on data."""
+        """Return how many samples the epoch keeps; None without ``save``: it depends on data."""
         return None if self.save is None else self._numbers[epoch]

@@ -31,10 +31,11 @@ class FinePruning(ScheduledPolicy):
     """Data fine-pruning ([P] sections 4.2 and 4.3, Algorithms 1 and 2).
 
     Args:
-        schedule: Says which epochs prune, and when the counts are cleared.
-        prune: How many samples a pruning epoch skips: a share in [0, 1), or a whole number below N.
-        tolerance: A sample is marked if its loss exceeds ``mean + tolerance * |mean|``, where
-            ``mean`` is the mean loss of its batch.
+        schedule: The ``Schedule``, which says which epochs prune and when the counts are cleared.
+        prune: The number of samples that a pruning epoch skips: a share in [0, 1), or a whole
+            number below N.
+        tolerance: The tolerance of the marks: a sample is marked if its loss exceeds the mean loss
+            of its batch by more than ``tolerance * |mean|``.
         options: The options of every policy; see ``PlanOptions``.
 
     Raises:
@@ -69,17 +70,17 @@ class FinePruning(ScheduledPolicy):
         """Find the schedule and ``prune`` with which fine-pruning saves a share of the training.
 
         There is one window per interval between milestones. In each window, pruning starts as late
-        as possible, because the counts then have seen more epochs, but early enough that a pruned
-        epoch need not skip more than half of the samples. ``prune`` follows from the saving.
+        as possible, so that the counts cover more epochs, but early enough that no pruned epoch has
+        to skip more than half of the samples. ``prune`` follows from ``save``.
 
         Args:
-            epochs: Number of epochs in the training.
+            epochs: Number of training epochs.
             save: The share of all sample-steps to skip, in (0, 1).
             milestones: The epochs (counted from 1, ascending) after which the learning rate falls.
             tolerance: The tolerance of the marks, as in ``FinePruning``.
 
         Raises:
-            InputError: A value is out of range, or no schedule saves so much.
+            InputError: A value is out of range, or no schedule saves that much.
         """
         start, prune = start_and_prune(epochs, save, milestones)
         schedule = Schedule.from_milestones(epochs, milestones, start=start)

@@ -1,4 +1,4 @@
-"""FullData: train every epoch on all samples. This is the baseline, bit for bit a plain loop."""
+"""FullData: train every epoch on all samples, bit for bit as a plain loop does; the baseline."""
 
 from typing import ClassVar, Unpack
 
@@ -14,7 +14,7 @@ class FullData(Policy):
     """Train every epoch on all samples.
 
     Args:
-        epochs: Number of epochs in the training.
+        epochs: Number of training epochs.
         options: The options of every policy (``PlanOptions``), which have no effect here.
 
     Raises:

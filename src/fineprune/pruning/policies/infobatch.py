@@ -20,26 +20,24 @@ class InfoBatch(EvenSaving, LastLosses):
     """InfoBatch (Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data
     Pruning", ICLR 2024).
 
-    A sample belongs to the group that may be skipped if its last loss is below the mean of the last
-    losses of all samples. Samples without a finite loss belong to the other group. The published
-    form skips each sample of the first group with probability ``prune``, and multiplies the losses
-    of those that are kept by ``1 / (1 - prune)``. How many samples an epoch keeps then depends on
-    the losses.
+    The samples whose last loss is below the mean of all last losses form the group that may be
+    skipped. Samples without a finite loss belong to the other group. The published form skips each
+    sample of the first group with probability ``prune``, and multiplies the losses of the kept ones
+    by ``1 / (1 - prune)``. The number of kept samples then depends on the losses.
 
-    With ``save``, the numbers are known before the start instead. The whole training saves this
-    share of the sample-steps, to within half an optimizer step. Each epoch that is not annealed
-    skips as many samples of the first group, chosen at random, as it must; if there are too few,
-    the rest is chosen at random from the other group. The weights are the inverse of the
-    probability with which a sample of the group is kept.
+    With ``save``, the numbers are known before the start: the whole training saves this share of
+    the sample-steps, to within half an optimizer step. Each epoch that is not annealed skips random
+    samples of the first group and, if that group is too small, of the other group. The weight of a
+    sample is the inverse of the probability with which its group is kept.
 
     Args:
-        epochs: Number of epochs in the training.
-        prune: The probability in [0, 1) with which a sample of the first group is skipped. The
-            default is 0.5 if ``save`` is not given either.
+        epochs: Number of training epochs.
+        prune: The probability, in [0, 1), with which a sample of the first group is skipped.
+            Without ``save``, the default is 0.5.
         save: The share of the sample-steps of the whole training to save, in (0, 1), instead of
             ``prune``.
         options: The options of every policy; see ``PlanOptions``. By default, ``anneal`` is 0.125
-            and ``rescale`` is true. With ``rescale=False``, the losses are not weighted.
+            and ``rescale`` is true. ``rescale=False`` turns the weights off.
 
     Raises:
         InputError: A value is out of range, both ``prune`` and ``save`` are given, or too many

@@ -22,27 +22,26 @@ class Kakurenbo(LastLosses):
     """KAKURENBO (Nguyen et al., "KAKURENBO: Adaptively Hiding Samples in Deep Neural Network
     Training", NeurIPS 2023).
 
-    Each epoch hides the samples with the lowest losses, at most ``prune`` of all samples, but only
-    those that are predicted right with at least the given confidence. At the end of the epoch, the
-    losses of the hidden samples are computed again: see ``Pruner.to_rescore``. The largest number
-    falls in steps: from 30, 60 and 80 % of the epochs on, it is multiplied by 0.8, 0.6 and 0.4.
+    Each epoch hides the samples with the lowest losses, at most ``prune`` of all samples, and only
+    samples that are predicted correctly with at least the given confidence. At the end of the
+    epoch, the losses of the hidden samples are computed again: see ``Pruner.to_rescore``. From 30,
+    60 and 80 % of the epochs on, the largest number is multiplied by 0.8, 0.6 and 0.4.
 
-    A sample is predicted right with at least this confidence if ``exp(-loss)``, the probability of
-    the right class, is at least as large, so the losses must be cross-entropies without label
-    smoothing. Fewer samples are hidden to train whole optimizer steps.
+    The confidence of a correct prediction is ``exp(-loss)``, so the losses must be cross-entropies
+    without label smoothing. The number of hidden samples is reduced so that an epoch trains whole
+    optimizer steps.
 
-    The authors multiply the learning rate by 1 / (1 - F) after the warm-up, where F is the largest
-    share that the epoch may hide, however many samples it hides (``adjust_learning_rate`` in their
+    After the warm-up, the authors multiply the learning rate by 1 / (1 - F), where F is the largest
+    share that the epoch may hide, even if it hides fewer samples (``adjust_learning_rate`` in their
     code). Here, ``rescale``, which is on by default, multiplies the losses by this factor in every
-    epoch but the first one. With ``keep_per_class`` or ``max_skips``, the factor is N / (number
-    kept).
+    epoch but the first. With ``keep_per_class`` or ``max_skips``, the factor is N / (number kept).
 
     Args:
-        epochs: Number of epochs in the training.
+        epochs: Number of training epochs.
         prune: The largest share of the samples to hide, in [0, 1), or their largest number as an
             int.
-        confidence: The smallest probability of the right class with which a sample is hidden, in
-            (0.5, 1]. From 0.5 down, the prediction could be wrong.
+        confidence: The smallest probability of its class with which a sample may be hidden, in
+            (0.5, 1]. At 0.5 or below, the prediction could be wrong.
         options: The options of every policy; see ``PlanOptions``.
 
     Raises:
@@ -80,7 +79,7 @@ class Kakurenbo(LastLosses):
         prune_count(self.prune, num_samples)
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
-        """Hide the samples with the lowest losses, as far as they are predicted with confidence."""
+        """Hide the samples with the lowest losses, if they are predicted with confidence."""
         total = len(self.losses)
         confident = int((self.losses <= -math.log(self.confidence)).sum())  # NaN is not.
         hidden = total - self._whole_steps(total - min(self._most(epoch), confident))

@@ -13,8 +13,8 @@ from fineprune.pruning.policies.policy import LossRecords, Policy
 class LastLosses(Policy):
     """A policy that remembers one float32 per sample: its last loss.
 
-    The losses are replaced inside the epoch, so that one number per sample is enough: the plan of
-    an epoch in progress is kept by the pruner and is not made again.
+    The losses are replaced during the epoch. This is safe because the pruner keeps the plan of the
+    epoch in progress.
 
     Attributes:
         losses: The last loss of each sample, NaN for a sample without a finite one; float32, shape

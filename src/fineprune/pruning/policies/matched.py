@@ -14,16 +14,16 @@ from fineprune.pruning.policies.policy import Policy
 
 
 class Matched(Policy):
-    """Keep given numbers of samples, chosen at random, and weight them with given means.
+    """Keep a given number of random samples per epoch, with a given weight.
 
-    This is the control that shows whether a method's choice of samples matters. It has the method's
-    number of samples and its mean weight in every epoch, but it ignores the losses. The numbers are
-    exact: they are not rounded to whole batches, as the numbers of a method that depend on data are
-    not.
+    This control shows whether a method's choice of samples matters: it has the method's number of
+    samples and mean weight in every epoch, but ignores the losses. The numbers are not rounded to
+    whole batches, because those of a method that depends on data are not either.
 
     Args:
-        epochs: Number of epochs in the training.
-        numbers: How many samples each epoch keeps: ``epochs`` whole numbers of at least 1.
+        epochs: Number of training epochs.
+        numbers: The number of samples that each epoch keeps: ``epochs`` whole numbers of at least
+            1.
         mean_weights: The weight of every kept sample in each epoch: ``epochs`` finite numbers. The
             default is 1 in every epoch.
         options: The options of every policy; see ``PlanOptions``.

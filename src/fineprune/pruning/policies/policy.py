@@ -1,8 +1,8 @@
 """Policy: how many samples an epoch keeps, which ones, and what it learns from their losses.
 
-This is the interface of every method that skips samples. A user's own policy is a subclass that
-implements ``num_kept`` and ``select``; a policy that learns from losses also implements ``observe``
-and ``end_epoch``. With several ranks, all of them must learn the same; see ``Policy.merge``.
+This is the interface of every method that skips samples. A policy of your own is a subclass that
+implements ``num_kept`` and ``select``, and also ``observe`` and ``end_epoch`` if it learns from
+losses. All ranks must learn the same; see ``Policy.merge``.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ class LossRecords:
     """The losses of some batches of one epoch, batch after batch.
 
     Attributes:
-        index: Sample of each loss, int64, shape (n,). A sample that was trained several times
+        index: The sample of each loss, int64, shape (n,). A sample that was trained several times
             occurs several times.
         losses: The losses, float32, shape (n,). Some may be NaN or infinite.
         batch_means: The mean of the finite losses of each loss's batch over all ranks, float64,
@@ -46,20 +46,20 @@ class Policy(ABC):
     A ``Pruner`` works on its own copy, so one policy object may be given to several pruners.
 
     Args:
-        epochs: Number of epochs in the training. A subclass may instead override the property.
+        epochs: Number of training epochs. A subclass may override the property ``epochs`` instead.
         options: The options that every policy takes: ``anneal``, ``rescale``, ``keep_per_class``
-            and ``max_skips``; see ``PlanOptions``. A subclass that does not call this constructor
-            has all of them off.
+            and ``max_skips``; see ``PlanOptions``. All of them are off in a subclass that does not
+            call this constructor.
 
     Attributes:
         name: The name of the policy in recipes and tables.
-        needs_losses: Whether ``observe`` is called. If it is false, recording costs nothing.
+        needs_losses: Whether ``observe`` is called. If it is not, recording costs nothing.
         needs_ranking: Whether ``observe_ranking`` is called if the training loop records logits.
         needs_logits: Whether the training loop must record logits.
-        known_labels: The labels of an earlier training by which samples are chosen, -1 for those
-            that are not known; int64, shape (N,). None if there is none.
-        rescores: Whether the policy needs losses of samples that an epoch did not train. The
-            training loop then evaluates them at the end of the epoch; see ``Pruner.to_rescore``.
+        known_labels: The labels of the earlier training by which samples are chosen, -1 for unknown
+            ones; int64, shape (N,). None without an earlier training.
+        rescores: Whether the policy needs losses of samples that an epoch skipped. The training
+            loop then evaluates these at the end of the epoch; see ``Pruner.to_rescore``.
         plan_options: The options, which ``Pruner`` applies to the plans of the policy.
 
     Raises:
@@ -91,7 +91,7 @@ class Policy(ABC):
 
     @property
     def epochs(self) -> int:
-        """Number of epochs in the training."""
+        """Number of training epochs."""
         return self._epochs
 
     def anneals(self, epoch: int) -> bool:
@@ -105,14 +105,14 @@ class Policy(ABC):
     def without_rates(self) -> str | None:
         """What the policy assumes because it was given no learning rates, for a warning.
 
-        None if it uses none, or has been given them.
+        None if it uses no rates or was given them.
         """
         return None
 
     def rate_deviation(self, epochs: int, steps: int) -> str | None:
-        """Return how the optimizer's learning rate is not the expected one, and what to do.
+        """Return how the optimizer's learning rate differs from the expected one, and what to do.
 
-        None if it is at the end of an epoch, or if it is not known.
+        None if it is the expected one at the end of an epoch, or if the expected one is not known.
 
         Args:
             epochs: The number of epochs so far.
@@ -142,10 +142,10 @@ class Policy(ABC):
         """Receive the size of an optimizer step, after ``bind``, to plan in whole steps.
 
         Args:
-            samples_per_step: Number of samples per optimizer step of all ranks. It is the number of
-                ranks if the batch size is not known.
-            steps_per_full_epoch: Number of steps of an epoch that trains all samples; 0 if a rank
-                has less than one batch, which ``drop_last`` leaves out.
+            samples_per_step: Number of samples per optimizer step of all ranks. If the batch size
+                is not known, this is the number of ranks.
+            steps_per_full_epoch: Number of steps of an epoch that trains all samples; 0 if each
+                rank has less than one batch and ``drop_last`` leaves it out.
         """
 
     def bind_seed(self, seed: int) -> None:
@@ -157,20 +157,20 @@ class Policy(ABC):
 
     @property
     def total_steps(self) -> int | None:
-        """Number of optimizer steps of the whole training, if it is fixed although single epochs
-        depend on data; else None."""
+        """Number of optimizer steps of the whole training, if it is fixed although the lengths of
+        single epochs depend on data; else None."""
         return None
 
     def steps_before(self, epoch: int) -> int | None:
-        """Number of optimizer steps of all epochs before ``epoch``, if single epochs depend on data
-        and ``total_steps`` is fixed; else None."""
+        """Number of optimizer steps of all epochs before ``epoch``, if the lengths of single epochs
+        depend on data and ``total_steps`` is fixed; else None."""
         return None
 
     def planned_numbers(self) -> list[int] | None:
         """Return how many samples each epoch keeps if nothing is learned from the losses.
 
-        A policy with ``total_steps`` may return None; the numbers are then found by choosing the
-        samples of every epoch, which takes a time in proportion to their number.
+        A policy with ``total_steps`` may return None. The numbers are then found by choosing the
+        samples of every epoch, in a time proportional to the number of samples.
         """
         return None
 
@@ -178,7 +178,7 @@ class Policy(ABC):
     def num_kept(self, epoch: int) -> int | None:
         """Return how many samples ``epoch`` (counted from 0) keeps; None if it depends on data.
 
-        The result may depend on the epoch only, because step counts and learning rates are planned
+        The result must depend on the epoch only, because step counts and learning rates are planned
         from it.
         """
 
@@ -188,8 +188,8 @@ class Policy(ABC):
 
         Args:
             epoch: The epoch, counted from 0.
-            num_kept: How many samples to keep: ``num_kept(epoch)``, rounded up to whole batches
-                over all ranks.
+            num_kept: The number of samples to keep: ``num_kept(epoch)``, rounded up to whole
+                batches over all ranks; None if it depends on data.
             rng: The random stream of this epoch, which is the same on every rank.
         """
 
@@ -198,28 +198,28 @@ class Policy(ABC):
 
         Args:
             epoch: The epoch, counted from 0.
-            records: The losses that all ranks recorded since the last call, which are the same on
-                every rank. If the policy implements ``merge``, they are those of this rank only.
+            records: The losses that all ranks recorded since the last call, the same on every rank;
+                only those of this rank if the policy implements ``merge``.
         """
 
     def merge(self, replicas: Replicas) -> None:  # noqa: B027
         """Exchange the observations of all ranks, so that every rank has all of them.
 
-        A policy need not implement this method: ``observe`` then receives the losses of all ranks,
-        for which each rank needs 20 bytes per sample that any rank trained. A policy that can
-        exchange less than that, for example one mark per sample, implements this method. It is
-        called on every rank after each ``observe``.
+        Implement this method if the policy can exchange less than all losses, for example one mark
+        per sample. Otherwise, ``observe`` receives the losses of all ranks, for which each rank
+        needs 20 bytes per sample that any rank trained. The method is called on every rank after
+        each ``observe``.
         """
 
     def to_rescore(self, plan: EpochPlan, skipped: torch.Tensor) -> torch.Tensor:
         """Return the skipped samples whose losses the policy needs, if ``rescores`` is true.
 
-        This is called after the last batch of an epoch; by default, it returns all of them. The
-        result must be the same on every rank.
+        This is called after the last batch of an epoch. By default, it returns all skipped samples.
+        The result must be the same on every rank.
 
         Args:
             plan: The plan of the epoch, after the options were applied.
-            skipped: The samples that the epoch did not train, sorted, int64, on the CPU.
+            skipped: The samples that the epoch skipped, sorted, int64, on the CPU.
         """
         return skipped
 
@@ -228,12 +228,13 @@ class Policy(ABC):
     ) -> None:
         """Observe losses of samples that ``epoch`` did not train.
 
-        This is called any number of times before ``end_epoch``, or never, if the training loop does
-        not rescore. The policy then works on with what it knows.
+        This is called any number of times before ``end_epoch``. It is never called if the training
+        loop does not rescore; the policy must then use what it knows.
 
         Args:
             epoch: The epoch, counted from 0.
-            index: Sample of each loss, int64, shape (n,); those of all ranks, also with ``merge``.
+            index: The sample of each loss, int64, shape (n,); samples of all ranks, even if the
+                policy implements ``merge``.
             losses: The losses, float32, shape (n,). Some may be NaN or infinite.
         """
 
@@ -242,11 +243,11 @@ class Policy(ABC):
 
         Args:
             epoch: The epoch, counted from 0.
-            ranking: What all logits of the training say so far, which is the same on every rank.
+            ranking: The ranking by all logits of the training so far, the same on every rank.
         """
 
     def end_epoch(self, epoch: int) -> None:  # noqa: B027
-        """Commit what was observed. ``select`` must not depend on it before this call."""
+        """Commit what was observed. Before this call, ``select`` must not depend on it."""
 
     def open_window(self, epoch: int) -> None:
         """Begin a new window at the end of ``epoch``, if the policy has windows.
@@ -265,20 +266,20 @@ class Policy(ABC):
         """Return how strongly the policy suspects each sample of a wrong label.
 
         Returns:
-            One value per sample, of which the larger is the more suspicious; float32, shape (N,), a
-            copy. None if the policy suspects no samples.
+            One value per sample, larger for more suspicious ones; float32, shape (N,), a copy. None
+            if the policy suspects no samples.
         """
         return None
 
     def suspects(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the samples in the order in which their labels should be checked.
 
-        The first ones are those that the network contradicts most. With wrong labels, most of them
-        are wrong; with correct ones, they are the hardest or the least typical samples.
+        The network contradicts the labels of the first ones most. If labels are wrong, these are
+        mostly wrong ones; if all are correct, these are the hardest or least typical samples.
 
         Returns:
             The indices of the samples, the most suspicious first, int64, shape (n,), and the
-            suspicion of each, float32, shape (n,). A sample without a loss so far is left out.
+            suspicion of each, float32, shape (n,). Samples without a loss so far are left out.
 
         Raises:
             InputError: The policy suspects no samples, because it learns nothing from losses.
@@ -287,21 +288,21 @@ class Policy(ABC):
         if suspicion is None:
             raise InputError(
                 f"expected a policy that learns from losses, got {self.name!r}, which suspects no "
-                f"samples: use Adaptive, which skips nothing if save=0"
+                f"samples: use Adaptive, which skips nothing with save=0"
             )
         known = (~suspicion.isnan()).nonzero().flatten()
         order = suspicion[known].argsort(descending=True, stable=True)
         return known[order], suspicion[known[order]]
 
     def num_suspects(self) -> int | None:
-        """Return how many samples the policy would skip now because they are the most suspicious.
+        """Return how many samples the policy would skip now as the most suspicious ones.
 
         None if the policy names no suspects.
         """
         return None
 
     def advice(self, epochs: int, cost: FullCost) -> list[str]:
-        """Say which means of saving fits best, by what was learned; nothing if that says nothing.
+        """Return sentences on which means of saving fits best, if what was learned tells.
 
         Args:
             epochs: The number of epochs that were trained.

@@ -20,22 +20,23 @@ class ProgressiveDropout(LastLosses):
     """Progressive Data Dropout (Sathiyanarayanan et al., "Progressive Data Dropout: An
     Embarrassingly Simple Approach to Faster Training", NeurIPS 2025).
 
-    There are three forms. All of them keep whole optimizer steps, rounded up, and at least one.
+    There are three forms. All of them train at least one optimizer step, and round up to whole
+    ones.
 
-    - ``difficulty``: Each epoch trains the samples whose probability of the right class is below
+    - ``difficulty``: Each epoch trains the samples whose class has a probability below
       ``threshold``. This probability is ``exp(-loss)``, so the losses must be cross-entropies
       without label smoothing. Samples without a finite loss are trained. The losses of skipped
       samples are needed, too: see ``Pruner.to_rescore``.
-    - ``scalar``: Epoch e, counted from 0, trains ``N * decay**e`` samples, chosen at random. The
-      numbers are known before the start, and no losses are needed.
-    - ``schedule-matched``: A random subset that is as large as that of ``difficulty``. (To repeat
-      the numbers of another run, use ``Matched``.)
+    - ``scalar``: Epoch e, counted from 0, trains ``N * decay**e`` random samples. No losses are
+      needed.
+    - ``schedule-matched``: Each epoch trains a random subset as large as that of ``difficulty``.
+      (To repeat the numbers of another run, use ``Matched``.)
 
     Args:
-        epochs: Number of epochs in the training.
-        form: ``difficulty``, ``scalar`` or ``schedule-matched``.
-        threshold: The probability below which a sample is trained, in (0, 1].
-        decay: The factor of the number of samples from each epoch to the next, in (0, 1).
+        epochs: Number of training epochs.
+        form: The form: "difficulty", "scalar" or "schedule-matched".
+        threshold: The probability of its class, in (0, 1], below which a sample is trained.
+        decay: The factor, in (0, 1), by which the number of samples falls per epoch.
         options: The options of every policy; see ``PlanOptions``. By default, ``anneal`` is
             ``1 / epochs``: the last epoch trains all samples.
 
@@ -69,7 +70,7 @@ class ProgressiveDropout(LastLosses):
         self.needs_losses = self.rescores = form != "scalar"
 
     def num_kept(self, epoch: int) -> int | None:
-        """Return the number of the form ``scalar``; that of the others depends on the losses."""
+        """Return the number of samples of the form ``scalar``; the others depend on the losses."""
         if self.form != "scalar":
             return None
         return self._whole_steps(math.ceil(self._num_samples * self.decay**epoch))

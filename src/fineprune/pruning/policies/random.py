@@ -16,8 +16,9 @@ class RandomPruning(ScheduledPolicy):
     ignores the losses.
 
     Args:
-        schedule: Says which epochs prune.
-        prune: How many samples a pruning epoch skips: a share in [0, 1), or a whole number below N.
+        schedule: The ``Schedule``, which says which epochs prune.
+        prune: The number of samples that a pruning epoch skips: a share in [0, 1), or a whole
+            number below N.
         options: The options of every policy; see ``PlanOptions``.
 
     Raises:

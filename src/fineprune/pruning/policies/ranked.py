@@ -27,25 +27,25 @@ class Ranked(BudgetedPolicy):
     """Save a given share of the optimizer steps by the scores of an earlier training.
 
     The samples with the highest scores are the suspects. They are skipped from the first epoch on,
-    except for a share ``returning`` of them, which changes per epoch until all had their turn; in
-    an epoch that is shortened further, fewer return in proportion. What this does not save is saved
-    as by ``Adaptive``: where the learning rate is small, by samples chosen at random among the
-    others, without repeats until all were chosen. If the suspects are more than must be skipped,
-    those with the smallest scores are trained.
+    except for the share ``returning``: in each epoch, other suspects are trained until all had
+    their turn, and proportionally fewer in an epoch that is shortened further. The rest of the
+    budget is saved as by ``Adaptive``: epochs with a small learning rate are shortened, and choose
+    among the other samples at random, without repeats until all were chosen. If there are more
+    suspects than the budget skips, those with the smallest scores are trained.
 
-    All numbers of samples are known before the start, and nothing is learned or stored while
-    training: the samples follow from the scores and the seed.
+    The number of samples of each epoch is known before the start. Nothing is learned or stored
+    during training: the samples follow from the scores and the seed.
 
     Args:
-        epochs: Number of epochs in the training.
-        scores: How suspicious each sample is, the larger the more: numbers of shape (N,), -inf for
-            a sample of which nothing is known. A ``LabelWatch`` of another training gives its
-            ``scores()``.
+        epochs: Number of training epochs.
+        scores: The ``LabelWatch`` of another training, or a score per sample: numbers of shape
+            (N,), larger for more suspicious samples, -inf for a sample about which nothing is
+            known.
         save: The share of the optimizer steps to save, in [0, 1).
         rates: The learning rate of each epoch, as for ``Adaptive``. The default is a constant rate.
         suspects: The number of suspects: a share in [0, 1), or a whole number below N. The default
-            is ``LabelWatch.num_suspects``; it must be given with other scores.
-        returning: The share of the suspects that are trained all the same per epoch.
+            is ``num_suspects()`` of the ``LabelWatch``; with other scores, it is required.
+        returning: The share of the suspects that is trained per epoch all the same.
         options: The options of every policy; see ``PlanOptions``. The steps of annealed epochs are
             part of the budget, so the other epochs are shortened more.
 
@@ -78,8 +78,8 @@ class Ranked(BudgetedPolicy):
         if suspects is None:
             raise InputError(
                 "expected suspects, the share of the samples to skip for their scores, got none: "
-                "give the LabelWatch itself, which estimates it, or scores in the order of the "
-                "samples (watch.scores()) and suspects=..."
+                "give the LabelWatch itself, which estimates this share, or scores in the order of "
+                "the samples (watch.scores()) and suspects=..."
             )
         self._suspects = checked_prune(suspects, "suspects")
         # The samples from the smallest score to the largest, which are sorted when they are bound.
@@ -99,7 +99,7 @@ class Ranked(BudgetedPolicy):
         if len(self._scores) != num_samples:
             raise InputError(
                 f"expected one score for each of {num_samples} samples, got {len(self._scores)}: "
-                f"give the scores of a training on the same samples; those of new samples are -inf"
+                f"give the scores of a training on the same samples, and -inf for new ones"
             )
         prune_count(self._suspects, num_samples, "suspects")
         self._order = np.argsort(self._scores, kind="stable")
@@ -159,7 +159,7 @@ class Ranked(BudgetedPolicy):
     def _in_turn(
         self, samples: npt.NDArray[np.int64], before: int, number: int, purpose: str
     ) -> npt.NDArray[np.int64]:
-        """Return the next samples in a random order, which begins again at its end.
+        """Return the next samples in a random order, which starts over at its end.
 
         ``before`` is how many were chosen before, and ``purpose`` names the order.
         """
@@ -180,14 +180,14 @@ def _checked_scores(scores: Any) -> Scores:
     if np.isnan(values).any():
         raise InputError(
             f"expected scores without NaN, got {int(np.isnan(values).sum())}: give -inf for a "
-            f"sample of which nothing is known"
+            f"sample about which nothing is known"
         )
     known = values[np.isfinite(values)]
     steps = np.diff(known)
     if (steps <= 0).all() and np.count_nonzero(steps) >= _SURELY_SORTED:  # Some may be equal.
         warn_user(
-            "the scores fall from the first sample to the last, as those of watch.suspects() do, "
-            "which belong to its indices: if they are these, give watch.scores(), which has the "
-            "order of the samples",
+            "the scores fall from the first sample to the last, as those of watch.suspects() do: "
+            "if they come from there, give watch.scores() instead, which are in the order of the "
+            "samples",
         )
     return values

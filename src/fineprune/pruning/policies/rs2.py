@@ -18,21 +18,21 @@ class RS2(Policy):
     """Repeated sampling of random subsets (Okanovic et al., "Repeated Random Sampling for
     Minimizing the Time-to-Accuracy of Learning", ICLR 2024).
 
-    Without replacement, a random order of all samples is cut into consecutive parts, one for each
-    epoch, and a new order begins when it is used up: all samples are chosen before any is chosen
-    again. An epoch in which one order ends and the next one begins has no sample twice. With
-    replacement, the subsets of different epochs are independent.
+    Without replacement, each epoch takes the next part of a random order of all samples, and a new
+    order begins when it is used up, so all samples are chosen before any is chosen again. No epoch
+    has a sample twice, not even one that spans two orders. With replacement, the subsets of
+    different epochs are independent.
 
-    Nothing is stored: the orders are derived from the seed of the pruner. If a training continues
-    with another batch size or number of ranks, so that epochs have another length, some samples may
-    be chosen again before all others were chosen.
+    Nothing is stored: the orders are derived from the seed of the pruner. If a training is resumed
+    with another batch size or number of ranks, and epochs change in length, some samples may be
+    chosen again before all others were.
 
     Args:
-        epochs: Number of epochs in the training.
+        epochs: Number of training epochs.
         save: The share of all sample-steps to skip, in (0, 1). Every epoch skips this share of the
-            samples, or more if some epochs are annealed, and is rounded up to whole optimizer
-            steps.
-        replacement: Whether the subsets of different epochs are independent.
+            samples, or more if some epochs are annealed. The number of kept samples is rounded up
+            to whole optimizer steps.
+        replacement: Whether the subsets of different epochs are independent of each other.
         options: The options of every policy; see ``PlanOptions``.
 
     Raises:

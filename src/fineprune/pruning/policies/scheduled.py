@@ -29,7 +29,7 @@ class ScheduledPolicy(Policy):
 
     @property
     def epochs(self) -> int:
-        """Number of epochs in the training."""
+        """Number of training epochs."""
         return self.schedule.epochs
 
     def bind(self, num_samples: int) -> None:

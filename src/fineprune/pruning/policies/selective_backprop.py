@@ -17,17 +17,17 @@ class SelectiveBackprop(EvenSaving, LastLosses):
     """Selective-Backprop with the losses of earlier epochs (Jiang et al., "Accelerating Deep
     Learning by Focusing on the Biggest Losers", 2019, where this form is called StaleSB).
 
-    The published form computes the loss of every sample before it chooses those that it
-    backpropagates. Here, the last known loss decides, so that a skipped sample costs nothing. A
-    sample is kept with a probability in proportion to a power of its percentile among the losses of
-    all samples; a sample without a loss has the highest percentile. The weights of the losses are
-    not changed, so hard samples count more than in the whole data set.
+    The published form computes the loss of every sample before it chooses the samples to
+    backpropagate. Here, the last known loss decides, so a skipped sample costs nothing. The
+    probability of keeping a sample is proportional to a power of its percentile among the losses of
+    all samples; a sample without a loss has the highest percentile. The losses are not reweighted,
+    so hard samples count more than in the whole data set.
 
-    The epochs that skip samples are those of MosaicML's composer: from half of the training to nine
-    tenths of it.
+    By default, the epochs from half to nine tenths of the training skip samples, as in MosaicML's
+    Composer.
 
     Args:
-        epochs: Number of epochs in the training.
+        epochs: Number of training epochs.
         save: The share of the sample-steps of the whole training to save, in (0, 1), to within half
             an optimizer step.
         power: The power of the percentile, at least 0. With 0, the choice is random.
@@ -36,8 +36,8 @@ class SelectiveBackprop(EvenSaving, LastLosses):
         options: The options of every policy; see ``PlanOptions``.
 
     Raises:
-        InputError: A value is out of range, or the epochs between ``begin`` and ``end`` cannot save
-            as much, without those that are annealed.
+        InputError: A value is out of range, or the epochs between ``begin`` and ``end`` that are
+            not annealed are too few to save that much.
     """
 
     name: ClassVar[str] = "selective-backprop"
@@ -63,7 +63,7 @@ class SelectiveBackprop(EvenSaving, LastLosses):
         self.begin, self.end = float(begin), float(end)
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
-        """Draw samples without replacement, those with large losses with a higher probability."""
+        """Draw samples without replacement; samples with larger losses are more probable."""
         assert num_kept is not None
         total = len(self.losses)
         # A sample without a loss, which is NaN, comes last.

@@ -19,20 +19,20 @@ class SeTa(LastLosses):
     """SeTa (Zhou, Gao and Wang, "Scale Efficient Training for Large Datasets", CVPR 2025).
 
     Each epoch first drops the share ``prune`` of all samples at random. The others are clustered by
-    their last losses into ``groups`` groups (k-means), which are sorted from easy to hard. The
-    epoch trains the groups inside a window, which contains the share ``width`` of the groups,
-    moves from the easiest groups to the hardest ones by one group per epoch, and then begins again.
-    The first epoch and the last ones train all groups. Losses are not weighted.
+    their last losses (k-means) into ``groups`` groups, sorted from easy to hard. The epoch trains
+    the groups inside a window, which contains the share ``width`` of the groups. The window moves
+    from the easiest to the hardest groups, one group per epoch, and then starts over. The first
+    epoch and the last ones (``final``) train all groups. Losses are not weighted.
 
-    The number of samples depends on the losses. Epochs train whole optimizer steps, rounded up with
-    other samples at random. (The authors' code clusters before a sample has a loss; here, samples
-    without a loss belong to the hardest group.)
+    The number of samples depends on the losses and is rounded up to whole optimizer steps with
+    other random samples. (Here, samples without a loss belong to the hardest group; the authors'
+    code clusters before a sample has a loss.)
 
     Args:
-        epochs: Number of epochs in the training.
-        prune: The share of the samples that is dropped at random, in [0, 1).
+        epochs: Number of training epochs.
+        prune: The share of the samples, in [0, 1), that is dropped at random.
         groups: The number of groups.
-        width: The share of the groups in the window, in (0, 1].
+        width: The share of the groups, in (0, 1], that the window contains.
         final: The share of the last epochs, in [0, 1], that train all groups.
         options: The options of every policy; see ``PlanOptions``.
 

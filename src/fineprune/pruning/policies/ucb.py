@@ -26,17 +26,17 @@ class UCB(EvenSaving):
     skipped sample keeps its score. The first ``period`` epochs train all samples, to learn their
     scores.
 
-    With ``epsilon``, this share of the trained samples is chosen at random among those without a
-    high score. The same paper calls this choice with ``exploration=0`` epsilon-greedy.
+    The share ``epsilon`` of the trained samples is chosen at random among the samples without a
+    high score. With ``exploration=0``, this is what the paper calls epsilon-greedy.
 
     Args:
-        epochs: Number of epochs in the training.
+        epochs: Number of training epochs.
         save: The share of the sample-steps of the whole training to save, in (0, 1), to within half
             an optimizer step.
         smoothing: The share of the old value in each running mean and variance, in [0, 1).
         exploration: The factor of the variance, at least 0.
-        period: Number of epochs after which the samples are chosen anew.
-        epsilon: The share of the trained samples that is chosen at random, in [0, 1].
+        period: Number of epochs for which a choice of samples is kept.
+        epsilon: The share of the trained samples, in [0, 1], that is chosen at random.
         options: The options of every policy; see ``PlanOptions``.
 
     Raises:
@@ -64,7 +64,7 @@ class UCB(EvenSaving):
         check_share("smoothing", smoothing)
         check_share("epsilon", epsilon)
         if smoothing == 1:
-            raise InputError("expected smoothing below 1, since losses would be ignored, got 1")
+            raise InputError("expected smoothing below 1, since 1 would ignore all losses, got 1")
         if not 0 <= exploration < np.inf:
             raise InputError(f"expected exploration of at least 0, got {exploration!r}")
         self._set_save(save, self.period)
@@ -96,7 +96,7 @@ class UCB(EvenSaving):
         return EpochPlan(epoch, torch.from_numpy(np.flatnonzero(kept)))
 
     def observe(self, epoch: int, records: LossRecords) -> None:
-        """Remember the losses of the epoch; of a sample that was trained twice, the last one."""
+        """Remember the losses of the epoch, the last one if a sample was trained twice."""
         finite = np.isfinite(records.losses)
         self._new[records.index[finite]] = records.losses[finite]
 

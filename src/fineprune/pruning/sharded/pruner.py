@@ -40,41 +40,39 @@ _FLUSH_AT = 1 << 20
 
 
 class ShardedPruner(EpochLoop[Share]):
-    """Decides which samples each epoch trains on, for more samples than one process should count.
+    """A pruner for more samples than one process should count: each rank counts its own samples.
 
-    Rank r of R owns the samples from ``r * N // R`` to ``(r + 1) * N // R - 1``, and holds the
-    counts and marks of these only (two bytes each, plus four bytes for each that an epoch keeps).
-    The rule is that of ``FinePruning``: the samples with the smallest counts of all ranks are kept,
-    and ties are broken uniformly at random. Each rank trains the samples that it owns, in a random
-    order. Ranks that keep more samples than others hand some over, so that all ranks train equally
-    many.
+    Rank r of R owns the samples from ``r * N // R`` to ``(r + 1) * N // R - 1``, and holds only
+    their counts and marks (two bytes per sample, plus four bytes per sample that an epoch keeps).
+    As in ``FinePruning``, the samples with the smallest counts of all ranks are kept, and ties are
+    broken uniformly at random. Each rank trains its own samples in a random order. Ranks that keep
+    more samples than others hand some over, so that all ranks train equally many.
 
-    The training loop is that of ``Pruner``. These calls exchange data, so every rank must make them
-    at the same time: the constructor, ``set_epoch``, ``start_epoch`` and each pass of the loop over
-    ``epochs()``, ``end_epoch``, ``synchronize``, ``load_state_dict`` and, once in a million losses,
-    ``record``. Epochs may be left out, but not repeated.
+    The training loop is that of ``Pruner``. The following calls exchange data, so all ranks must
+    make them at the same time: the constructor, ``set_epoch``, ``start_epoch``, each pass of the
+    loop over ``epochs()``, ``end_epoch``, ``synchronize``, ``load_state_dict`` and, once in a
+    million losses, ``record``. Epochs may be left out, but not repeated.
 
     Args:
-        dataset_or_length: The data set (map-style) of all ranks together, or its number of samples
-            N, at least one per rank. Indices of the samples are those of this data set.
-        policy: ``FinePruning``, ``RandomPruning`` or ``FullData``, without options.
-        seed: Seeds the order of the samples and the random choice among ties.
+        dataset_or_length: The map-style data set of all ranks together, or its number of samples N,
+            at least one per rank. Sample indices refer to this data set.
+        policy: The policy: ``FinePruning``, ``RandomPruning`` or ``FullData``, without options.
+        seed: The seed of the order of the samples and of the random choice among ties.
         batch_size: Number of samples per batch and rank.
         accumulation: Number of batches per optimizer step.
         drop_last: Whether an incomplete last batch is dropped.
-        process_group: The group whose ranks share the samples. The default is the initialised
-            world.
+        process_group: The group whose ranks share the samples. By default, the initialised world.
 
     Attributes:
         sampler: The sampler of this rank.
         owned: The samples that this rank owns, as a range.
-        nonfinite: Number of losses that all ranks together recorded in the last epoch that ended
-            and that were NaN or infinite. It is 0 if the policy needs no losses.
+        nonfinite: Number of NaN or infinite losses that all ranks together recorded in the last
+            epoch that ended; 0 if the policy needs no losses.
 
     Raises:
-        InputError: A value is out of range or differs between the ranks, the policy is another one
-            or has options, rounding to whole batches would skip nothing, or this process does not
-            belong to ``process_group``.
+        InputError: A value is out of range or differs between the ranks; the policy is another one
+            or has options; rounding to whole batches leaves nothing to skip; or this process does
+            not belong to ``process_group``.
         TypeError: The data set is not map-style, or the policy is not a ``Policy``.
         RuntimeError: ``WORLD_SIZE`` is above 1, but no process group is initialised.
     """
@@ -143,7 +141,7 @@ class ShardedPruner(EpochLoop[Share]):
     def counts(self) -> torch.Tensor | None:
         """DroppingCounts of the samples in ``owned``, as of the last epoch that ended, a copy.
 
-        They have the shape ``(len(owned),)``. It is None if the policy does not count.
+        The shape is ``(len(owned),)``. None if the policy does not count.
         """
         return self._policy.counts
 
@@ -154,7 +152,7 @@ class ShardedPruner(EpochLoop[Share]):
         recorded, that epoch is ended first.
 
         Raises:
-            InputError: The epoch is outside the training or has ended, or ``epochs`` has another
+            InputError: The epoch is not one of the training or has ended, or ``epochs`` has another
                 one in progress.
         """
         first = self._cycle.next_epoch
@@ -201,11 +199,11 @@ class ShardedPruner(EpochLoop[Share]):
         """Continue from the state of this rank. All ranks must call it.
 
         Raises:
-            InputError: The state has another version, comes from a run with another N, seed, policy
-                or number of ranks, from another rank, or from the middle of an epoch that kept
-                another number of samples, because the batches were larger or smaller; the ranks
-                saved their states after different batches; or this is called inside the loop over
-                the epochs.
+            InputError: The state has another version; it comes from another rank, or from a run
+                with another N, seed, policy or number of ranks; it was saved in the middle of an
+                epoch that kept another number of samples, because the batch size was different; the
+                ranks saved their states after different batches; or this is called inside the loop
+                over the epochs.
         """
         self._checks.check_may_load()
         remedy = (
@@ -251,9 +249,9 @@ class ShardedPruner(EpochLoop[Share]):
 
     def _new_watch(self, num_classes: int) -> LabelWatch:
         raise InputError(
-            "expected record() of ShardedPruner without logits, since its ranks hold the state of "
-            "their own samples only, and the evidence on labels is that of all samples: record "
-            "the logits with a LabelWatch of your own on each rank, and merge() it at the end"
+            "expected record() of ShardedPruner without logits, since its ranks hold only the "
+            "state of their own samples, but evidence on labels needs all samples: record the "
+            "logits with a LabelWatch of your own on each rank, and merge() it at the end"
         )
 
     def _choose(self, epoch: int) -> Share:
@@ -303,8 +301,8 @@ def _check_policy(policy: Policy) -> None:
     check_is_policy(policy)
     if type(policy) not in (FinePruning, RandomPruning, FullData):
         raise InputError(
-            f"expected FinePruning, RandomPruning or FullData, since each rank knows what it has "
-            f"learned of its own samples only, got {type(policy).__name__}: use Pruner"
+            f"expected FinePruning, RandomPruning or FullData, since each rank knows only what it "
+            f"has learned of its own samples, got {type(policy).__name__}: use Pruner"
         )
     options, defaults = policy.plan_options, PlanOptions()
     for name in NAMES:

@@ -14,7 +14,7 @@ _CHUNK = 4096
 
 
 class ShardedSampler(Sampler[int]):
-    """Yields the samples that this rank trains, in a seeded order that is another in each epoch.
+    """Yields the samples that this rank trains, in a seeded order that changes in each epoch.
 
     ``ShardedPruner`` creates it.
 

@@ -50,8 +50,8 @@ def image_files(recipe: Recipe, digest: str | None) -> Data:
     index = load_index(source, next(begun, None)).with_numbers(recipe.network.classes, source)
     if DROP_WORD in index.classes:
         _LOGGER.warning(
-            "%s has a class %r, and fineprune relabel writes no table of labels for it, since this "
-            "word leaves samples out there: rename the class, or remove its samples",
+            "%s has a class %r, so fineprune relabel writes no table of labels for it, since this "
+            "word leaves samples out: rename the class, or remove its samples",
             *(source, DROP_WORD),
         )
     classes = number_of_classes(index, settings.train, recipe.network.classes)

@@ -88,8 +88,8 @@ def own_data(recipe: Recipe, begun: str | None = None) -> Data:
     digest = samples_digest(settings, whole, test, plain)
     if begun not in (None, digest):
         raise InputError(
-            f"expected from {settings.name} the data with which the run began, got others: return "
-            f"the same data on every call (seed the split), or train into a new folder"
+            f"expected {settings.name} to return the data with which the run began, got different "
+            f"data: return the same on every call (seed the split), or train into a new folder"
         )
 
     def make_loader(pruner: Pruner) -> Any:
@@ -220,9 +220,8 @@ def checked_keys(train: Any, name: str) -> tuple[str, ...] | None:
         return None
     if len(keys) != len(train) or len(set(keys)) != len(keys):
         raise InputError(
-            f"expected one key for each of the {len(train)} samples in the attribute keys of the "
-            f"training set of {name}, all different, got {len(keys)}, {len(set(keys))} of them "
-            f"different"
+            f"expected a unique key for each of the {len(train)} samples in the attribute keys of "
+            f"the training set of {name}, got {len(keys)} keys, {len(set(keys))} of them different"
         )
     return keys
 
@@ -298,8 +297,9 @@ def _check_classes(names: Sequence[str], test: Any, name: str) -> None:
     for number, (ours, theirs) in enumerate(itertools.zip_longest(names, others)):
         if ours != theirs:
             raise InputError(
-                f"expected the same attribute classes of the training and the test set of {name}, "
-                f"got {ours!r} and {theirs!r} as class {number}: number the labels of both equally"
+                f"expected the same attribute classes in the training and test set of {name}, got "
+                f"{ours!r} and {theirs!r} as class {number}: number the labels of both in the same "
+                f"way"
             )
 
 

@@ -77,7 +77,7 @@ class DataSettings:
         crop: How training images are cut out of image files: ``random-resized``, a part of random
             area and ratio, or ``crop``, a square at a random position. None for ``random-resized``.
         broken_limit: The largest share of image files that may be broken before the run ends; None
-            for 0.01. One file may always be, unless it is 0.
+            for 0.01. Unless the share is 0, one file may always be broken.
         validation: The number of training images to hold out. If it is above 0, evaluation uses
             these images instead of the test set.
         labels: A file with a label for each sample of the training set, as ``read_labels``
@@ -86,10 +86,10 @@ class DataSettings:
         true_labels: ``dataset`` if the dataset's own labels are the true ones, so that the wrong
             ones in ``labels`` are known; None if the true labels are not known.
         label_noise: The share of the training labels that are replaced by wrong ones, in [0, 1].
-        label_noise_map: Replaces labels of the given classes only, each by another given class:
-            texts ``from->to`` with names or numbers of classes. The share then counts for each of
-            these classes. None for all classes, which are replaced by any other one.
-        label_noise_seed: Seeds the wrong labels, which do not depend on the run's seed.
+        label_noise_map: The classes whose labels are replaced, and by which class: texts
+            ``from->to`` with names or numbers of classes. ``label_noise`` then is the share within
+            each of these classes. None to replace labels of all classes by any other class.
+        label_noise_seed: The seed of the wrong labels, which do not depend on the run's seed.
         crop_padding: The padding of the random crop, in pixels; None for the dataset's default.
         flip: Whether to mirror images at random; None for the dataset's default.
         workers: The number of loader processes, for ``images`` and user-defined datasets.

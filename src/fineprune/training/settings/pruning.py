@@ -27,22 +27,22 @@ class PruningSettings:
     each window).
 
     The settings of a schedule, and ``prune``, ``tolerance``, ``save``, ``patience``, ``returning``,
-    ``evidence``, ``scores`` and ``suspects``, may be there although the policy has no use for them,
-    so that one recipe can be trained with several policies. With ``full``, this holds for all
+    ``evidence``, ``scores`` and ``suspects``, may be set even if the policy does not use them, so
+    that one recipe can be trained with several policies. With ``full``, this holds for all
     settings.
 
     Attributes:
         policy: The policy: ``adaptive``, ``fine-pruning``, ``infobatch``, ``kakurenbo``,
             ``progressive-dropout``, ``random``, ``ranked``, ``rs2``, ``selective-backprop``,
-            ``seta``, ``ucb``, ``matched`` or ``full``; or ``module:Class``, a policy of the user's
-            own, which is called with the number of epochs and with ``arguments``.
+            ``seta``, ``ucb``, ``matched`` or ``full``; or ``module:Class``, a user-defined policy,
+            which is called with the number of epochs and ``arguments``.
         save: The share to save: an argument of ``Adaptive``, ``InfoBatch``, ``Ranked``, ``RS2``,
             ``SelectiveBackprop`` and ``UCB``.
         patience, returning, evidence, suspects_after, chance: The arguments of ``Adaptive``;
             ``returning`` is also one of ``Ranked``.
-        earlier: The folder of a finished run on the same samples and labels, whose evidence on the
-            labels is the argument of ``Adaptive``.
-        scores: The folder of a finished run on the same samples and labels, whose evidence on the
+        earlier: The folder of a finished run on the same samples and labels. Its evidence on the
+            labels is the argument ``earlier`` of ``Adaptive``.
+        scores: The folder of a finished run on the same samples and labels. Its evidence on the
             labels gives the scores of ``Ranked``.
         suspects: An argument of ``Ranked``; None for the run's estimated number of wrong labels.
         replacement: An argument of ``RS2``.
@@ -53,13 +53,13 @@ class PruningSettings:
         form, threshold, decay: The arguments of ``ProgressiveDropout``.
         anneal, rescale, keep_per_class, max_skips: The options of every policy (``PlanOptions``);
             None for the default of the policy.
-        arguments: The keyword arguments of a policy of the user's own: a table of numbers, strings,
+        arguments: The keyword arguments of a user-defined policy: a table of numbers, strings,
             booleans, lists and tables.
         window, start, attenuation, attenuate, block, count: The arguments of ``Schedule``.
         windows_per_interval: The number of windows between two milestones, instead of ``window``.
         prune: The samples that a pruning epoch skips: a fraction in [0, 1), or their number. With
-            ``infobatch``, it is a probability, and 0 stands for none if ``save`` is given. With
-            ``kakurenbo``, it is the largest fraction or number.
+            ``infobatch``, a probability; 0 stands for none if ``save`` is given. With
+            ``kakurenbo``, the largest fraction or number.
         tolerance: The fraction of the batch's mean loss by which a sample's loss may exceed this
             mean without being marked.
         numbers, mean_weights: The arguments of ``Matched``, one number for each epoch;

@@ -19,7 +19,7 @@ class RunSettings:
     """Where and how the run is carried out. None of these settings changes the method.
 
     Attributes:
-        seed: Seeds the initial weights, the sample order, the breaking of ties and the
+        seed: The seed of the initial weights, the sample order, the breaking of ties and the
             augmentation.
         device: The device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` or ``mps``, for example.
         precision: The precision: ``auto``, ``float32`` or ``bfloat16`` (autocast).
@@ -27,9 +27,9 @@ class RunSettings:
             ``auto``, ``on`` or ``off``.
         threads: The number of CPU threads of each process; 0 divides the machine's cores among the
             processes.
-        checkpoint_every: The number of epochs from one checkpoint to the next.
-        checkpoint_steps: The number of batches from one checkpoint inside an epoch to the next; 0
-            for no checkpoints inside an epoch. A checkpoint waits for the end of an optimizer step.
+        checkpoint_every: The number of epochs between two checkpoints.
+        checkpoint_steps: The number of batches between two checkpoints within an epoch; 0 for none
+            within an epoch. A checkpoint waits for the end of an optimizer step.
         history: Whether to keep the loss and the prediction of each sample in each epoch, for
             ``fineprune inspect``: three bytes per sample and epoch, four with more than 255
             classes, six with more than 65,535.

@@ -16,7 +16,7 @@ class TrainingSettings:
     """How the network is trained.
 
     Attributes:
-        epochs: The length of the training.
+        epochs: The number of training epochs.
         batch_size: The number of samples per batch, on each rank or worker.
         accumulation: The number of batches per optimizer step.
         drop_last: Whether to leave out an incomplete last batch.
@@ -42,8 +42,8 @@ class TrainingSettings:
         label_smoothing: The label smoothing of the cross-entropy, in [0, 1].
         ema: The decay of a moving average of the weights, in (0, 1), which is evaluated in place of
             the weights; None for no average.
-        evaluate_every: The number of epochs from one evaluation to the next.
-        evaluate_last: The number of last epochs that are all evaluated.
+        evaluate_every: The number of epochs between two evaluations.
+        evaluate_last: The number of last epochs of which each is evaluated.
     """
 
     epochs: int = 200
