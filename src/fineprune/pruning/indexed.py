@@ -57,8 +57,8 @@ class Indexed(Dataset[tuple[int, Any]]):
             keys = [str(key) for key in itertools.islice(dataset, _SHOWN_KEYS + 1)]
             shown = ", ".join(keys[:_SHOWN_KEYS]) + ", ..." * (len(keys) > _SHOWN_KEYS)
             raise TypeError(
-                f"expected a data set with items 0 to N - 1, got a dict with the keys {shown}: give "
-                f"one data set, such as TensorDataset(x, y), or the number of samples"
+                f"expected a data set with items 0 to N - 1, got a dict with the keys {shown}: "
+                f"give one data set, such as TensorDataset(x, y), or the number of samples"
             )
         if isinstance(dataset, str):
             raise TypeError(
