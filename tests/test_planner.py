@@ -146,6 +146,7 @@ def test_all_reduce_hides_what_ddp_hides():
         ("async 2+1 bound=1", "without bound="),
         ("async 2+1 epochs=3", "without lr=, epochs= and seeds="),
         ("all-reduce 4 group=4", "give --accelerators 4"),
+        ("mixed 4+1 group=2", "on one node, which has 1, .*: give --accelerators 2"),
         ("sync 1020+5 dedicated", "at most 1024 nodes, .* which takes 1025: give --nodes 1025"),
     ],
 )
@@ -224,6 +225,22 @@ def test_nothing_is_recommended_that_another_strategy_beats_with_fewer_nodes():
         assert row.hours >= best.hours or row.nodes > best.nodes
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("async 1+1", "one"), "one"),
+        (("async 4+1", "sync 4+1", "all-reduce 4"), "all-reduce 4"),
+        ((), "all-reduce 4"),
+    ],
+)
+def test_the_simplest_of_equally_good_configurations_is_recommended(given, expected):
+    costs = Costs((0.1,), 100, 10.0)
+    cluster = ClusterShape(nodes=4, gigabits=0, latency=0)
+    chosen = [configuration(text) for text in given]
+    plan = plan_cluster(costs, cluster, samples=1e5, configurations=chosen)
+    assert plan.recommended.configuration == expected
+
+
 def test_nodes_with_several_accelerators_are_compared_with_one_such_node():
     plan = plan_cluster(COSTS, ClusterShape(nodes=8, accelerators=4), samples=1e6)
     assert plan.rows[0].configuration == "all-reduce 4"
@@ -275,6 +292,8 @@ per_staleness = 0.01
         ("[costs]\nsteps = ['a']\n", "expected costs.steps to be float, got 'a'"),
         ("[costs]\nsteps = []\n", "expected costs.steps as a list of seconds, got []"),
         ("[costs]\nstep = 1.0\nsteps = [2.0]\n", "expected costs.step or costs.steps, got both"),
+        ("[costs]\nstep = 0.0\n", "expected costs.steps to be above 0, got 0.0"),
+        ("[costs]\nserve = -1.0\n", "costs.serve"),
         ("[costs]\noverhead = true\n", "expected costs.overhead to be float, got True"),
         ("[target]\ncritical_batch = 0\n", "target.critical_batch"),
         ("[target]\nepochs = nan\n", "target.epochs"),

@@ -154,5 +154,7 @@ def read_cluster(path: Path) -> ClusterFile:
         raise InputError("expected costs.steps as a list of seconds, got []: give at least one")
     kinds = {"cluster": ClusterShape, "target": Target, "costs": Costs}
     given = convert_sections(kinds, sections)
+    costs = given.get("costs", {})
+    Costs(**{"steps": (1.0,), "samples": 1, "megabytes": 0.0, **costs})  # This checks their values.
     cluster, target = ClusterShape(**given.get("cluster", {})), Target(**given.get("target", {}))
-    return ClusterFile(cluster, target, given.get("costs", {}))
+    return ClusterFile(cluster, target, costs)

@@ -182,6 +182,11 @@ def _check(chosen: Configuration, cluster: ClusterShape) -> None:
             f"expected the {cluster.accelerators} workers per node of the cluster, got "
             f"{chosen.text!r}: give --accelerators {chosen.group}"
         )
+    if chosen.group > cluster.accelerators:
+        raise InputError(
+            f"expected a group whose workers are on one node, which has {cluster.accelerators}, "
+            f"got {chosen.text!r}: give --accelerators {chosen.group}"
+        )
     nodes = chosen.nodes_with(cluster.accelerators)
     if nodes > cluster.nodes:
         raise InputError(
@@ -231,10 +236,10 @@ def _recommended(among: Sequence[Predicted], rows: Sequence[Predicted]) -> tuple
     """Return the fastest of some predictions, or one as fast that takes fewer node-hours."""
     fastest = min(row.hours for row in among)
     good = [row for row in among if row.hours <= 1.02 * fastest]
-    best = min(good, key=lambda row: row.node_hours)
+    best = min(good, key=_cost)
     # Another kind may be better in both ways, although it stopped to pay before.
     better = [row for row in rows if row.hours <= best.hours and row.nodes <= best.nodes]
-    best = min(better, key=lambda row: row.node_hours)
+    best = min(better, key=_cost)
     reason = (
         f"{best.configuration}, on one node, {best.hours:.3g} h; no configuration on more nodes "
         f"takes clearly less"
@@ -255,6 +260,14 @@ def _recommended(among: Sequence[Predicted], rows: Sequence[Predicted]) -> tuple
         else:
             reason += f"its throughput is limited by: {following.limit}"
     return best, reason + "."
+
+
+def _cost(row: Predicted) -> tuple[float, int]:
+    """Return the node-hours without rounding errors and, for ties, how complicated a row is."""
+    order = [ONE, *_KINDS]
+    return float(f"{row.node_hours:.4g}"), order.index(row.kind) if row.kind in order else len(
+        order
+    )
 
 
 def plan_dict(plan: ClusterPlan) -> dict[str, object]:
