@@ -278,7 +278,7 @@ def test_wrong_settings_and_wrong_tensors_are_one_line(store, living):
             link.receive_later(torch.zeros(5))
         link.send(torch.ones(5), 1)
         assert transfer.wait() == 2
-        with pytest.raises(ValueError, match="was made before"):
+        with pytest.raises(ValueError, match="was already made"):
             make(store, "tensors", 0, SMALL, SMALL)
     living.answer()
     with pytest.raises(LinkBroken, match="closed at this end"):

@@ -195,8 +195,8 @@ class LoopWarnings:
         self._warn_once(
             "logits",
             f"epoch {epoch} recorded no logits, unlike those of the loaded state, so the suspects "
-            f"stay as they were: call pruner.record(index, losses, logits, labels), or give "
-            f"watch_labels=True to PruningTrainer",
+            f"stay as they were: call pruner.record(index, losses, logits, labels), give "
+            f"watch_labels=True to PruningTrainer, or set run.history=true in a recipe",
         )
 
     def warn_if_read_ahead(self, read: int, recorded: int) -> None:
