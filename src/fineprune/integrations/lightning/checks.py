@@ -119,7 +119,7 @@ def check_same_steps(trainer: pl.Trainer, pruner: Pruner, state: dict[str, Any])
                 f"expected to resume with steps of {before} samples (batch x ranks x "
                 f"accumulation), since {type(config.scheduler).__name__} counts steps, got steps "
                 f"of {now}: resume with the same numbers as before, or load the weights into the "
-                f"module and call fit() without ckpt_path"
+                f"module and call fit() of a new Trainer without ckpt_path"
             )
 
 
