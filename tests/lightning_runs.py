@@ -145,6 +145,21 @@ class StopOnce(pl.Callback):
         trainer.should_stop |= trainer.fit_loop.total_batch_idx == 30
 
 
+class ValidateElsewhere(pl.Callback):
+    """Validates with another ``Trainer`` at the end of each epoch.
+
+    Args:
+        of: What this ``Trainer`` is given in place of the module.
+    """
+
+    def __init__(self, of):
+        self.of = of
+
+    def on_train_epoch_end(self, runner, module):
+        trainer().validate(self.of(module), DataLoader(DATA, batch_size=100), verbose=False)
+        module.train()
+
+
 def optimization(network, steps):
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)

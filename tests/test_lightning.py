@@ -1,5 +1,6 @@
 """Pruning in Lightning's Trainer: equal to Lightning alone and to a plain loop, also resumed."""
 
+import copy
 import csv
 import importlib
 import importlib.util
@@ -553,6 +554,13 @@ def test_a_step_that_does_not_record_as_it_should_is_refused(runs, pruning, chan
     weighted = fp.InfoBatch(runs.EPOCHS, prune=0.5)
     with pytest.raises((InputError, RuntimeError), match=message):
         runs.fit(pruning(weighted), net=runs.recording(change))
+
+
+def test_validation_with_another_trainer_needs_a_copy(runs, pruning, undisturbed):
+    with pytest.raises(InputError, match=r"second Trainer has taken over, .*deepcopy.module.$"):
+        runs.fit(runs.ValidateElsewhere(lambda module: module), pruning(runs.POLICY))
+    net = runs.fit(runs.ValidateElsewhere(copy.deepcopy), pruning(runs.POLICY))
+    assert_continues(runs, net, undisturbed[0])
 
 
 def test_an_optimizer_that_calls_its_closure_several_times_is_refused(runs, pruning, monkeypatch):

@@ -176,9 +176,22 @@ class DataPruning(pl.Callback):
         """
         self._is_backpropagated = pl_module.automatic_optimization
 
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
         """Hand the losses of the batch to the pruner, now that the optimizer has used them."""
         if self._batch is None and self._loader is not None and self._loader.index is not None:
+            if pl_module.trainer is not trainer:
+                raise InputError(
+                    "expected the module to belong to the Trainer that trains it, got one that "
+                    "validate(), test() or another method of a second Trainer has taken over, so "
+                    "that record() finds no pruning: give that Trainer copy.deepcopy(module)"
+                )
             raise InputError(
                 "expected training_step to return record(self, losses), got a step that recorded "
                 'nothing: give it one loss per sample (reduction="none"), also if the step returns '
