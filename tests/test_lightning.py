@@ -422,6 +422,13 @@ class Stream(IterableDataset[int]):
         return iter(())
 
 
+class Halved(DataLoader[Any]):
+    """A loader that changes its batches."""
+
+    def __iter__(self):
+        return ((x / 2, y) for x, y in super().__iter__())
+
+
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "max_epochs": ({"max_epochs": 7}, "expected max_epochs=6"),
     "max_steps": ({"max_steps": 20}, "expected max_steps=-1"),
@@ -479,7 +486,25 @@ LOADERS = {
         ),
         "expected a training loader with batch_size",
     ),
-    "several": (lambda data: [DataLoader(data, 16)] * 2, "expected one torch DataLoader"),
+    "several": (
+        lambda data: [DataLoader(data, 16)] * 2,
+        "expected one torch DataLoader .*, got list: give fit.. a DataLoader over one data set",
+    ),
+    "one in a list": (
+        lambda data: [DataLoader(data, 16)],
+        "got list of one: give fit.. the loader itself",
+    ),
+    "one in a CombinedLoader": (
+        lambda data: importlib.import_module("lightning.pytorch.utilities").CombinedLoader(
+            {"a": DataLoader(data, 16)}
+        ),
+        "got CombinedLoader of one: give fit.. the loader itself",
+    ),
+    "no loader": (lambda data: Stream(), "got Stream: give fit.. a DataLoader over one data set"),
+    "its own iteration": (
+        lambda data: Halved(data, 16, shuffle=True),
+        "got Halved, which overrides __iter__: give fit.. a DataLoader, change batches in collate",
+    ),
     "indexed": (lambda data: DataLoader(fp.Indexed(data), 16), "the data set itself"),
     "stream": (lambda data: DataLoader(Stream(), 16), "expected a map-style data set"),
 }
