@@ -138,6 +138,28 @@ class SeedPerBatch(pl.Callback):
         torch.manual_seed(trainer.fit_loop.total_batch_idx)
 
 
+class StopOnce(pl.Callback):
+    """Stops the training within the third epoch, which then ends."""
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.should_stop |= trainer.fit_loop.total_batch_idx == 30
+
+
+class ValidateElsewhere(pl.Callback):
+    """Validates with another ``Trainer`` at the end of each epoch.
+
+    Args:
+        of: What this ``Trainer`` is given in place of the module.
+    """
+
+    def __init__(self, of):
+        self.of = of
+
+    def on_train_epoch_end(self, runner, module):
+        trainer().validate(self.of(module), DataLoader(DATA, batch_size=100), verbose=False)
+        module.train()
+
+
 def optimization(network, steps):
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
@@ -220,7 +242,9 @@ def every_epoch(folder):
     return ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
 
 
-class _Stop(pl.Callback):
+class Stop(pl.Callback):
+    """Raises an exception in a hook of a batch."""
+
     def __init__(self, hook, batch):
         self.batch = batch
         setattr(self, hook, self.stop)
@@ -234,7 +258,7 @@ def stopped_checkpoint(folder, hook, batch):
     """Train until an exception in a hook of a batch, and return the checkpoint of that moment."""
     saving = ModelCheckpoint(folder, filename="{step}", save_on_exception=True, save_top_k=0)
     try:
-        fit(_Stop(hook, batch), DataPruning(POLICY), saving)
+        fit(Stop(hook, batch), DataPruning(POLICY), saving)
     except InterruptedError:
         (file,) = Path(folder).glob("*.ckpt")
         return file

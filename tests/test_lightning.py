@@ -1,5 +1,6 @@
 """Pruning in Lightning's Trainer: equal to Lightning alone and to a plain loop, also resumed."""
 
+import copy
 import csv
 import importlib
 import importlib.util
@@ -279,6 +280,62 @@ def test_a_finished_run_that_is_resumed_trains_nothing(runs, pruning, undisturbe
     assert net.lengths == []
 
 
+def fit_again(runs, net, data=None, **options):
+    """Call ``fit`` of the same ``Trainer`` again."""
+    data = runs.loader() if data is None else data
+    net.trainer.fit(net, data, DataLoader(runs.DATA, batch_size=100), **options)
+
+
+def evidence(pruner):
+    """What a user reads from a pruner."""
+    return pruner.steps_done, pruner.counts.tolist(), pruner.watch.suspects()[1].tolist()
+
+
+def test_a_second_fit_after_a_whole_training_keeps_its_evidence(runs, pruning, tmp_path):
+    net = runs.fit(pruning(adaptive(runs.EPOCHS)), net=runs.WatchedNet())
+    first = evidence(runs.pruner_of(net))
+    assert first[0] == net.trainer.global_step
+    fit_again(runs, net)
+    assert evidence(runs.pruner_of(net)) == first
+    net.trainer.save_checkpoint(tmp_path / "twice.ckpt")
+    fit_again(runs, net, ckpt_path=tmp_path / "twice.ckpt")
+    assert evidence(runs.pruner_of(net)) == first
+    assert len(net.lengths) == runs.EPOCHS
+    with pytest.raises(InputError, match="a training loader that shuffles"):
+        fit_again(runs, net, DataLoader(runs.DATA, 16))
+    assert evidence(runs.pruner_of(net)) == first
+
+
+def test_a_second_fit_after_a_stop_goes_on_as_lightning_alone(runs, pruning):
+    nets = []
+    for callbacks in [], [pruning(fp.FullData(runs.EPOCHS))]:
+        data = runs.ordered_loader()
+        net = runs.fit(runs.StopOnce(), *callbacks, net=runs.WatchedNet(), data=data)
+        assert net.trainer.global_step == 31
+        fit_again(runs, net, data)
+        nets.append(net)
+    alone, unpruned = nets
+    assert runs.equal_weights(alone, unpruned)
+    steps = unpruned.trainer.global_step
+    assert alone.trainer.global_step == steps == 31 + 13 * (runs.EPOCHS - 3)
+    assert runs.pruner_of(unpruned).watch.labels().tolist() == runs.DATA.tensors[1].tolist()
+    assert runs.pruner_of(unpruned).position.epoch == runs.EPOCHS
+
+
+@pytest.mark.parametrize("hook", ["on_before_optimizer_step", "on_train_batch_end"])
+def test_a_second_fit_after_an_exception_loses_nothing(runs, pruning, undisturbed, hook, tmp_path):
+    """Lightning alone would train the epoch again. What the error says is exact."""
+    net = runs.Net()
+    with pytest.raises(InterruptedError):
+        runs.fit(runs.Stop(hook, 12), pruning(runs.POLICY), net=net)
+    with pytest.raises(InputError, match=r"stopped, within epoch 1, .*save_checkpoint\(path\)"):
+        fit_again(runs, net)
+    assert runs.pruner_of(net).position.epoch == 1
+    net.trainer.save_checkpoint(tmp_path / "now.ckpt")
+    resumed = runs.fit(pruning(runs.POLICY), ckpt_path=tmp_path / "now.ckpt")
+    assert_continues(runs, resumed, undisturbed[0])
+
+
 # Batch 12 is one within the pruned second epoch, and batch 17 its last one.
 @pytest.mark.parametrize(
     ("hook", "batch"),
@@ -365,6 +422,13 @@ class Stream(IterableDataset[int]):
         return iter(())
 
 
+class Halved(DataLoader[Any]):
+    """A loader that changes its batches."""
+
+    def __iter__(self):
+        return ((x / 2, y) for x, y in super().__iter__())
+
+
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "max_epochs": ({"max_epochs": 7}, "expected max_epochs=6"),
     "max_steps": ({"max_steps": 20}, "expected max_steps=-1"),
@@ -422,7 +486,25 @@ LOADERS = {
         ),
         "expected a training loader with batch_size",
     ),
-    "several": (lambda data: [DataLoader(data, 16)] * 2, "expected one torch DataLoader"),
+    "several": (
+        lambda data: [DataLoader(data, 16)] * 2,
+        "expected one torch DataLoader .*, got list: give fit.. a DataLoader over one data set",
+    ),
+    "one in a list": (
+        lambda data: [DataLoader(data, 16)],
+        "got list of one: give fit.. the loader itself",
+    ),
+    "one in a CombinedLoader": (
+        lambda data: importlib.import_module("lightning.pytorch.utilities").CombinedLoader(
+            {"a": DataLoader(data, 16)}
+        ),
+        "got CombinedLoader of one: give fit.. the loader itself",
+    ),
+    "no loader": (lambda data: Stream(), "got Stream: give fit.. a DataLoader over one data set"),
+    "its own iteration": (
+        lambda data: Halved(data, 16, shuffle=True),
+        "got Halved, which overrides __iter__: give fit.. a DataLoader, change batches in collate",
+    ),
     "indexed": (lambda data: DataLoader(fp.Indexed(data), 16), "the data set itself"),
     "stream": (lambda data: DataLoader(Stream(), 16), "expected a map-style data set"),
 }
@@ -497,6 +579,13 @@ def test_a_step_that_does_not_record_as_it_should_is_refused(runs, pruning, chan
     weighted = fp.InfoBatch(runs.EPOCHS, prune=0.5)
     with pytest.raises((InputError, RuntimeError), match=message):
         runs.fit(pruning(weighted), net=runs.recording(change))
+
+
+def test_validation_with_another_trainer_needs_a_copy(runs, pruning, undisturbed):
+    with pytest.raises(InputError, match=r"second Trainer has taken over, .*deepcopy.module.$"):
+        runs.fit(runs.ValidateElsewhere(lambda module: module), pruning(runs.POLICY))
+    net = runs.fit(runs.ValidateElsewhere(copy.deepcopy), pruning(runs.POLICY))
+    assert_continues(runs, net, undisturbed[0])
 
 
 def test_an_optimizer_that_calls_its_closure_several_times_is_refused(runs, pruning, monkeypatch):

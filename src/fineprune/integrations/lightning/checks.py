@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler
 
 from fineprune.errors import InputError
@@ -119,7 +120,7 @@ def check_same_steps(trainer: pl.Trainer, pruner: Pruner, state: dict[str, Any])
                 f"expected to resume with steps of {before} samples (batch x ranks x "
                 f"accumulation), since {type(config.scheduler).__name__} counts steps, got steps "
                 f"of {now}: resume with the same numbers as before, or load the weights into the "
-                f"module and call fit() without ckpt_path"
+                f"module and call fit() of a new Trainer without ckpt_path"
             )
 
 
@@ -139,10 +140,20 @@ def checked_loader(given: object) -> DataLoader[object]:
     Raises:
         InputError: The pruning cannot take over its sampler.
     """
-    if not isinstance(given, DataLoader) or type(given).__iter__ is not DataLoader.__iter__:
+    kind = type(given).__name__
+    if not isinstance(given, DataLoader):
+        remedy = "give fit() a DataLoader over one data set, with batch_size and shuffle=True"
+        if _holds_one(given):
+            kind += " of one"
+            remedy = "give fit() the loader itself, whose batches training_step then receives"
         raise InputError(
-            f"expected one torch DataLoader as the training loader, got {type(given).__name__}: "
-            f"give fit() a loader over one data set, without a sampler"
+            f"expected one torch DataLoader as the training loader, got {kind}: {remedy}"
+        )
+    if type(given).__iter__ is not DataLoader.__iter__:
+        raise InputError(
+            f"expected a training loader that iterates as DataLoader does, since the callback "
+            f"makes one over its data set, got {kind}, which overrides __iter__: give fit() a "
+            f"DataLoader, change batches in collate_fn, and leave the position to the checkpoint"
         )
     if isinstance(given.dataset, IterableDataset) or not hasattr(given.dataset, "__len__"):
         raise InputError(
@@ -167,6 +178,12 @@ def checked_loader(given: object) -> DataLoader[object]:
         )
     check_in_order(getattr(given, "in_order", True))
     return given
+
+
+def _holds_one(given: object) -> bool:
+    """Return whether a list, another collection or a ``CombinedLoader`` holds only a loader."""
+    loaders = (given if isinstance(given, CombinedLoader) else CombinedLoader(given)).flattened
+    return len(loaders) == 1 and isinstance(loaders[0], DataLoader)
 
 
 def _shuffles_all(loader: DataLoader[object]) -> bool:

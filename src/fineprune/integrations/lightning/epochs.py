@@ -2,12 +2,14 @@
 
 import os
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
 from fineprune.errors import InputError
@@ -24,6 +26,15 @@ from fineprune.integrations.lightning.checks import (
 from fineprune.integrations.lightning.loader import PrunedLoader, PrunedSource
 from fineprune.pruning.policies.policy import Policy
 from fineprune.pruning.pruner import Pruner
+
+
+class _Earlier(NamedTuple):
+    """What the last training left. It is put back if the next one fails before it begins."""
+
+    pruner: Pruner
+    batch: tuple[Any, ...] | None
+    optimizers: list[Optimizer]
+    schedulers: list[LRSchedulerConfig]
 
 
 class DataPruning(pl.Callback):
@@ -66,6 +77,7 @@ class DataPruning(pl.Callback):
         self._state: dict[str, Any] | None = None  # A state to load.
         self._has_started = False
         self._max_steps: int | None = None  # The user's, while it is another number.
+        self._earlier: _Earlier | None = None
 
     @property
     def pruner(self) -> Pruner:
@@ -120,7 +132,12 @@ class DataPruning(pl.Callback):
             return
         check_trainer(trainer, pl_module, self)
         check_epochs(trainer, self.policy)
+        earlier = None
+        if self._pruner is not None:
+            made = trainer.optimizers, trainer.lr_scheduler_configs
+            earlier = _Earlier(self._pruner, self._batch, *made)
         self._forget()
+        self._earlier = earlier
         source = trainer.fit_loop._data_source
         loader = partial(self._train_loader, trainer, source)
         trainer.fit_loop._data_source = PrunedSource(source, loader)
@@ -137,10 +154,12 @@ class DataPruning(pl.Callback):
             for config in trainer.lr_scheduler_configs[:1]:
                 by = f"{config.interval}s" if config.frequency == 1 else None
                 rank_zero_info(give_rates(self.pruner, config.scheduler, by))
-        if self._state is not None:
-            check_same_steps(trainer, self.pruner, self._state)
-            self.pruner.load_state_dict(self._state)
+        state = self._earlier_state(trainer) if self._state is None else self._state
+        if state is not None:
+            check_same_steps(trainer, self.pruner, state)
+            self.pruner.load_state_dict(state)
         self._has_started = True
+        self._earlier = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check that no other callback has changed the number of epochs."""
@@ -157,9 +176,22 @@ class DataPruning(pl.Callback):
         """
         self._is_backpropagated = pl_module.automatic_optimization
 
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
         """Hand the losses of the batch to the pruner, now that the optimizer has used them."""
         if self._batch is None and self._loader is not None and self._loader.index is not None:
+            if pl_module.trainer is not trainer:
+                raise InputError(
+                    "expected the module to belong to the Trainer that trains it, got one that "
+                    "validate(), test() or another method of a second Trainer has taken over, so "
+                    "that record() finds no pruning: give that Trainer copy.deepcopy(module)"
+                )
             raise InputError(
                 "expected training_step to return record(self, losses), got a step that recorded "
                 'nothing: give it one loss per sample (reduction="none"), also if the step returns '
@@ -175,8 +207,14 @@ class DataPruning(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Leave the ``Trainer`` as it was."""
+        """Leave the ``Trainer`` as it was, and keep the last training if no other one has begun."""
         self._detach(trainer)
+        earlier, self._earlier = self._earlier, None
+        if earlier is not None:
+            # A checkpoint that is saved now continues that training.
+            self._pruner, self._batch, self._has_started = earlier.pruner, earlier.batch, True
+            trainer.optimizers = earlier.optimizers
+            trainer.strategy.lr_scheduler_configs = earlier.schedulers
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the ``Trainer`` as it was."""
@@ -253,6 +291,31 @@ class DataPruning(pl.Callback):
         check_validation(trainer, self._pruner)
         self._loader = PrunedLoader(given, self._pruner)
         return self._loader
+
+    def _earlier_state(self, trainer: pl.Trainer) -> dict[str, Any] | None:
+        """Return the state with which a second ``fit`` goes on without a checkpoint, if it does.
+
+        Lightning then trains the epochs that are left, which are none after a whole training. It
+        begins an epoch that was interrupted with its first batch.
+
+        Raises:
+            InputError: The pruner would go on in another place.
+        """
+        epoch = trainer.fit_loop.epoch_progress.current.processed
+        if self._earlier is None or epoch == 0:
+            return None
+        pruner = self._earlier.pruner
+        before = pruner.position
+        if epoch != before.epoch + (before.samples > 0):
+            place = "within" if before.samples else "before"
+            raise InputError(
+                f"expected a second fit() to go on where the training stopped, {place} epoch "
+                f"{before.epoch}, got one that would train epoch {epoch} from its start: to go on, "
+                f"call trainer.save_checkpoint(path), then fit() with ckpt_path=path; to start "
+                f"again, call fit() of a new Trainer"
+            )
+        pruner.synchronize()
+        return pruner.state_dict()
 
     def _restore_max_steps(self, trainer: pl.Trainer) -> None:
         if self._max_steps is not None:
