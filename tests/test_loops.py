@@ -650,6 +650,79 @@ def test_a_resume_goes_on_behind_samples_that_a_collate_function_left_out(stop, 
     assert before + list(batches_of(second, loader)) == expected
 
 
+def unreadable(places, made):
+    """Return the samples at some places of the first epoch, and a collate function without them."""
+    gone = made.sampler.order()[places].tolist()
+
+    def collate(pairs):
+        readable = [pair for pair in pairs if pair[0] not in gone]
+        return fp.IndexedCollate(torch.utils.data.default_collate)(readable)
+
+    return gone, collate
+
+
+@pytest.mark.parametrize("places", [[2], [BATCH - 1], [2 * BATCH - 1], [3, BATCH + 1], [N - 1]])
+@pytest.mark.parametrize("stops", [(1, 1), (2, 1), (1, 3)])
+def test_two_stops_in_an_epoch_train_every_readable_sample_once(places, stops):
+    state = new(fp.FullData(1)).state_dict()
+    gone, collate = unreadable(places, new(fp.FullData(1)))
+    trained: list[int] = []
+    for stop in (*stops, None):
+        pruner = new(fp.FullData(1))
+        pruner.load_state_dict(state)
+        loader = DataLoader(pruner.dataset, BATCH, sampler=pruner.sampler, collate_fn=collate)
+        for _ in pruner.epochs():
+            for number, (index, _) in enumerate(loader, 1):
+                pruner.record(index, torch.ones(len(index)))
+                trained += index.tolist()
+                if number == stop:
+                    break
+            if stop is not None:
+                break
+        state = pruner.state_dict()
+    assert sorted(trained + gone) == list(range(N))
+
+
+@pytest.mark.parametrize("place", [2, BATCH - 1, N - 1])
+def test_a_loop_that_was_left_goes_on_behind_samples_that_were_left_out(place):
+    pruner = new(fp.FullData(1))
+    gone, collate = unreadable([place], pruner)
+    loader = DataLoader(pruner.dataset, BATCH, sampler=pruner.sampler, collate_fn=collate)
+    trained: list[int] = []
+    for _ in range(3):
+        for _ in pruner.epochs():
+            for index, _ in itertools.islice(loader, 2 if len(trained) < 4 * BATCH - 2 else None):
+                pruner.record(index, torch.ones(len(index)))
+                trained += index.tolist()
+            if len(trained) < 5 * BATCH:
+                break
+    assert sorted(trained + gone) == list(range(N))
+
+
+def test_the_last_step_of_an_epoch_is_due_although_a_sample_was_left_out():
+    pruner = new(fp.FullData(2), accumulation=5)
+    _, collate = unreadable([2], pruner)
+    loader = DataLoader(pruner.dataset, BATCH, sampler=pruner.sampler, collate_fn=collate)
+    due = 0
+    for _ in pruner.epochs():
+        for index, _ in loader:
+            pruner.record(index, torch.ones(len(index)))
+            due += pruner.step_is_due
+    assert due == pruner.steps_done == pruner.total_steps() == 6
+
+
+def test_samples_that_never_reach_a_batch_do_not_end_the_rotation_of_short_epochs():
+    epochs, left_out = 20, 5
+    pruner = new(fp.Adaptive(epochs, save=0.5, rates=[1.0] * epochs, patience=0))
+    visits = np.zeros(N, dtype=np.int64)
+    for _ in pruner.epochs():
+        for index in pruner.sampler.order().split(BATCH):
+            readable = index[index >= left_out]
+            pruner.record(readable, torch.ones(len(readable)))
+            visits[readable] += 1
+    assert np.ptp(visits[left_out:]) <= 1
+
+
 def test_a_resume_goes_on_inside_a_batch_that_is_recorded_in_parts():
     def parts_of(made, stop=None):
         for _ in made.epochs():

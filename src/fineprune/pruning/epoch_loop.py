@@ -114,6 +114,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         if shape.batch_size is not None:
             self._samples_per_batch = shape.batch_size * shape.num_replicas
         self._last_index: torch.Tensor | None = None  # That of the last batch that was counted.
+        self._batches_before = 0  # Those of the epoch before the sampler's first one.
         self._rescaling: Rescaling | None = None
         self._loaders = PrunedLoaders(sampler, num_samples, batch_size, shape.drop_last)
         self._report = RunReport(counts, dataset)
@@ -334,8 +335,11 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         if unfinished is not None and unfinished.plan.epoch != epoch:
             self._commit()
         self.set_epoch(epoch)
-        if cycle.unfinished is not None:
-            self._follow(cycle.current.plan, cycle.current.planned - cycle.current.left)
+        progress = cycle.unfinished
+        if progress is not None:
+            progress.samples = self._samples_loaded(progress)
+            self._batches_before = progress.batches
+            self._follow(progress.plan, progress.planned - progress.left)
         cycle.drive(self)
 
     def set_epoch(self, epoch: int) -> None:
@@ -686,13 +690,26 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
     def _is_trained(self, progress: Progress[Plan]) -> bool:
         """Return whether all batches of an epoch were recorded."""
         # With drop_last, an incomplete last batch is left out.
-        least = (self._samples_per_batch or 1) if self._shape.drop_last else 1
-        return progress.left < least
+        batch = self._samples_per_batch or 1
+        least = batch if self._shape.drop_last else 1
+        if progress.left < least or progress.batches * batch <= progress.planned - least:
+            return progress.left < least
+        # Samples may have been left out of the batches.
+        return progress.planned - self._samples_loaded(progress) < least
+
+    def _samples_loaded(self, progress: Progress[Plan]) -> int:
+        """Return how many samples of the order of all ranks are behind the last recorded batch.
+
+        These are the recorded ones and, if a subclass can tell, those that were left out of their
+        batches, such as files that cannot be read.
+        """
+        return progress.samples
 
     @uninterrupted()
     def _show(self, epoch: int) -> None:
         """Make ``epoch`` current: with the plan of a restored epoch if it is this one."""
         self._total_steps = None
+        self._batches_before = 0
         if self._cycle.take_up(epoch):
             self._follow(self._cycle.current.plan)
             return

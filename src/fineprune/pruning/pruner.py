@@ -372,20 +372,25 @@ class Pruner(EpochLoop[EpochPlan]):
     def _samples_loaded(self, progress: Progress[EpochPlan]) -> int:
         """Return how many samples of the order of all ranks are behind the last recorded batch.
 
-        These are the recorded ones, and those that a collate function left out, such as files that
-        cannot be read. Where the last batch lies in the order tells whether there are such samples,
-        and not merely smaller batches.
+        Where the last batch lies in the order tells whether samples were left out of the batches,
+        or batches of the batch size were recorded in parts.
         """
         recorded, batch, last = progress.samples, self._samples_per_batch, self._last_index
         if batch is None or last is None or not self._cycle.sampler_read or self._checks.sharded:
             return recorded
-        loaded, ranks = min(progress.batches * batch, progress.planned), self._shape.num_replicas
-        if recorded >= loaded:
+        ranks = self._shape.num_replicas
+        number, start = progress.batches - self._batches_before, self.sampler.start
+        if not number or recorded >= min(start + number * batch, progress.planned):
             return recorded
-        places = self.sampler.places(last)
-        in_its_place = places // (batch // ranks) == progress.batches - 1
-        left_out = len(places) and in_its_place.all() and places.max() >= recorded // ranks
-        return loaded if left_out else recorded
+        places = self.sampler.places(last) - start // ranks
+        block = places // (batch // ranks)
+        if not len(places) or (block != block[0]).any():
+            return recorded
+        behind = int(places.max()) + 1 > (recorded - start) // ranks
+        whole = int(block[0]) + 1
+        if (whole == number and (behind or number > 1)) or (whole > number and behind):
+            return min(start + whole * batch, progress.planned)
+        return recorded
 
     def _count_anew(self, before: BatchShape) -> None:
         """Count what a loaded state has trained in batches and steps of the current size."""

@@ -120,6 +120,11 @@ class PruningSampler(DistributedSampler[Any]):
         """Return the number of indices of this rank in the whole epoch, even after a resume."""
         return self.num_samples
 
+    @property
+    def start(self) -> int:
+        """How many samples of all ranks precede its first one in the order of the epoch."""
+        return self._start
+
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and how many indices this rank has yielded (``StatefulDataLoader``)."""
         # Counting what is left of the chunk is faster than counting every index that is yielded.

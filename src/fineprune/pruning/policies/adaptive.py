@@ -229,8 +229,9 @@ class Adaptive(BudgetedPolicy):
     def end_epoch(self, epoch: int) -> None:
         """Lengthen or clear the streaks of the trained samples, and charge the epoch's steps."""
         steps = self._steps_now(epoch)
-        if self._number_kept(steps) < len(self._streaks):
-            self._note_chosen()
+        number = self._number_kept(steps)
+        if number < len(self._streaks):
+            self._note_chosen(number)
         losses = self._losses.values.numpy()
         above = losses > np.float32(self._chance)  # A loss that is not finite is above chance.
         self._streaks *= above  # An untrained sample keeps its streak, because it has infinity.
@@ -409,10 +410,14 @@ class Adaptive(BudgetedPolicy):
         """Return the number of steps of an epoch, after those that were trained before it."""
         return self._steps(epoch, self.steps_before(epoch), self._number_contradicting())
 
-    def _note_chosen(self) -> None:
-        """Note the samples of a shortened epoch; begin a new round if none is left to choose."""
+    def _note_chosen(self, number: int) -> None:
+        """Note the ``number`` samples of a shortened epoch; begin a new round after the last."""
         trained = self._losses.values.numpy() < np.inf
         again = trained & self._chosen
+        skipped = self._contradicting()
+        others = np.count_nonzero(~(self._chosen | skipped))
+        returning = self._number_returning(int(np.count_nonzero(skipped)), number)
         self._chosen |= trained
-        if (self._chosen | self._contradicting()).all():
+        # Samples that the loop leaves out of its batches are chosen, too, and never trained.
+        if others <= number - returning or (self._chosen | skipped).all():
             self._chosen = again
