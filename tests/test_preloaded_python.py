@@ -74,7 +74,8 @@ if sys.argv[1] == "die":
     os.kill(os.getpid(), signal.SIGKILL)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
 print("waits", flush=True)
-time.sleep(60)
+for _ in range(6000):  # A signal that came just before a long sleep would not shorten it.
+    time.sleep(0.01)
 """
 
 
