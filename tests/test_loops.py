@@ -760,7 +760,7 @@ def test_a_dict_of_arrays_is_no_data_set_of_two_samples():
 
 
 def test_a_dict_of_numbered_samples_is_a_data_set():
-    dataset = fp.Indexed({key: (key, 0) for key in range(N)})
+    dataset = fp.Indexed({key: (key, 0) for key in reversed(range(N))})
     assert len(dataset) == N
     assert dataset[5] == (5, (5, 0))
 

@@ -126,6 +126,8 @@ def test_a_lock_of_another_program_is_not_overwritten(folder):
     ("command", "message"),
     [
         ("slurm q.toml --nodes 2 --out q.toml", "expected --out not to be the input q.toml"),
+        ("slurm digits --nodes 2 --out q.toml", "expected --out to be a script, got q.toml"),
+        ("plan done --samples 3", "got done with --samples: leave them out"),
         ("plan q.toml --svg q.toml", "expected --svg not to be the input q.toml"),
         ("plan q.toml --svg ./x/../q.toml", "expected --svg not to be the input q.toml"),
         (
@@ -343,7 +345,7 @@ def test_a_full_disk_under_the_output_is_one_line(python, arguments):
 
 @pytest.mark.parametrize("command", ["slurm q.toml --nodes 1 --out f", "plan q.toml --svg f"])
 def test_a_full_disk_leaves_the_old_file(command, folder, monkeypatch):
-    (folder / "f").write_text("old")
+    (folder / "f").write_text("#! old")
 
     def full(number):
         raise OSError(28, "No space left on device")
@@ -352,7 +354,7 @@ def test_a_full_disk_leaves_the_old_file(command, folder, monkeypatch):
     result = run(command)
     assert result.exit_code == 1
     assert result.stderr == "fineprune: cannot write f: No space left on device\n"
-    assert (folder / "f").read_text() == "old"
+    assert (folder / "f").read_text() == "#! old"
     assert sorted(os.listdir(folder)) == ["f", "q.toml"]
 
 

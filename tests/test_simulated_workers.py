@@ -182,8 +182,8 @@ def test_a_slow_worker_resumes_inside_an_epoch(three_workers, tmp_path, monkeypa
         ),
         (["step_seconds=[1.0, 2.0]"], "step_seconds to have 4 numbers"),
         (["step_seconds=[1.0, 2.0, 0.0, 1.0]"], "distributed.step_seconds"),
-        (["simulate_as=sync", "step_spread=0.1"], "synchronous updates do not depend on them"),
-        (["simulate=0", "step_spread=0.1"], "with distributed.simulate"),
+        (["simulate_as=sync", "step_spread=0.1"], "whose updates do not depend on them"),
+        (["simulate=0", "step_spread=0.1"], "with distributed.simulate, got none: set it to"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changes, message):

@@ -147,11 +147,19 @@ def plan(
         raise InputError(f"expected one recipe and section.key=value, got {' '.join(files)}")
     file = Path(files[0]) if files else None
     if file is not None and _is_run(file):
-        numbers = samples is not None or step_time is not None or overhead or ranks != 1
-        if settings or more or changes or numbers or svg:
+        others = {
+            "--samples": samples is not None,
+            "--step-time": step_time is not None,
+            "--overhead": overhead,
+            "--ranks": ranks != 1,
+            "--svg": svg,
+            "changes of settings": settings or more or changes,
+        }
+        if given := [name for name, value in others.items() if value]:
             raise InputError(
                 f"expected the folder of a run without other options than --json, got {files[0]} "
-                f"with some: leave them out, since its recipe says how it was trained"
+                f"with {' and '.join(given)}: leave them out, since its recipe says how it was "
+                f"trained"
             )
         advice = advice_for(read_run(file))
         told = [json.dumps({"run": str(file), "advice": advice})] if as_json else advice

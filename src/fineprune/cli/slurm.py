@@ -115,6 +115,10 @@ def slurm(
     made = read_recipe(recipe, changed)
     if out is not None:
         check_file("--out", out, [recipe, *inputs_of(made.as_dict())])
+        if out.is_file() and out.stat().st_size and not out.read_bytes().startswith(b"#!"):
+            raise InputError(
+                f"expected --out to be a script, got {out}, which is none: give another name"
+            )
     kind = made.pruning.policy.replace(":", "-") if verb == "train" else verb
     folder = run or Path("runs") / f"{recipe.stem}-{kind}"
     trained = [made]

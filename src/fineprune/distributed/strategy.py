@@ -177,11 +177,15 @@ class Strategy:
             check_positive("distributed.step_seconds", seconds)
         if not self.step_seconds and not self.step_spread:
             return
-        if not self.simulate or self.simulate_as == "sync":
+        if not self.simulate:
             raise InputError(
-                "expected distributed.step_seconds and step_spread only with distributed.simulate "
-                "and simulate_as async or mixed, since synchronous updates do not depend on them: "
-                "remove them"
+                "expected distributed.step_seconds and step_spread with distributed.simulate, got "
+                "none: set it to the number of simulated workers, or remove them"
+            )
+        if self.simulate_as == "sync":
+            raise InputError(
+                'expected distributed.step_seconds and step_spread with simulate_as = "async" or '
+                '"mixed", got "sync", whose updates do not depend on them: remove them'
             )
         if self.step_seconds and len(self.step_seconds) != self.simulated_groups:
             raise InputError(

@@ -53,7 +53,7 @@ class Indexed(Dataset[tuple[int, Any]]):
     """
 
     def __init__(self, dataset: Any) -> None:
-        if isinstance(dataset, Mapping) and list(dataset) != list(range(len(dataset))):
+        if isinstance(dataset, Mapping) and set(dataset) != set(range(len(dataset))):
             keys = [str(key) for key in itertools.islice(dataset, _SHOWN_KEYS + 1)]
             shown = ", ".join(keys[:_SHOWN_KEYS]) + ", ..." * (len(keys) > _SHOWN_KEYS)
             raise TypeError(

@@ -71,7 +71,7 @@ class FinePruning(ScheduledPolicy):
 
         There is one window per interval between milestones. In each window, pruning starts as late
         as possible, so that the counts cover more epochs, but early enough that no pruned epoch has
-        to skip more than half of the samples. ``prune`` follows from ``save``.
+        to skip more than half of the samples, unless ``save`` is larger. ``prune`` follows from it.
 
         Args:
             epochs: Number of training epochs.

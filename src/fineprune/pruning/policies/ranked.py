@@ -179,7 +179,7 @@ def _checked_scores(scores: Any) -> Scores:
         raise InputError(f"expected scores of shape (N,), got shape {values.shape}")
     if np.isnan(values).any():
         raise InputError(
-            f"expected scores without NaN, got {int(np.isnan(values).sum())}: give -inf for a "
+            f"expected scores without NaN, got {int(np.isnan(values).sum())} NaN: give -inf for a "
             f"sample about which nothing is known"
         )
     known = values[np.isfinite(values)]

@@ -132,8 +132,9 @@ class PruningSettings:
             self.windows_per_interval is None
         ):
             raise InputError(
-                "expected either pruning.window (epochs) or pruning.windows_per_interval, "
-                f"got window={self.window} and windows_per_interval={self.windows_per_interval}"
+                f"expected either pruning.window (epochs) or pruning.windows_per_interval, got "
+                f"{self.window} and {self.windows_per_interval}: set one of them (fineprune plan: "
+                f"--window or --windows-per-interval)"
             )
         if self.window is not None and not isinstance(self.start, int):
             raise InputError(
