@@ -380,17 +380,17 @@ class Pruner(EpochLoop[EpochPlan]):
             return recorded
         ranks = self._shape.num_replicas
         number, start = progress.batches - self._batches_before, self.sampler.start
-        if not number or recorded >= min(start + number * batch, progress.planned):
+        loaded = min(start + number * batch, progress.planned)
+        # With half as many or fewer, batches are recorded in parts, or are smaller ones.
+        if recorded >= loaded or 2 * (recorded - start) <= number * batch:
             return recorded
         places = self.sampler.places(last) - start // ranks
         block = places // (batch // ranks)
         if not len(places) or (block != block[0]).any():
             return recorded
-        behind = int(places.max()) + 1 > (recorded - start) // ranks
-        whole = int(block[0]) + 1
-        if (whole == number and (behind or number > 1)) or (whole > number and behind):
-            return min(start + whole * batch, progress.planned)
-        return recorded
+        # The first batch may also be a smaller one, or a part.
+        left_out = number > 1 or places.max() >= (recorded - start) // ranks
+        return loaded if block[0] + 1 == number and left_out else recorded
 
     def _count_anew(self, before: BatchShape) -> None:
         """Count what a loaded state has trained in batches and steps of the current size."""
