@@ -417,7 +417,11 @@ def test_twenty_cards_are_reviewed_by_keyboard_and_the_table_trains(opened, tmp_
     more = tmp_path / "run" / "inspect.html"
     CliRunner().invoke(app, ["inspect", str(tmp_path / "run"), "--out", str(more), "--most", "5"])
     more.replace(page_file)  # A browser keeps it for each file or for all, as it likes.
-    opened.reload()
+    for _ in range(20):  # Another process of the browser may read the new file, some seconds late.
+        opened.reload()
+        if "5 of 5" in count.inner_text():
+            break
+        opened.wait_for_timeout(500)
     assert "5 of 5 reviewed and 15 that are not on this page" in count.inner_text()
     table = downloaded(opened, tmp_path / "labels.csv")
     before = read_training_set(tmp_path / "run", 250)
