@@ -723,6 +723,18 @@ def test_samples_that_never_reach_a_batch_do_not_end_the_rotation_of_short_epoch
     assert np.ptp(visits[left_out:]) <= 1
 
 
+@pytest.mark.parametrize("sizes", [(8, 7), (8, 5, 6), (8, 8, 5)])
+def test_a_resume_goes_on_behind_batches_of_several_sizes(sizes):
+    first, second = new(fp.FullData(1)), new(fp.FullData(1))
+    first.start_epoch(0)
+    order = first.sampler.order()
+    for index in order[: sum(sizes)].split(sizes):
+        first.record(index.to(torch.uint32), torch.ones(len(index)))
+    second.load_state_dict(first.state_dict())
+    second.start_epoch(0)
+    assert torch.equal(second.sampler.order(), order[sum(sizes) :])
+
+
 def test_a_resume_goes_on_inside_a_batch_that_is_recorded_in_parts():
     def parts_of(made, stop=None):
         for _ in made.epochs():

@@ -385,11 +385,14 @@ class Pruner(EpochLoop[EpochPlan]):
         if recorded >= loaded or 2 * (recorded - start) <= number * batch:
             return recorded
         places = self.sampler.places(last) - start // ranks
-        block = places // (batch // ranks)
+        block, own = places // (batch // ranks), (recorded - start) // ranks
         if not len(places) or (block != block[0]).any():
             return recorded
+        # Without a gap, the batches have several sizes, or only the end of the last one is missing.
+        if places.max() == own - 1 and places.max() - places.min() == len(last) - 1:
+            return recorded
         # The first batch may also be a smaller one, or a part.
-        left_out = number > 1 or places.max() >= (recorded - start) // ranks
+        left_out = number > 1 or places.max() >= own
         return loaded if block[0] + 1 == number and left_out else recorded
 
     def _count_anew(self, before: BatchShape) -> None:

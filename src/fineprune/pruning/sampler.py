@@ -93,7 +93,10 @@ class PruningSampler(DistributedSampler[Any]):
 
     def places(self, index: torch.Tensor) -> torch.Tensor:
         """Return the places of some samples in this rank's order of the whole epoch; int64."""
-        return torch.isin(self._order(), index.cpu()).nonzero() + self._start // self.num_replicas
+        return (
+            torch.isin(self._order(), index.cpu().long()).nonzero()
+            + self._start // self.num_replicas
+        )
 
     def _order(self) -> torch.Tensor:
         check_length(self.dataset, self._num_samples)
