@@ -115,7 +115,7 @@ def slurm(
     made = read_recipe(recipe, changed)
     if out is not None:
         check_file("--out", out, [recipe, *inputs_of(made.as_dict())])
-        if out.is_file() and out.stat().st_size and not out.read_bytes().startswith(b"#!"):
+        if out.is_file() and out.read_bytes()[:2] not in (b"", b"#!"):
             raise InputError(
                 f"expected --out to be a script, got {out}, which is none: give another name"
             )

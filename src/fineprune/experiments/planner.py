@@ -264,10 +264,8 @@ def _recommended(among: Sequence[Predicted], rows: Sequence[Predicted]) -> tuple
 
 def _cost(row: Predicted) -> tuple[float, int]:
     """Return the node-hours without rounding errors and, for ties, how complicated a row is."""
-    order = [ONE, *_KINDS]
-    return float(f"{row.node_hours:.4g}"), order.index(row.kind) if row.kind in order else len(
-        order
-    )
+    simplest_first = (ONE, *_KINDS, row.kind)  # Kinds that are not listed come last.
+    return float(f"{row.node_hours:.4g}"), simplest_first.index(row.kind)
 
 
 def plan_dict(plan: ClusterPlan) -> dict[str, object]:

@@ -692,9 +692,13 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         # With drop_last, an incomplete last batch is left out.
         batch = self._samples_per_batch or 1
         least = batch if self._shape.drop_last else 1
-        if progress.left < least or progress.batches * batch <= progress.planned - least:
-            return progress.left < least
-        # Samples may have been left out of the batches.
+        if progress.left < least:
+            return True
+        # Samples may have been left out of the batches. To find out takes long, so it is done only
+        # after the last batch, or the one after it, since a stop may have divided a batch.
+        beyond = progress.batches * batch - (progress.planned - least)
+        if not 0 < beyond <= 2 * batch:
+            return False
         return progress.planned - self._samples_loaded(progress) < least
 
     def _samples_loaded(self, progress: Progress[Plan]) -> int:

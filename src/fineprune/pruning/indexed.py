@@ -54,8 +54,8 @@ class Indexed(Dataset[tuple[int, Any]]):
 
     def __init__(self, dataset: Any) -> None:
         if isinstance(dataset, Mapping) and set(dataset) != set(range(len(dataset))):
-            keys = [str(key) for key in itertools.islice(dataset, _SHOWN_KEYS + 1)]
-            shown = ", ".join(keys[:_SHOWN_KEYS]) + ", ..." * (len(keys) > _SHOWN_KEYS)
+            shown = ", ".join(map(str, itertools.islice(dataset, _SHOWN_KEYS)))
+            shown += ", ..." if len(dataset) > _SHOWN_KEYS else ""
             raise TypeError(
                 f"expected a data set with items 0 to N - 1, got a dict with the keys {shown}: "
                 f"give one data set, such as TensorDataset(x, y), or the number of samples"

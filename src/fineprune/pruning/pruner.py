@@ -384,16 +384,17 @@ class Pruner(EpochLoop[EpochPlan]):
         # With half as many or fewer, batches are recorded in parts, or are smaller ones.
         if recorded >= loaded or 2 * (recorded - start) <= number * batch:
             return recorded
-        places = self.sampler.places(last) - start // ranks
-        block, own = places // (batch // ranks), (recorded - start) // ranks
-        if not len(places) or (block != block[0]).any():
+        size, own = batch // ranks, (recorded - start) // ranks
+        indices = last.cpu().numpy()
+        block = self.sampler.leading(number * size)[(number - 1) * size :]
+        if not np.isin(indices, block).all():
             return recorded
+        places = (number - 1) * size + np.flatnonzero(np.isin(block, indices))
         # Without a gap, the batches have several sizes, or only the end of the last one is missing.
-        if places.max() == own - 1 and places.max() - places.min() == len(last) - 1:
+        if places[-1] == own - 1 and places[-1] - places[0] == len(indices) - 1:
             return recorded
         # The first batch may also be a smaller one, or a part.
-        left_out = number > 1 or places.max() >= own
-        return loaded if block[0] + 1 == number and left_out else recorded
+        return loaded if number > 1 or places[-1] >= own else recorded
 
     def _count_anew(self, before: BatchShape) -> None:
         """Count what a loaded state has trained in batches and steps of the current size."""

@@ -91,13 +91,6 @@ class PruningSampler(DistributedSampler[Any]):
         """Return the first indices of ``order``, at most ``number`` of them."""
         return self._order()[:number].numpy()
 
-    def places(self, index: torch.Tensor) -> torch.Tensor:
-        """Return the places of some samples in this rank's order of the whole epoch; int64."""
-        return (
-            torch.isin(self._order(), index.cpu().long()).nonzero()
-            + self._start // self.num_replicas
-        )
-
     def _order(self) -> torch.Tensor:
         check_length(self.dataset, self._num_samples)
         order = _fitted(self._shuffled(), self.total_size)[self._start :]

@@ -413,11 +413,11 @@ class Adaptive(BudgetedPolicy):
     def _note_chosen(self, number: int) -> None:
         """Note the ``number`` samples of a shortened epoch; begin a new round after the last."""
         trained = self._losses.values.numpy() < np.inf
-        again = trained & self._chosen
         skipped = self._contradicting()
-        others = np.count_nonzero(~(self._chosen | skipped))
+        left = np.count_nonzero(~(self._chosen | skipped))
         returning = self._number_returning(int(np.count_nonzero(skipped)), number)
-        self._chosen |= trained
         # Samples that the loop leaves out of its batches are chosen, too, and never trained.
-        if others <= number - returning or (self._chosen | skipped).all():
-            self._chosen = again
+        if left <= number - returning:
+            self._chosen &= trained
+        else:
+            self._chosen |= trained
