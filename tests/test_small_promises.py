@@ -263,7 +263,7 @@ def test_an_epoch_takes_the_padding_of_its_last_batch_and_no_sample_more():
         padded.record(torch.arange(first, first + 10) % N, torch.ones(10))
     with pytest.raises(InputError, match="expected at most 24 samples in epoch 0") as caught:
         padded.record(torch.arange(1), torch.ones(1))
-    assert str(caught.value).endswith("record every training batch once and no other batches")
+    assert str(caught.value).endswith("(the mean of two views), and no other batches")
     exact = fp.Pruner(N, fp.FullData(EPOCHS), batch_size=8)
     for first in range(0, N, 8):
         exact.record(torch.arange(first, first + 8), torch.ones(8))
@@ -317,6 +317,17 @@ def test_a_weighted_mean_must_be_backpropagated_before_the_first_step_has_passed
         assert pruner.record(index, losses).item() == 2
     with pytest.raises(RuntimeError, match="to be backpropagated"):
         pruner.record(parts[3], losses)
+
+
+def test_a_batch_with_weights_may_be_recorded_in_parts_of_which_the_sum_is_backpropagated():
+    pruner = fp.Pruner(N, Weighting(EPOCHS), batch_size=4)
+    for batch in torch.tensor(list(pruner.sampler)).split(4):
+        losses = torch.ones(1, requires_grad=True)
+        parts = [pruner.record(index, losses) / 4 for index in batch.split(1)]
+        torch.stack(parts).sum().backward()
+        assert losses.grad.item() == 2
+    with pytest.warns(RuntimeWarning, match="recorded in 12 batches instead of 3"):
+        pruner.end_epoch()
 
 
 def test_losses_of_an_earlier_epoch_end_the_one_that_a_state_was_taken_in():

@@ -229,7 +229,8 @@ class LoopChecks:
             return
         advice = (
             "loop over pruner.epochs() or pruner.iterate(loader), give the loader "
-            "sampler=pruner.sampler, and record every training batch once and no other batches"
+            "sampler=pruner.sampler, and record every training batch once, each sample with one "
+            "loss (the mean of two views), and no other batches"
         )
         if self.sharded:
             advice += (

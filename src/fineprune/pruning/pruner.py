@@ -1,5 +1,6 @@
 """Pruner: decides which samples each epoch trains on, for a training loop of any kind."""
 
+import math
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -439,7 +440,10 @@ class Pruner(EpochLoop[EpochPlan]):
     def _follow(self, plan: EpochPlan, start: int = 0) -> int:
         self._rescaling = None
         if plan.weights is not None:
-            self._rescaling = Rescaling(plan.weights, self._shape.accumulation + 1)
+            # A step may be backpropagated only when the next batch is recorded. Without a batch
+            # size, this is checked at the end of the epoch.
+            batch = self._shape.batch_size or math.inf
+            self._rescaling = Rescaling(plan.weights, batch * (self._shape.accumulation + 1))
         self.sampler.follow(plan, start)
         return self.sampler.total_size
 

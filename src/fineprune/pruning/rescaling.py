@@ -12,10 +12,11 @@ class Rescaling:
 
     Args:
         weights: The weight of each sample, float32, shape (N,).
-        patience: How many scalars may be returned before one of them must have been backpropagated.
+        patience: Of how many samples means may be returned before one of them must have been
+            backpropagated. A loop may record a batch in several parts.
     """
 
-    def __init__(self, weights: torch.Tensor, patience: int) -> None:
+    def __init__(self, weights: torch.Tensor, patience: float) -> None:
         self._weights = weights
         self._patience = patience
         self._returned = 0
@@ -24,7 +25,7 @@ class Rescaling:
     def mean(self, index: torch.Tensor, losses: torch.Tensor) -> torch.Tensor:
         """Return the mean of the ``weighted`` losses, shape (); both arguments have shape (B,)."""
         mean = self.weighted(index, losses).mean()
-        self._returned += 1
+        self._returned += len(losses)
         if self._returned > self._patience:
             self.check_used()
         return mean
