@@ -667,8 +667,8 @@ def quotes():
     instance, told = "resnet9/instance", "resnet9/instance-suspects"
     yield (
         README,
-        "was {:.2f} ±{:.2f} points above `fp.shorter` with labels that are confused consistently, "
-        "and {:.2f} ±{:.2f} above it with labels that a weaker network confuses",
+        "labels confused consistently | 3 | {:+.2f} ±{:.2f} | | the same, labels that a weaker "
+        "network confuses | 3 | {:+.2f} ±{:.2f} |",
         (*confused, *tuned_difference(FITS_INSTANCE_TUNED, "adaptive", instance, "shorter-2")),
     )
     yield FITS, "| shorter-2 | 0.6 | {:.2f} | - |", (accuracy(instance, "shorter-2"),)
@@ -687,7 +687,7 @@ def quotes():
     reached = [accuracy("resnet9/instance-six", arm) for arm in ("shorter-2", "adaptive")]
     yield (
         README,
-        "known to have wrong labels, it was {:.2f} ±{:.2f} points above it (six seeds)",
+        "are known to have wrong labels | 6 | {:+.2f} ±{:.2f} |",
         six,
     )
     yield FITS, "are wrong, it is {:.2f} ±{:.2f} points above `shorter`** (six seeds)", six
@@ -772,9 +772,7 @@ def quotes():
     lost = below(difference("adaptive/half", "adaptive"))
     yield VARIANTS, "`adaptive` is {:.2f} ±{:.2f} points above `shorter`, whose", half
     yield VARIANTS, "and it is {:.2f} ±{:.2f} points below full training. In the", lost
-    words = (
-        "it was {:.2f} ±{:.2f} points below full training, and {:.2f} ±{:.2f} above `fp.shorter`"
-    )
+    words = "wrong at random ({:.2f} ±{:.2f} below full training) | 3 | {:+.2f} ±{:.2f} |"
     yield README, words, (*lost, *half)
     words = "was {:.2f} ±{:.2f} points below full training, and {:.2f} ±{:.2f} above the shorter"
     yield ADAPTIVE, words, (*lost, *half)
@@ -789,7 +787,8 @@ def quotes():
         [accuracy(chosen, arm) for arm in ("adaptive", "shorter")],
     )
     yield ADAPTIVE, "confused consistently, it was {:.2f} ±{:.2f} points above", gained
-    yield README, "In the thin ResNet-18, it was {:.2f} ±{:.2f} points above it with", gained
+    words = "ResNet-18, 30 epochs, labels confused consistently | 6 | {:+.2f} ±{:.2f} |"
+    yield README, words, gained
     correct = difference(LINEAR_CLEAN, "adaptive", "shorter")
     yield VARIANTS, "as good as `shorter`**: {:.2f} ±{:.2f} points above it", correct
     random_choice = difference(LINEAR_CLEAN, "adaptive", "matched")
