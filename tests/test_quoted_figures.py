@@ -165,13 +165,6 @@ def estimated(epochs):
     return min(ratios), max(ratios)
 
 
-def first_suspects():
-    """The share of wrong labels among as many suspects of ``adaptive`` as there are, in percent."""
-    folders = [RESULTS / WRONG / f"adaptive-{seed}" for seed in range(3)]
-    shares = [read_run(folder).summary.suspicion.r_precision for folder in folders]
-    return 100 * np.mean(np.array(shares, float))
-
-
 def suspects(folder):
     return read_run(RESULTS / folder).summary.suspicion.suspects
 
@@ -460,7 +453,6 @@ def began_with_suspects():
     gained = *beside("resnet9"), *beside("resnet18")
     yield README, f"ResNet-9 was {one} one, and that of a thin ResNet-18 {other}, with", gained
     yield LABELS, f"{one} training in a ResNet-9, and {other} in a thin", gained
-    yield CHOOSE, f"and {other} and {other} above the first training", gained
     yield ADVICE, f"was {one} one in a ResNet-9, and {other} in a thin", gained
     for page in (README, LABELS):
         yield page, f"the ResNet-9 was {other} points below it", beside("correct")
@@ -470,8 +462,6 @@ def began_with_suspects():
     yield LABELS, f"and {other} above it with mistakes of a weaker network", shorter["weaker"]
     words = f"it was {other} points above `shorter` in a ResNet-9 and {other} in a thin"
     yield CHOOSE, words, (*shorter["resnet9"], *shorter["resnet18"])
-    yield CHOOSE, f"weaker network, it was {other} points above `shorter`. If", shorter["weaker"]
-    yield CHOOSE, f"after 60 epochs, it was {other} points above `shorter`,", shorter["long"]
     words = f"it is {other} points above `shorter` in the ResNet-9, and {other} in the thin"
     yield AGAIN, words, (*shorter["resnet9"], *shorter["resnet18"])
     both = *ranked["resnet9"], *ranked["resnet18"]
@@ -510,7 +500,6 @@ def trained_again_after_long():
     yield AGAIN, words, (*gains[0], *gains[1])
     words = "better than `adaptive`: {:.2f} ±{:.2f} and {:.2f} ±{:.2f} points below it"
     yield AGAIN, words, (-losses[0][0], losses[0][1], -losses[1][0], losses[1][1])
-    yield CHOOSE, "and `Ranked`, which does not, {:.2f} ±{:.2f} below it", (-lost, half_width)
     found = [run.suspicion for run in runs("long", "full")]
     numbers = [of(one.suspects for one in found) for of in (min, max)]
     yield AGAIN, "and names {:,} to {:,} suspects", numbers
@@ -572,14 +561,7 @@ def quotes():
     yield README, "saved {:.1f} % of the steps of a LeNet", (saved,)
     yield README, "It was {:.2f} ±{:.2f} points below full training (three seeds)", little_less
 
-    ours, theirs = accuracy(CLEAN, "adaptive"), accuracy(CLEAN, LATE)
-    yield (
-        CHOOSE,
-        "as accurate as `Adaptive` ({:.2f} and {:.2f} %, full training {:.2f} %, three seeds)",
-        (theirs, ours, accuracy(CLEAN, "full")),
-    )
     eight = difference("resnet9/correct-8", "adaptive", "shorter")
-    yield CHOOSE, "`Adaptive` was {:.2f} ±{:.2f} points above `shorter` (eight seeds,", eight
     yield FITS, "`adaptive` is {:.2f} ±{:.2f} points above `shorter`", eight
     for page, exact, folder, lr in (
         (FITS, "resnet9/exact", FITS_WRONG, ""),
@@ -663,7 +645,6 @@ def quotes():
     yield FITS, "of this rate, it is {:.2f} ±{:.2f} points above it", untuned
     row = "| adaptive, tuned | 0.6 | 34.4 | {:.2f} | {:+.2f} ±{:.2f} |"
     yield FITS, row, (accuracy(FITS_CONFUSED_TUNED, "adaptive"), *confused_to_full)
-    yield CHOOSE, "it was {:.2f} ±{:.2f} points above `shorter`. [If", confused
     instance, told = "resnet9/instance", "resnet9/instance-suspects"
     yield (
         README,
@@ -890,11 +871,8 @@ def quotes():
     ):
         words = f"| {row} | {{:+.2f}} ±{{:.2f}} | {{:+.2f}} ±{{:.2f}} |"
         yield ADAPTIVE, words, (*to_shorter, *to_full)
-    yield (
-        CHOOSE,
-        "after 60 epochs of a ResNet-9, it was {:.2f} ±{:.2f} points above `shorter`",
-        longer,
-    )
+    words = "it was {:.2f} ±{:.2f} to {:.2f} ±{:.2f} points above the shorter schedule, most in"
+    yield CHOOSE, words, (*to_late[WRONG], *longer)
     yield (
         ADVICE,
         "{:.2f} ±{:.2f} in a ResNet-9 whose rate falls smoothly",
@@ -912,19 +890,6 @@ def quotes():
         FITS,
         "{:.0f} % of its {:,} suspects have wrong labels",
         (100 * cheap["precision"], cheap["suspects"]),
-    )
-    yield (
-        CHOOSE,
-        "that of full training ({:.2f} and {:.2f} %, three seeds), {:.2f} ±{:.2f} points above "
-        "`fewer-epochs-late` and {:.2f} ±{:.2f} above `matched`, and of the first 3,000 suspects, "
-        "{:.0f} % had a wrong label",
-        (
-            accuracy(WRONG, "adaptive"),
-            accuracy(WRONG, "full"),
-            *to_late[WRONG],
-            *to_matched[WRONG],
-            first_suspects(),
-        ),
     )
     yield (
         CHOOSE,
