@@ -540,6 +540,15 @@ def test_a_wrong_batch_is_an_error(place, value, message):
         fp.LabelWatch(N, CLASSES).record(*batch)
 
 
+def test_the_error_of_a_sample_outside_a_batch_says_how_to_make_one():
+    one = [values[0] for values in GOOD]
+    with pytest.raises(InputError, match=r"one sample: index\[None\], logits"):
+        fp.LabelWatch(N, CLASSES).record(*one)
+    fp.LabelWatch(N, CLASSES).record(*(values[None] for values in one))
+    with pytest.raises(InputError, match="not the number of the batch"):
+        fp.LabelWatch(N, CLASSES).record(0, *GOOD[1:])
+
+
 def test_one_class_per_pixel_cannot_be_watched():
     pixels = torch.zeros(4, CLASSES, 2, 2), torch.zeros(4, 2, 2, dtype=torch.int64)
     with pytest.raises(InputError, match="one class to a whole sample"):

@@ -746,6 +746,7 @@ def test_a_damaged_state_is_refused(change):
     [
         ([0, 1], torch.tensor(1.0), "reduction"),
         ([0, 1], torch.ones(3), "the indices of the samples whose losses these are"),
+        (torch.tensor(0), torch.ones(1), "the index of the sample as index.None."),
         ([0, 1], torch.ones(3, 2), "one loss and one index per sample"),
         ([0, 1], torch.ones(2, 5), "the losses and not the logits"),
         ([0, 1], torch.ones(2, 4, 4), "reduce_pixels"),

@@ -967,11 +967,19 @@ def test_a_loader_without_indices_is_refused(tmp_path):
         def get_train_dataloader(self):
             return DataLoader(images(), BATCH, collate_fn=transformers.default_data_collator)
 
-    with pytest.raises(InputError, match="do not override get_train_dataloader"):
+    with pytest.raises(InputError, match="OwnLoader overrides get_train_dataloader; put get_"):
         trained("image", tmp_path, made=OwnLoader)
     tuples = {"data_collator": lambda items: [item["labels"] for item in items]}
     with pytest.raises(InputError, match="expected the collate function to return a dict"):
         trained("image", tmp_path, more=tuples)
+
+
+def test_a_class_that_is_not_derived_from_the_trainer_is_refused():
+    class Foreign(PruningMixin):
+        pass
+
+    with pytest.raises(InputError, match="got Foreign, which is not derived from the latter"):
+        Foreign(pruning=POLICY)
 
 
 def test_a_model_of_another_kind_is_refused(tmp_path):

@@ -104,6 +104,8 @@ def _remedy(index: Tensor, logits: Tensor, labels: Tensor, num_classes: int) -> 
             "give record one label per sample, such as labels.argmax(1) if they are one-hot; "
             "samples with several classes cannot be watched"
         )
+    if index.ndim == logits.ndim - 1 == labels.ndim == 0:
+        return "give record a batch of one sample: index[None], logits[None] and labels[None]"
     if index.ndim == 0:
         return "give record the indices that fp.Indexed yields, not the number of the batch"
     if logits.ndim == 2 and logits.shape[1] != num_classes:

@@ -79,9 +79,10 @@ class Indexed(Dataset[tuple[int, Any]]):
             hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         ):
             raise TypeError(
-                f"expected a map-style data set with __getitem__ and __len__, got "
-                f"{type(dataset).__name__}: the samples of a stream have no indices; see "
-                f"fineprune.streams or, for a LabelWatch, yield the index of each sample with it"
+                f"expected a map-style data set, with __getitem__ and __len__ and not an "
+                f"IterableDataset, got {type(dataset).__name__}: the samples of a stream have no "
+                f"indices; see fineprune.streams or, for a LabelWatch, yield the index of each "
+                f"sample with it"
             )
         self.dataset = dataset
 

@@ -47,6 +47,8 @@ def check_batch(index: torch.Tensor, losses: torch.Tensor) -> None:
 def _remedy(index: torch.Tensor, losses: torch.Tensor) -> str:
     if losses.ndim == 0:
         return 'compute the losses with reduction="none", and do not squeeze a batch of one sample'
+    if index.ndim == 0 and len(losses) == 1:
+        return "give record the index of the sample as index[None]"
     if losses.ndim == 1:
         return "give record the indices of the samples whose losses these are, and no others"
     if losses.shape[:1] != index.shape:

@@ -66,6 +66,25 @@ def check_release() -> None:
         )
 
 
+def check_is_trainer(trainer: Any) -> None:
+    """Raise InputError if a class with the pruning is not derived from ``transformers.Trainer``."""
+    if not isinstance(trainer, Trainer):
+        raise InputError(
+            f"expected a class derived from PruningMixin and transformers.Trainer, got "
+            f"{type(trainer).__name__}, which is not derived from the latter: use a Pruner in a "
+            f"loop of your own instead"
+        )
+
+
+def remedy_of_loader(trainer: Any) -> str:
+    """Return which class makes another loader than ``Trainer``, and what to do."""
+    made_by = next(of for of in type(trainer).__mro__ if "get_train_dataloader" in vars(of))
+    return (
+        f"{made_by.__name__} overrides get_train_dataloader; put get_train_dataloader = "
+        f"transformers.Trainer.get_train_dataloader into your class, and give a data_collator"
+    )
+
+
 def check_arguments(trainer: Any) -> None:
     """Raise InputError if an argument of the training would undo the pruning."""
     args = trainer.args

@@ -15,6 +15,7 @@ from transformers.utils import is_datasets_available
 
 from fineprune.errors import InputError, explaining
 from fineprune.integrations.learning_rates import give_rates
+from fineprune.integrations.transformers.checks import remedy_of_loader
 from fineprune.integrations.transformers.losses import INDEX
 from fineprune.pruning.indexed import Indexed, IndexedCollate
 from fineprune.pruning.learning_rates import stand_in_of
@@ -256,8 +257,8 @@ class PlannedEpochs(_Base):
         if len(loader) != self.pruner.batches(epoch):
             raise InputError(
                 f"expected a loader of {self.pruner.batches(epoch)} batches, since the plan keeps "
-                f"{len(self.pruner.sampler)} samples, got one of {len(loader)}: do not override "
-                f"get_train_dataloader"
+                f"{len(self.pruner.sampler)} samples, got one of {len(loader)}: "
+                f"{remedy_of_loader(self)}"
             )
 
     # -- the log --------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fineprune.errors import InputError, warn_user
+from fineprune.integrations.transformers.checks import remedy_of_loader
 from fineprune.integrations.transformers.sample_losses import (
     SampleLosses,
     for_model,
@@ -114,8 +115,8 @@ class LossRecording(_Base):
         """Train a batch, whose indices are kept from the model."""
         if INDEX not in inputs:
             raise InputError(
-                "expected the batches of this trainer's own loader, got one without the indices of "
-                "its samples: do not override get_train_dataloader; give data_collator instead"
+                f"expected batches with the indices of their samples, got one without: "
+                f"{remedy_of_loader(self)}"
             )
         self._index, self._has_recorded = inputs.pop(INDEX), False
         try:

@@ -7,6 +7,7 @@ from transformers import Trainer
 from fineprune.errors import InputError
 from fineprune.integrations.transformers.checks import (
     check_arguments,
+    check_is_trainer,
     check_release,
     check_sampler,
     warn_of_other_samples,
@@ -61,6 +62,7 @@ class PruningMixin(LossRecording, PlannedEpochs):
         **kwargs: Any,
     ) -> None:
         check_release()
+        check_is_trainer(self)
         super().__init__(*args, **kwargs)
         if self.train_dataset is None and isinstance(pruning, Pruner):
             self.train_dataset = pruning.dataset.dataset
