@@ -181,6 +181,22 @@ def test_a_resumed_epoch_may_have_another_number_of_batches():
     assert epochs == list(range(EPOCHS))
 
 
+def test_the_length_of_an_ended_epoch_is_known_after_a_resume():
+    """A state saved after its end holds no plan of it."""
+
+    def make() -> fp.Pruner:
+        policy = fp.RandomPruning(fp.Schedule(2, window=2, start=0), 0.5)
+        return fp.Pruner(range(40), policy, batch_size=4)
+
+    pruner = make()
+    for index in pruner.sampler.order().split(4):
+        pruner.record(index, torch.rand(4))
+    pruner.end_epoch()
+    resumed = make()
+    resumed.load_state_dict(pruner.state_dict())
+    assert (resumed.batches(0), resumed.steps(0)) == (pruner.batches(0), pruner.steps(0)) == (5, 5)
+
+
 def test_a_state_holds_what_it_must_agree_with():
     state = fp.Pruner(N, fp.FullData(EPOCHS), seed=7).state_dict()
     assert (state["num_samples"], state["seed"]) == (N, 7)

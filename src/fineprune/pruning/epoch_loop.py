@@ -672,7 +672,8 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """Return how many samples all ranks together train in ``epoch``."""
         kept = self.num_kept(epoch)
         for progress in (self._in_progress, self._cycle.current):
-            if progress.plan.epoch == epoch:
+            # An epoch that ended before a state was saved has another plan than it was trained by.
+            if progress.plan.epoch == epoch and (progress.samples or kept is None):
                 return self._number(progress.plan)
         if kept is None:
             raise InputError(
