@@ -107,9 +107,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         cycle.count = self._count
         self._recorder = Recorder(policy, replicas, num_samples, flush_every)
         self._checks = LoopChecks(counts, replicas, cycle)
-        self._warnings = LoopWarnings(
-            self._checks, counts, replicas, cycle, sampler, dataset is not None
-        )
+        self._warnings = LoopWarnings(self._checks, sampler, dataset is not None)
         self._samples_per_batch: int | None = None
         if shape.batch_size is not None:
             self._samples_per_batch = shape.batch_size * shape.num_replicas

@@ -94,6 +94,7 @@ class LoopChecks:
         counts, replicas, cycle: Those of the ``EpochLoop``.
 
     Attributes:
+        policy, num_samples, shape, replicas, cycle: Those of the ``EpochLoop``.
         num_ranks: Number of ranks, each of which records a loss when this one does.
         sharded: Whether a framework is to divide the batches of the sampler over the ranks.
         numbering: A number that says which sample each index stands for; 0 if the data set does.
@@ -101,19 +102,19 @@ class LoopChecks:
     """
 
     def __init__(self, counts: "StepCounts", replicas: Replicas, cycle: "EpochCycle[Any]") -> None:
-        self._policy = counts.policy
-        self._num_samples = counts.num_samples
-        self._shape = counts.shape
+        self.policy = counts.policy
+        self.num_samples = counts.num_samples
+        self.shape = counts.shape
         self.num_ranks = max(counts.shape.num_replicas, replicas.size)
         self.sharded = counts.shape.num_replicas < self.num_ranks
-        self._replicas = replicas
-        self._cycle = cycle
+        self.replicas = replicas
+        self.cycle = cycle
         self.numbering = 0
         self.ranks_compared = replicas.size == 1
 
     def check_epochs_left(self) -> None:
         """Raise InputError if a loop begins although this process has trained all epochs."""
-        cycle, epochs = self._cycle, self._policy.epochs
+        cycle, epochs = self.cycle, self.policy.epochs
         if cycle.ended_here and cycle.next_epoch >= epochs:
             raise InputError(
                 f"expected a pruner with epochs left to train, got one that has trained all "
@@ -122,8 +123,8 @@ class LoopChecks:
 
     def check_not_driven(self, wanted: int) -> None:
         """Raise InputError if an epoch is in progress and another one is wanted."""
-        epoch = self._cycle.epoch
-        if self._cycle.driven and wanted != epoch:
+        epoch = self.cycle.epoch
+        if self.cycle.driven and wanted != epoch:
             raise InputError(
                 f"expected set_epoch({epoch}), since this epoch is in progress, got {wanted}: call "
                 f"end_epoch() first, or let the framework count from epoch {epoch}"
@@ -131,18 +132,18 @@ class LoopChecks:
 
     def check_may_load(self) -> None:
         """Raise InputError if a state is loaded although an epoch is in progress."""
-        if self._cycle.driven:
+        if self.cycle.driven:
             raise InputError(
                 f"expected load_state_dict() before the loop over the epochs, got a call in epoch "
-                f"{self._cycle.epoch}: load the state first, and the loop continues where it was "
+                f"{self.cycle.epoch}: load the state first, and the loop continues where it was "
                 f"saved"
             )
 
     def check_in_progress(self, method: str) -> None:
         """Raise InputError if the current epoch has ended, before which a method must be called."""
-        if not self._cycle.is_open:
+        if not self.cycle.is_open:
             raise InputError(
-                f"expected an epoch in progress, but epoch {self._cycle.epoch} has ended: "
+                f"expected an epoch in progress, but epoch {self.cycle.epoch} has ended: "
                 f"call {method}() before end_epoch()"
             )
 
@@ -158,15 +159,15 @@ class LoopChecks:
         """
         if self.ranks_compared:
             return
-        plan, policy = self._cycle.current.plan, self._policy
-        self._replicas.check_equal(
+        plan, policy = self.cycle.current.plan, self.policy
+        self.replicas.check_equal(
             {
                 "number of samples": (
-                    self._num_samples,
+                    self.num_samples,
                     "make the Pruner for the whole data set on every rank, not for a part of it",
                 ),
                 "batch_size, accumulation, num_replicas and drop_last": (
-                    self._shape,
+                    self.shape,
                     "batch_size is the number of samples that each rank takes per batch",
                 ),
                 "KeyIndex": (
@@ -193,10 +194,10 @@ class LoopChecks:
             InputError: The epoch has ended, the losses are one number that was expanded, an index
                 is out of range, or ranks share the samples, but not what is learned from losses.
         """
-        policy = self._policy
-        if not self._cycle.is_open:
+        policy = self.policy
+        if not self.cycle.is_open:
             raise InputError(
-                f"expected no more losses of epoch {self._cycle.epoch}, which has ended, got some: "
+                f"expected no more losses of epoch {self.cycle.epoch}, which has ended, got some: "
                 f"loop over pruner.epochs(), and record only training batches"
             )
         if policy.needs_losses and len(losses) > 1 and losses.stride() == (0,):
@@ -206,27 +207,27 @@ class LoopChecks:
             )
         if index.is_cpu:
             index = index.long()  # Not all types have a minimum.
-            check_range(int(index.min()), int(index.max()), self._num_samples)
-        if policy.needs_losses and self._replicas.size < self._shape.num_replicas:
+            check_range(int(index.min()), int(index.max()), self.num_samples)
+        if policy.needs_losses and self.replicas.size < self.shape.num_replicas:
             raise InputError(
-                f"expected {self._shape.num_replicas} ranks that exchange their losses, since "
-                f"policy {policy.name!r} learns from them, got a group of {self._replicas.size}: "
+                f"expected {self.shape.num_replicas} ranks that exchange their losses, since "
+                f"policy {policy.name!r} learns from them, got a group of {self.replicas.size}: "
                 f"initialise torch.distributed before making the Pruner, or give it all_gather, "
                 f"such as hvd.allgather_object"
             )
 
     def check_logits(self, recorded: bool) -> None:
         """Raise InputError if the policy needs logits, and an epoch recorded none."""
-        if self._policy.needs_logits and not recorded:
+        if self.policy.needs_logits and not recorded:
             raise InputError(
-                f"expected logits, since the settings of policy {self._policy.name!r} need them, "
+                f"expected logits, since the settings of policy {self.policy.name!r} need them, "
                 f"got none in a whole epoch: call pruner.record(index, losses, logits, labels), or "
                 f"give PruningTrainer watch_labels=True"
             )
 
     def check_room(self, samples: int) -> None:
         """Raise InputError if the current epoch takes fewer samples than its next batch has."""
-        cycle = self._cycle
+        cycle = self.cycle
         if samples <= cycle.room():
             return
         advice = (

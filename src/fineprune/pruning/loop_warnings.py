@@ -15,14 +15,12 @@ from torch.nn import functional
 
 from fineprune.errors import warn_user
 from fineprune.labels.batch import NO_LABEL
-from fineprune.pruning.replicas import Replicas
 
 if TYPE_CHECKING:
-    from fineprune.pruning.epoch_cycle import EpochCycle, Progress
+    from fineprune.pruning.epoch_cycle import Progress
     from fineprune.pruning.loop_checks import LoopChecks
     from fineprune.pruning.recorder import Recorder
     from fineprune.pruning.run_report import RunTotals
-    from fineprune.pruning.step_counts import StepCounts
 
 # Number of epochs in a row that recorded nothing before a warning is given. In a loop that has not
 # recorded anything before, one epoch that read the sampler is enough.
@@ -113,7 +111,7 @@ class LoopWarnings:
     """Compares what one rank trains with the plans of the epochs. Each kind is warned of once.
 
     Args:
-        checks, counts, replicas, cycle, sampler: Those of the ``EpochLoop``.
+        checks, sampler: Those of the ``EpochLoop``.
         has_dataset: Whether the pruner was made of a data set. A loop over arrays in memory may
             leave out epochs without a sign.
 
@@ -121,21 +119,10 @@ class LoopWarnings:
         watching: Whether ``see`` needs the next batch of the epoch.
     """
 
-    def __init__(
-        self,
-        checks: "LoopChecks",
-        counts: "StepCounts",
-        replicas: Replicas,
-        cycle: "EpochCycle[Any]",
-        sampler: Any,
-        has_dataset: bool,
-    ) -> None:
+    def __init__(self, checks: "LoopChecks", sampler: Any, has_dataset: bool) -> None:
         self._checks = checks
-        self._policy = counts.policy
-        self._num_samples = counts.num_samples
-        self._shape = counts.shape
-        self._replicas = replicas
-        self._cycle = cycle
+        self._policy = checks.policy
+        self._cycle = checks.cycle
         self._sampler = sampler
         self._has_recorded = False
         self._silent_in_a_row = self._unused_in_a_row = self._ignored_in_a_row = 0
@@ -316,7 +303,7 @@ class LoopWarnings:
 
     def _of_repeats(self, progress: "Progress[Any]") -> str | None:
         epoch, planned, ranks = progress.plan.epoch, progress.planned, self._checks.num_ranks
-        world = self._replicas.late_world()
+        world = self._checks.replicas.late_world()
         if world is not None:
             return (
                 f"this pruner was made before the process group of {world} ranks, so every rank "
@@ -336,7 +323,7 @@ class LoopWarnings:
     ) -> str | None:
         """Warn if skipped samples were trained in so many epochs that this is no exception."""
         plan = progress.plan
-        skipped_share = 1 - plan.number / self._num_samples
+        skipped_share = 1 - plan.number / self._checks.num_samples
         if not watched or not skipped_share:
             return None
         index = np.concatenate(watched)
@@ -371,7 +358,7 @@ class LoopWarnings:
             return None
         number = sum(map(len, watched))
         # If a framework shards the batches, this rank trains every so manieth of the order.
-        per_batch = number / len(watched) * self._checks.num_ranks / self._shape.num_replicas
+        per_batch = number / len(watched) * self._checks.num_ranks / self._checks.shape.num_replicas
         order = self._sampler.leading(round(_SEARCHED * per_batch * len(watched)))
         if batch_distance(watched, order) <= _FAR * per_batch:
             return None

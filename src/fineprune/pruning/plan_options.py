@@ -90,19 +90,23 @@ class PlanOptions:
 NAMES = tuple(field.name for field in fields(PlanOptions))
 
 
-def check_share(name: str, value: object, interval: str = "[0, 1]") -> None:
-    """Raise InputError unless ``value`` is a number between 0 and 1.
+def check_share(name: str, value: object, interval: str = "[0, 1]") -> float:
+    """Return ``value`` as a float.
 
     Args:
         name: What the value is called.
         value: What was given.
         interval: Whether 0 and 1 are allowed; one of "[0, 1]", "[0, 1)", "(0, 1]" and "(0, 1)".
+
+    Raises:
+        InputError: It is no number in the interval.
     """
     share = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     above = operator.le if interval.startswith("[") else operator.lt
     below = operator.le if interval.endswith("]") else operator.lt
     if not (above(0, share) and below(share, 1)):
         raise InputError(f"expected {name} as a share in {interval}, got {value!r}")
+    return share
 
 
 def annealed_epochs(anneal: float, epochs: int) -> int:

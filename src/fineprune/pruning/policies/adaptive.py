@@ -128,7 +128,7 @@ class Adaptive(BudgetedPolicy):
     ) -> None:
         super().__init__(epochs, save, rates, returning, **options)
         patience = check_whole_number("patience", patience, 0)
-        check_share("evidence", evidence)
+        self.evidence = check_share("evidence", evidence)
         if patience > _LONGEST_STREAK:
             raise InputError(f"expected patience of at most {_LONGEST_STREAK}, got {patience}")
         if chance is not None and not (isinstance(chance, Real) and 0 < chance < math.inf):
@@ -146,7 +146,6 @@ class Adaptive(BudgetedPolicy):
                     f"with patience=0, no sample is skipped for its label"
                 )
         self.patience = patience
-        self.evidence = float(evidence)
         self.suspects_after = suspects_after
         self._given_chance = None if chance is None else float(chance)
         self.needs_ranking = patience > 0

@@ -41,13 +41,11 @@ class BudgetedPolicy(Policy):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(epochs, **options)
-        check_share("save", save, "[0, 1)")
-        check_share("returning", returning)
+        self.save = check_share("save", save, "[0, 1)")
+        self.returning = check_share("returning", returning)
         self._annealed = annealed_epochs(self.plan_options.anneal, self.epochs)
         if save:
             check_save(save, self.epochs - self._annealed, self.epochs)
-        self.save = float(save)
-        self.returning = float(returning)
         self._step_size = self._full_steps = self._budget = 0
         self.rates = self._weights = (1.0,) * self.epochs
         self._has_rates = rates is not None

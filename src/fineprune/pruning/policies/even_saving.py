@@ -13,7 +13,7 @@ def check_save(save: float, shortened: int, epochs: int) -> float:
         shortened: Number of epochs that may skip samples.
         epochs: Number of training epochs.
     """
-    check_share("save", save, "(0, 1)")
+    share = check_share("save", save, "(0, 1)")
     if shortened <= 0:
         raise InputError(
             f"expected epochs that may skip samples, got none of {epochs}: train more epochs, or "
@@ -24,7 +24,7 @@ def check_save(save: float, shortened: int, epochs: int) -> float:
             f"expected save below {shortened / epochs:.3g}, the share of the epochs that may skip "
             f"samples, got {save}: save less, or let more epochs skip samples"
         )
-    return float(save)
+    return share
 
 
 class EvenSaving(Policy):

@@ -61,9 +61,7 @@ class InfoBatch(EvenSaving, LastLosses):
             raise InputError(f"expected either prune or save, got prune={prune} and save={save}")
         if save is None and prune is None:
             prune = _PRUNE
-        if prune is not None:
-            check_share("prune", prune, "[0, 1)")
-        self.prune = None if prune is None else float(prune)
+        self.prune = None if prune is None else check_share("prune", prune, "[0, 1)")
         self._set_save(save)
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:

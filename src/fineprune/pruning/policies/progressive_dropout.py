@@ -62,11 +62,9 @@ class ProgressiveDropout(LastLosses):
         super().__init__(epochs, **given)
         if form not in FORMS:
             raise InputError(f"expected form as one of {', '.join(FORMS)}, got {form!r}")
-        check_share("threshold", threshold, "(0, 1]")
-        check_share("decay", decay, "(0, 1)")
         self.form = form
-        self.threshold = float(threshold)
-        self.decay = float(decay)
+        self.threshold = check_share("threshold", threshold, "(0, 1]")
+        self.decay = check_share("decay", decay, "(0, 1)")
         self.needs_losses = self.rescores = form != "scalar"
 
     def num_kept(self, epoch: int) -> int | None:

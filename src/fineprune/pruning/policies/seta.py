@@ -54,13 +54,10 @@ class SeTa(LastLosses):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(epochs, **options)
-        check_share("prune", prune, "[0, 1)")
-        check_share("width", width, "(0, 1]")
-        self.prune = float(prune)
+        self.prune = check_share("prune", prune, "[0, 1)")
+        self.width = check_share("width", width, "(0, 1]")
         self.groups = check_whole_number("groups", groups, 1)
-        self.width = float(width)
-        check_share("final", final)
-        self.final = float(final)
+        self.final = check_share("final", final)
 
     def select(self, epoch: int, num_kept: int | None, rng: np.random.Generator) -> EpochPlan:
         """Keep a random part of the samples whose groups are inside the window."""

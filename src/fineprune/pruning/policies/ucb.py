@@ -61,16 +61,14 @@ class UCB(EvenSaving):
     ) -> None:
         super().__init__(epochs, **options)
         self.period = check_whole_number("period", period, 1)
-        check_share("smoothing", smoothing)
-        check_share("epsilon", epsilon)
+        self.smoothing = check_share("smoothing", smoothing)
+        self.epsilon = check_share("epsilon", epsilon)
         if smoothing == 1:
             raise InputError("expected smoothing below 1, since 1 would ignore all losses, got 1")
         if not 0 <= exploration < np.inf:
             raise InputError(f"expected exploration of at least 0, got {exploration!r}")
         self._set_save(save, self.period)
-        self.smoothing = float(smoothing)
         self.exploration = float(exploration)
-        self.epsilon = float(epsilon)
         self._new: npt.NDArray[np.float32] = np.zeros(0, dtype=np.float32)
         self._mean, self._variance, self._scores = self._new, self._new, self._new
 
