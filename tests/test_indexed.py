@@ -83,7 +83,7 @@ def test_a_subset_counts_from_its_own_start():
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_worker_processes_carry_the_indices(context):
+def test_worker_processes_carry_the_indices(context, fast_spawn):
     loader = DataLoader(
         fp.Indexed(Batched()), batch_size=5, num_workers=2, multiprocessing_context=context
     )
