@@ -208,6 +208,18 @@ def test_a_training_that_ends_short_of_its_steps_is_noticed_at_its_end():
     assert len(caught) == 1
 
 
+def test_steps_that_a_new_window_takes_away_are_no_reason_to_warn():
+    schedule = fp.Schedule(12, window=(4, 8), start=(0, 8))
+    pruner = fp.Pruner(torch.arange(N), fp.RandomPruning(schedule, N // 2), batch_size=8)
+    total = pruner.total_steps()
+    for epoch in pruner.epochs():
+        for indices, _ in pruner.loader():
+            pruner.record(indices, losses_of(epoch, indices))
+        if epoch == 2:
+            pruner.open_window()
+    assert pruner.steps_done < 0.98 * total
+
+
 @pytest.mark.parametrize("batch_size", [40, 100, 128])
 def test_a_dropped_last_batch_is_no_reason_to_warn(batch_size):
     pruner = made(fp.FinePruning(SCHEDULE, 20), drop_last=True)

@@ -463,7 +463,7 @@ class EpochLoop(Untraced, ABC, Generic[Plan]):
         """
         self._checks.check_in_progress("open_window")
         self._policy.open_window(self._cycle.epoch)
-        self._total_steps = None
+        self._total_steps = self._said_steps = None
 
     # -- state ------------------------------------------------------------------------------------
 
