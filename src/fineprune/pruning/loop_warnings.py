@@ -248,7 +248,7 @@ class LoopWarnings:
             else self._of_same_indices(progress.plan.epoch, watched),
             "unplanned": self._of_unplanned(progress, watched),
             "gaps": self._of_gaps(progress, watched),
-            "batches": _of_batches(progress, planned_batches, self._checks.sharded),
+            "batches": self._of_batches(progress, planned_batches),
             "dropped": _of_dropped(progress, planned_batches) if all_yielded else None,
             "cut": self._of_cut(progress, planned_batches),
             "flat": _of_flat_losses(progress) if recorder.flat else None,
@@ -370,6 +370,18 @@ class LoopWarnings:
             f"batch"
         )
 
+    def _of_batches(self, progress: "Progress[Any]", planned: int | None) -> str | None:
+        """Warn if a whole epoch was recorded in another number of batches than was planned."""
+        batches = progress.batches
+        if planned is None or progress.samples < progress.planned or batches in (1, planned):
+            return None
+        loader = "one process" if self._checks.sharded else "the loader"
+        return (
+            f"epoch {progress.plan.epoch} was recorded in {batches} batches instead of {planned}, "
+            f"so total_steps() is not the number of optimizer steps that are taken: give Pruner "
+            f"the batch size of {loader}"
+        )
+
     def _of_cut(self, progress: "Progress[Any]", planned: int | None) -> str | None:
         """Warn if epochs end where the first one ended; a loop may break off where it likes."""
         batches = progress.batches
@@ -411,24 +423,6 @@ class LoopWarnings:
             f"policy {self._policy.name!r} does not save steps where the learning rate is small, "
             f"since after epoch {epoch} {deviation}"
         )
-
-
-def _of_batches(progress: "Progress[Any]", planned: int | None, sharded: bool) -> str | None:
-    """Warn if a whole epoch was recorded in another number of batches than was planned.
-
-    Args:
-        progress: The epoch.
-        planned: The number of batches of this rank; None if it is not known.
-        sharded: Whether a framework divides the batches over the ranks.
-    """
-    batches = progress.batches
-    if planned is None or progress.samples < progress.planned or batches in (1, planned):
-        return None
-    return (
-        f"epoch {progress.plan.epoch} was recorded in {batches} batches instead of {planned}, so "
-        f"total_steps() is not the number of optimizer steps that are taken: give Pruner the batch "
-        f"size of {'one process' if sharded else 'the loader'}"
-    )
 
 
 def _of_dropped(progress: "Progress[Any]", planned: int | None) -> str | None:
