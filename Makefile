@@ -29,7 +29,7 @@ long: $(INSTALLED)
 
 # The tests of the frameworks, which `make test` skips unless they are installed.
 integrations: $(INSTALLED)
-	$(INSTALL) --editable '.[lightning,accelerate,trl]' 'jsonargparse[signatures]' peft
+	$(INSTALL) --editable '.[lightning,accelerate,trl]' 'jsonargparse[signatures]' peft pytorch-ignite skorch keras
 	$(COMPILE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/test_lightning.py tests/test_trainer.py tests/test_trl.py tests/test_accelerate.py tests/test_fsdp.py tests/test_adopt_pages.py
 

@@ -246,3 +246,63 @@ def test_the_length_of_the_loader_is_no_counter_of_steps_but_the_pruner_has_one(
     assert products != sorted(products)
     assert counted == list(range(pruner.total_steps()))
     assert pruner.steps_left == 0
+
+
+# -- other trainers: a block of code each, which trains one epoch at a time ------------------------
+
+OTHERS = {"ignite": "ignite", "skorch": "skorch", "keras": "keras", "fabric": "lightning"}
+
+
+def of_another_trainer():
+    """What a reader has, with a scheduler that is stepped once per epoch."""
+    made = of_a_loop(None)
+    optimizer = torch.optim.SGD(made["model"].parameters(), lr=0.1, momentum=0.9)
+    return {
+        **made,
+        "fp": fp,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [6, 9], gamma=0.2),
+        "rates": [0.1] * 6 + [0.02] * 2,
+        "valid_set": digits(),
+        "valid_loader": DataLoader(digits(), batch_size=BATCH),
+        "CLASSES": 10,
+    }
+
+
+def in_a_plain_loop():
+    """The weights and the pruner after the same training without a framework."""
+    of = of_another_trainer()
+    policy = fp.Adaptive(EPOCHS, save=0.35, rates=of["scheduler"])
+    pruner = fp.Pruner(of["train_set"], policy, batch_size=BATCH)
+    for _ in pruner.epochs():
+        for index, (x, y) in pruner.loader():
+            losses = F.cross_entropy(of["model"](x), y, reduction="none")
+            pruner.record(index, losses).backward()
+            of["optimizer"].step()
+            of["optimizer"].zero_grad()
+        of["scheduler"].step()
+    return of["model"].state_dict(), pruner
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@ignores_warnings_of_frameworks
+def test_the_code_for_another_trainer_takes_the_steps_of_a_plain_loop(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    monkeypatch.chdir(tmp_path)
+    pytest.importorskip(OTHERS[name], reason=f"{OTHERS[name]} is not installed")
+    text = (ROOT / "docs/adopt/others.md").read_text(encoding="utf-8")
+    found = dict(re.findall(r'^```py title="(\w+)"\n(.*?)^```$', text, re.MULTILINE | re.DOTALL))
+    assert found.keys() == OTHERS.keys()
+    names = of_another_trainer()
+    exec(compile(found[name], "docs/adopt/others.md", "exec"), names)
+
+    weights, plain = in_a_plain_loop()
+    assert names["pruner"].steps_done == plain.steps_done == plain.total_steps()
+    if name == "keras":  # It has other weights and an optimizer of its own.
+        x, y = digits().tensors
+        assert (names["network"](x).argmax(1) == y).float().mean() > 0.9
+        return
+    trained = names["net"].module_ if name == "skorch" else names["model"]
+    for key, expected in weights.items():
+        assert torch.equal(trained.state_dict()[key], expected)
+    assert torch.equal(names["pruner"].sampler.order(), plain.sampler.order())
